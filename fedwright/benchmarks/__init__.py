@@ -1,0 +1,1 @@
+"""Suites, data sets, partitioners and reports."""

@@ -1,0 +1,1 @@
+"""The command line: a thin layer that imports a side only when asked for it."""

@@ -1,0 +1,1 @@
+"""Runs on the device: numpy, onnxruntime and paho only."""

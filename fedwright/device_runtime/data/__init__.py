@@ -1,0 +1,1 @@
+"""Data sources of a device: npz, csv, image folders, python functions."""

@@ -1,0 +1,1 @@
+"""Emulated devices: real agents in child processes with real limits."""

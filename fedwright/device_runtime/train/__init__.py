@@ -1,0 +1,1 @@
+"""Trainers: one interface, the portable backend by default."""

@@ -1,0 +1,1 @@
+"""What both sides agree on: messages, topics, blobs, artifacts, errors, links."""

@@ -1,0 +1,135 @@
+"""The artifact: a training graph, an evaluation graph and the manifest that names every input and output.
+
+An artifact depends only on the structure (model, sizes, trainable set, objective, optimizer), never on
+weights, so it is built once, named by its content and cached on both sides. As a folder it is
+`manifest.json`, `train.onnx`, `eval.onnx`; on the wire it is one msgpack record of the same three.
+"""
+
+import hashlib
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from fedwright.protocol.errors import BadArtifact
+
+FORMAT = 1
+MAX_OPSET = 18
+MAX_IR = 10
+MAX_ARTIFACT_BYTES = 256 * 1024 * 1024
+
+Name = Annotated[str, Meta(min_length=1, max_length=400)]
+Dims = Annotated[list[Annotated[int, Meta(ge=-1, le=2**31)]], Meta(max_length=8)]
+Dtype = Literal["float32", "int64", "int32", "bool"]
+
+
+class TensorSpec(Struct, frozen=True):
+    """One named tensor; -1 stands for the batch dimension (or any free size of a side input)."""
+
+    name: Name
+    shape: Dims
+    dtype: Dtype = "float32"
+
+
+class Slot(Struct, frozen=True):
+    """State that one step reads under `name` and writes under `output`.
+
+    trainable: follows the gradient and goes back to the server. buffer: follows the data (running
+    statistics) and goes back too. optimizer: starts at zero and stays on the device.
+    """
+
+    name: Name
+    output: Name
+    shape: Dims
+    role: Literal["trainable", "buffer", "optimizer"]
+    dtype: Dtype = "float32"
+
+
+class FileInfo(Struct, frozen=True):
+    """Hash and size of one graph file."""
+
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+    size_bytes: Annotated[int, Meta(ge=1, le=MAX_ARTIFACT_BYTES)]
+
+
+class Manifest(Struct, frozen=True):
+    """Everything a trainer must know to run the two graphs.
+
+    train.onnx: inputs = batch + slots + sides + frozen (external initializers) + scalars;
+    outputs = loss first, then metrics, then every slot's output.
+    eval.onnx: inputs = the batch inputs named in `eval_batch` + the slots named in `eval_slots`
+    + frozen; outputs = logits, embedding.
+    scalars: `learning_rate` (float32) always; `seed` (int64, a new value each step) when the graph draws
+    random numbers.
+    """
+
+    format: int
+    opset: Annotated[int, Meta(ge=1, le=MAX_OPSET)]
+    ir_version: Annotated[int, Meta(ge=1, le=MAX_IR)]
+    files: dict[Literal["train.onnx", "eval.onnx"], FileInfo]
+    batch: list[TensorSpec]
+    slots: list[Slot]
+    scalars: list[TensorSpec]
+    loss: Name
+    metrics: list[Name]
+    eval_batch: list[Name]
+    eval_slots: list[Name]
+    logits: Name
+    embedding: Name
+    classes: int
+    sides: list[TensorSpec] = []
+    frozen: list[TensorSpec] = []
+    # Estimated bytes of one step beyond the runtime itself: fixed (parameters, state, frozen) and per sample.
+    fixed_bytes: Annotated[int, Meta(ge=0)] = 0
+    sample_bytes: Annotated[int, Meta(ge=0)] = 0
+    description: Annotated[str, Meta(max_length=2000)] = ""
+
+
+class Artifact(Struct, frozen=True):
+    """A manifest with its graph files."""
+
+    manifest: Manifest
+    train: Annotated[bytes, Meta(max_length=MAX_ARTIFACT_BYTES)]
+    eval: Annotated[bytes, Meta(max_length=MAX_ARTIFACT_BYTES)]
+
+
+_decoder = msgspec.msgpack.Decoder(Artifact)
+_encoder = msgspec.msgpack.Encoder(order="deterministic")
+
+
+def file_info(data: bytes) -> FileInfo:
+    """The manifest entry of a file."""
+    return FileInfo(hashlib.sha256(data).hexdigest(), len(data))
+
+
+def pack(artifact: Artifact) -> bytes:
+    """The artifact as one blob; equal artifacts give equal bytes."""
+    return _encoder.encode(artifact)
+
+
+def unpack(blob: bytes) -> Artifact:
+    """Decode a blob and check format and file hashes (operators are checked by the device before it runs them)."""
+    if len(blob) > MAX_ARTIFACT_BYTES:
+        raise BadArtifact(f"artifact of {len(blob)} bytes is over the limit of {MAX_ARTIFACT_BYTES}")
+    try:
+        artifact = _decoder.decode(blob)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as err:
+        raise BadArtifact(f"artifact cannot be decoded: {err}") from err
+    check_files(artifact)
+    return artifact
+
+
+def check_files(artifact: Artifact) -> None:
+    """Raise BadArtifact unless the format is known and both files have the hashes the manifest says."""
+    if artifact.manifest.format != FORMAT:
+        raise BadArtifact(
+            f"artifact has format {artifact.manifest.format} but this release reads {FORMAT}; "
+            f"install the same fedwright release on both sides"
+        )
+    contents: dict[Literal["train.onnx", "eval.onnx"], bytes] = {
+        "train.onnx": artifact.train,
+        "eval.onnx": artifact.eval,
+    }
+    for name, data in contents.items():
+        if artifact.manifest.files.get(name) != file_info(data):
+            raise BadArtifact(f"{name} does not have the hash and size its manifest says; fetch the artifact again")

@@ -1,0 +1,190 @@
+"""The messages that cross the link, as typed records in wire order.
+
+Evolution rules: (1) a field is never renamed, re-typed or re-used; (2) a new field has a
+default; (3) a receiver ignores fields it does not know; (4) anything else raises VERSION.
+"""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+VERSION = 1
+
+CHUNK_BYTES = 256 * 1024
+MAX_CHUNKS = 65_536
+
+Id = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.\-]+$")]
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Seconds = Annotated[float, Meta(ge=0)]
+Text = Annotated[str, Meta(max_length=2000)]
+
+
+class BlobRef(Struct, frozen=True):
+    """A blob by its content: the receiver pulls `chunks` it lacks, or finds them inline."""
+
+    sha256: Sha256
+    size_bytes: Count
+    chunk_bytes: Annotated[int, Meta(ge=1024, le=4 * 1024 * 1024)]
+    chunks: Annotated[list[Annotated[bytes, Meta(min_length=32, max_length=32)]], Meta(max_length=MAX_CHUNKS)]
+    inline: Annotated[bytes, Meta(max_length=4 * 1024 * 1024)] | None = None
+
+
+class Board(Struct, frozen=True):
+    """What a device is made of."""
+
+    model: Text
+    machine: Text
+    cores: Annotated[int, Meta(ge=1, le=4096)]
+    ram_bytes: Count
+    runtime: Text
+    threads: Annotated[int, Meta(ge=1, le=4096)]
+    profile: Text = ""
+
+
+class DataSummary(Struct, frozen=True):
+    """What a device says about its data, and nothing more."""
+
+    samples: Count
+    holdout: Count
+    input_shape: Annotated[list[Annotated[int, Meta(ge=1, le=1_000_000)]], Meta(max_length=8)]
+    classes: Annotated[int, Meta(ge=1, le=1_000_000)]
+    class_counts: Annotated[list[Count], Meta(max_length=1_000_000)] | None = None
+
+
+class Report(Struct, tag="report", frozen=True):
+    """Device → server: I am here; this is what I am and what I hold."""
+
+    agent: Text
+    board: Board
+    free_bytes: Count
+    data: DataSummary
+    task: Id | None = None
+    trains: bool = True
+
+
+class Recipe(Struct, frozen=True):
+    """How to train: `steps` when given, else `epochs` over the local data (0 = only evaluate)."""
+
+    batch: Annotated[int, Meta(ge=1, le=65_536)]
+    learning_rate: Annotated[float, Meta(ge=0)]
+    seed: Annotated[int, Meta(ge=0, le=2**62)]
+    epochs: Annotated[int, Meta(ge=0, le=100_000)] = 1
+    steps: Annotated[int, Meta(ge=0, le=100_000_000)] | None = None
+
+
+class Returns(Struct, frozen=True):
+    """What the device sends back besides its statistics."""
+
+    weights: Literal["delta", "weights", "none"] = "delta"
+    codec: Literal["float32", "bf16", "int8"] = "float32"
+    evaluate: bool = True
+    prototypes: bool = False
+
+
+class Task(Struct, tag="task", frozen=True):
+    """Server → device: train this. The device never learns the method's name."""
+
+    task: Id
+    run: Id
+    round: Count
+    artifact: BlobRef
+    weights: BlobRef
+    recipe: Recipe
+    returns: Returns
+    deadline_s: Seconds
+    sides: BlobRef | None = None
+    frozen: BlobRef | None = None
+
+
+class Stats(Struct, frozen=True):
+    """What a device measured while it did a task."""
+
+    samples: Count
+    steps: Count
+    train_s: Seconds
+    cpu_s: Seconds
+    peak_rss_bytes: Count
+    loss_first: float | None = None
+    loss_last: float | None = None
+    holdout: Count = 0
+    correct_before: Count | None = None
+    correct_after: Count | None = None
+    bytes_up: Count = 0
+    bytes_down: Count = 0
+
+
+class Update(Struct, tag="update", frozen=True):
+    """Device → server: the task is done; pull the tensors when you are ready."""
+
+    task: Id
+    round: Count
+    stats: Stats
+    tensors: BlobRef | None = None
+
+
+class Refusal(Struct, tag="refusal", frozen=True):
+    """Device → server: I cannot do this task, and why."""
+
+    task: Id
+    reason: Literal["over_budget", "bad_artifact", "bad_blob", "failed"]
+    detail: Text
+    need_bytes: Count = 0
+    free_bytes: Count = 0
+
+
+class Ack(Struct, tag="ack", frozen=True):
+    """Either way: what message `of` asked for is durable here; do not send it again."""
+
+    of: Id
+
+
+class Get(Struct, tag="get", frozen=True):
+    """Receiver of a blob → its sender: send these chunks."""
+
+    sha256: Sha256
+    chunks: Annotated[list[Annotated[int, Meta(ge=0, lt=MAX_CHUNKS)]], Meta(max_length=MAX_CHUNKS)]
+
+
+class Chunk(Struct, tag="chunk", frozen=True):
+    """Sender of a blob → its receiver: one chunk, unacknowledged; what is missing is asked for again."""
+
+    sha256: Sha256
+    index: Annotated[int, Meta(ge=0, lt=MAX_CHUNKS)]
+    data: Annotated[bytes, Meta(max_length=4 * 1024 * 1024)]
+
+
+class Lost(Struct, tag="lost", frozen=True):
+    """Sender of a blob → its receiver: I no longer hold it; give up."""
+
+    sha256: Sha256
+
+
+class Challenge(Struct, tag="challenge", frozen=True):
+    """Server → device id: whoever is alive under this id, answer with a report."""
+
+
+class Dismiss(Struct, tag="dismiss", frozen=True):
+    """Server → one boot of a device: stop, and say why. `failed` makes the exit code say so."""
+
+    boot: Id | None
+    reason: Text
+    failed: bool = False
+
+
+class Gone(Struct, tag="gone", frozen=True):
+    """Last will: the broker says for a device that its connection broke."""
+
+
+Message = Report | Task | Update | Refusal | Ack | Get | Chunk | Lost | Challenge | Dismiss | Gone
+
+
+class Envelope(Struct, frozen=True):
+    """Around every message. `id` makes receivers idempotent; `boot` tells two lives of one device apart."""
+
+    version: int
+    id: Id
+    sender: Id
+    boot: Id
+    sent_s: float
+    body: Message

@@ -1,0 +1,1 @@
+"""Runs on the host: makes models to measure and folds the updates together."""

@@ -1,0 +1,1 @@
+"""Reverse-mode differentiation over ONNX graphs, one small rule per operator."""

@@ -1,0 +1,83 @@
+"""What an artifact depends on. Equal structures share one artifact."""
+
+import hashlib
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+import msgspec
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model at a size.
+
+    model: a zoo name or `python:package:function`. sizes: (channel group, size) pairs, empty = full size.
+    """
+
+    model: str
+    input_shape: tuple[int, ...]
+    classes: int
+    sizes: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """The optimizer inside the graph; the learning rate is an input and not part of the structure."""
+
+    kind: Literal["sgd", "adam", "adamw"] = "sgd"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    clip_norm: float | None = None
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Terms added to cross-entropy; each reads its side inputs, which are constant during a task.
+
+    proximal: mu/2 * ||w - centre||^2          side inputs `centre/<parameter>`
+    prototypes: lambda * sum over classes in the batch of ||class mean embedding - prototype||
+                                               side inputs `prototypes` [classes, embedding],
+                                               `prototype_owned` [classes]
+    distill: lambda * T^2 * KL(teacher || student) with a frozen teacher of its own structure inside the graph
+                                               side inputs `teacher/<parameter>`
+    match_logits: mean |logits - target|       batch input `target_logits` [-1, classes]
+    masked_classes: logits of classes the device lacks are set to zero before cross-entropy
+                                               side input `class_mask` [classes]
+    exits: multi-exit loss with self-distillation (the module returns a tuple of logits, shallow to deep)
+    fiarse: mask gradient of FIARSE            side input `threshold`
+    element_masks: gradients and values of masked-out entries stay zero; side inputs `mask/<parameter>`
+    """
+
+    cross_entropy: float = 1.0
+    proximal: float = 0.0
+    prototypes: float = 0.0
+    distill: float = 0.0
+    distill_temperature: float = 1.0
+    teacher: ModelSpec | None = None
+    match_logits: float = 0.0
+    masked_classes: bool = False
+    exits: bool = False
+    exit_distill: float = 0.0
+    exit_temperature: float = 3.0
+    fiarse: bool = False
+    element_masks: bool = False
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Everything an artifact depends on.
+
+    trainable: name prefixes of the parameters that train (`("",)` = all); the rest is frozen and supplied once.
+    """
+
+    spec: ModelSpec
+    objective: Objective = field(default_factory=Objective)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    trainable: tuple[str, ...] = ("",)
+
+    def key(self) -> str:
+        """Content hash that names the artifact in caches."""
+        return hashlib.sha256(msgspec.json.encode(asdict(self), order="deterministic")).hexdigest()

@@ -1,0 +1,1 @@
+"""Pure maths; knows nothing of rounds, devices or methods."""

@@ -1,0 +1,1 @@
+"""Who may join and which updates are taken."""

@@ -1,0 +1,1 @@
+"""Methods: four hooks each, found by name in the registry."""

@@ -1,0 +1,118 @@
+"""A method is four hooks over shared blocks, called in this order every round, and a registry finds it by name."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.messages import Recipe, Report, Returns, Stats
+from fedwright.server_runtime.artifacts.structure import ModelSpec, Optimizer, Structure
+
+Array = NDArray[np.generic]
+Tensors = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What one device does in this round. `recipe.epochs == 0` means: evaluate only."""
+
+    structure: Structure
+    recipe: Recipe
+    returns: Returns = field(default_factory=Returns)
+
+
+@dataclass(frozen=True)
+class Emission:
+    """Tensors made for one device: parameters and buffers, and the objective's side inputs."""
+
+    weights: Tensors
+    sides: Tensors = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Absorbed:
+    """One checked reply: the tensors as `Returns` asked for them, and what the device measured."""
+
+    tensors: Tensors
+    stats: Stats
+    assignment: Assignment
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every method gets at its birth: the task, the common training recipe and one seed."""
+
+    spec: ModelSpec
+    optimizer: Optimizer
+    initial: Tensors
+    learning_rate: float
+    batch: int
+    epochs: int
+    seed: int
+
+
+class Method(Protocol):
+    """Called in this order every round; `state`/`restore` make a run resumable to the bit.
+
+    - `assign` MUST NOT change state that a repeated call would change again (a round may be planned anew).
+    - `absorb` is called in the sorted order of device ids, so floating-point sums do not depend on arrival.
+    - `state` MUST hold all that the next round depends on; `restore(state())` MUST be the identity.
+    """
+
+    def assign(self, reports: Mapping[str, Report], round_number: int) -> dict[str, Assignment]:
+        """Who trains what this round."""
+        ...
+
+    def emit(self, device: str, assignment: Assignment) -> Emission:
+        """The weights made for this device."""
+        ...
+
+    def absorb(self, device: str, reply: Absorbed) -> Assignment | None:
+        """Fold in one reply; a returned assignment is passed on to the next device of a relay."""
+        ...
+
+    def advance(self) -> dict[str, float]:
+        """Close the round; return metrics of the server's own."""
+        ...
+
+    def personal(self, device: str) -> tuple[ModelSpec, Tensors]:
+        """The model that this device should use now (the global one where there is nothing personal)."""
+        ...
+
+    def state(self) -> Tensors:
+        """All that the next round depends on."""
+        ...
+
+    def restore(self, state: Tensors) -> None:
+        """Continue from a saved state."""
+        ...
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the registry."""
+
+    name: str
+    summary: str
+    params: type[Any]
+    make: Callable[[Any, Setting], Method]
+
+
+METHODS: dict[str, Entry] = {}
+
+
+def register(entry: Entry) -> None:
+    """Add a method; a second one of the same name is a programming error."""
+    if entry.name in METHODS:
+        raise ValueError(f"method {entry.name} is registered twice; choose another name")
+    METHODS[entry.name] = entry
+
+
+def find(name: str) -> Entry:
+    """The method of that name, or an error that lists the names there are."""
+    if name not in METHODS:
+        raise ConfigError(f"unknown method {name!r}; choose one of {', '.join(sorted(METHODS))}")
+    return METHODS[name]

@@ -1,0 +1,1 @@
+"""The methods that the five leading ones are compared with."""
