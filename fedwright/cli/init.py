@@ -1,0 +1,101 @@
+"""`fedwright init` prints a commented config, `fedwright validate` checks one."""
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedwright.server_runtime.methods.base import Entry
+
+HEADER = """# {title}
+#
+# On the host:      fedwright server run run.toml
+# On each device:   fedwright device run --broker mqtt://HOST:1883 --data npz:data.npz
+# Check this file:  fedwright validate run.toml
+"""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `init` and `validate`."""
+    init = subparsers.add_parser(
+        "init",
+        help="print a commented config for a method",
+        description="Print a commented config for a method, ready to run.",
+        epilog="example:\n  fedwright init fedavg > run.toml",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    init.add_argument("method", metavar="METHOD", help="a name from `fedwright methods`")
+    init.set_defaults(run=run_init)
+    validate = subparsers.add_parser(
+        "validate",
+        help="check a config without running it",
+        description="Check a config without running it; the exit code says whether it is good.",
+        epilog="example:\n  fedwright validate run.toml",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    validate.add_argument("config", metavar="CONFIG", type=Path, help="a TOML file")
+    validate.set_defaults(run=run_validate)
+
+
+def run_init(args: argparse.Namespace) -> int:
+    """Print the config of one method."""
+    from fedwright.protocol.errors import ConfigError
+    from fedwright.protocol.strict import suggest
+    from fedwright.server_runtime.methods import registry
+
+    if args.method not in registry.METHODS:
+        raise ConfigError(f"there is no method {args.method!r}; {suggest(args.method, registry.METHODS)}")
+    sys.stdout.write(starter_config(registry.METHODS[args.method]))
+    return 0
+
+
+def run_validate(args: argparse.Namespace) -> int:
+    """Check one config."""
+    from fedwright.server_runtime.config import load_config
+
+    config = load_config(args.config)
+    print(
+        f"{args.config} is good: {config.method.name} on {config.model.model}, {config.run.rounds} rounds, "
+        f"at least {config.fleet.devices} devices, broker {config.fleet.broker}"
+    )
+    return 0
+
+
+def starter_config(entry: "Entry") -> str:
+    """A config with every setting, its default and what it means; those without a default stay commented out."""
+    from fedwright.server_runtime.config import SECTIONS
+
+    parts = [HEADER.format(title=f"{entry.name}: {entry.summary}")]
+    for name, cls in SECTIONS.items():
+        parts.append(_table(name, cls))
+        if name == "model":
+            parts.append(_table("method", entry.params, first=[f'name = "{entry.name}"']))
+    return "\n".join(parts)
+
+
+def _table(name: str, cls: type[Any], *, first: list[str] | None = None) -> str:
+    """One section and the sections inside it."""
+    lines, inner = [f"[{name}]", *(first or [])], []
+    for field in dataclasses.fields(cls):
+        value = _default(field)
+        if dataclasses.is_dataclass(value):
+            inner.append(_table(f"{name}.{field.name}", type(value)))
+            continue
+        text = f"{field.name} = {_toml(value)}" if value is not None else f"# {field.name} ="
+        help_text = field.metadata.get("help", "")
+        lines.append(f"{text:<24}  # {help_text}" if help_text else text)
+    return "\n".join(["\n".join(lines) + "\n", *inner])
+
+
+def _default(field: "dataclasses.Field[Any]") -> Any:
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    return field.default_factory() if field.default_factory is not dataclasses.MISSING else None
+
+
+def _toml(value: Any) -> str:
+    """A scalar or a flat list as TOML, which agrees with JSON on both."""
+    return json.dumps(value)

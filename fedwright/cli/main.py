@@ -1,0 +1,103 @@
+"""The one command `fedwright`: imports only the command that was asked for, and turns errors into one sentence."""
+
+import argparse
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fedwright import __version__
+from fedwright.protocol.errors import FedwrightError
+
+INTERRUPTED = 130
+
+
+class Group(NamedTuple):
+    """A module of commands with a line of help for each, so that help itself imports nothing."""
+
+    module: str
+    commands: dict[str, str]
+
+
+GROUPS = [
+    Group("fedwright.cli.demo", {"demo": "a whole fleet on this machine: broker, server and emulated devices"}),
+    Group("fedwright.cli.server", {"server": "run, resume, look at or export a run on the host"}),
+    Group("fedwright.cli.device", {"device": "run, check or install the agent on a device"}),
+    Group("fedwright.cli.simulate", {"simulate": "a run with many devices inside one process"}),
+    Group("fedwright.cli.bench", {"bench": "measure what the project promises"}),
+    Group("fedwright.cli.artifact", {"artifact": "turn a model into a training graph"}),
+    Group(
+        "fedwright.cli.listings",
+        {
+            "methods": "the methods there are",
+            "models": "the models there are",
+            "profiles": "the device profiles there are",
+            "datasets": "the data sets there are",
+        },
+    ),
+    Group(
+        "fedwright.cli.init",
+        {"init": "print a commented config for a method", "validate": "check a config without running it"},
+    ),
+]
+
+EXAMPLES = """examples:
+  fedwright demo                                  a fleet of eight emulated devices in about a minute
+  fedwright init fedavg > run.toml                a config to start from
+  fedwright server run run.toml                   on the host
+  fedwright device run --broker mqtt://host:1883 --data npz:data.npz    on each device
+"""
+
+
+def present_groups() -> list[Group]:
+    """The groups whose module is installed."""
+    return [group for group in GROUPS if importlib.util.find_spec(group.module) is not None]
+
+
+def build_parser(command: str | None) -> argparse.ArgumentParser:
+    """A parser that knows every command by name and the chosen one in full."""
+    parser = argparse.ArgumentParser(
+        prog="fedwright",
+        description="Trains one learning task across a fleet of unequal edge devices.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"fedwright {__version__}")
+    subparsers = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
+    for group in present_groups():
+        if command in group.commands:
+            importlib.import_module(group.module).add_parser(subparsers)
+        else:
+            for name, summary in group.commands.items():
+                subparsers.add_parser(name, help=summary, add_help=False)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    command = next((word for word in arguments if not word.startswith("-")), None)
+    try:
+        args = build_parser(command).parse_args(arguments)
+        return int(args.run(args))
+    except FedwrightError as err:
+        print(f"fedwright: {err}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as err:
+        missing = (err.name or "").split(".")[0]
+        if missing in ("", "fedwright"):
+            raise
+        extra = "device" if command == "device" else "server"
+        print(
+            f'fedwright: {command} needs {missing}; install it with pip install "fedwright[{extra}]"', file=sys.stderr
+        )
+        return 1
+    except KeyboardInterrupt:
+        print("fedwright: stopped", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output left, as `head` does; Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

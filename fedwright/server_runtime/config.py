@@ -1,0 +1,231 @@
+"""A run's config: TOML into frozen dataclasses, checked in full before anything starts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.strict import check_range, from_dict, suggest, unknown
+from fedwright.protocol.topics import check_name
+from fedwright.server_runtime.artifacts.structure import Optimizer
+
+EMBEDDED = "embedded"
+SCHEMES = ("mqtt", "mqtts")
+
+
+def _help(text: str) -> dict[str, str]:
+    return {"help": text}
+
+
+@dataclass(frozen=True)
+class RunSection:
+    """What the run is called, how long it is and where it keeps its state."""
+
+    name: str = field(default="run", metadata=_help("names the folder of the run; one run has one name"))
+    seed: int = field(default=1, metadata=_help("every random number of the run derives from this"))
+    rounds: int = field(default=10, metadata=_help("how many rounds to train"))
+    folder: str = field(default="runs", metadata=_help("where runs keep their state; relative to the current folder"))
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        check_name(self.name, what="name")
+        check_range("seed", self.seed, low=0, high=2**62)
+        check_range("rounds", self.rounds, low=1, high=1_000_000)
+        if not self.folder:
+            raise ConfigError("folder is empty; name a folder such as 'runs'")
+
+
+@dataclass(frozen=True)
+class FleetSection:
+    """Where the devices are met and when a round may start and must end."""
+
+    broker: str = field(
+        default=EMBEDDED, metadata=_help("mqtt://host:1883, mqtts://host:8883, or 'embedded' to start one")
+    )
+    name: str = field(default="fleet", metadata=_help("the devices of one fleet share this name"))
+    devices: int = field(default=2, metadata=_help("how many devices to wait for before the first round"))
+    sample_ratio: float = field(default=1.0, metadata=_help("share of the known devices that take part in a round"))
+    per_round: int | None = field(default=None, metadata=_help("or: how many devices take part in a round"))
+    quorum_ratio: float = field(
+        default=0.5, metadata=_help("share of a round's devices that must answer for it to count")
+    )
+    deadline_s: float = field(default=600.0, metadata=_help("a round closes after this long with those who answered"))
+    join_timeout_s: float = field(default=600.0, metadata=_help("give up when too few devices came in this time"))
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        check_broker(self.broker)
+        check_name(self.name, what="name")
+        check_range("devices", self.devices, low=1, high=1_000_000)
+        check_range("sample_ratio", self.sample_ratio, above=0, high=1)
+        check_range("quorum_ratio", self.quorum_ratio, above=0, high=1)
+        check_range("deadline_s", self.deadline_s, above=0)
+        check_range("join_timeout_s", self.join_timeout_s, above=0)
+        if self.per_round is not None:
+            check_range("per_round", self.per_round, low=1)
+            if self.sample_ratio != 1.0:
+                raise ConfigError("per_round and sample_ratio are both given; keep one of them")
+
+
+@dataclass(frozen=True)
+class ModelSection:
+    """What is trained."""
+
+    model: str = field(default="cnn", metadata=_help("a name from `fedwright models`, or python:package:function"))
+    input_shape: tuple[int, ...] | None = field(
+        default=None,
+        metadata=_help("one sample's shape, such as [1, 28, 28]; taken from the devices' reports when absent"),
+    )
+    classes: int | None = field(default=None, metadata=_help("taken from the devices' reports when absent"))
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        if not self.model:
+            raise ConfigError("model is empty; choose a name from `fedwright models`")
+        if self.model.startswith("python:") and self.model.count(":") != 2:
+            raise ConfigError(f"model is {self.model!r} but must look like python:package:function")
+        if self.classes is not None:
+            check_range("classes", self.classes, low=2, high=1_000_000)
+        if self.input_shape is not None:
+            if not 1 <= len(self.input_shape) <= 8:
+                raise ConfigError(f"input_shape has {len(self.input_shape)} dimensions but must have 1 to 8")
+            for size in self.input_shape:
+                check_range("input_shape entry", size, low=1, high=1_000_000)
+
+
+@dataclass(frozen=True)
+class MethodSection:
+    """The method by name, with its own parameters (an instance of the class it registered)."""
+
+    name: str
+    params: Any
+
+
+@dataclass(frozen=True)
+class TrainSection:
+    """The recipe that every device follows."""
+
+    epochs: int = field(default=1, metadata=_help("passes over the device's own data per round"))
+    batch: int = field(default=32, metadata=_help("samples per step"))
+    learning_rate: float = field(default=0.05, metadata=_help("step size on the device"))
+    optimizer: Optimizer = field(default_factory=Optimizer)
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        check_range("epochs", self.epochs, low=1, high=100_000)
+        check_range("batch", self.batch, low=1, high=65_536)
+        check_range("learning_rate", self.learning_rate, above=0, high=100)
+        check_range("optimizer.momentum", self.optimizer.momentum, low=0, high=1)
+        check_range("optimizer.weight_decay", self.optimizer.weight_decay, low=0)
+        check_range("optimizer.beta1", self.optimizer.beta1, low=0, high=1)
+        check_range("optimizer.beta2", self.optimizer.beta2, low=0, high=1)
+        check_range("optimizer.eps", self.optimizer.eps, above=0)
+        if self.optimizer.clip_norm is not None:
+            check_range("optimizer.clip_norm", self.optimizer.clip_norm, above=0)
+
+
+@dataclass(frozen=True)
+class ServerSection:
+    """Where the server computes."""
+
+    device: Literal["auto", "cpu", "cuda"] = field(
+        default="auto", metadata=_help("'auto' takes CUDA when it is there, else 'cpu' or 'cuda'")
+    )
+
+
+@dataclass(frozen=True)
+class ExportSection:
+    """What is written when the run ends."""
+
+    global_model: bool = field(default=True, metadata=_help("write model.onnx into the run's folder at the end"))
+    device_models: bool = field(default=False, metadata=_help("write a model for each device too"))
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """All of one run."""
+
+    method: MethodSection
+    run: RunSection = field(default_factory=RunSection)
+    fleet: FleetSection = field(default_factory=FleetSection)
+    model: ModelSection = field(default_factory=ModelSection)
+    train: TrainSection = field(default_factory=TrainSection)
+    server: ServerSection = field(default_factory=ServerSection)
+    export: ExportSection = field(default_factory=ExportSection)
+
+
+SECTIONS: dict[str, type[Any]] = {
+    "run": RunSection,
+    "fleet": FleetSection,
+    "model": ModelSection,
+    "train": TrainSection,
+    "server": ServerSection,
+    "export": ExportSection,
+}
+
+
+def check_broker(url: str) -> None:
+    """Raise ConfigError unless `url` is `embedded` or names a scheme, a host and a sensible port."""
+    if url == EMBEDDED:
+        return
+    parts = urlsplit(url)
+    try:
+        usable = parts.scheme in SCHEMES and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ConfigError(
+            f"broker is {url!r} but must look like mqtt://host:1883 or mqtts://host:8883, or be 'embedded'"
+        )
+
+
+def config_from_dict(data: Mapping[str, Any], *, where: str) -> RunConfig:
+    """Check a whole config; the method's parameters are checked against the class that the method registered."""
+    names = [*SECTIONS, "method"]
+    for key in data:
+        if key not in names:
+            raise unknown(key, names, where=where)
+    sections = {
+        name: from_dict(cls, data[name], where=f"{where} [{name}]") for name, cls in SECTIONS.items() if name in data
+    }
+    if "method" not in data:
+        raise ConfigError(f"{where} lacks the section [method]; name one from `fedwright methods`")
+    return RunConfig(method=_method(data["method"], where=f"{where} [method]"), **sections)
+
+
+def load_config(path: Path) -> RunConfig:
+    """Read and check a config file."""
+    return config_from_dict(load_toml(path), where=path.name)
+
+
+def load_toml(path: Path) -> dict[str, Any]:
+    """The table in a TOML file."""
+    # Python 3.10 has no tomllib; only the device side must run there.
+    import tomllib
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as err:
+        raise ConfigError(f"there is no file {path}; write one with `fedwright init METHOD > {path.name}`") from err
+    except (OSError, UnicodeDecodeError) as err:
+        raise ConfigError(f"{path} cannot be read as text ({err}); give the path of a TOML file") from err
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as err:
+        raise ConfigError(f"{path.name} is not TOML: {err}") from err
+
+
+def _method(data: Any, *, where: str) -> MethodSection:
+    from fedwright.server_runtime.methods import registry
+
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{where} must be a table of settings")
+    name = data.get("name")
+    if not isinstance(name, str):
+        raise ConfigError(f"{where} lacks the key 'name'; choose one of {', '.join(sorted(registry.METHODS))}")
+    if name not in registry.METHODS:
+        raise ConfigError(f"{where} name is {name!r}; {suggest(name, registry.METHODS)}")
+    params = {key: value for key, value in data.items() if key != "name"}
+    return MethodSection(name=name, params=from_dict(registry.METHODS[name].params, params, where=where))
