@@ -1,0 +1,40 @@
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+# A folder of full-size data sets beside the clone is used when there is one.
+ifndef FEDWRIGHT_DATA
+ifneq ($(wildcard ../shared/data),)
+export FEDWRIGHT_DATA := $(abspath ../shared/data)
+endif
+endif
+
+.PHONY: help setup demo test check clean
+
+help:
+	@echo "make demo    a broker, a server and eight emulated devices on this machine: about a minute"
+	@echo "make test    everything: check, then unit, contract and end-to-end tests"
+	@echo "make check   ruff, formatting, types"
+	@echo "make setup   only the virtual environment .venv (demo and test make it when it is missing)"
+	@echo "make clean   remove what the above made"
+
+$(READY): pyproject.toml constraints.txt scripts/setup
+	@scripts/setup $(VENV)
+	@touch $@
+
+setup: $(READY)
+
+demo: $(READY)
+	@$(BIN)/fedwright demo $(ARGS)
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: check
+	$(BIN)/python -m pytest $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis runs
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
