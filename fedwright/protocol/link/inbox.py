@@ -1,0 +1,56 @@
+"""The queue between a link's callbacks and the loop that reads it: bounded in bytes, with a wake-up."""
+
+import threading
+import time
+from collections import deque
+
+from fedwright.protocol.link.base import Received
+
+# Receiver credit keeps honest chunk traffic far below this; a flood of unreliable messages is cut here.
+UNRELIABLE_LIMIT_BYTES = 128 * 1024 * 1024
+# Control messages are small; a peer that fills this is not honest, and the sender repeats what matters.
+TOTAL_LIMIT_BYTES = 512 * 1024 * 1024
+
+
+class Inbox:
+    """Received messages in order; `put` never blocks."""
+
+    def __init__(self) -> None:
+        self._messages: deque[Received] = deque()
+        self._waiting_bytes = 0
+        self._woken = False
+        self._changed = threading.Condition()
+
+    def put(self, message: Received, *, reliable: bool) -> bool:
+        """Add a message; False when it was dropped because the reader is too far behind."""
+        limit_bytes = TOTAL_LIMIT_BYTES if reliable else UNRELIABLE_LIMIT_BYTES
+        with self._changed:
+            if self._waiting_bytes + len(message.payload) > limit_bytes:
+                return False
+            self._messages.append(message)
+            self._waiting_bytes += len(message.payload)
+            self._changed.notify()
+        return True
+
+    def wake(self) -> None:
+        """Make a waiting or the next `get` return None."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify()
+
+    def get(self, timeout_s: float) -> Received | None:
+        """The next message; None after `wake` or when none came in time."""
+        deadline_s = time.monotonic() + timeout_s
+        with self._changed:
+            while not self._messages and not self._woken:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0 or not self._changed.wait(left_s):
+                    break
+            if self._woken:
+                self._woken = False
+                return None
+            if not self._messages:
+                return None
+            message = self._messages.popleft()
+            self._waiting_bytes -= len(message.payload)
+            return message

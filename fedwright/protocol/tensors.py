@@ -1,0 +1,94 @@
+"""Named tensors as safetensors bytes; equal tensors give equal bytes, garbage gives BadBlob."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import safetensors
+import safetensors.numpy
+
+from fedwright.protocol.errors import BadBlob
+
+Array = npt.NDArray[Any]
+
+# A header lists names and shapes; a larger one is not a model.
+MAX_HEADER_BYTES = 16 * 1024 * 1024
+_NAMES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "int64": "I64",
+    "uint64": "U64",
+    "int32": "I32",
+    "uint32": "U32",
+    "int16": "I16",
+    "uint16": "U16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+
+
+class _Header(msgspec.Struct):
+    metadata: dict[str, str] = msgspec.field(default_factory=dict, name="__metadata__")
+
+
+def save(tensors: dict[str, Array], metadata: dict[str, str] | None = None) -> bytes:
+    """Tensors as safetensors bytes, in the order of their names (the library's own order of metadata is random)."""
+    header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
+    parts: list[Any] = []
+    end = 0
+    for name in sorted(tensors):
+        given = np.asarray(tensors[name])
+        if given.dtype.name not in _NAMES:
+            raise BadBlob(f"tensor {name} has type {given.dtype}, which cannot be sent; convert it to float32")
+        array = np.ascontiguousarray(given, dtype=given.dtype.newbyteorder("<"))
+        start, end = end, end + array.nbytes
+        header[name] = {"dtype": _NAMES[given.dtype.name], "shape": given.shape, "data_offsets": (start, end)}
+        parts.append(array.reshape(-1).view(np.uint8).data)
+    head = msgspec.json.encode(header)
+    head += b" " * (-len(head) % 8)
+    return b"".join([len(head).to_bytes(8, "little"), head, *parts])
+
+
+def load(source: bytes | Path) -> dict[str, Array]:
+    """Tensors by name, from bytes or (without reading it whole first) from a file."""
+    try:
+        if isinstance(source, Path):
+            return dict(safetensors.numpy.load_file(source))
+        return dict(safetensors.numpy.load(source))
+    except safetensors.SafetensorError as err:
+        raise BadBlob(f"{_where(source)} is not a safetensors blob: {err}") from err
+    except (KeyError, TypeError, ValueError) as err:
+        raise BadBlob(f"{_where(source)} holds a tensor type that numpy does not have: {err}") from err
+    except OSError as err:
+        raise BadBlob(f"{_where(source)} cannot be read: {err}") from err
+
+
+def metadata(source: bytes | Path) -> dict[str, str]:
+    """The text entries that `save` was given."""
+    try:
+        if isinstance(source, Path):
+            with source.open("rb") as file:
+                head = file.read(8)
+                head += file.read(_header_bytes(head))
+        else:
+            head = source[: 8 + _header_bytes(source)]
+        return msgspec.json.decode(head[8:], type=_Header).metadata
+    except (msgspec.MsgspecError, UnicodeDecodeError) as err:
+        raise BadBlob(f"{_where(source)} has no readable header: {err}") from err
+    except OSError as err:
+        raise BadBlob(f"{_where(source)} cannot be read: {err}") from err
+
+
+def _header_bytes(head: bytes) -> int:
+    size = int.from_bytes(head[:8], "little")
+    if len(head) < 8 or size > MAX_HEADER_BYTES:
+        raise BadBlob("blob is too short for tensors or its header is too large")
+    return size
+
+
+def _where(source: bytes | Path) -> str:
+    return str(source) if isinstance(source, Path) else f"blob of {len(source)} bytes"
