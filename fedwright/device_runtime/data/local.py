@@ -1,0 +1,34 @@
+"""The data set of one device in memory, split into what it trains on and what it only measures with."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedwright.protocol.messages import DataSummary
+
+Array = NDArray[np.generic]
+Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class LocalData:
+    """x [samples, *input_shape] with labels y in 0 … classes-1, and a held-out part never trained on."""
+
+    x: Array
+    y: Labels
+    x_holdout: Array
+    y_holdout: Labels
+    classes: int
+    class_counts: tuple[int, ...]
+    input_shape: tuple[int, ...]
+
+    def summary(self, *, counts: bool = True) -> DataSummary:
+        """What a report says about this data set."""
+        return DataSummary(
+            samples=len(self.y),
+            holdout=len(self.y_holdout),
+            input_shape=list(self.input_shape),
+            classes=self.classes,
+            class_counts=list(self.class_counts) if counts else None,
+        )

@@ -1,0 +1,145 @@
+"""Training, evaluation and class prototypes over local data, whichever backend is underneath."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedwright.device_runtime.data.local import LocalData
+from fedwright.device_runtime.train.base import Array, StepResult, Tensors, Trainer
+from fedwright.protocol.messages import Recipe
+
+# Names of the batch inputs of every artifact.
+INPUT = "x"
+LABEL = "y"
+
+EVALUATION_BATCH = 64
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a training run did from `start_step` on; `finished` is False when it was told to stop early."""
+
+    steps: int
+    samples: int
+    train_s: float
+    cpu_s: float
+    loss_first: float | None
+    loss_last: float | None
+    finished: bool
+
+
+class Evaluation(NamedTuple):
+    """How many of `n` samples were classified right, and their mean cross-entropy."""
+
+    correct: int
+    n: int
+    loss: float
+
+
+def total_steps(recipe: Recipe, samples: int) -> int:
+    """How many steps a recipe asks for on this many samples."""
+    if recipe.steps is not None:
+        return recipe.steps
+    return recipe.epochs * _steps_per_epoch(samples, recipe.batch)
+
+
+def epoch_order(seed: int, epoch: int, samples: int) -> NDArray[np.int64]:
+    """The order in which one epoch visits the samples."""
+    return np.random.default_rng([seed, epoch]).permutation(samples)
+
+
+def step_seed(seed: int, step: int) -> int:
+    """The number a graph that draws at random (dropout) gets for one step; below 2^31."""
+    return int(np.random.SeedSequence([seed, step]).generate_state(1)[0] >> 1)
+
+
+def train(
+    trainer: Trainer,
+    data: LocalData,
+    recipe: Recipe,
+    *,
+    on_step: Callable[[int, StepResult], None] | None = None,
+    start_step: int = 0,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> TrainResult:
+    """Run the recipe from `start_step` to its end; `on_step` gets the number of steps done so far."""
+    end = total_steps(recipe, len(data.y))
+    first: float | None = None
+    last: float | None = None
+    wall, cpu = time.monotonic(), time.process_time()
+    step = start_step
+    for rows in _batches(recipe, len(data.y), range(start_step, end)):
+        if should_stop():
+            break
+        batch: Tensors = {INPUT: data.x[rows], LABEL: data.y[rows]}
+        result = trainer.step(batch, learning_rate=recipe.learning_rate, seed=step_seed(recipe.seed, step))
+        step += 1
+        first, last = (result.loss if first is None else first), result.loss
+        if on_step is not None:
+            on_step(step, result)
+    return TrainResult(
+        steps=step - start_step,
+        samples=len(data.y),
+        train_s=time.monotonic() - wall,
+        cpu_s=time.process_time() - cpu,
+        loss_first=first,
+        loss_last=last,
+        finished=step >= end,
+    )
+
+
+def evaluate(trainer: Trainer, data: LocalData, *, batch: int = EVALUATION_BATCH) -> Evaluation:
+    """Accuracy and mean cross-entropy on the held-out part."""
+    correct, loss = 0, 0.0
+    for start in range(0, len(data.y_holdout), batch):
+        labels = data.y_holdout[start : start + batch]
+        logits, _ = trainer.predict({INPUT: data.x_holdout[start : start + batch]})
+        correct += int((logits.argmax(axis=1) == labels).sum())
+        loss += float(_cross_entropy(logits, labels).sum())
+    n = len(data.y_holdout)
+    return Evaluation(correct=correct, n=n, loss=loss / n if n else 0.0)
+
+
+def class_prototypes(
+    trainer: Trainer, data: LocalData, *, batch: int = EVALUATION_BATCH
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Mean embedding per class over the training part [classes, dim] (zero where a class is absent), and counts."""
+    sums: NDArray[np.float64] | None = None
+    for start in range(0, len(data.y), batch):
+        _, embedding = trainer.predict({INPUT: data.x[start : start + batch]})
+        flat = embedding.reshape(len(embedding), -1).astype(np.float64)
+        if sums is None:
+            sums = np.zeros((data.classes, flat.shape[1]))
+        np.add.at(sums, data.y[start : start + batch], flat)
+    counts = np.bincount(data.y, minlength=data.classes).astype(np.int64)
+    if sums is None:
+        return np.zeros((data.classes, 0), np.float32), counts
+    return (sums / np.maximum(counts, 1)[:, None]).astype(np.float32), counts
+
+
+def _steps_per_epoch(samples: int, batch: int) -> int:
+    return -(-samples // batch)
+
+
+def _batches(recipe: Recipe, samples: int, steps: range) -> Iterator[NDArray[np.int64]]:
+    """Rows of each batch; the last of an epoch may be smaller."""
+    per_epoch = _steps_per_epoch(samples, recipe.batch)
+    epoch, order = -1, np.empty(0, np.int64)
+    for step in steps:
+        if step // per_epoch != epoch:
+            epoch = step // per_epoch
+            order = epoch_order(recipe.seed, epoch, samples)
+        start = (step % per_epoch) * recipe.batch
+        yield order[start : start + recipe.batch]
+
+
+def _cross_entropy(logits: Array, labels: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Per-sample −log softmax(logits)[label], in float64."""
+    shifted: NDArray[np.float64] = logits.astype(np.float64)
+    shifted -= shifted.max(axis=1, keepdims=True)
+    total: NDArray[np.float64] = np.log(np.exp(shifted).sum(axis=1))
+    return total - shifted[np.arange(len(labels)), labels]

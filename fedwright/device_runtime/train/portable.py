@@ -1,0 +1,156 @@
+"""The default backend: one run() of a plain ONNX graph on the stock onnxruntime is one training step."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import onnxruntime as ort
+
+from fedwright.device_runtime.train import session as sessions
+from fedwright.device_runtime.train.base import Array, StepResult, Tensors
+from fedwright.protocol.artifact import Artifact, Slot, TensorSpec
+from fedwright.protocol.errors import BadArtifact, DataError, DeviceError
+
+
+class PortableTrainer:
+    """Trainer on two sets of slots that take turns as input and output of the training graph."""
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        *,
+        threads: int = 1,
+        provider: str | None = None,
+        sides: Tensors | None = None,
+        frozen: Tensors | None = None,
+    ) -> None:
+        self.manifest = artifact.manifest
+        self._artifact = artifact
+        self._threads = threads
+        self._provider = sessions.pick_provider(provider)
+        self._device = sessions.device_type(self._provider)
+        self._frozen = self._values(sessions.checked(frozen or {}, self.manifest.frozen, what="frozen tensors"))
+        self._sides = self._values(sessions.checked(sides or {}, self.manifest.sides, what="side inputs"))
+        self._train = self._open(artifact.train, "train.onnx")
+        self._eval: ort.InferenceSession | None = None
+        # An output bound to its own input buffer changes results, so every slot exists twice.
+        self._slots = tuple(self._values(_zeros(self.manifest.slots)) for _ in range(2))
+        self._now = 0
+        self._loss = sessions.scalar_buffer(self._train, self.manifest.loss)
+        self._metrics = {name: sessions.scalar_buffer(self._train, name) for name in self.manifest.metrics}
+        self._bindings = tuple(self._bind(self._slots[turn], self._slots[1 - turn]) for turn in range(2))
+
+    def load(self, weights: Tensors) -> None:
+        """Start from these weights with a fresh optimizer."""
+        kept = [slot for slot in self.manifest.slots if slot.role != "optimizer"]
+        self._fill(sessions.checked(weights, _specs(kept), what="weights"))
+        self._fill(_zeros(slot for slot in self.manifest.slots if slot.role == "optimizer"))
+
+    def step(self, batch: Tensors, *, learning_rate: float, seed: int) -> StepResult:
+        """One optimizer step on a batch named as in the manifest; a step that fails leaves the slots as they were."""
+        binding = self._bindings[self._now]
+        for spec in self.manifest.batch:
+            binding.bind_cpu_input(spec.name, _batch_array(batch, spec))
+        for spec in self.manifest.scalars:
+            binding.bind_cpu_input(spec.name, _scalar(spec, learning_rate=learning_rate, seed=seed))
+        try:
+            self._train.run_with_iobinding(binding)
+        except sessions.RUNTIME_ERRORS as err:
+            raise DeviceError(f"training step failed in onnxruntime: {sessions.first_line(err)}") from err
+        self._now = 1 - self._now
+        correct = self._metrics.get("correct")
+        return StepResult(
+            loss=float(self._loss.numpy().item()), correct=0 if correct is None else int(correct.numpy().item())
+        )
+
+    def predict(self, batch: Tensors) -> tuple[Array, Array]:
+        """Logits and embedding in evaluation mode."""
+        if self._eval is None:
+            self._eval = self._open(self._artifact.eval, "eval.onnx")
+        binding = self._eval.io_binding()
+        for spec in self.manifest.batch:
+            if spec.name in self.manifest.eval_batch:
+                binding.bind_cpu_input(spec.name, _batch_array(batch, spec))
+        for name in self.manifest.eval_slots:
+            binding.bind_ortvalue_input(name, self._slots[self._now][name])
+        binding.bind_output(self.manifest.logits, "cpu")
+        binding.bind_output(self.manifest.embedding, "cpu")
+        try:
+            self._eval.run_with_iobinding(binding)
+        except sessions.RUNTIME_ERRORS as err:
+            raise DeviceError(f"evaluation failed in onnxruntime: {sessions.first_line(err)}") from err
+        logits, embedding = binding.copy_outputs_to_cpu()
+        return logits, embedding
+
+    def weights(self) -> Tensors:
+        """Copies of the trainable and buffer slots."""
+        return self._read(slot for slot in self.manifest.slots if slot.role != "optimizer")
+
+    def snapshot(self) -> Tensors:
+        """Copies of all slots."""
+        return self._read(self.manifest.slots)
+
+    def restore(self, slots: Tensors) -> None:
+        """Continue from a snapshot."""
+        self._fill(sessions.checked(slots, _specs(self.manifest.slots), what="checkpoint"))
+
+    def _open(self, graph: bytes, what: str) -> ort.InferenceSession:
+        return sessions.open_session(
+            graph, what=what, threads=self._threads, provider=self._provider, frozen=self._frozen
+        )
+
+    def _values(self, tensors: Tensors) -> dict[str, ort.OrtValue]:
+        # Contiguous because an OrtValue on the CPU shares the array's memory.
+        return {
+            name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array).reshape(array.shape), self._device, 0)
+            for name, array in tensors.items()
+        }
+
+    def _bind(self, read: dict[str, ort.OrtValue], write: dict[str, ort.OrtValue]) -> ort.IOBinding:
+        """Everything that stays where it is between steps, bound once."""
+        binding = self._train.io_binding()
+        for name, value in self._sides.items():
+            binding.bind_ortvalue_input(name, value)
+        for name, value in {self.manifest.loss: self._loss, **self._metrics}.items():
+            binding.bind_ortvalue_output(name, value)
+        for slot in self.manifest.slots:
+            binding.bind_ortvalue_input(slot.name, read[slot.name])
+            binding.bind_ortvalue_output(slot.output, write[slot.name])
+        return binding
+
+    def _fill(self, tensors: Tensors) -> None:
+        for name, array in tensors.items():
+            self._slots[self._now][name].update_inplace(np.ascontiguousarray(array).reshape(array.shape))
+
+    def _read(self, slots: Iterable[Slot]) -> Tensors:
+        return {slot.name: np.array(self._slots[self._now][slot.name].numpy()) for slot in slots}
+
+
+def _specs(slots: Iterable[Slot]) -> list[TensorSpec]:
+    return [TensorSpec(slot.name, slot.shape, slot.dtype) for slot in slots]
+
+
+def _zeros(slots: Iterable[Slot]) -> Tensors:
+    return {slot.name: np.zeros(slot.shape, slot.dtype) for slot in slots}
+
+
+def _scalar(spec: TensorSpec, **values: float) -> Array:
+    # An array even for one number: onnxruntime refuses numpy scalars.
+    if spec.name not in values:
+        raise BadArtifact(f"scalar input {spec.name!r} is unknown; this release gives {sorted(values)}")
+    return np.full(spec.shape, values[spec.name], spec.dtype)
+
+
+def _batch_array(batch: Tensors, spec: TensorSpec) -> Array:
+    """The array a graph input takes: of the manifest's type, contiguous, shape checked."""
+    if spec.name not in batch:
+        raise DataError(f"batch has no {spec.name!r}; it has {sorted(batch)}")
+    array = np.ascontiguousarray(batch[spec.name], dtype=spec.dtype)
+    fits = array.ndim == len(spec.shape) and all(
+        want in (-1, have) for want, have in zip(spec.shape, array.shape, strict=True)
+    )
+    if not fits or array.shape[:1] == (0,):
+        raise DataError(
+            f"batch input {spec.name!r} has shape {list(array.shape)} but the model takes {list(spec.shape)}; "
+            f"check the data's shape against the run's input_shape"
+        )
+    return array

@@ -1,0 +1,105 @@
+"""Sessions of the stock onnxruntime, set up the way training graphs need them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as native
+
+from fedwright.device_runtime.train.base import Array, Tensors
+from fedwright.protocol.artifact import TensorSpec
+from fedwright.protocol.errors import BadArtifact, BadBlob, ConfigError
+
+CPU = "CPUExecutionProvider"
+
+# onnxruntime's errors share no base class of their own.
+RUNTIME_ERRORS = (
+    native.Fail,
+    native.InvalidArgument,
+    native.InvalidGraph,
+    native.InvalidProtobuf,
+    native.NoSuchFile,
+    native.NotImplemented,
+    native.RuntimeException,
+    native.EPFail,
+    RuntimeError,
+)
+
+_DTYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(bool)": np.bool_}
+
+
+def pick_provider(provider: str | None) -> str:
+    """The execution provider to use: the CPU unless another is asked for and there."""
+    wanted = provider or CPU
+    available = ort.get_available_providers()
+    if wanted not in available:
+        raise ConfigError(f"execution provider {wanted!r} is not in this onnxruntime; it has {', '.join(available)}")
+    return wanted
+
+
+def device_type(provider: str) -> str:
+    """Where tensors of a provider live, in onnxruntime's words."""
+    return "cuda" if provider in ("CUDAExecutionProvider", "TensorrtExecutionProvider") else "cpu"
+
+
+def open_session(
+    graph: bytes, *, what: str, threads: int, provider: str, frozen: dict[str, ort.OrtValue]
+) -> ort.InferenceSession:
+    """A lean session: no memory pattern (peak RSS), no spinning (shared cores), frozen tensors supplied from memory."""
+    options = ort.SessionOptions()
+    # ALL would add NCHWc reorders around pooling, which cost more than they save in a training graph.
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.enable_mem_pattern = False
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if frozen:
+        options.add_external_initializers(list(frozen), list(frozen.values()))
+    providers = [provider] if provider == CPU else [provider, CPU]
+    try:
+        return ort.InferenceSession(graph, options, providers=providers)
+    except RUNTIME_ERRORS as err:
+        raise BadArtifact(f"onnxruntime {ort.__version__} cannot load {what}: {first_line(err)}") from err
+
+
+def first_line(err: BaseException) -> str:
+    """The first line of an error, which is what fits into one sentence."""
+    return str(err).strip().split("\n", 1)[0][:300]
+
+
+def scalar_buffer(session: ort.InferenceSession, name: str) -> ort.OrtValue:
+    """Room for a scalar output such as the loss."""
+    for output in session.get_outputs():
+        if output.name == name:
+            dtype = _DTYPES.get(output.type)
+            if dtype is None or any(size != 1 for size in output.shape):
+                raise BadArtifact(f"output {name} must be one number but is {output.type} of shape {output.shape}")
+            return ort.OrtValue.ortvalue_from_numpy(np.zeros(output.shape, dtype))
+    raise BadArtifact(f"train.onnx has no output {name}; build the artifact again")
+
+
+def checked(tensors: Tensors, specs: Sequence[TensorSpec], *, what: str) -> Tensors:
+    """The tensors if their names, shapes and dtypes are exactly what the manifest says, else BadBlob."""
+    names = {spec.name for spec in specs}
+    missing, extra = sorted(names - set(tensors)), sorted(set(tensors) - names)
+    if missing or extra:
+        raise BadBlob(
+            f"{what} do not fit the artifact: missing {missing[:5]}, unexpected {extra[:5]}; "
+            f"send the tensors the manifest names"
+        )
+    for spec in specs:
+        found = tensors[spec.name]
+        if not _fits(found, spec):
+            raise BadBlob(
+                f"{what}: {spec.name} is {found.dtype} {list(found.shape)} "
+                f"but the artifact says {spec.dtype} {list(spec.shape)}"
+            )
+    return {spec.name: tensors[spec.name] for spec in specs}
+
+
+def _fits(array: Array, spec: TensorSpec) -> bool:
+    if array.dtype != np.dtype(spec.dtype) or array.ndim != len(spec.shape):
+        return False
+    return all(want in (-1, have) for want, have in zip(spec.shape, array.shape, strict=True))

@@ -1,0 +1,124 @@
+"""The portable trainer against numpy arithmetic written out by hand."""
+
+import numpy as np
+import pytest
+from helpers.tiny_artifact import CLASSES, FEATURES, MOMENTUM, make_artifact, start_weights
+
+from fedwright.device_runtime.train.portable import PortableTrainer
+from fedwright.protocol.errors import BadArtifact, BadBlob, ConfigError, DataError
+
+
+def batch(n, seed=0):
+    rng = np.random.default_rng(seed)
+    return {"x": rng.normal(size=(n, FEATURES)).astype(np.float32), "y": rng.integers(0, CLASSES, n)}
+
+
+def reference_step(w, b, v, data, rate):
+    logits = data["x"].astype(np.float64) @ w + b
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    n = len(data["y"])
+    loss = -np.log(p[np.arange(n), data["y"]]).mean()
+    correct = int((logits.argmax(1) == data["y"]).sum())
+    d = (p - np.eye(CLASSES)[data["y"]]) / n
+    v = MOMENTUM * v + data["x"].T @ d
+    return w - rate * v, b - rate * d.sum(0), v, loss, correct
+
+
+def test_steps_match_numpy_at_changing_batch_sizes():
+    trainer = PortableTrainer(make_artifact())
+    start = start_weights()
+    trainer.load(start)
+    w, b, v = start["W"].astype(np.float64), start["b"].astype(np.float64), np.zeros((FEATURES, CLASSES))
+
+    for number, size in enumerate([8, 8, 3, 1, 8]):
+        data = batch(size, seed=number)
+        result = trainer.step(data, learning_rate=0.1, seed=number)
+        w, b, v, loss, correct = reference_step(w, b, v, data, 0.1)
+        assert result.loss == pytest.approx(loss, abs=1e-6)
+        assert result.correct == correct
+
+    assert np.allclose(trainer.weights()["W"], w, atol=1e-6)
+    assert np.allclose(trainer.weights()["b"], b, atol=1e-6)
+    assert np.allclose(trainer.snapshot()["vW"], v, atol=1e-6)
+
+
+def test_weights_are_copies_and_inputs_stay_untouched():
+    trainer = PortableTrainer(make_artifact())
+    start, data = start_weights(), batch(5)
+    trainer.load(start)
+    trainer.step(data, learning_rate=0.1, seed=0)
+    held = trainer.weights()
+    kept = {name: array.copy() for name, array in held.items()}
+
+    trainer.step(data, learning_rate=0.1, seed=1)
+    trainer.step(data, learning_rate=0.1, seed=2)
+
+    assert all(np.array_equal(held[name], kept[name]) for name in held)
+    assert all(np.array_equal(start[name], start_weights()[name]) for name in start)
+    assert all(np.array_equal(data[name], batch(5)[name]) for name in data)
+
+
+def test_predict_uses_the_present_weights():
+    trainer = PortableTrainer(make_artifact())
+    trainer.load(start_weights())
+    trainer.step(batch(5), learning_rate=0.5, seed=0)
+    data = batch(7, seed=9)
+
+    logits, embedding = trainer.predict({"x": data["x"]})
+
+    now = trainer.weights()
+    assert np.allclose(logits, data["x"] @ now["W"] + now["b"], atol=1e-6)
+    assert np.array_equal(embedding, data["x"])
+
+
+def test_integer_pixels_are_cast_to_what_the_graph_takes():
+    trainer = PortableTrainer(make_artifact())
+    trainer.load(start_weights())
+    pixels = np.array([[0, 1, 2], [3, 4, 5]], np.uint8)
+
+    logits, _ = trainer.predict({"x": pixels})
+
+    assert np.allclose(logits, pixels @ start_weights()["W"] + start_weights()["b"], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        pytest.param(lambda w: w.pop("b"), "missing", id="missing"),
+        pytest.param(lambda w: w.update(c=np.zeros(1, np.float32)), "unexpected", id="extra"),
+        pytest.param(lambda w: w.update(b=np.zeros(9, np.float32)), r"\[9\]", id="shape"),
+        pytest.param(lambda w: w.update(b=np.zeros(CLASSES)), "float64", id="dtype"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(change, word):
+    trainer = PortableTrainer(make_artifact())
+    weights = start_weights()
+    change(weights)
+    with pytest.raises(BadBlob, match=word):
+        trainer.load(weights)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        pytest.param({"x": np.zeros((2, FEATURES + 1), np.float32), "y": np.zeros(2, np.int64)}, id="shape"),
+        pytest.param({"x": np.zeros((0, FEATURES), np.float32), "y": np.zeros(0, np.int64)}, id="empty"),
+        pytest.param({"x": np.zeros((2, FEATURES), np.float32)}, id="no labels"),
+    ],
+)
+def test_batches_that_do_not_fit_are_refused(bad):
+    trainer = PortableTrainer(make_artifact())
+    trainer.load(start_weights())
+    with pytest.raises(DataError):
+        trainer.step(bad, learning_rate=0.1, seed=0)
+
+
+def test_a_provider_that_is_not_there_is_named():
+    with pytest.raises(ConfigError, match=r"NoSuchProvider.*CPUExecutionProvider"):
+        PortableTrainer(make_artifact(), provider="NoSuchProvider")
+
+
+def test_a_graph_onnxruntime_cannot_load_is_a_bad_artifact():
+    with pytest.raises(BadArtifact, match=r"cannot load train\.onnx"):
+        PortableTrainer(make_artifact(train=b"not a graph"))
