@@ -44,7 +44,7 @@ class FleetSection:
     broker: str = field(
         default=EMBEDDED, metadata=_help("mqtt://host:1883, mqtts://host:8883, or 'embedded' to start one")
     )
-    name: str = field(default="fleet", metadata=_help("the devices of one fleet share this name"))
+    name: str = field(default="default", metadata=_help("the devices of one fleet share this name"))
     devices: int = field(default=2, metadata=_help("how many devices to wait for before the first round"))
     sample_ratio: float = field(default=1.0, metadata=_help("share of the known devices that take part in a round"))
     per_round: int | None = field(default=None, metadata=_help("or: how many devices take part in a round"))
