@@ -1,0 +1,116 @@
+"""Device profiles and fleets read from the package's TOML files."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from itertools import chain, cycle, islice, repeat
+from typing import Any, Literal
+
+from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.strict import check_range, from_dict, suggest
+
+# One x86-64 core with AVX2 near 2.7 GHz at 70 % of its peak, in single precision.
+REFERENCE_CORE_GFLOPS = 60.0
+# Below a tenth of a core an agent needs half a minute just to import its libraries.
+MIN_SHARE = 0.1
+
+Folder = Literal["devices", "fleets"]
+
+
+@dataclass(frozen=True)
+class Value:
+    """A number with what it rests on."""
+
+    value: float
+    basis: Literal["nominal", "derived", "measured"]
+    source: str
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        check_range("value", self.value, above=0)
+        if not self.source:
+            raise ConfigError("source is empty; say where the number comes from")
+
+
+@dataclass(frozen=True)
+class DeviceProfile:
+    """What a kind of device is made of; `cpu_gflops` counts all cores in single precision."""
+
+    name: str
+    summary: str
+    cores: Value
+    clock_hz: Value
+    ram_bytes: Value
+    agent_bytes: Value
+    cpu_gflops: Value
+    gpu_gflops: Value | None = None
+    copy_bytes_per_s: Value | None = None
+    shrinkage_ratio: Value | None = None
+
+    @property
+    def cpu_share(self) -> float:
+        """The share of one core of this machine that makes an agent about as fast as the device."""
+        return min(1.0, max(MIN_SHARE, self.cpu_gflops.value / REFERENCE_CORE_GFLOPS))
+
+    @property
+    def memory_bytes(self) -> int:
+        """The limit on the agent's data."""
+        return int(self.agent_bytes.value)
+
+
+@dataclass(frozen=True)
+class Member:
+    """So many devices of one kind."""
+
+    profile: str
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        check_range("count", self.count, low=1, high=10_000)
+
+
+@dataclass(frozen=True)
+class FleetProfile:
+    """A mix of devices."""
+
+    name: str
+    summary: str
+    members: tuple[Member, ...]
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        if not self.members:
+            raise ConfigError("members is empty; add at least one [[members]] table")
+
+    def profiles(self, devices: int | None = None) -> Iterator[str]:
+        """The profile of each device in turn; `devices` cuts the mix short or goes through it again."""
+        names = list(chain.from_iterable(repeat(member.profile, member.count) for member in self.members))
+        return islice(cycle(names), len(names) if devices is None else devices)
+
+
+def names(folder: Folder) -> list[str]:
+    """The profiles or fleets there are."""
+    files = resources.files("fedwright.profiles").joinpath(folder).iterdir()
+    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+
+
+def load_profile(name: str) -> DeviceProfile:
+    """One device profile by name."""
+    return from_dict(DeviceProfile, {"name": name, **_read("devices", name)}, where=f"profile {name}")
+
+
+def load_fleet(name: str) -> FleetProfile:
+    """One fleet by name."""
+    return from_dict(FleetProfile, {"name": name, **_read("fleets", name)}, where=f"fleet {name}")
+
+
+def _read(folder: Folder, name: str) -> dict[str, Any]:
+    # Only hosts emulate; the agent itself also runs on Python 3.10, which has no tomllib.
+    import tomllib
+
+    known = names(folder)
+    if name not in known:
+        raise ConfigError(f"there is no {folder.removesuffix('s')} profile {name!r}; {suggest(name, known)}")
+    text = resources.files("fedwright.profiles").joinpath(folder, f"{name}.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
