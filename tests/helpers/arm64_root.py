@@ -1,0 +1,162 @@
+"""A folder with an ARM64 Debian userland and Python, and the means to run it as a given CPU under qemu.
+
+Nothing here needs root: apt works on private state, packages are unpacked and never configured, and the Python
+packages are ARM64 wheels that pip puts into a folder.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from dataclasses import dataclass
+from email.parser import HeaderParser
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from helpers.tools import CONSTRAINTS, cache_folder, locked, require_tool, run
+
+LAYOUT = "2"
+DEBIAN_PACKAGES = ["python3-minimal", "libpython3-stdlib", "libstdc++6", "libgcc-s1"]
+PLATFORMS = ["manylinux_2_28_aarch64", "manylinux_2_27_aarch64", "manylinux2014_aarch64"]
+# Raises SIGILL on cortex-a72: the control that shows the emulated CPU model matters.
+BAD_ONNXRUNTIME = "onnxruntime==1.21.0"
+CORES = 4
+
+
+@dataclass(frozen=True)
+class Arm64Root:
+    """An unpacked root; `site` holds the device requirements, `bad_site` the onnxruntime that must die."""
+
+    folder: Path
+
+    @property
+    def site(self) -> Path:
+        """Packages of the device extra."""
+        return self.folder / "opt" / "site"
+
+    @property
+    def bad_site(self) -> Path:
+        """The onnxruntime of the control."""
+        return self.folder / "opt" / "bad-site"
+
+    def run_python(
+        self, cpu: str, arguments: list[str], *, path: list[Path], timeout_s: float = 280
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the root's Python as `cpu` with the folders in `path` importable."""
+        qemu = require_tool("qemu-aarch64-static")
+        environment = {
+            "PATH": "/usr/bin",
+            "HOME": "/nonexistent",
+            "PYTHONPATH": os.pathsep.join(str(folder) for folder in path),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [qemu, "-cpu", cpu, "-L", str(self.folder), str(self.folder / "usr/bin/python3"), *arguments]
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            env=environment,
+            check=False,
+            preexec_fn=_no_core_file,
+        )
+
+
+def _no_core_file() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def device_requirements(wheel: Path) -> list[str]:
+    """What the wheel's metadata asks for with the extra `device`, ARM64 wheels and all."""
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        metadata = HeaderParser().parsestr(archive.read(name).decode())
+    parsed = [Requirement(line) for line in metadata.get_all("Requires-Dist", [])]
+    chosen = [r for r in parsed if r.marker is not None and r.marker.evaluate({"extra": "device"})]
+    return [f"{r.name}{r.specifier}" for r in chosen]
+
+
+def arm64_root(wheel: Path) -> Arm64Root:
+    """The cached root for these requirements, built when it is not there yet."""
+    for tool in ("apt-get", "dpkg-deb", "qemu-aarch64-static"):
+        require_tool(tool)
+    requirements = device_requirements(wheel)
+    recipe = "\n".join([LAYOUT, CONSTRAINTS.read_text(), BAD_ONNXRUNTIME, *DEBIAN_PACKAGES, *requirements])
+    folder = cache_folder() / f"arm64-root-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}"
+    with locked(folder.with_suffix(".lock")):
+        if not folder.exists():
+            draft = folder.with_suffix(".draft")
+            shutil.rmtree(draft, ignore_errors=True)
+            _build(draft, requirements)
+            draft.rename(folder)
+    return Arm64Root(folder)
+
+
+def _build(folder: Path, requirements: list[str]) -> None:
+    apt = folder / "apt"
+    _unpack_debian(folder, apt)
+    shutil.rmtree(apt)
+    _fake_board(folder)
+    [python] = (folder / "usr/bin").glob("python3.[0-9]*")
+    root = Arm64Root(folder)
+    python_version = python.name.removeprefix("python")
+    _install_wheels(root.site, python_version, ["-c", str(CONSTRAINTS), *requirements])
+    _install_wheels(root.bad_site, python_version, ["--no-deps", BAD_ONNXRUNTIME])
+
+
+def _unpack_debian(folder: Path, apt: Path) -> None:
+    """Download the packages and what they need with private apt state, then unpack them."""
+    for part in ("state/lists/partial", "cache/archives/partial"):
+        (apt / part).mkdir(parents=True)
+    (apt / "status").touch()
+    options = {
+        "APT::Architecture": "arm64",
+        "APT::Architectures": "arm64",
+        "APT::Sandbox::User": "",
+        "Acquire::Languages": "none",
+        "Debug::NoLocking": "true",
+        "Dir::Cache": str(apt / "cache"),
+        "Dir::State": str(apt / "state"),
+        "Dir::State::status": str(apt / "status"),
+    }
+    command = ["apt-get", "-qq", "-y", "--no-install-recommends"]
+    command += [f"-o{key}={value}" for key, value in options.items()]
+    # A source without ARM64 packages makes `update` complain; `install` tells whether enough was found.
+    subprocess.run([*command, "update"], capture_output=True, timeout=120, check=False)
+    run([*command, "--download-only", "install", *DEBIAN_PACKAGES])
+    for package in sorted((apt / "cache/archives").glob("*.deb")):
+        run(["dpkg-deb", "-x", str(package), str(folder)])
+
+
+def _fake_board(folder: Path) -> None:
+    """What a Raspberry Pi 4 shows under /proc and /sys; onnxruntime crashes when it sees the host's instead."""
+    block = (
+        "processor\t: {core}\nBogoMIPS\t: 108.00\nFeatures\t: fp asimd evtstrm crc32 cpuid\n"
+        "CPU implementer\t: 0x41\nCPU architecture: 8\nCPU variant\t: 0x0\nCPU part\t: 0xd08\nCPU revision\t: 3\n"
+    )
+    files = {"proc/cpuinfo": "\n".join(block.format(core=core) for core in range(CORES))}
+    cpu = "sys/devices/system/cpu"
+    for name in ("possible", "present", "online"):
+        files[f"{cpu}/{name}"] = f"0-{CORES - 1}\n"
+    for core in range(CORES):
+        topology = f"{cpu}/cpu{core}/topology"
+        files[f"{topology}/core_id"] = f"{core}\n"
+        files[f"{topology}/physical_package_id"] = "0\n"
+        files[f"{topology}/core_siblings_list"] = f"0-{CORES - 1}\n"
+        files[f"{topology}/thread_siblings_list"] = f"{core}\n"
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def _install_wheels(target: Path, python_version: str, arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-input", "--only-binary=:all:"]
+    command += ["--target", str(target), "--python-version", python_version]
+    for platform in PLATFORMS:
+        command += ["--platform", platform]
+    run([*command, *arguments])

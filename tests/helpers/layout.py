@@ -1,0 +1,160 @@
+"""The project's structural rules, each a function from one parsed module to the sentences that say what breaks it."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+HEAVY = {"torch", "torchvision", "onnx", "sklearn", "scipy", "matplotlib", "rich", "cryptography", "amqtt"}
+DEVICE_PACKAGES = {"numpy", "onnxruntime", "paho", "msgspec", "safetensors", "zstandard", "psutil"}
+TORCH_BACKEND = "fedwright.device_runtime.train.torch"
+# Imported lazily, where the user installed the extra that brings it.
+OPTIONAL = {
+    TORCH_BACKEND: {"torch"},
+    "fedwright.device_runtime.facts": {"jtop"},
+    "fedwright.protocol.link.broker_child": {"amqtt"},
+}
+# Newer than Python 3.10, the oldest a device may have; an import inside a function is guarded by its caller.
+TOO_NEW = {"tomllib"}
+DEVICE_SIDE = ("fedwright.protocol", "fedwright.device_runtime", "fedwright.cli.main", "fedwright.cli.device")
+
+# What modules below the key may import from the package; the longest matching key counts.
+MAY_IMPORT = {
+    "fedwright.protocol": ("fedwright.protocol",),
+    "fedwright.device_runtime": ("fedwright.device_runtime", "fedwright.protocol"),
+    "fedwright.server_runtime": ("fedwright.server_runtime", "fedwright.protocol"),
+    "fedwright.server_runtime.blocks": ("fedwright.server_runtime.blocks", "fedwright.protocol"),
+}
+MAY_USE_TORCH = ("fedwright.server_runtime", "fedwright.benchmarks", TORCH_BACKEND)
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file under its dotted name."""
+
+    name: str
+    text: str
+
+    @property
+    def tree(self) -> ast.Module:
+        """The parsed file."""
+        return ast.parse(self.text)
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module; `top_level` when importing the file imports it too."""
+
+    name: str
+    line: int
+    top_level: bool
+
+
+def modules_of(folder: Path) -> list[Module]:
+    """Every Python file below a folder, named from the folder's own name down."""
+    return [Module(_dotted(path, folder), path.read_text()) for path in sorted(folder.rglob("*.py"))]
+
+
+def _dotted(path: Path, folder: Path) -> str:
+    parts = path.relative_to(folder.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(module: Module) -> Iterator[Import]:
+    """All absolute imports, wherever they stand; `from a import b` counts as `a` and as `a.b`."""
+    tree = module.tree
+    inner = {id(node) for outer in ast.walk(tree) if _runs_later(outer) for node in ast.walk(outer)}
+    for node in ast.walk(tree):
+        top_level = id(node) not in inner
+        if isinstance(node, ast.Import):
+            yield from (Import(alias.name, node.lineno, top_level) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield Import(node.module, node.lineno, top_level)
+            yield from (Import(f"{node.module}.{alias.name}", node.lineno, top_level) for alias in node.names)
+
+
+def _runs_later(node: ast.AST) -> bool:
+    """Whether importing the file does not run what stands inside: a function, or a block for the type checker."""
+    if isinstance(node, ast.If):
+        return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+
+
+def below(name: str, package: str) -> bool:
+    """Whether a dotted name is the package or inside it."""
+    return name == package or name.startswith(f"{package}.")
+
+
+def import_direction(module: Module) -> Iterator[str]:
+    """Sides do not know each other; blocks know nothing of rounds, devices or methods."""
+    owners = [package for package in MAY_IMPORT if below(module.name, package)]
+    if not owners:
+        return
+    allowed = MAY_IMPORT[max(owners, key=len)]
+    for found in imports_of(module):
+        own = found.name.startswith("fedwright.") and not found.name.startswith("fedwright.__")
+        if own and not any(below(found.name, package) for package in allowed):
+            yield f"{module.name}:{found.line} imports {found.name}; allowed: {', '.join(allowed)}"
+
+
+def torch_place(module: Module) -> Iterator[str]:
+    """torch is the server's, and the reference backend's."""
+    if any(below(module.name, package) for package in MAY_USE_TORCH):
+        return
+    for found in imports_of(module):
+        if below(found.name, "torch"):
+            yield f"{module.name}:{found.line} imports torch; only {', '.join(MAY_USE_TORCH)} may"
+
+
+def device_packages(module: Module) -> Iterator[str]:
+    """The device side needs nothing but its seven packages and the standard library of Python 3.10."""
+    if not any(below(module.name, package) for package in DEVICE_SIDE):
+        return
+    allowed = {"fedwright"} | DEVICE_PACKAGES | set(sys.stdlib_module_names) | OPTIONAL.get(module.name, set())
+    for found in imports_of(module):
+        root = found.name.split(".")[0]
+        if root not in allowed or (root in TOO_NEW and found.top_level):
+            yield f"{module.name}:{found.line} imports {found.name}, which a device does not have"
+
+
+def lazy_commands(module: Module) -> Iterator[str]:
+    """A command imports a side only when it runs, so that help and other commands stay fast."""
+    if not below(module.name, "fedwright.cli"):
+        return
+    for found in imports_of(module):
+        sides = ("fedwright.device_runtime", "fedwright.server_runtime", "fedwright.benchmarks", *HEAVY)
+        if found.top_level and any(below(found.name, side) for side in sides):
+            yield f"{module.name}:{found.line} imports {found.name} at the top; do so inside the function that runs"
+
+
+def docstring(module: Module) -> Iterator[str]:
+    """Every module says what it is for."""
+    if not ast.get_docstring(module.tree):
+        yield f"{module.name} has no module docstring"
+
+
+def size(module: Module) -> Iterator[str]:
+    """Files and functions stay readable."""
+    lines = len(module.text.splitlines())
+    if lines > MAX_FILE_LINES:
+        yield f"{module.name} has {lines} lines; at most {MAX_FILE_LINES}"
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > MAX_FUNCTION_LINES:
+                yield f"{module.name}:{node.lineno} {node.name} has {length} lines; at most {MAX_FUNCTION_LINES}"
+
+
+def printing(module: Module) -> Iterator[str]:
+    """Only commands write to the terminal."""
+    if below(module.name, "fedwright.cli"):
+        return
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
+            yield f"{module.name}:{node.lineno} prints; use logging, or move it to fedwright/cli"
+
+
+SOURCE_RULES = [import_direction, torch_place, device_packages, lazy_commands, docstring, size, printing]
