@@ -6,6 +6,7 @@ packages are ARM64 wheels that pip puts into a folder.
 
 import hashlib
 import os
+import resource
 import shutil
 import subprocess
 import sys

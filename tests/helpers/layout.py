@@ -14,6 +14,7 @@ TORCH_BACKEND = "fedwright.device_runtime.train.torch"
 # Imported lazily, where the user installed the extra that brings it.
 OPTIONAL = {
     TORCH_BACKEND: {"torch"},
+    "fedwright.device_runtime.data.images": {"PIL"},
     "fedwright.device_runtime.facts": {"jtop"},
     "fedwright.protocol.link.broker_child": {"amqtt"},
 }
