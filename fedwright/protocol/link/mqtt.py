@@ -1,5 +1,6 @@
 """The mqtt link: paho behind a queue. Its callbacks only note what happened; no decision is taken in them."""
 
+import contextlib
 import logging
 import random
 import socket
@@ -35,6 +36,11 @@ KEEPALIVE_S = 20
 FIRST_DELAY_S = (0.1, 0.5)
 LAST_DELAY_S = (15.0, 30.0)
 CLOSE_FLUSH_S = 5.0
+# CONNECT: protocol MQTT level 5, clean start, keep-alive 5 s, no properties, empty client id.
+V5_CONNECT = bytes.fromhex("100d00044d5154540502000500") + b"\0\0"
+V5_DISCONNECT = b"\xe0\0"
+# CONNACK codes for "unsupported protocol version" of MQTT 3.1.1 and 5.
+V5_UNKNOWN = (0x01, 0x84)
 PORTS = {"mqtt": 1883, "mqtts": 8883}
 
 
@@ -73,10 +79,6 @@ def parse_url(url: str) -> Address:
 
 class _Refused(Exception):
     """The broker answered the connection with a reason code."""
-
-    def __init__(self, reason: ReasonCode) -> None:
-        super().__init__(str(reason))
-        self.wrong_version = reason.getName() == "Unsupported protocol version"
 
 
 class MqttLink:
@@ -141,7 +143,7 @@ class MqttLink:
             if self._refused is None:
                 return
             self._stop()
-            raise _Refused(self._refused)
+            raise _Refused(str(self._refused))
         self._stop()
         raise TimeoutError("it accepts connections but does not answer")
 
@@ -273,17 +275,12 @@ class MqttLink:
 
 
 def open_mqtt(url: str, *, client_id: str, will: tuple[str, bytes] | None, tls: TlsFiles) -> MqttLink:
-    """Connect with MQTT 5, or with 3.1.1 when that is all the broker speaks; LinkError when neither works."""
+    """Connect with MQTT 5, or with 3.1.1 when that is all the broker speaks; LinkError when the broker is not there."""
     address = parse_url(url)
     try:
-        try:
-            link = MqttLink(address, client_id=client_id, will=will, tls=tls, version=MQTTProtocolVersion.MQTTv5)
-            link.open(address)
-        except _Refused as refusal:
-            if not refusal.wrong_version:
-                raise
-            link = MqttLink(address, client_id=client_id, will=will, tls=tls, version=MQTTProtocolVersion.MQTTv311)
-            link.open(address)
+        version = MQTTProtocolVersion.MQTTv5 if _speaks_v5(address, tls) else MQTTProtocolVersion.MQTTv311
+        link = MqttLink(address, client_id=client_id, will=will, tls=tls, version=version)
+        link.open(address)
     except _Refused as err:
         raise LinkError(
             f"the broker at {address} turned us away ({err}); check the certificate and its access list"
@@ -291,6 +288,28 @@ def open_mqtt(url: str, *, client_id: str, will: tuple[str, bytes] | None, tls: 
     except OSError as err:
         raise LinkError(f"no broker at {address} ({_why(err)}); start one or check --broker") from err
     return link
+
+
+def _speaks_v5(address: Address, tls: TlsFiles) -> bool:
+    """Ask with the smallest MQTT 5 CONNECT.
+
+    A full one, with properties and a last will, makes an older broker wait for bytes that never come.
+    """
+    with contextlib.ExitStack() as stack:
+        sock = stack.enter_context(socket.create_connection((address.host, address.port), CONNECT_TIMEOUT_S))
+        if address.secure:
+            sock = stack.enter_context(_tls_context(tls).wrap_socket(sock, server_hostname=address.host))
+        sock.sendall(V5_CONNECT)
+        answer = b""
+        while len(answer) < 4:
+            part = sock.recv(4 - len(answer))
+            if not part:
+                return False
+            answer += part
+        if answer[3] in V5_UNKNOWN:
+            return False
+        sock.sendall(V5_DISCONNECT)
+    return True
 
 
 def _why(err: OSError) -> str:

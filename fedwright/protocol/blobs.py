@@ -1,0 +1,382 @@
+"""Blobs named by their content: a store on disk, and transfers in which the receiver pulls hash-checked chunks.
+
+A part file and its marks live beside the blobs, so that a transfer goes on after any restart. Nothing here
+touches a link: the owner sends `Get(wanted)` and feeds what comes back to `accept`.
+"""
+
+import contextlib
+import hashlib
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from msgspec import structs
+
+from fedwright.protocol.errors import BadBlob, DeviceError
+from fedwright.protocol.messages import CHUNK_BYTES, MAX_CHUNKS, BlobRef, Chunk, Get, Lost
+
+MAX_BLOB_BYTES = 2 * 1024**3
+WINDOW_BYTES = 4 * 1024 * 1024
+WINDOW_S = 0.5
+FIRST_WINDOW_CHUNKS = 4
+RETRY_S = 2.0
+MAX_RETRY_S = 60.0
+# One answer to a Get holds at most this many chunks; the receiver asks again for the rest.
+ANSWER_CHUNKS = 64
+READ_BYTES = 1024 * 1024
+STALE_TEMPORARY_S = 3600.0
+
+
+def make_ref(source: bytes | Path, *, chunk_bytes: int = CHUNK_BYTES, inline: bool = True) -> BlobRef:
+    """Describe a blob for its receiver; one that fits a chunk travels inside the description."""
+    if isinstance(source, Path):
+        with source.open("rb") as file:
+            return _describe(_pieces(file, chunk_bytes), chunk_bytes, inline)
+    view = memoryview(source)
+    return _describe((view[at : at + chunk_bytes] for at in range(0, len(view), chunk_bytes)), chunk_bytes, inline)
+
+
+def _describe(pieces: Iterator[bytes] | Iterator[memoryview], chunk_bytes: int, inline: bool) -> BlobRef:
+    whole = hashlib.sha256()
+    hashes: list[bytes] = []
+    size_bytes = 0
+    first = b""
+    for piece in pieces:
+        whole.update(piece)
+        hashes.append(hashlib.sha256(piece).digest())
+        size_bytes += len(piece)
+        first = first or bytes(piece)
+        if len(hashes) > MAX_CHUNKS:
+            raise BadBlob(f"blob has more than {MAX_CHUNKS} chunks of {chunk_bytes} bytes; use larger chunks")
+    return BlobRef(
+        sha256=whole.hexdigest(),
+        size_bytes=size_bytes,
+        chunk_bytes=chunk_bytes,
+        chunks=hashes,
+        inline=first if inline and len(hashes) <= 1 else None,
+    )
+
+
+def inlined(store: "BlobStore", ref: BlobRef) -> BlobRef:
+    """The reference with the blob inside when it fits one chunk, so that it needs no request of its own."""
+    return structs.replace(ref, inline=store.read(ref.sha256)) if len(ref.chunks) <= 1 else ref
+
+
+def check_ref(ref: BlobRef, *, max_bytes: int = MAX_BLOB_BYTES) -> None:
+    """Raise BadBlob unless size, number of chunks and inline bytes agree and stay within the limit."""
+    if ref.size_bytes > max_bytes:
+        raise BadBlob(f"blob of {ref.size_bytes} bytes is over the limit of {max_bytes}")
+    expected = -(-ref.size_bytes // ref.chunk_bytes)
+    if len(ref.chunks) != expected:
+        raise BadBlob(f"blob of {ref.size_bytes} bytes must have {expected} chunks, not {len(ref.chunks)}")
+    if ref.inline is not None and (
+        len(ref.inline) != ref.size_bytes or hashlib.sha256(ref.inline).hexdigest() != ref.sha256
+    ):
+        raise BadBlob(f"inline bytes of blob {ref.sha256[:12]} do not have the size and hash it says")
+
+
+def _pieces(file: BinaryIO, piece_bytes: int) -> Iterator[bytes]:
+    while piece := file.read(piece_bytes):
+        yield piece
+
+
+class BlobStore:
+    """A folder of blobs named by their sha256; above `limit_bytes` the least recently used ones go."""
+
+    def __init__(self, folder: Path, *, limit_bytes: int | None = None) -> None:
+        self.folder = folder
+        self._limit_bytes = limit_bytes
+        self._pinned: set[str] = set()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._clear_temporary()
+
+    def has(self, sha256: str) -> bool:
+        """Whether the whole blob is here."""
+        return self._file(sha256).is_file()
+
+    def path(self, sha256: str) -> Path:
+        """The blob's file; counts as a use."""
+        file = self._file(sha256)
+        try:
+            os.utime(file)
+        except FileNotFoundError as err:
+            raise BadBlob(f"blob {sha256[:12]} is not in {self.folder}; fetch it again") from err
+        return file
+
+    def read(self, sha256: str) -> bytes:
+        """The whole blob in memory; for small ones."""
+        return self.path(sha256).read_bytes()
+
+    def read_chunk(self, sha256: str, index: int, *, chunk_bytes: int = CHUNK_BYTES) -> bytes:
+        """One chunk; empty when it lies behind the end."""
+        with self.path(sha256).open("rb") as file:
+            file.seek(index * chunk_bytes)
+            return file.read(chunk_bytes)
+
+    def put_bytes(self, data: bytes) -> str:
+        """Keep a blob; returns its sha256."""
+        sha256 = hashlib.sha256(data).hexdigest()
+        if not self.has(sha256):
+            with self._temporary() as temporary:
+                temporary.write_bytes(data)
+                self._adopt(temporary, sha256)
+        return sha256
+
+    def put_file(self, source: Path) -> str:
+        """Keep a copy of a file without reading it whole; returns its sha256."""
+        whole = hashlib.sha256()
+        with source.open("rb") as reading, self._temporary() as temporary:
+            with temporary.open("wb") as writing:
+                for piece in _pieces(reading, READ_BYTES):
+                    whole.update(piece)
+                    writing.write(piece)
+            self._adopt(temporary, whole.hexdigest())
+        return whole.hexdigest()
+
+    def pin(self, sha256: str) -> None:
+        """Keep a blob whatever the limit says."""
+        self._pinned.add(sha256)
+
+    def unpin(self, sha256: str) -> None:
+        """Let the limit decide about a blob again."""
+        self._pinned.discard(sha256)
+
+    def remove(self, sha256: str) -> None:
+        """Forget a blob and what was received of it."""
+        self._pinned.discard(sha256)
+        for suffix in ("", ".part", ".marks"):
+            self._file(sha256, suffix).unlink(missing_ok=True)
+
+    def _file(self, sha256: str, suffix: str = "") -> Path:
+        return self.folder / f"{sha256}{suffix}"
+
+    @contextlib.contextmanager
+    def _temporary(self) -> Iterator[Path]:
+        file = self.folder / f"{uuid.uuid4().hex}.tmp"
+        try:
+            with _explain_full_disk(self.folder):
+                yield file
+        finally:
+            file.unlink(missing_ok=True)
+
+    def _adopt(self, file: Path, sha256: str) -> Path:
+        """Give a complete file its name, so that a blob is whole or absent also after a power cut."""
+        _sync(file)
+        target = self._file(sha256)
+        os.replace(file, target)
+        _sync(self.folder)
+        self._shrink(keep=sha256)
+        return target
+
+    def _shrink(self, *, keep: str) -> None:
+        if self._limit_bytes is None:
+            return
+        blobs = [(file, file.stat()) for file in self.folder.iterdir() if not file.suffix]
+        used_bytes = sum(stat.st_size for _, stat in blobs)
+        for file, stat in sorted(blobs, key=lambda blob: blob[1].st_mtime_ns):
+            if used_bytes <= self._limit_bytes:
+                return
+            if file.name != keep and file.name not in self._pinned:
+                file.unlink(missing_ok=True)
+                used_bytes -= stat.st_size
+
+    def _clear_temporary(self) -> None:
+        for file in self.folder.glob("*.tmp"):
+            if time.time() - file.stat().st_mtime > STALE_TEMPORARY_S:
+                file.unlink(missing_ok=True)
+
+
+class Download:
+    """One blob on its way in; asks for chunks within a window and counts a chunk only when it is on disk."""
+
+    def __init__(
+        self,
+        store: BlobStore,
+        ref: BlobRef,
+        *,
+        window_bytes: int = WINDOW_BYTES,
+        retry_s: float = RETRY_S,
+        max_bytes: int = MAX_BLOB_BYTES,
+    ) -> None:
+        check_ref(ref, max_bytes=max_bytes)
+        self.ref = ref
+        self.duplicates = 0
+        self._store = store
+        self._retry_s = retry_s
+        self._max_window = max(1, window_bytes // ref.chunk_bytes)
+        self._window = min(FIRST_WINDOW_CHUNKS, self._max_window)
+        self._asked: set[int] = set()
+        self._accepted = 0
+        self._seen = 0
+        self._progress_s = 0.0
+        self._paced = 0
+        self._pace_s = 0.0
+        self._part = store._file(ref.sha256, ".part")
+        self._marks = store._file(ref.sha256, ".marks")
+        if ref.inline is not None:
+            store.put_bytes(ref.inline)
+        self._missing = set() if store.has(ref.sha256) else self._still_missing()
+
+    @property
+    def done(self) -> bool:
+        """Whether every chunk is here; `finish` then gives the file."""
+        return not self._missing
+
+    @property
+    def missing(self) -> int:
+        """How many chunks are not here yet."""
+        return len(self._missing)
+
+    def wanted(self, now_s: float) -> list[int]:
+        """Chunks to ask for now; those asked for before come again when nothing arrived for `retry_s`."""
+        self._keep_pace(now_s)
+        if self._asked and now_s - self._progress_s >= self._retry_s:
+            self.lost_link()
+            self._progress_s = now_s
+        room = self._window - len(self._asked)
+        # Few larger requests instead of one per chunk.
+        if self._asked and room < self._window / 4:
+            return []
+        fresh = sorted(self._missing - self._asked)[:room]
+        self._asked.update(fresh)
+        return fresh
+
+    def lost_link(self) -> None:
+        """Forget what was asked for; its answers will not come."""
+        self._asked.clear()
+
+    def accept(self, index: int, data: bytes) -> bool:
+        """Take a chunk, asked for or not; False when it is not needed or not what the reference says."""
+        if index not in self._missing:
+            self.duplicates += 1
+            # It was slow, not lost: have more patience on this link.
+            self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)
+            return False
+        self._asked.discard(index)
+        if hashlib.sha256(data).digest() != self.ref.chunks[index]:
+            return False
+        with _explain_full_disk(self._store.folder):
+            _write_at(self._part, index * self.ref.chunk_bytes, data)
+            _write_at(self._marks, index, b"\1")
+        self._missing.discard(index)
+        self._accepted += 1
+        return True
+
+    def finish(self) -> Path:
+        """Check the whole hash and hand the blob to the store; BadBlob when the chunks do not add up to it."""
+        sha256 = self.ref.sha256
+        if self._store.has(sha256):
+            return self._store.path(sha256)
+        if not self.done:
+            raise BadBlob(f"blob {sha256[:12]} still lacks {self.missing} chunks; ask for them first")
+        with self._part.open("ab") as part:
+            part.truncate(self.ref.size_bytes)
+        if _hash_file(self._part) != sha256:
+            self._store.remove(sha256)
+            raise BadBlob(
+                f"the chunks of blob {sha256[:12]} are right but do not add up to its hash; refuse its sender"
+            )
+        with _explain_full_disk(self._store.folder):
+            path = self._store._adopt(self._part, sha256)
+        self._marks.unlink(missing_ok=True)
+        return path
+
+    def _keep_pace(self, now_s: float) -> None:
+        """Fit the window to the link: at most about half a second of it may be on its way."""
+        if self._accepted > self._seen or not self._asked:
+            self._seen = self._accepted
+            self._progress_s = now_s
+        if not self._accepted and not self._asked:
+            self._pace_s = now_s
+        if self._accepted - self._paced >= self._window:
+            fast = now_s - self._pace_s < WINDOW_S
+            self._window = min(2 * self._window, self._max_window) if fast else max(1, self._window // 2)
+            self._pace_s, self._paced = now_s, self._accepted
+
+    def _still_missing(self) -> set[int]:
+        """All chunks but those on disk; marks only say where to look, a power cut may leave them ahead of the data."""
+        missing = set(range(len(self.ref.chunks)))
+        if not (self._part.exists() and self._marks.exists()):
+            return missing
+        marks = self._marks.read_bytes()
+        with self._part.open("rb") as part:
+            for index in sorted(missing):
+                if marks[index : index + 1] == b"\1":
+                    part.seek(index * self.ref.chunk_bytes)
+                    if hashlib.sha256(part.read(self.ref.chunk_bytes)).digest() == self.ref.chunks[index]:
+                        missing.discard(index)
+        return missing
+
+
+class Uploads:
+    """Blobs that others may ask for; answers are made chunk by chunk, never held together."""
+
+    def __init__(self, store: BlobStore) -> None:
+        self._store = store
+        self._chunk_bytes: dict[str, int] = {}
+
+    def offer(self, source: bytes | Path, *, chunk_bytes: int = CHUNK_BYTES, inline: bool = True) -> BlobRef:
+        """Store a blob and describe it; it stays until `withdraw`."""
+        sha256 = self._store.put_bytes(source) if isinstance(source, bytes) else self._store.put_file(source)
+        ref = make_ref(self._store.path(sha256), chunk_bytes=chunk_bytes, inline=inline)
+        self.serve(ref)
+        return ref
+
+    def serve(self, ref: BlobRef) -> None:
+        """Answer for a blob that is in the store already, as after a restart."""
+        self._chunk_bytes[ref.sha256] = ref.chunk_bytes
+        self._store.pin(ref.sha256)
+
+    def withdraw(self, sha256: str) -> None:
+        """Stop answering for a blob."""
+        self._chunk_bytes.pop(sha256, None)
+        self._store.unpin(sha256)
+
+    def answer(self, get: Get, *, limit: int = ANSWER_CHUNKS) -> Iterator[Chunk | Lost]:
+        """The first `limit` chunks asked for, or the news that the blob is gone."""
+        chunk_bytes = self._chunk_bytes.get(get.sha256)
+        if chunk_bytes is None or not self._store.has(get.sha256):
+            yield Lost(get.sha256)
+            return
+        for index in get.chunks[:limit]:
+            if data := self._store.read_chunk(get.sha256, index, chunk_bytes=chunk_bytes):
+                yield Chunk(get.sha256, index, data)
+
+
+def _write_at(file: Path, offset: int, data: bytes) -> None:
+    handle = os.open(file, os.O_WRONLY | os.O_CREAT, 0o644)
+    try:
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(handle, view, offset)
+            view = view[written:]
+            offset += written
+    finally:
+        os.close(handle)
+
+
+def _hash_file(file: Path) -> str:
+    whole = hashlib.sha256()
+    with file.open("rb") as reading:
+        for piece in _pieces(reading, READ_BYTES):
+            whole.update(piece)
+    return whole.hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def _explain_full_disk(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as err:
+        raise DeviceError(f"blobs cannot be written to {folder} ({err.strerror}); free some space there") from err

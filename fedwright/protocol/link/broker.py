@@ -1,0 +1,200 @@
+"""Starts a broker of our own: mosquitto when it is installed, else amqtt in a child process."""
+
+import getpass
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from fedwright.protocol.codec import MAX_MESSAGE_BYTES
+from fedwright.protocol.errors import LinkError
+
+Kind = Literal["mosquitto", "amqtt"]
+
+START_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 5.0
+POLL_S = 0.02
+PORT_TRIES = 5
+
+# What a device may have waiting for it; more means that it does not read.
+QUEUED_MESSAGES = 10_000
+INFLIGHT_MESSAGES = 100
+
+
+def find_mosquitto() -> str | None:
+    """Path of the mosquitto program, also where Debian hides it from ordinary users."""
+    return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin")
+
+
+def mosquitto_config(listener: Sequence[str], *, folder: Path, durable: bool) -> str:
+    """A mosquitto configuration around the lines that describe its listener."""
+    lines = [
+        f"user {getpass.getuser()}",
+        *listener,
+        "set_tcp_nodelay true",
+        f"max_queued_messages {QUEUED_MESSAGES}",
+        f"max_inflight_messages {INFLIGHT_MESSAGES}",
+        f"max_packet_size {MAX_MESSAGE_BYTES + 1024}",
+        "persistent_client_expiration 1d",
+        f"persistence {'true' if durable else 'false'}",
+        "log_dest stderr",
+        "log_type error",
+        "log_type warning",
+    ]
+    if durable:
+        lines += [f"persistence_location {folder}/", "autosave_interval 5"]
+    return "\n".join(lines) + "\n"
+
+
+class Broker:
+    """A broker process for development and tests, open to everybody on the loopback address only.
+
+    It dies with the thread that started it, so start it from one that lives as long as it is needed.
+    `listener` replaces the open loopback listener by mosquitto lines (TLS, access lists).
+    """
+
+    def __init__(
+        self,
+        *,
+        port: int = 0,
+        kind: Kind | None = None,
+        folder: Path | None = None,
+        listener: Sequence[str] | None = None,
+    ) -> None:
+        self._program = find_mosquitto()
+        if kind == "mosquitto" and self._program is None:
+            raise LinkError("mosquitto is not installed; run `apt install mosquitto` or use the embedded broker")
+        self.kind: Kind = kind or ("mosquitto" if self._program else "amqtt")
+        if self.kind == "amqtt" and importlib.util.find_spec("amqtt") is None:
+            raise LinkError("no broker is installed; run `apt install mosquitto` or `pip install fedwright[server]`")
+        self._wanted_port = port
+        self._listener = listener
+        self._durable = folder is not None
+        self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="fedwright-broker-")
+        self._folder = folder or Path(self._temporary.name if self._temporary else ".")
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        """What to give to `connect` on this machine."""
+        return f"mqtt://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the running broker."""
+        if self._process is None:
+            raise LinkError("the broker is not running; start it first")
+        return self._process.pid
+
+    def start(self) -> "Broker":
+        """Start and wait until it accepts connections."""
+        for tries_left in reversed(range(1 if self._wanted_port else PORT_TRIES)):
+            self.port = self._wanted_port or _free_port()
+            try:
+                self._launch()
+            except LinkError:
+                # Somebody else may have taken the free port in between.
+                if not tries_left:
+                    raise
+            else:
+                break
+        return self
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def restart(self) -> None:
+        """Start again on the same port."""
+        self.kill()
+        self._launch()
+
+    def stop(self) -> None:
+        """Stop in good order and remove what it left."""
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+            self._process = None
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    def __enter__(self) -> "Broker":
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _launch(self) -> None:
+        if not _is_free(self.port):
+            raise LinkError(f"port {self.port} is in use; stop what listens there or choose another port")
+        log_file = self._folder / "broker.log"
+        with log_file.open("wb") as log:
+            self._process = subprocess.Popen(self._command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self._wait_ready(self._process, log_file)
+
+    def _command(self) -> list[str]:
+        launch = [sys.executable, "-m", "fedwright.protocol.link.broker_child", str(os.getpid())]
+        if self.kind == "amqtt":
+            return [*launch, "amqtt", str(self.port)]
+        listener = self._listener or [f"listener {self.port} 127.0.0.1", "allow_anonymous true"]
+        config = self._folder / "mosquitto.conf"
+        config.write_text(
+            mosquitto_config(
+                [line.format(port=self.port) for line in listener], folder=self._folder, durable=self._durable
+            )
+        )
+        return [*launch, "exec", str(self._program), "-c", str(config)]
+
+    def _wait_ready(self, process: subprocess.Popen[bytes], log_file: Path) -> None:
+        for _ in range(int(START_TIMEOUT_S / POLL_S)):
+            if _accepts(self.port):
+                return
+            try:
+                process.wait(POLL_S)
+            except subprocess.TimeoutExpired:
+                continue
+            break
+        self.kill()
+        said = log_file.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+        raise LinkError(f"{self.kind} did not start on port {self.port} ({said[0]}); see {log_file}")
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as sock:
+        # Connections of a killed broker linger in TIME_WAIT; they do not make the port taken.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _accepts(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
