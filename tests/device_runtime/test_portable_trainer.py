@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from helpers.tiny_artifact import CLASSES, FEATURES, MOMENTUM, make_artifact, start_weights
 
 from fedwright.device_runtime.train.portable import PortableTrainer
 from fedwright.protocol.errors import BadArtifact, BadBlob, ConfigError, DataError
+from helpers.tiny_artifact import CLASSES, FEATURES, MOMENTUM, make_artifact, start_weights
 
 
 def batch(n, seed=0):

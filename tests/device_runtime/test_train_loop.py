@@ -4,13 +4,13 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from helpers.tiny_artifact import CLASSES, FEATURES, make_artifact, start_weights
 
 from fedwright.device_runtime.data.local import LocalData
 from fedwright.device_runtime.train import loop
 from fedwright.device_runtime.train.base import StepResult
 from fedwright.device_runtime.train.portable import PortableTrainer
 from fedwright.protocol.messages import Recipe
+from helpers.tiny_artifact import CLASSES, FEATURES, make_artifact, start_weights
 
 
 class Recorder:

@@ -32,3 +32,14 @@ class LocalData:
             classes=self.classes,
             class_counts=list(self.class_counts) if counts else None,
         )
+
+
+@dataclass(frozen=True)
+class Raw:
+    """What a reader found, unchecked; without a held-out part one is split off."""
+
+    x: Array
+    y: Array
+    x_holdout: Array | None = None
+    y_holdout: Array | None = None
+    classes: int | None = None
