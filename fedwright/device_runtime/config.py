@@ -14,7 +14,8 @@ class AgentConfig:
     """One agent: who it is, where its broker and its data are, what it may use.
 
     threads: 0 means one per core. backend: portable, classic or torch. profile: name of an emulated
-    device, for the report only. trains: False makes a device that only evaluates.
+    device, for the report only. trains: False makes a device that only evaluates. once: leave when the
+    server says that the run is over, instead of waiting for the next one.
     """
 
     broker: str
@@ -27,6 +28,7 @@ class AgentConfig:
     holdout_ratio: float = 0.2
     profile: str = ""
     trains: bool = True
+    once: bool = False
     ca_file: Path | None = None
     cert_file: Path | None = None
     key_file: Path | None = None

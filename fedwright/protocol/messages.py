@@ -83,9 +83,10 @@ class Returns(Struct, frozen=True):
 
 
 class Task(Struct, tag="task", frozen=True):
-    """Server → device: train this. The device never learns the method's name."""
+    """Server → one boot of a device: train this. The device never learns the method's name."""
 
     task: Id
+    boot: Id
     run: Id
     round: Count
     artifact: BlobRef
@@ -98,7 +99,7 @@ class Task(Struct, tag="task", frozen=True):
 
 
 class Stats(Struct, frozen=True):
-    """What a device measured while it did a task."""
+    """What a device measured while it did a task; bytes and peak memory count from the agent's start."""
 
     samples: Count
     steps: Count
@@ -110,6 +111,7 @@ class Stats(Struct, frozen=True):
     holdout: Count = 0
     correct_before: Count | None = None
     correct_after: Count | None = None
+    task_s: Seconds = 0.0
     bytes_up: Count = 0
     bytes_down: Count = 0
 
@@ -134,9 +136,10 @@ class Refusal(Struct, tag="refusal", frozen=True):
 
 
 class Ack(Struct, tag="ack", frozen=True):
-    """Either way: what message `of` asked for is durable here; do not send it again."""
+    """Either way: what task `of` carried is durable here; do not send it again. `problem` says why it was not used."""
 
     of: Id
+    problem: Text = ""
 
 
 class Get(Struct, tag="get", frozen=True):
@@ -165,11 +168,11 @@ class Challenge(Struct, tag="challenge", frozen=True):
 
 
 class Dismiss(Struct, tag="dismiss", frozen=True):
-    """Server → one boot of a device: stop, and say why. `failed` makes the exit code say so."""
+    """Server → one boot of a device (None = any): leave, and why. Only `run_over` is no fault of the device."""
 
     boot: Id | None
+    why: Literal["run_over", "identity_taken", "misfit"]
     reason: Text
-    failed: bool = False
 
 
 class Gone(Struct, tag="gone", frozen=True):

@@ -1,12 +1,11 @@
 """The Trainer interface: what the agent needs of a backend, whichever runtime is underneath."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 Tensors = dict[str, Array]
 
 

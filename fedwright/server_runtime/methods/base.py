@@ -4,14 +4,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Recipe, Report, Returns, Stats
 from fedwright.server_runtime.artifacts.structure import ModelSpec, Optimizer, Structure
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 Tensors = dict[str, Array]
 
 
@@ -38,6 +37,14 @@ class Absorbed:
 
     tensors: Tensors
     stats: Stats
+    assignment: Assignment
+
+
+@dataclass(frozen=True)
+class Relay:
+    """A further assignment inside the same round, for a device that goes on where another stopped."""
+
+    device: str
     assignment: Assignment
 
 
@@ -70,8 +77,8 @@ class Method(Protocol):
         """The weights made for this device."""
         ...
 
-    def absorb(self, device: str, reply: Absorbed) -> Assignment | None:
-        """Fold in one reply; a returned assignment is passed on to the next device of a relay."""
+    def absorb(self, device: str, reply: Absorbed) -> Relay | None:
+        """Fold in one reply; a returned relay starts another stage of this round."""
         ...
 
     def advance(self) -> dict[str, float]:

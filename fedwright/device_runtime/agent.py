@@ -1,0 +1,350 @@
+"""THE LOOP of a device: report → task → fetch what is missing → check and train → update, until it is dismissed.
+
+Messages are handled in this thread; training runs in one worker thread, so that a device that trains still
+answers. The journal says at every moment what is in hand, so that a restart continues instead of beginning.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from msgspec import structs
+
+from fedwright import __version__
+from fedwright.device_runtime import facts
+from fedwright.device_runtime.data.local import LocalData
+from fedwright.device_runtime.perform import Inputs, Result, Stopped, Tools, perform
+from fedwright.device_runtime.store.journal import Journal
+from fedwright.protocol import codec, tensors, topics
+from fedwright.protocol.blobs import BlobStore, Download, Uploads, inlined
+from fedwright.protocol.errors import (
+    BadArtifact,
+    BadBlob,
+    BadMessage,
+    DeviceError,
+    FedwrightError,
+    IdentityTaken,
+    OverBudget,
+)
+from fedwright.protocol.link.base import Link
+from fedwright.protocol.messages import (
+    Ack,
+    BlobRef,
+    Board,
+    Challenge,
+    Chunk,
+    Dismiss,
+    Get,
+    Lost,
+    Message,
+    Refusal,
+    Report,
+    Task,
+    Update,
+)
+
+log = logging.getLogger(__name__)
+
+# The server acknowledges an update as soon as it is on its disk; silence this long means it was not heard.
+RESEND_S = 5.0
+TICK_S = 0.5
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who this agent is on the wire. `boot` is new at each start of the process."""
+
+    device: str
+    fleet: str
+    boot: str
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What the device has: its board, its data, its disk and its tools."""
+
+    board: Board
+    data: LocalData
+    blobs: BlobStore
+    journal: Journal
+    tools: Tools
+    trains: bool = True
+
+
+class Agent:
+    """One device on a link. `run` returns when the device is dismissed or `stop` was called."""
+
+    def __init__(
+        self,
+        link: Link,
+        identity: Identity,
+        holdings: Holdings,
+        *,
+        leave_when_over: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._link = link
+        self._identity = identity
+        self._have = holdings
+        self._leave_when_over = leave_when_over
+        self._clock = clock
+        self._downloads: dict[str, Download] = {}
+        self._uploads = Uploads(holdings.blobs)
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="train")
+        self._work: Future[Result] | None = None
+        self._give_up = threading.Event()
+        self._stopping = threading.Event()
+        self._answered_s = 0.0
+        self._warned = False
+
+    def run(self) -> None:
+        """Serve until dismissed; IdentityTaken or DeviceError when the server turned this device away."""
+        for topic in (topics.down(self._identity.fleet, self._identity.device), topics.shared(self._identity.fleet)):
+            self._link.subscribe(topic)
+        connects = -1
+        try:
+            self._begin()
+            while not self._stopping.is_set():
+                if self._link.connects != connects:
+                    connects = self._link.connects
+                    self._came_up()
+                received = self._link.receive(TICK_S)
+                if received is not None:
+                    self._take(received.payload)
+                self._tend()
+        finally:
+            self._give_up.set()
+            self._worker.shutdown()
+
+    def stop(self) -> None:
+        """Make `run` return soon; safe from any thread and from signal handlers."""
+        self._stopping.set()
+        self._give_up.set()
+        self._link.wake()
+
+    def _came_up(self) -> None:
+        """After every (re)connection: the server may have missed us, and chunks under way are lost."""
+        self._report()
+        for download in self._downloads.values():
+            download.lost_link()
+        self._send_answer()
+
+    def _report(self) -> None:
+        entry = self._have.journal.entry
+        self._send(
+            Report(
+                agent=__version__,
+                board=self._have.board,
+                free_bytes=facts.free_bytes(),
+                data=self._have.data.summary(),
+                task=None if entry is None else entry.task.task,
+                trains=self._have.trains,
+            )
+        )
+
+    def _take(self, payload: bytes) -> None:
+        try:
+            body = codec.decode(payload).body
+        except BadMessage as err:
+            log.log(logging.DEBUG if self._warned else logging.WARNING, "from the server: %s", err)
+            self._warned = True
+            return
+        if isinstance(body, Task):
+            self._take_task(body)
+        elif isinstance(body, Chunk):
+            self._take_chunk(body)
+        elif isinstance(body, Get):
+            for message in self._uploads.answer(body):
+                self._send(message, reliable=False)
+        elif isinstance(body, Ack):
+            self._take_ack(body)
+        elif isinstance(body, Challenge):
+            self._report()
+        elif isinstance(body, Lost) and body.sha256 in self._downloads:
+            self._refuse("bad_blob", f"the server no longer holds blob {body.sha256[:12]}")
+        elif isinstance(body, Dismiss):
+            self._take_dismiss(body)
+
+    def _take_task(self, task: Task) -> None:
+        if task.boot != self._identity.boot:
+            return
+        entry = self._have.journal.entry
+        known = entry is not None and entry.task.task == task.task
+        if not known and not self._have.journal.is_finished(task.task):
+            self._drop_work()
+            self._have.journal.accept(task)
+        self._send(Ack(task.task))
+        if known:
+            self._send_answer()
+        else:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Go on with the task in hand: ask for blobs that are missing, or train when all are here."""
+        entry = self._have.journal.entry
+        if entry is None or entry.answer is not None or self._work is not None:
+            return
+        try:
+            for ref in _refs(entry.task):
+                self._fetch(ref)
+        except BadBlob as err:
+            self._refuse("bad_blob", str(err))
+            return
+        if not self._downloads:
+            self._start(entry.task)
+
+    def _fetch(self, ref: BlobRef) -> None:
+        if ref.sha256 in self._downloads or self._have.blobs.has(ref.sha256):
+            return
+        download = Download(self._have.blobs, ref)
+        if download.done:
+            download.finish()
+        else:
+            self._downloads[ref.sha256] = download
+
+    def _take_chunk(self, chunk: Chunk) -> None:
+        download = self._downloads.get(chunk.sha256)
+        if download is None:
+            return
+        try:
+            download.accept(chunk.index, chunk.data)
+            if not download.done:
+                return
+            download.finish()
+        except BadBlob as err:
+            log.warning("blob %s: %s", chunk.sha256[:12], err)
+            return
+        del self._downloads[chunk.sha256]
+        self._begin()
+
+    def _start(self, task: Task) -> None:
+        paths = [None if ref is None else self._have.blobs.path(ref.sha256) for ref in (task.sides, task.frozen)]
+        inputs = Inputs(
+            artifact=self._have.blobs.path(task.artifact.sha256),
+            weights=self._have.blobs.path(task.weights.sha256),
+            sides=paths[0],
+            frozen=paths[1],
+        )
+        self._give_up.clear()
+        log.info("round %d: task %s begins", task.round, task.task)
+        self._work = self._worker.submit(
+            perform, task, inputs, self._have.data, tools=self._have.tools, should_stop=self._give_up.is_set
+        )
+        self._work.add_done_callback(lambda _: self._link.wake())
+
+    def _tend(self) -> None:
+        now = self._clock()
+        for sha256, download in self._downloads.items():
+            wanted = download.wanted(now)
+            if wanted:
+                self._send(Get(sha256, wanted), reliable=False)
+        if self._work is not None and self._work.done():
+            work, self._work = self._work, None
+            self._finish_work(work)
+        elif now - self._answered_s >= RESEND_S:
+            self._send_answer()
+
+    def _finish_work(self, work: Future[Result]) -> None:
+        entry = self._have.journal.entry
+        err = work.exception()
+        if isinstance(err, Stopped) or entry is None:
+            return
+        if err is None:
+            self._answer(self._update(entry.task, work.result()))
+        elif isinstance(err, OverBudget):
+            self._refuse("over_budget", str(err), need_bytes=err.need_bytes, free_bytes=err.free_bytes)
+        elif isinstance(err, MemoryError):
+            self._refuse("over_budget", "ran out of memory while training", free_bytes=facts.free_bytes())
+        elif isinstance(err, BadArtifact):
+            self._refuse("bad_artifact", str(err))
+        elif isinstance(err, BadBlob):
+            self._refuse("bad_blob", str(err))
+        else:
+            if not isinstance(err, FedwrightError):
+                log.error("task %s failed", entry.task.task, exc_info=err)
+            self._refuse("failed", f"{type(err).__name__}: {err}"[:500])
+
+    def _update(self, task: Task, result: Result) -> Update:
+        stats = structs.replace(
+            result.stats,
+            peak_rss_bytes=facts.peak_rss_bytes(),
+            bytes_up=self._link.sent_bytes,
+            bytes_down=self._link.received_bytes,
+        )
+        ref = None
+        if result.tensors:
+            ref = self._uploads.offer(tensors.save(result.tensors), inline=False)
+        return Update(task=task.task, round=task.round, stats=stats, tensors=ref)
+
+    def _refuse(self, reason: str, detail: str, *, need_bytes: int = 0, free_bytes: int = 0) -> None:
+        entry = self._have.journal.entry
+        if entry is None:
+            return
+        log.warning("round %d: task refused: %s", entry.task.round, detail)
+        self._downloads.clear()
+        self._answer(
+            Refusal(entry.task.task, reason, detail, need_bytes=need_bytes, free_bytes=free_bytes)  # type: ignore[arg-type]
+        )
+
+    def _answer(self, answer: Update | Refusal) -> None:
+        self._have.journal.answer(answer)
+        self._send_answer()
+
+    def _send_answer(self) -> None:
+        """Send the answer that the server has not acknowledged yet, its tensors inline when they are small."""
+        entry = self._have.journal.entry
+        if entry is None or entry.answer is None:
+            return
+        self._answered_s = self._clock()
+        answer = entry.answer
+        if isinstance(answer, Update) and answer.tensors is not None:
+            self._uploads.serve(answer.tensors)
+            answer = structs.replace(answer, tensors=inlined(self._have.blobs, answer.tensors))
+        self._send(answer)
+
+    def _take_ack(self, ack: Ack) -> None:
+        entry = self._have.journal.entry
+        if entry is None or entry.answer is None or entry.task.task != ack.of:
+            return
+        if ack.problem:
+            log.warning("round %d: the server did not use the answer: %s", entry.task.round, ack.problem)
+        self._have.journal.finish()
+        self._have.tools.checkpoint.clear()
+        used = [entry.task.weights, entry.task.sides]
+        used.append(entry.answer.tensors if isinstance(entry.answer, Update) else None)
+        for ref in used:
+            if ref is not None:
+                self._uploads.withdraw(ref.sha256)
+                self._have.blobs.remove(ref.sha256)
+
+    def _drop_work(self) -> None:
+        """The server moved on: what is in hand is no longer wanted."""
+        self._downloads.clear()
+        if self._work is not None:
+            self._give_up.set()
+            self._work.exception()
+            self._work = None
+        self._have.tools.checkpoint.clear()
+
+    def _take_dismiss(self, dismiss: Dismiss) -> None:
+        if dismiss.boot not in (None, self._identity.boot):
+            return
+        problem = f"the server turned {self._identity.device} away: {dismiss.reason}"
+        if dismiss.why == "identity_taken":
+            raise IdentityTaken(problem)
+        if dismiss.why == "misfit":
+            raise DeviceError(problem)
+        log.info("the server is done: %s", dismiss.reason)
+        if self._leave_when_over:
+            self._stopping.set()
+
+    def _send(self, message: Message, *, reliable: bool = True) -> None:
+        payload = codec.encode(message, sender=self._identity.device, boot=self._identity.boot)
+        self._link.send(topics.up(self._identity.fleet, self._identity.device), payload, reliable=reliable)
+
+
+def _refs(task: Task) -> list[BlobRef]:
+    return [ref for ref in (task.artifact, task.weights, task.sides, task.frozen) if ref is not None]

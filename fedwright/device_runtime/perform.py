@@ -1,0 +1,137 @@
+"""One task from its blobs to its result: check, train, evaluate, say what came out. Knows nothing of links."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from msgspec import structs
+
+from fedwright.device_runtime.data.local import LocalData
+from fedwright.device_runtime.store.checkpoint import Checkpoint
+from fedwright.device_runtime.train.base import StepResult, Tensors, Trainer
+from fedwright.device_runtime.train.loop import Evaluation, class_prototypes, evaluate, total_steps, train
+from fedwright.protocol import artifact as artifacts
+from fedwright.protocol import tensors
+from fedwright.protocol.artifact import Artifact
+from fedwright.protocol.messages import Recipe, Returns, Stats, Task
+
+MakeTrainer = Callable[[Artifact, Tensors, Tensors], Trainer]
+"""Makes a trainer from an artifact, its side inputs and its frozen tensors."""
+
+CheckArtifact = Callable[[Artifact, Recipe], None]
+"""Raises BadArtifact or OverBudget before a session is made."""
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What a device works with, the same for every task."""
+
+    make_trainer: MakeTrainer
+    check: CheckArtifact
+    checkpoint: Checkpoint
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Where the blobs of a task lie."""
+
+    artifact: Path
+    weights: Path
+    sides: Path | None = None
+    frozen: Path | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a task came to; `tensors` is empty when none were asked for."""
+
+    tensors: Tensors
+    stats: Stats
+
+
+class Stopped(Exception):
+    """The task was given up because the agent was told to."""
+
+
+def perform(
+    task: Task,
+    inputs: Inputs,
+    data: LocalData,
+    *,
+    tools: Tools,
+    should_stop: Callable[[], bool],
+) -> Result:
+    """Do the task; continues from the checkpoint when it belongs to this task."""
+    wall_s, cpu_s = time.monotonic(), time.process_time()
+    artifact = artifacts.unpack(inputs.artifact.read_bytes())
+    tools.check(artifact, task.recipe)
+    trainer = tools.make_trainer(artifact, _load(inputs.sides), _load(inputs.frozen))
+    received = tensors.load(inputs.weights)
+    trainer.load(received)
+    before = evaluate(trainer, data) if task.returns.evaluate else None
+    stats = _train(task, trainer, data, checkpoint=tools.checkpoint, should_stop=should_stop)
+    trains = total_steps(task.recipe, len(data.y)) > 0
+    after = evaluate(trainer, data) if task.returns.evaluate and trains else before
+    result = _returned(trainer, received, data, task.returns)
+    return Result(
+        result,
+        structs.replace(
+            stats,
+            holdout=len(data.y_holdout),
+            correct_before=_correct(before),
+            correct_after=_correct(after),
+            cpu_s=time.process_time() - cpu_s,
+            task_s=time.monotonic() - wall_s,
+        ),
+    )
+
+
+def _train(
+    task: Task, trainer: Trainer, data: LocalData, *, checkpoint: Checkpoint, should_stop: Callable[[], bool]
+) -> Stats:
+    start = checkpoint.load(task.task)
+    if start is not None:
+        trainer.restore(start.slots)
+    first = None if start is None else start.loss_first
+
+    def on_step(step: int, result: StepResult) -> None:
+        nonlocal first
+        first = result.loss if first is None else first
+        if checkpoint.due():
+            checkpoint.save(task.task, step, first, trainer.snapshot())
+
+    done = 0 if start is None else start.step
+    result = train(trainer, data, task.recipe, on_step=on_step, start_step=done, should_stop=should_stop)
+    if not result.finished:
+        raise Stopped
+    return Stats(
+        samples=len(data.y),
+        steps=done + result.steps,
+        train_s=result.train_s,
+        cpu_s=0.0,
+        peak_rss_bytes=0,
+        loss_first=first,
+        loss_last=result.loss_last,
+    )
+
+
+def _returned(trainer: Trainer, received: Tensors, data: LocalData, returns: Returns) -> Tensors:
+    result: Tensors = {}
+    if returns.weights != "none":
+        result = trainer.weights()
+    if returns.weights == "delta":
+        result = {name: np.subtract(value, received[name]) for name, value in result.items()}
+    if returns.prototypes:
+        prototypes, counts = class_prototypes(trainer, data)
+        result |= {"prototypes": prototypes, "prototype_counts": counts.astype("float32")}
+    return result
+
+
+def _correct(evaluation: Evaluation | None) -> int | None:
+    return None if evaluation is None or evaluation.n == 0 else evaluation.correct
+
+
+def _load(path: Path | None) -> Tensors:
+    return {} if path is None else dict(tensors.load(path))

@@ -1,0 +1,89 @@
+"""Puts an agent together from its settings and runs it until it is dismissed or asked to stop."""
+
+import logging
+import os
+import signal
+from pathlib import Path
+
+from fedwright.device_runtime import facts
+from fedwright.device_runtime.agent import Agent, Holdings, Identity
+from fedwright.device_runtime.config import AgentConfig
+from fedwright.device_runtime.data import load
+from fedwright.device_runtime.perform import Tools
+from fedwright.device_runtime.store.checkpoint import Checkpoint
+from fedwright.device_runtime.store.journal import Journal
+from fedwright.device_runtime.train.base import Tensors, Trainer
+from fedwright.protocol import codec, topics
+from fedwright.protocol.artifact import Artifact
+from fedwright.protocol.blobs import BlobStore
+from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.link import connect
+from fedwright.protocol.messages import Gone, Recipe
+
+log = logging.getLogger(__name__)
+
+# Artifacts and a frozen base are worth keeping between rounds; weights are removed as soon as they are used.
+BLOB_LIMIT_BYTES = 2 * 1024**3
+# Data order on a device must not depend on when it joined: the split into training and held-out part is fixed.
+SPLIT_SEED = 0
+
+
+def run_agent(config: AgentConfig) -> None:
+    """Run one device in the foreground; SIGTERM and SIGINT end it cleanly."""
+    topics.check_name(config.device, what="device id")
+    topics.check_name(config.fleet, what="fleet")
+    threads = config.threads or os.cpu_count() or 1
+    data = load(config.data, holdout_ratio=config.holdout_ratio, seed=SPLIT_SEED)
+    folder = config.state / config.fleet / config.device
+    journal = Journal(folder)
+    holdings = Holdings(
+        board=facts.board(threads=threads, profile=config.profile),
+        data=data,
+        blobs=BlobStore(folder / "blobs", limit_bytes=BLOB_LIMIT_BYTES),
+        journal=journal,
+        tools=make_tools(config.backend, threads=threads, folder=folder),
+        trains=config.trains,
+    )
+    try:
+        _run(config, holdings)
+    finally:
+        journal.close()
+
+
+def make_tools(backend: str, *, threads: int, folder: Path) -> Tools:
+    """The trainer, the check and the checkpoint file of a device."""
+    if backend != "portable":
+        raise ConfigError(f"unknown backend {backend!r}; choose portable")
+    from fedwright.device_runtime.train.check import check_artifact
+    from fedwright.device_runtime.train.portable import PortableTrainer
+
+    def make_trainer(artifact: Artifact, sides: Tensors, frozen: Tensors) -> Trainer:
+        return PortableTrainer(artifact, threads=threads, sides=sides, frozen=frozen)
+
+    def check(artifact: Artifact, recipe: Recipe) -> None:
+        check_artifact(artifact, free_bytes=facts.free_bytes(), batch=recipe.batch)
+
+    return Tools(make_trainer, check, Checkpoint(folder / "checkpoint"))
+
+
+def _run(config: AgentConfig, holdings: Holdings) -> None:
+    identity = Identity(config.device, config.fleet, codec.new_id())
+    up = topics.up(identity.fleet, identity.device)
+    gone = codec.encode(Gone(), sender=identity.device, boot=identity.boot)
+    link = connect(
+        config.broker,
+        client_id=identity.device,
+        will=(up, gone),
+        ca=config.ca_file,
+        cert=config.cert_file,
+        key=config.key_file,
+    )
+    agent = Agent(link, identity, holdings, leave_when_over=config.once)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: agent.stop())
+    log.info("device %s serves fleet %s at %s", identity.device, identity.fleet, config.broker)
+    try:
+        agent.run()
+    finally:
+        link.send(up, gone)
+        link.close()

@@ -1,0 +1,57 @@
+"""What each device did over a run, put together from the durable replies."""
+
+from dataclasses import dataclass, field
+
+from fedwright.protocol.messages import Stats
+from fedwright.server_runtime.rounds.store import Position, RoundStore
+
+
+@dataclass
+class DeviceRecord:
+    """One device over all rounds; accuracies are those of the model it was sent, on its own held-out data."""
+
+    device: str
+    samples: int = 0
+    rounds: int = 0
+    accuracy_before: float | None = None
+    accuracy_after: float | None = None
+    task_s: list[float] = field(default_factory=list)
+    cpu_s: float = 0.0
+    peak_rss_bytes: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    @property
+    def round_s(self) -> float:
+        """Mean wall-clock seconds the device worked per round."""
+        return sum(self.task_s) / len(self.task_s) if self.task_s else 0.0
+
+
+def device_records(store: RoundStore, *, rounds: int) -> dict[str, DeviceRecord]:
+    """Records of all devices that answered at least once; the stage after the last round is the closing evaluation."""
+    records: dict[str, DeviceRecord] = {}
+    for position in [*(closed.position for closed in store.closed()), Position(rounds + 1, 0)]:
+        replies = store.replies(position)
+        for planned in store.plan(position) or []:
+            reply = replies.get(planned.task.task)
+            if reply is not None and reply.update is not None:
+                record = records.setdefault(planned.device, DeviceRecord(planned.device))
+                _add(record, reply.update.stats, evaluation=position.round > rounds)
+    return records
+
+
+def _add(record: DeviceRecord, stats: Stats, *, evaluation: bool) -> None:
+    if stats.holdout and stats.correct_before is not None:
+        accuracy = stats.correct_before / stats.holdout
+        if record.accuracy_before is None:
+            record.accuracy_before = accuracy
+        record.accuracy_after = accuracy
+    if not evaluation:
+        record.samples = stats.samples
+        record.rounds += 1
+        record.task_s.append(stats.task_s)
+    record.cpu_s += stats.cpu_s
+    record.peak_rss_bytes = max(record.peak_rss_bytes, stats.peak_rss_bytes)
+    # Counted by the agent from its own start, which a restart sets back to zero.
+    record.bytes_up = max(record.bytes_up, stats.bytes_up)
+    record.bytes_down = max(record.bytes_down, stats.bytes_down)

@@ -1,0 +1,96 @@
+"""FedAvg: every device trains the whole model; the server averages what they learnt, weighted by their samples.
+
+Paper: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data (2017).
+Implemented: Algorithm 1, with E local epochs; running statistics are averaged like weights.
+Left out: nothing.
+Differs: devices send the change of their weights instead of the weights; the average is the same.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedwright.protocol.messages import Recipe, Report
+from fedwright.server_runtime.artifacts.structure import ModelSpec, Structure
+from fedwright.server_runtime.methods.base import (
+    Absorbed,
+    Assignment,
+    Emission,
+    Entry,
+    Relay,
+    Setting,
+    Tensors,
+    register,
+)
+from fedwright.server_runtime.rounds.sampling import derive_seed
+
+
+@dataclass(frozen=True)
+class FedAvgParams:
+    """FedAvg has no parameters of its own."""
+
+
+class FedAvg:
+    """W ← W + Σ n_i Δ_i / Σ n_i over the devices i that answered with n_i samples."""
+
+    def __init__(self, params: FedAvgParams, setting: Setting) -> None:
+        self._setting = setting
+        self._weights: Tensors = dict(setting.initial)
+        self._structure = Structure(setting.spec, optimizer=setting.optimizer)
+        self._sums: dict[str, NDArray[np.float64]] = {}
+        self._samples = 0
+
+    def assign(self, reports: Mapping[str, Report], round_number: int) -> dict[str, Assignment]:
+        """Everyone trains the same structure; only the seed of the data order differs."""
+        return {
+            device: Assignment(
+                self._structure,
+                Recipe(
+                    batch=self._setting.batch,
+                    learning_rate=self._setting.learning_rate,
+                    seed=derive_seed(self._setting.seed, "data order", round_number, device),
+                    epochs=self._setting.epochs,
+                ),
+            )
+            for device, report in reports.items()
+            if report.trains
+        }
+
+    def emit(self, device: str, assignment: Assignment) -> Emission:
+        """The global weights."""
+        return Emission(self._weights)
+
+    def absorb(self, device: str, reply: Absorbed) -> Relay | None:
+        """Add n_i Δ_i to the running sum."""
+        for name, delta in reply.tensors.items():
+            total = self._sums.setdefault(name, np.zeros(delta.shape, np.float64))
+            total += reply.stats.samples * delta
+        self._samples += reply.stats.samples
+        return None
+
+    def advance(self) -> dict[str, float]:
+        """Apply the mean change."""
+        if self._samples > 0:
+            self._weights = {
+                name: (value + self._sums[name] / self._samples).astype(value.dtype)
+                for name, value in self._weights.items()
+            }
+        self._sums, self._samples = {}, 0
+        return {}
+
+    def personal(self, device: str) -> tuple[ModelSpec, Tensors]:
+        """The global model."""
+        return self._setting.spec, self._weights
+
+    def state(self) -> Tensors:
+        """The global weights; between rounds nothing else is held."""
+        return dict(self._weights)
+
+    def restore(self, state: Tensors) -> None:
+        """Continue from saved weights."""
+        self._weights = dict(state)
+
+
+register(Entry("fedavg", "the whole model on every device, averaged by samples", FedAvgParams, FedAvg))

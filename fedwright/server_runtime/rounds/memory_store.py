@@ -1,0 +1,60 @@
+"""In-memory twin of the round store, for tests and simulation; forgets all when the process ends."""
+
+from collections.abc import Sequence
+
+from fedwright.protocol.errors import RoundError
+from fedwright.server_runtime.rounds.store import Closed, Planned, Position, Reply, RunRecord
+
+
+class MemoryRoundStore:
+    """A RoundStore that lives in this process only."""
+
+    def __init__(self) -> None:
+        self._run: RunRecord | None = None
+        self._plans: dict[Position, list[Planned]] = {}
+        self._replies: dict[str, Reply] = {}
+        self._closed: list[Closed] = []
+
+    def save_run(self, record: RunRecord) -> None:
+        """See RoundStore."""
+        if self._run is not None:
+            raise RoundError(f"this store already holds run {self._run.run}; use another folder for run {record.run}")
+        self._run = record
+
+    def run(self) -> RunRecord | None:
+        """See RoundStore."""
+        return self._run
+
+    def save_plan(self, position: Position, plan: Sequence[Planned]) -> None:
+        """See RoundStore."""
+        if position in self._plans:
+            raise RoundError(f"round {position.round} stage {position.stage} is planned already")
+        self._plans[position] = list(plan)
+
+    def plan(self, position: Position) -> list[Planned] | None:
+        """See RoundStore."""
+        plan = self._plans.get(position)
+        return None if plan is None else list(plan)
+
+    def save_reply(self, reply: Reply) -> bool:
+        """See RoundStore."""
+        if reply.task in self._replies:
+            return False
+        self._replies[reply.task] = reply
+        return True
+
+    def replies(self, position: Position) -> dict[str, Reply]:
+        """See RoundStore."""
+        tasks = [planned.task.task for planned in self._plans.get(position, [])]
+        return {task: self._replies[task] for task in tasks if task in self._replies}
+
+    def close_stage(self, closed: Closed) -> None:
+        """See RoundStore."""
+        self._closed.append(closed)
+
+    def closed(self) -> list[Closed]:
+        """See RoundStore."""
+        return list(self._closed)
+
+    def close(self) -> None:
+        """See RoundStore."""

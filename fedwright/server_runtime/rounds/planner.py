@@ -1,0 +1,76 @@
+"""Turns assignments into tasks: the artifact for a structure, the blobs a device will pull, a stable task id."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fedwright.protocol import artifact as artifacts
+from fedwright.protocol import tensors
+from fedwright.protocol.artifact import Manifest
+from fedwright.protocol.blobs import BlobStore, make_ref
+from fedwright.protocol.messages import BlobRef, Task
+from fedwright.server_runtime.artifacts.builder import Builder
+from fedwright.server_runtime.artifacts.structure import Structure
+from fedwright.server_runtime.methods.base import Assignment, Emission, Tensors
+from fedwright.server_runtime.rounds.store import Planned, Position
+
+
+@dataclass
+class Planner:
+    """Makes tasks; each distinct structure is built once and each distinct set of weights stored once."""
+
+    run: str
+    builder: Builder
+    blobs: BlobStore
+    deadline_s: float
+    _artifacts: dict[str, tuple[BlobRef, Manifest]] = field(default_factory=dict)
+
+    def manifest(self, structure: Structure) -> Manifest:
+        """What the artifact of this structure reads and writes."""
+        return self._artifact(structure)[1]
+
+    def plan(
+        self, position: Position, assignments: Mapping[str, Assignment], emissions: Mapping[str, Emission]
+    ) -> list[Planned]:
+        """One task per device, in the order of device ids."""
+        refs: dict[int, BlobRef] = {}
+        return [
+            Planned(device, self._task(position, device, assignments[device], emissions[device], refs), assignment)
+            for device, assignment in sorted(assignments.items())
+        ]
+
+    def _task(
+        self, position: Position, device: str, assignment: Assignment, emission: Emission, refs: dict[int, BlobRef]
+    ) -> Task:
+        return Task(
+            task=task_id(self.run, position, device),
+            boot="unsent",
+            run=self.run,
+            round=position.round,
+            artifact=self._artifact(assignment.structure)[0],
+            weights=self._store(emission.weights, refs),
+            recipe=assignment.recipe,
+            returns=assignment.returns,
+            deadline_s=self.deadline_s,
+            sides=self._store(emission.sides, refs) if emission.sides else None,
+        )
+
+    def _store(self, values: Tensors, refs: dict[int, BlobRef]) -> BlobRef:
+        """Methods may emit one dictionary for many devices: it is serialised and hashed once."""
+        key = id(values)
+        if key not in refs:
+            refs[key] = make_ref(self.blobs.path(self.blobs.put_bytes(tensors.save(values))), inline=False)
+        return refs[key]
+
+    def _artifact(self, structure: Structure) -> tuple[BlobRef, Manifest]:
+        key = structure.key()
+        if key not in self._artifacts:
+            built = self.builder.build(structure)
+            sha256 = self.blobs.put_bytes(artifacts.pack(built))
+            self._artifacts[key] = (make_ref(self.blobs.path(sha256), inline=False), built.manifest)
+        return self._artifacts[key]
+
+
+def task_id(run: str, position: Position, device: str) -> str:
+    """The same id whenever the same stage is planned again."""
+    return hashlib.sha256(f"{run}\0{position.round}\0{position.stage}\0{device}".encode()).hexdigest()[:32]

@@ -1,0 +1,143 @@
+"""The round store in SQLite: write-ahead log, every save one transaction that is synced to disk."""
+
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fedwright.protocol.errors import RoundError
+from fedwright.protocol.messages import Task, Update
+from fedwright.server_runtime.methods.base import Assignment
+from fedwright.server_runtime.rounds.store import Closed, Planned, Position, Reply, RunRecord
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS run (one INTEGER PRIMARY KEY CHECK (one = 1), record BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS plan (
+    round INTEGER NOT NULL, stage INTEGER NOT NULL, place INTEGER NOT NULL,
+    device TEXT NOT NULL, task_id TEXT NOT NULL UNIQUE, task BLOB NOT NULL, assignment BLOB NOT NULL,
+    PRIMARY KEY (round, stage, place)
+);
+CREATE TABLE IF NOT EXISTS stage (round INTEGER NOT NULL, stage INTEGER NOT NULL, PRIMARY KEY (round, stage));
+CREATE TABLE IF NOT EXISTS reply (
+    task_id TEXT PRIMARY KEY, outcome TEXT NOT NULL, message BLOB, detail TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS closed (
+    round INTEGER NOT NULL, stage INTEGER NOT NULL, state TEXT NOT NULL, metrics BLOB NOT NULL,
+    PRIMARY KEY (round, stage)
+);
+"""
+
+
+class SqliteRoundStore:
+    """A RoundStore in one file."""
+
+    def __init__(self, path: Path) -> None:
+        self._db = sqlite3.connect(path, isolation_level=None)
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        self._db.executescript(_SCHEMA)
+
+    def save_run(self, record: RunRecord) -> None:
+        """See RoundStore."""
+        known = self.run()
+        if known is not None:
+            raise RoundError(f"this store already holds run {known.run}; use another folder for run {record.run}")
+        self._db.execute("INSERT INTO run VALUES (1, ?)", (msgspec.msgpack.encode(record),))
+
+    def run(self) -> RunRecord | None:
+        """See RoundStore."""
+        row = self._db.execute("SELECT record FROM run").fetchone()
+        return None if row is None else msgspec.msgpack.decode(row[0], type=RunRecord)
+
+    def save_plan(self, position: Position, plan: Sequence[Planned]) -> None:
+        """See RoundStore."""
+        rows = [
+            (
+                *position,
+                place,
+                planned.device,
+                planned.task.task,
+                msgspec.msgpack.encode(planned.task),
+                msgspec.msgpack.encode(planned.assignment),
+            )
+            for place, planned in enumerate(plan)
+        ]
+        try:
+            with _transaction(self._db):
+                self._db.execute("INSERT INTO stage VALUES (?, ?)", position)
+                self._db.executemany("INSERT INTO plan VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+        except sqlite3.IntegrityError as err:
+            raise RoundError(f"round {position.round} stage {position.stage} is planned already") from err
+
+    def plan(self, position: Position) -> list[Planned] | None:
+        """See RoundStore."""
+        if self._db.execute("SELECT 1 FROM stage WHERE round = ? AND stage = ?", position).fetchone() is None:
+            return None
+        rows = self._db.execute(
+            "SELECT device, task, assignment FROM plan WHERE round = ? AND stage = ? ORDER BY place", position
+        )
+        return [
+            Planned(
+                device=device,
+                task=msgspec.msgpack.decode(task, type=Task),
+                assignment=msgspec.msgpack.decode(assignment, type=Assignment),
+            )
+            for device, task, assignment in rows
+        ]
+
+    def save_reply(self, reply: Reply) -> bool:
+        """See RoundStore."""
+        message = None if reply.update is None else msgspec.msgpack.encode(reply.update)
+        cursor = self._db.execute(
+            "INSERT OR IGNORE INTO reply VALUES (?, ?, ?, ?)", (reply.task, reply.outcome, message, reply.detail)
+        )
+        return cursor.rowcount == 1
+
+    def replies(self, position: Position) -> dict[str, Reply]:
+        """See RoundStore."""
+        rows = self._db.execute(
+            "SELECT reply.task_id, outcome, message, detail FROM reply JOIN plan USING (task_id)"
+            " WHERE round = ? AND stage = ?",
+            position,
+        )
+        return {row[0]: _reply(row) for row in rows}
+
+    def close_stage(self, closed: Closed) -> None:
+        """See RoundStore."""
+        self._db.execute(
+            "INSERT INTO closed VALUES (?, ?, ?, ?)",
+            (*closed.position, closed.state, msgspec.msgpack.encode(closed.metrics)),
+        )
+
+    def closed(self) -> list[Closed]:
+        """See RoundStore."""
+        rows = self._db.execute("SELECT round, stage, state, metrics FROM closed ORDER BY round, stage")
+        return [
+            Closed(Position(round_, stage), state, msgspec.msgpack.decode(metrics, type=dict[str, float]))
+            for round_, stage, state, metrics in rows
+        ]
+
+    def close(self) -> None:
+        """See RoundStore."""
+        self._db.close()
+
+
+class _transaction:
+    """BEGIN IMMEDIATE … COMMIT, or ROLLBACK when the block raises."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def __enter__(self) -> None:
+        self._db.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        self._db.execute("COMMIT" if kind is None else "ROLLBACK")
+
+
+def _reply(row: tuple[Any, ...]) -> Reply:
+    task, outcome, message, detail = row
+    update = None if message is None else msgspec.msgpack.decode(message, type=Update)
+    return Reply(task=task, outcome=outcome, update=update, detail=detail)

@@ -1,0 +1,99 @@
+"""What a run must not forget: the plan of every stage before it is sent, every reply before it is acknowledged."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+from fedwright.protocol.messages import Task, Update
+from fedwright.server_runtime.artifacts.structure import ModelSpec
+from fedwright.server_runtime.methods.base import Assignment
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run from its birth: its id, the text of its config, and the model that it trains."""
+
+    run: str
+    config: str
+    spec: ModelSpec
+
+
+class Position(NamedTuple):
+    """Where a run stands: a round, and the stage inside it (relays open further stages)."""
+
+    round: int
+    stage: int
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One task of a plan and the assignment it was made from."""
+
+    device: str
+    task: Task
+    assignment: Assignment
+
+
+@dataclass(frozen=True)
+class Reply:
+    """How a task ended: with an update, refused by the device, rejected by us, or not before the deadline."""
+
+    task: str
+    outcome: Literal["update", "refused", "rejected", "late"]
+    update: Update | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Closed:
+    """A finished stage: the method's state after it (a blob) and the round's metrics."""
+
+    position: Position
+    state: str
+    metrics: dict[str, float]
+
+
+class RoundStore(Protocol):
+    """Durable memory of one run.
+
+    - Each `save_*` MUST be on disk when it returns, whole or not at all.
+    - `save_plan` MUST refuse to overwrite a plan.
+    - `save_reply` MUST keep the first reply of a task and return False for every later one.
+    - `close_stage` MUST be the only way by which `latest` moves on.
+    """
+
+    def save_run(self, record: RunRecord) -> None:
+        """Record the run; once."""
+        ...
+
+    def run(self) -> RunRecord | None:
+        """The run, if it was recorded."""
+        ...
+
+    def save_plan(self, position: Position, plan: Sequence[Planned]) -> None:
+        """Record who does what in a stage, before anything is sent."""
+        ...
+
+    def plan(self, position: Position) -> list[Planned] | None:
+        """The plan of a stage, in the order it was saved; None when there is none."""
+        ...
+
+    def save_reply(self, reply: Reply) -> bool:
+        """Record how a task ended; False when that was known already."""
+        ...
+
+    def replies(self, position: Position) -> dict[str, Reply]:
+        """Replies of a stage by task id."""
+        ...
+
+    def close_stage(self, closed: Closed) -> None:
+        """Record the method's state after a stage."""
+        ...
+
+    def closed(self) -> list[Closed]:
+        """All finished stages, oldest first."""
+        ...
+
+    def close(self) -> None:
+        """Let go of files."""
+        ...

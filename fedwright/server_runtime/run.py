@@ -1,0 +1,162 @@
+"""Puts a run together: folder, store, method and coordinator, from a config or from what an earlier process left."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedwright.protocol import tensors
+from fedwright.protocol.blobs import BlobStore
+from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.link.base import Link
+from fedwright.protocol.messages import Report
+from fedwright.server_runtime import zoo
+from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
+from fedwright.server_runtime.artifacts.standalone import export_model
+from fedwright.server_runtime.artifacts.structure import ModelSpec, Structure
+from fedwright.server_runtime.config import ModelSection, RunConfig
+from fedwright.server_runtime.evaluate.records import DeviceRecord, device_records
+from fedwright.server_runtime.methods import registry
+from fedwright.server_runtime.methods.base import Method, Setting
+from fedwright.server_runtime.rounds import events
+from fedwright.server_runtime.rounds.coordinator import Coordinator, Options
+from fedwright.server_runtime.rounds.exchange import Exchange
+from fedwright.server_runtime.rounds.planner import Planner
+from fedwright.server_runtime.rounds.sampling import derive_seed
+from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
+from fedwright.server_runtime.rounds.store import RunRecord
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where a run keeps what it must not forget."""
+
+    path: Path
+
+    @property
+    def store(self) -> Path:
+        """Plans, replies and closed rounds."""
+        return self.path / "rounds.sqlite"
+
+    @property
+    def blobs(self) -> Path:
+        """Weights, updates, method states."""
+        return self.path / "blobs"
+
+    @property
+    def artifacts(self) -> Path:
+        """Training graphs by structure."""
+        return self.path / "artifacts"
+
+    @property
+    def model(self) -> Path:
+        """The exported global model."""
+        return self.path / "model.onnx"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished run leaves."""
+
+    devices: dict[str, DeviceRecord]
+    metrics: list[dict[str, float]]
+    model: Path | None
+
+
+def folder_of(config: RunConfig) -> RunFolder:
+    """The folder a config names."""
+    return RunFolder(Path(config.run.folder) / config.run.name)
+
+
+def execute(
+    config: RunConfig, text: str, *, link: Link, observer: events.Observer = events.ignore, dismiss: bool = True
+) -> Outcome:
+    """Run a config to its end, or go on where an earlier process stopped; `text` is the config as written."""
+    folder = folder_of(config)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    store = SqliteRoundStore(folder.store)
+    try:
+        blobs = BlobStore(folder.blobs)
+        builder = Builder(folder.artifacts)
+        coordinator = Coordinator(
+            Exchange(link, config.fleet.name, blobs=blobs),
+            Planner(config.run.name, builder, blobs, config.fleet.deadline_s),
+            store=store,
+            options=_options(config),
+            observer=observer,
+        )
+        record = store.run()
+        if record is None:
+            record = RunRecord(config.run.name, text, infer_spec(config.model, coordinator.gather()))
+            store.save_run(record)
+        method = make_method(config, record.spec)
+        coordinator.run(method, record.spec)
+        if dismiss:
+            coordinator.dismiss_all(f"run {config.run.name} is complete")
+        model = _export(folder, builder, method) if config.export.global_model else None
+        metrics = [closed.metrics for closed in store.closed() if closed.metrics]
+        return Outcome(device_records(store, rounds=config.run.rounds), metrics, model)
+    finally:
+        store.close()
+
+
+def infer_spec(section: ModelSection, reports: Mapping[str, Report]) -> ModelSpec:
+    """The model's input and classes: as configured, else as most devices report them."""
+    shapes = [tuple(report.data.input_shape) for _, report in sorted(reports.items())]
+    shape = section.input_shape or max(shapes, key=shapes.count)
+    classes = section.classes or max(
+        (r.data.classes for r in reports.values() if tuple(r.data.input_shape) == shape), default=0
+    )
+    if classes < 2:
+        raise ConfigError("the devices report fewer than two classes; give them labelled data or set model.classes")
+    return ModelSpec(section.model, shape, classes)
+
+
+def make_method(config: RunConfig, spec: ModelSpec) -> Method:
+    """The configured method at its birth; the same config gives the same method on every machine."""
+    module = zoo.create(spec, seed=derive_seed(config.run.seed, "initial weights"))
+    setting = Setting(
+        spec=spec,
+        optimizer=config.train.optimizer,
+        initial=initial_weights(module),
+        learning_rate=config.train.learning_rate,
+        batch=config.train.batch,
+        epochs=config.train.epochs,
+        seed=config.run.seed,
+    )
+    return registry.find(config.method.name).make(config.method.params, setting)
+
+
+def export_device(config: RunConfig, device: str, target: Path) -> None:
+    """Write the model that a device should use now as a plain ONNX file."""
+    folder = folder_of(config)
+    store = SqliteRoundStore(folder.store)
+    try:
+        record = store.run()
+        closed = store.closed()
+        if record is None or not closed:
+            raise ConfigError(f"run {config.run.name} in {folder.path} has no finished round to export yet")
+        method = make_method(config, record.spec)
+        method.restore(tensors.load(BlobStore(folder.blobs).path(closed[-1].state)))
+    finally:
+        store.close()
+    spec, weights = method.personal(device)
+    target.write_bytes(export_model(Builder(folder.artifacts).build(Structure(spec)), weights))
+
+
+def _export(folder: RunFolder, builder: Builder, method: Method) -> Path:
+    spec, weights = method.personal("")
+    folder.model.write_bytes(export_model(builder.build(Structure(spec)), weights))
+    return folder.model
+
+
+def _options(config: RunConfig) -> Options:
+    return Options(
+        rounds=config.run.rounds,
+        devices=config.fleet.devices,
+        seed=config.run.seed,
+        per_round=config.fleet.per_round,
+        sample_ratio=config.fleet.sample_ratio,
+        quorum_ratio=config.fleet.quorum_ratio,
+        deadline_s=config.fleet.deadline_s,
+        join_timeout_s=config.fleet.join_timeout_s,
+    )
