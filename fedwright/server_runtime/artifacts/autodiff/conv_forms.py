@@ -1,0 +1,219 @@
+"""Equivalent ways to write the gradients of a convolution in plain operators.
+
+A convolution y[n,o,p] = sum over c, t of w[o,c,t] x[n,c,p*stride + t*dilation - pad] has
+    dW[o,c,t] = sum over n, p of dY[n,o,p] x[n,c,p*stride + t*dilation - pad]
+    dX = the same sum read backwards (a transposed convolution).
+A weight form is (graph, sizes, x, dy) -> dW, an input form is (graph, sizes, weight, dy) -> dX. They differ only
+in speed; `conv_table` picks one by size.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from fedwright.protocol.errors import BuildError
+from fedwright.server_runtime.artifacts.autodiff.graph import Graph, Node, Shape
+
+Form = Callable[[Graph, "Geometry", str, str], str]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The sizes of a convolution; tuples have one entry per spatial axis."""
+
+    channels_in: int
+    channels_out: int
+    group: int
+    kernel: Shape
+    stride: Shape
+    dilation: Shape
+    begin: Shape
+    end: Shape
+    size_in: Shape
+    size_out: Shape
+
+    @classmethod
+    def of(cls, node: Node, x: Shape, weight: Shape, y: Shape) -> "Geometry":
+        """Sizes of a Conv node from the shapes of its input, weight [out, in/group, kernel] and output."""
+        attrs = node.attrs
+        rank = len(weight) - 2
+        if attrs.get("auto_pad", "NOTSET") not in ("NOTSET", b"NOTSET") or -1 in x[2:] or -1 in y[2:]:
+            raise BuildError(
+                f"convolution {node.name} has automatic padding or a free image size; give the padding in numbers "
+                f"and export with a fixed image size"
+            )
+        pads = tuple(attrs.get("pads", (0,) * (2 * rank)))
+        return cls(
+            channels_in=x[1],
+            channels_out=y[1],
+            group=attrs.get("group", 1),
+            kernel=tuple(weight[2:]),
+            stride=tuple(attrs.get("strides", (1,) * rank)),
+            dilation=tuple(attrs.get("dilations", (1,) * rank)),
+            begin=pads[:rank],
+            end=pads[rank:],
+            size_in=tuple(x[2:]),
+            size_out=tuple(y[2:]),
+        )
+
+    @property
+    def rank(self) -> int:
+        """Number of spatial axes."""
+        return len(self.kernel)
+
+    @property
+    def taps(self) -> list[Shape]:
+        """Every kernel position."""
+        return list(product(*(range(size) for size in self.kernel)))
+
+    @property
+    def positions(self) -> int:
+        """Output positions per sample and channel."""
+        return prod(self.size_out)
+
+    @property
+    def depthwise(self) -> bool:
+        """One input channel per group?"""
+        return self.group == self.channels_in and self.group > 1
+
+    def attrs(self) -> dict[str, Any]:
+        """Attributes of the Conv node of these sizes."""
+        return {
+            "strides": list(self.stride),
+            "dilations": list(self.dilation),
+            "pads": [*self.begin, *self.end],
+            "group": self.group,
+        }
+
+
+def bias_gradient(graph: Graph, dy: str, rank: int) -> str:
+    """dY summed over everything but channels, the spatial axes first: that is the fast order."""
+    per_sample = graph.op("ReduceSum", dy, graph.ints(*range(2, 2 + rank)), keepdims=0)
+    return graph.op("ReduceSum", per_sample, graph.ints(0), keepdims=0)
+
+
+def pad(graph: Graph, value: str, before: Sequence[int], after: Sequence[int]) -> str:
+    """Zeros around the last axes of a value of rank 2 + len(before)."""
+    if not any(before) and not any(after):
+        return value
+    return graph.op("Pad", value, graph.ints(0, 0, *before, 0, 0, *after))
+
+
+def window(graph: Graph, value: str, ranges: dict[int, tuple[int, int, int]]) -> str:
+    """A strided part of a value: axis -> (start, stop, step)."""
+    starts, stops, steps = zip(*ranges.values(), strict=True)
+    args = (graph.ints(*starts), graph.ints(*stops), graph.ints(*ranges))
+    if all(step == 1 for step in steps):
+        return graph.op("Slice", value, *args)
+    return graph.op("Slice", value, *args, graph.ints(*steps))
+
+
+def _tap_ranges(sizes: Geometry, tap: Shape, axes: Sequence[int]) -> dict[int, tuple[int, int, int]]:
+    """For the chosen spatial axes, the part of the padded input that a kernel position sees."""
+    ranges = {}
+    for axis in axes:
+        start = tap[axis] * sizes.dilation[axis]
+        stop = start + (sizes.size_out[axis] - 1) * sizes.stride[axis] + 1
+        ranges[2 + axis] = (start, stop, sizes.stride[axis])
+    return ranges
+
+
+def _tap(graph: Graph, sizes: Geometry, padded: str, tap: Shape) -> str:
+    """What one kernel position sees of the padded input, [., ., *size_out]."""
+    full = tuple(size + b + e for size, b, e in zip(sizes.size_in, sizes.begin, sizes.end, strict=True))
+    ranges = _tap_ranges(sizes, tap, range(sizes.rank))
+    if all(r == (0, full[axis - 2], 1) for axis, r in ranges.items()):
+        return padded
+    return window(graph, padded, ranges)
+
+
+def _stack(graph: Graph, sizes: Geometry, taps: list[str], order: str) -> str:
+    """dW from one matrix per tap, [in, out] ("io") or [out, in] ("oi")."""
+    joined = taps[0] if len(taps) == 1 else graph.op("Concat", *taps, axis=0)
+    inner, outer = sizes.channels_in // sizes.group, sizes.channels_out
+    if order == "io":
+        cube = graph.op("Reshape", joined, graph.ints(len(taps), inner, outer))
+        turned = graph.op("Transpose", cube, perm=[2, 1, 0])
+    else:
+        cube = graph.op("Reshape", joined, graph.ints(len(taps), outer, inner))
+        turned = graph.op("Transpose", cube, perm=[1, 2, 0])
+    return graph.op("Reshape", turned, graph.ints(outer, inner, *sizes.kernel))
+
+
+def dw_per_sample(graph: Graph, sizes: Geometry, x: str, dy: str) -> str:
+    """One batched product per tap, [in, positions] @ [positions, out] for each sample, then a sum over samples."""
+    flat = graph.ints(0, 0, -1)
+    columns = graph.op("Transpose", graph.op("Reshape", dy, flat), perm=[0, 2, 1])
+    padded = pad(graph, x, sizes.begin, sizes.end)
+    taps = []
+    for tap in sizes.taps:
+        rows = graph.op("Reshape", _tap(graph, sizes, padded, tap), flat)
+        taps.append(graph.op("ReduceSum", graph.op("MatMul", rows, columns), graph.ints(0), keepdims=0))
+    return _stack(graph, sizes, taps, "io")
+
+
+def dw_grouped(graph: Graph, sizes: Geometry, x: str, dy: str) -> str:
+    """As per sample, for every group on its own."""
+    inner, outer = sizes.channels_in // sizes.group, sizes.channels_out // sizes.group
+    columns = graph.op("Reshape", dy, graph.ints(0, sizes.group, outer, -1))
+    padded = pad(graph, x, sizes.begin, sizes.end)
+    taps = []
+    for tap in sizes.taps:
+        seen = _tap(graph, sizes, padded, tap)
+        rows = graph.op(
+            "Transpose", graph.op("Reshape", seen, graph.ints(0, sizes.group, inner, -1)), perm=[0, 1, 3, 2]
+        )
+        taps.append(graph.op("ReduceSum", graph.op("MatMul", columns, rows), graph.ints(0), keepdims=0))
+    joined = graph.op("Concat", *taps, axis=0)
+    cube = graph.op("Reshape", joined, graph.ints(len(taps), sizes.channels_out, inner))
+    turned = graph.op("Transpose", cube, perm=[1, 2, 0])
+    return graph.op("Reshape", turned, graph.ints(sizes.channels_out, inner, *sizes.kernel))
+
+
+def dw_channels_first(graph: Graph, sizes: Geometry, x: str, dy: str) -> str:
+    """Channels before samples, then one Gemm per tap over all samples and positions."""
+    axes = [1, 0, *range(2, 2 + sizes.rank)]
+    flat = graph.ints(0, -1)
+    rows = graph.op("Reshape", graph.op("Transpose", dy, perm=axes), flat)
+    padded = graph.op("Transpose", pad(graph, x, sizes.begin, sizes.end), perm=axes)
+    taps = []
+    for tap in sizes.taps:
+        seen = graph.op("Reshape", _tap(graph, sizes, padded, tap), flat)
+        taps.append(graph.op("Gemm", rows, seen, transB=1))
+    return _stack(graph, sizes, taps, "oi")
+
+
+def dx_transposed(graph: Graph, sizes: Geometry, weight: str, dy: str) -> str:
+    """ConvTranspose with the forward's attributes; works for every size."""
+    extra = [
+        size - ((out - 1) * s + d * (k - 1) + 1 - b - e)
+        for size, out, s, d, k, b, e in zip(
+            sizes.size_in,
+            sizes.size_out,
+            sizes.stride,
+            sizes.dilation,
+            sizes.kernel,
+            sizes.begin,
+            sizes.end,
+            strict=True,
+        )
+    ]
+    return graph.op("ConvTranspose", dy, weight, output_padding=extra, **sizes.attrs())
+
+
+def dx_turned(graph: Graph, sizes: Geometry, weight: str, dy: str) -> str:
+    """Stride 1: Conv with the kernel turned round and its channels swapped (dense or depthwise)."""
+    turned = weight
+    if not sizes.depthwise:
+        turned = graph.op("Transpose", weight, perm=[1, 0, *range(2, 2 + sizes.rank)])
+    if prod(sizes.kernel) > 1:
+        axes = range(2, 2 + sizes.rank)
+        turned = window(graph, turned, {axis: (-1, np.iinfo(np.int64).min, -1) for axis in axes})
+    reach = [d * (k - 1) for d, k in zip(sizes.dilation, sizes.kernel, strict=True)]
+    pads = [r - b for r, b in zip(reach, sizes.begin, strict=True)]
+    pads += [r - e for r, e in zip(reach, sizes.end, strict=True)]
+    return graph.op("Conv", dy, turned, pads=pads, dilations=list(sizes.dilation), group=sizes.group)
