@@ -6,7 +6,7 @@ common kinds are collected and joined by one node instead: the uses of one weigh
 products (Concat + one Gemm) and the slices of one tensor (Concat instead of Pad + Add).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +56,9 @@ class Backward:
         self._needed = needed
         self._sums: dict[str, list[str]] = {}
         self._products: dict[str, list[Product]] = {}
+        self._rows: dict[str, list[str]] = {}
         self._pieces: dict[str, list[Piece]] = {}
+        self._stacked: dict[tuple[str, ...], str] = {}
 
     def needs(self, name: str) -> bool:
         """Does a gradient with respect to this value matter?"""
@@ -81,6 +83,10 @@ class Backward:
     def add_product(self, name: str, left: str, right: str) -> None:
         """Contribute left^T @ right to the gradient of a matrix."""
         self._products.setdefault(name, []).append(Product(left, right))
+
+    def add_rows(self, name: str, rows: str) -> None:
+        """Contribute the sum of the rows of a matrix to the gradient of a vector."""
+        self._rows.setdefault(name, []).append(rows)
 
     def add_piece(self, name: str, piece: Piece) -> None:
         """Contribute a gradient to a part of a value."""
@@ -113,8 +119,12 @@ class Backward:
         parts = self._sums.pop(name, [])
         products = self._products.pop(name, [])
         pieces = self._pieces.pop(name, [])
+        rows = self._rows.pop(name, [])
         if products:
-            parts.append(self._join_products(products))
+            left, right = self._stack(p.left for p in products), self._stack(p.right for p in products)
+            parts.append(self.graph.op("Gemm", left, right, transA=1))
+        if rows:
+            parts.append(self.graph.op("ReduceSum", self._stack(rows), self.graph.ints(0), keepdims=0))
         parts.extend(self._join_pieces(name, pieces))
         if not parts:
             return None
@@ -127,12 +137,14 @@ class Backward:
         self.graph.record(total, shape, self.dtype(name))
         return total
 
-    def _join_products(self, products: list[Product]) -> str:
-        left, right = products[0].left, products[0].right
-        if len(products) > 1:
-            left = self.graph.op("Concat", *(p.left for p in products), axis=0)
-            right = self.graph.op("Concat", *(p.right for p in products), axis=0)
-        return self.graph.op("Gemm", left, right, transA=1)
+    def _stack(self, matrices: Iterable[str]) -> str:
+        """Matrices below each other; the same stack is made only once."""
+        key = tuple(matrices)
+        if len(key) == 1:
+            return key[0]
+        if key not in self._stacked:
+            self._stacked[key] = self.graph.op("Concat", *key, axis=0)
+        return self._stacked[key]
 
     def _join_pieces(self, name: str, pieces: list[Piece]) -> list[str]:
         joined = []

@@ -1,6 +1,6 @@
 """A mutable ONNX graph under construction: nodes, constants, inputs, outputs and what is known of every value."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, overload
 
@@ -34,11 +34,12 @@ class Node:
 
 @dataclass(frozen=True)
 class Value:
-    """A named graph input or output; -1 in the shape is the batch dimension."""
+    """A named graph input or output; -1 in the shape is a free dimension, called `free`."""
 
     name: str
     shape: Shape
     dtype: np.dtype[Any] = FLOAT
+    free: str = "batch"
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Graph:
         if name != value:
             self.nodes.append(Node("Identity", [value], [name], name=f"output/{name}"))
             self.record(name, self.shape(value), self.dtype(value))
-        self.outputs.append(Value(name, self.shape(name), self.dtype(name)))
+        self.outputs.append(Value(name, self.shape(name), self.dtype(name), free="any"))
 
     def fresh(self, hint: str) -> str:
         """A name that no value has."""
@@ -200,6 +201,24 @@ class Graph:
         self.initializers = {name: array for name, array in self.initializers.items() if name in live}
         self._constants = {key: name for key, name in self._constants.items() if name in live}
 
+    def merge(self, other: "Graph", prefix: str, same: Mapping[str, str]) -> dict[str, str]:
+        """Append another graph's nodes with prefixed names; `same` maps its inputs to values of this one.
+
+        Returns the new name of every value of the other graph.
+        """
+        names = dict(same)
+        for name, array in other.initializers.items():
+            names[name] = self.constant(array)
+        for name in other._names:
+            if name and name not in names:
+                names[name] = prefix + name
+                self.record(prefix + name, other._shapes.get(name), other._dtypes.get(name))
+        for node in other.nodes:
+            inputs = [names.get(name, name) for name in node.inputs]
+            outputs = [names.get(name, name) for name in node.outputs]
+            self.nodes.append(Node(node.op, inputs, outputs, node.attrs, prefix + node.name, node.module))
+        return names
+
     def to_model(self, *, opset: int = OPSET, ir_version: int = IR_VERSION) -> onnx.ModelProto:
         """The graph as an ONNX model, with equal bytes for equal graphs."""
         nodes = [
@@ -232,7 +251,7 @@ def _outer_names(node: Node) -> Iterable[str]:
 
 
 def _value_info(value: Value) -> onnx.ValueInfoProto:
-    dims: list[int | str | None] = ["batch" if dim == -1 else dim for dim in value.shape]
+    dims: list[int | str | None] = [value.free if dim == -1 else dim for dim in value.shape]
     return helper.make_tensor_value_info(value.name, helper.np_dtype_to_tensor_dtype(value.dtype), dims)
 
 
