@@ -83,6 +83,8 @@ class Manifest(Struct, frozen=True):
     fixed_bytes: Annotated[int, Meta(ge=0)] = 0
     sample_bytes: Annotated[int, Meta(ge=0)] = 0
     description: Annotated[str, Meta(max_length=2000)] = ""
+    # What train.onnx is for: the stock onnxruntime, or onnxruntime-training (protocol/classic.py).
+    backend: Literal["portable", "classic"] = "portable"
 
 
 class Artifact(Struct, frozen=True):
