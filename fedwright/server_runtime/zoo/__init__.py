@@ -1,6 +1,7 @@
 """Models that can be built at any size, by name; a user's own module as `python:package:function`."""
 
 import importlib
+import inspect
 from dataclasses import replace
 from typing import Literal
 
@@ -10,12 +11,27 @@ from torch import nn
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.blocks.slicing import group_size
-from fedwright.server_runtime.zoo import small
-from fedwright.server_runtime.zoo.base import Layers, ModelEntry, ZooModel
+from fedwright.server_runtime.zoo import club, exits, gcn, mobilenet, resnet, sequence, small, vit
+from fedwright.server_runtime.zoo.adapters import adapter_names
+from fedwright.server_runtime.zoo.base import Input, ModelEntry, ZooModel, build
 
-__all__ = ["MODELS", "ModelEntry", "ZooModel", "create", "full_sizes", "scaled", "sizes_of"]
+__all__ = [
+    "MODELS",
+    "Input",
+    "ModelEntry",
+    "ZooModel",
+    "adapter_names",
+    "create",
+    "full_sizes",
+    "scaled",
+    "sizes_of",
+]
 
-MODELS: dict[str, ModelEntry] = {entry.name: entry for entry in (*small.ENTRIES,)}
+MODELS: dict[str, ModelEntry] = {
+    entry.name: entry
+    for module in (small, club, resnet, mobilenet, vit, sequence, gcn, exits)
+    for entry in module.ENTRIES
+}
 
 _OWN = "python:"
 
@@ -48,9 +64,12 @@ def sizes_of(spec: ModelSpec) -> dict[str, int]:
 
 
 def scaled(spec: ModelSpec, width: float, *, rounding: Literal["floor", "ceil"] = "floor") -> ModelSpec:
-    """The spec with every channel group at `width` of its full size, and at least 1."""
-    sizes = {group: group_size(size, width, rounding) for group, size in full_sizes(spec).items()}
-    return replace(spec, sizes=() if width == 1 else tuple(sorted(sizes.items())))
+    """The spec with every channel group at `width` of its full size, and at least 1; depths and ranks stay."""
+    full = full_sizes(spec)
+    uncut = MODELS[spec.model].uncut if full else ()
+    sizes = {group: group_size(size, width, rounding) for group, size in full.items() if group not in uncut}
+    kept = {group: size for group, size in spec.sizes if group in uncut}
+    return replace(spec, sizes=tuple(sorted((kept if width == 1 else sizes | kept).items())))
 
 
 def _entry(name: str) -> ModelEntry:
@@ -61,11 +80,11 @@ def _entry(name: str) -> ModelEntry:
     return MODELS[name]
 
 
-def _zoo_module(spec: ModelSpec) -> nn.Module:
+def _zoo_module(spec: ModelSpec) -> ZooModel:
     entry = _entry(spec.model)
     if spec.classes < 1:
         raise ConfigError(f"model {spec.model} cannot have {spec.classes} classes; give at least 1")
-    return entry.make(spec, Layers(sizes_of(spec)))
+    return build(entry, spec, sizes_of(spec))
 
 
 def _own_module(spec: ModelSpec) -> nn.Module:
@@ -79,6 +98,10 @@ def _own_module(spec: ModelSpec) -> nn.Module:
         raise ConfigError(f"model {spec.model!r} cannot be imported: {err}; is it on the Python path?") from err
     if not callable(make):
         raise ConfigError(f"model {spec.model!r} names a {type(make).__name__}; it must name a function")
+    try:
+        inspect.signature(make).bind(input_shape=spec.input_shape, classes=spec.classes)
+    except TypeError as err:
+        raise ConfigError(f"model {spec.model!r} must take input_shape and classes by name: {err}") from err
     module = make(input_shape=spec.input_shape, classes=spec.classes)
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model {spec.model!r} returned a {type(module).__name__}; it must return a torch.nn.Module")
