@@ -1,11 +1,11 @@
 """Convolution gradients against torch, for random sizes and for every form of the table."""
 
 import numpy as np
-import pytest
 import torch
-from helpers.layer_gradients import layer_gradients, relative_error, torch_gradients
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from helpers.layer_gradients import layer_gradients, relative_error, torch_gradients
 
 CONV = {1: torch.nn.functional.conv1d, 2: torch.nn.functional.conv2d}
 TRANSPOSED = {1: torch.nn.functional.conv_transpose1d, 2: torch.nn.functional.conv_transpose2d}
@@ -18,18 +18,16 @@ def _arrays(shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
 
 @settings(deadline=None, max_examples=25)
 @given(
-    rank=st.integers(1, 2),
     batch=st.integers(1, 3),
-    group=st.sampled_from([1, 1, 2, 4]),
-    channels=st.tuples(st.integers(1, 2), st.integers(1, 2)),
-    kernel=st.integers(1, 4),
-    stride=st.integers(1, 3),
-    dilation=st.integers(1, 2),
-    pad=st.integers(0, 2),
     size=st.integers(8, 11),
+    channels=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    layout=st.tuples(st.integers(1, 2), st.sampled_from([1, 1, 2, 4])),
+    window=st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 2), st.integers(0, 2)),
 )
-def test_convolution(rank, batch, group, channels, kernel, stride, dilation, pad, size):
+def test_convolution(batch, size, channels, layout, window):
     inner, outer = channels
+    rank, group = layout
+    kernel, stride, dilation, pad = window
     arrays = _arrays(
         {
             "x": (batch, group * inner, *(size + axis for axis in range(rank))),

@@ -1,12 +1,12 @@
 """Gradients of normalisation layers against torch, and running statistics."""
 
 import numpy as np
-import pytest
 import torch
-from helpers.layer_gradients import layer_gradients, relative_error, torch_gradients
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
+
+from helpers.layer_gradients import layer_gradients, relative_error, torch_gradients
 
 
 def _arrays(shape: tuple[int, ...], affine: tuple[int, ...], shift: float = 0.3) -> dict[str, np.ndarray]:

@@ -202,7 +202,8 @@ def dx_transposed(graph: Graph, sizes: Geometry, weight: str, dy: str) -> str:
             strict=True,
         )
     ]
-    return graph.op("ConvTranspose", dy, weight, output_padding=extra, **sizes.attrs())
+    dx: str = graph.op("ConvTranspose", dy, weight, output_padding=extra, **sizes.attrs())
+    return dx
 
 
 def dx_turned(graph: Graph, sizes: Geometry, weight: str, dy: str) -> str:

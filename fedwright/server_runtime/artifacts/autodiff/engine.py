@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedwright.protocol.errors import BuildError, UnsupportedOperator
-from fedwright.server_runtime.artifacts.autodiff.graph import Array, Graph, Node, Shape
+from fedwright.server_runtime.artifacts.autodiff.graph import Array, Graph, Node, Shape, outer_names
 
 Rule = Callable[["Backward", Node, list[str | None]], list[str | None]]
 RULES: dict[str, Rule] = {}
@@ -181,7 +181,7 @@ def needed_values(graph: Graph, wrt: Sequence[str]) -> set[str]:
     """The floating-point values that depend on `wrt`."""
     needed = set(wrt)
     for node in graph.nodes:
-        if needed.intersection(node.inputs):
+        if needed.intersection(node.inputs) or needed.intersection(outer_names(node)):
             needed.update(name for name in node.outputs if graph.dtype(name).kind == "f")
     return needed
 

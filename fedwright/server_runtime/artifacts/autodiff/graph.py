@@ -196,7 +196,7 @@ class Graph:
             if live.intersection(node.outputs):
                 kept.append(node)
                 live.update(node.inputs)
-                live.update(_outer_names(node))
+                live.update(outer_names(node))
         self.nodes = kept[::-1]
         self.initializers = {name: array for name, array in self.initializers.items() if name in live}
         self._constants = {key: name for key, name in self._constants.items() if name in live}
@@ -241,7 +241,7 @@ class Graph:
         )
 
 
-def _outer_names(node: Node) -> Iterable[str]:
+def outer_names(node: Node) -> Iterable[str]:
     """Values of the outer graph that a node's subgraphs read."""
     for key in _ATTRIBUTES_WITH_GRAPHS:
         body = node.attrs.get(key)

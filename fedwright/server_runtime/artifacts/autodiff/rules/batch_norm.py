@@ -30,7 +30,7 @@ def batch_normalization(graph: Graph, node: Node) -> bool:
     """Statistics from the batch; running statistics follow as torch updates them (unbiased variance)."""
     if not node.attrs.get("training_mode", 0):
         return False
-    x, scale, bias, running_mean, running_variance = node.inputs
+    x, scale, bias = node.inputs[:3]
     epsilon = node.attrs.get("epsilon", 1e-5)
     batch = _statistics(graph, x)
     y = graph.op("BatchNormalization", x, scale, bias, batch.mean, batch.variance, epsilon=epsilon)

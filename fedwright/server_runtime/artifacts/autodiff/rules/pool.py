@@ -5,6 +5,7 @@ passing the whole gradient to each of them would be wrong.
 """
 
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -86,8 +87,15 @@ def _side_by_side(node: Node, size_in: Shape, size_out: Shape) -> bool:
 def _enlarge(graph: Graph, value: str, kernel: Shape) -> str:
     """Repeat every element over its window."""
     scales = graph.constant(np.array((1, 1, *kernel), dtype=np.float32), "scales")
-    attrs = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    return graph.op("Resize", value, "", scales, **attrs)
+    return graph.op(
+        "Resize",
+        value,
+        "",
+        scales,
+        mode="nearest",
+        coordinate_transformation_mode="asymmetric",
+        nearest_mode="floor",
+    )
 
 
 def _crop(graph: Graph, value: str, kernel: Shape, size_in: Shape) -> str:
@@ -160,6 +168,6 @@ def _spread_overlapping(context: Backward, node: Node, share: str) -> str:
         extra.append(max(-over, 0))
     images = graph.op("Reshape", share, graph.ints(-1, 1, *size_out))
     ones = graph.constant(np.ones((1, 1, *kernel), dtype=np.float32), "ones")
-    attrs = {"strides": list(strides), "pads": [*pads[: len(kernel)], *ends], "output_padding": extra}
-    spread = graph.op("ConvTranspose", images, ones, **attrs)
+    attrs: dict[str, Any] = {"strides": list(strides), "pads": [*pads[: len(kernel)], *ends], "output_padding": extra}
+    spread: str = graph.op("ConvTranspose", images, ones, **attrs)
     return context.reshape_like(spread, x)

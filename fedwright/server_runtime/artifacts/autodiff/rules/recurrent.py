@@ -2,11 +2,14 @@
 
 Gates stand in ONNX order i, o, f, g. With p_t = x_t W^T + h_{t-1} R^T + b:
     c_t = f c_{t-1} + i g      h_t = o tanh(c_t)
-The forward Scan keeps the gates, the backward Scan turns dh_t into dp_t; then dW, dR and dx are products over all steps.
+The forward Scan keeps the gates, the backward Scan turns dh_t into dp_t; then dW, dR and dx are products over all
+steps.
 """
 
+from typing import Any
+
 import numpy as np
-from onnx import GraphProto, TensorProto, helper
+from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from fedwright.protocol.errors import UnsupportedOperator
 from fedwright.server_runtime.artifacts.autodiff.engine import Backward, rule
@@ -82,10 +85,10 @@ class _Body:
     def __init__(self, name: str, inputs: list[str]) -> None:
         self.name = name
         self.inputs = inputs
-        self.nodes: list[object] = []
+        self.nodes: list[NodeProto] = []
         self.constants: list[TensorProto] = []
 
-    def op(self, op_type: str, *inputs: str, outputs: tuple[str, ...], **attrs: object) -> None:
+    def op(self, op_type: str, *inputs: str, outputs: tuple[str, ...], **attrs: Any) -> None:
         """Append a node."""
         self.nodes.append(helper.make_node(op_type, inputs, outputs, **attrs))
 
@@ -96,11 +99,11 @@ class _Body:
 
     def build(self, outputs: list[str]) -> GraphProto:
         """The finished subgraph of rank-2 floats."""
-        infos = [
-            [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, None]) for name in names]
-            for names in (self.inputs, outputs)
-        ]
-        return helper.make_graph(self.nodes, self.name, *infos, self.constants)
+        return helper.make_graph(self.nodes, self.name, _matrices(self.inputs), _matrices(outputs), self.constants)
+
+
+def _matrices(names: list[str]) -> list[ValueInfoProto]:
+    return [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, None]) for name in names]
 
 
 def _forward_body(recurrent: str, hidden: int) -> GraphProto:
