@@ -77,8 +77,8 @@ class Broker:
         self._wanted_port = port
         self._listener = listener
         self._durable = folder is not None
-        self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="fedwright-broker-")
-        self._folder = folder or Path(self._temporary.name if self._temporary else ".")
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._folder = folder or Path()
         self._process: subprocess.Popen[bytes] | None = None
         self.port = 0
 
@@ -96,16 +96,14 @@ class Broker:
 
     def start(self) -> "Broker":
         """Start and wait until it accepts connections."""
-        for tries_left in reversed(range(1 if self._wanted_port else PORT_TRIES)):
-            self.port = self._wanted_port or _free_port()
-            try:
-                self._launch()
-            except LinkError:
-                # Somebody else may have taken the free port in between.
-                if not tries_left:
-                    raise
-            else:
-                break
+        if not self._durable:
+            self._temporary = tempfile.TemporaryDirectory(prefix="fedwright-broker-")
+            self._folder = Path(self._temporary.name)
+        try:
+            self._start_on_some_port()
+        except LinkError:
+            self.stop()
+            raise
         return self
 
     def kill(self) -> None:
@@ -140,6 +138,18 @@ class Broker:
     ) -> None:
         self.stop()
 
+    def _start_on_some_port(self) -> None:
+        for tries_left in reversed(range(1 if self._wanted_port else PORT_TRIES)):
+            self.port = self._wanted_port or _free_port()
+            try:
+                self._launch()
+            except LinkError:
+                # Somebody else may have taken the free port in between.
+                if not tries_left:
+                    raise
+            else:
+                return
+
     def _launch(self) -> None:
         if not _is_free(self.port):
             raise LinkError(f"port {self.port} is in use; stop what listens there or choose another port")
@@ -171,8 +181,8 @@ class Broker:
                 continue
             break
         self.kill()
-        said = log_file.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
-        raise LinkError(f"{self.kind} did not start on port {self.port} ({said[0]}); see {log_file}")
+        said = " / ".join(log_file.read_text(errors="replace").strip().splitlines()[-3:]) or "it said nothing"
+        raise LinkError(f"{self.kind} did not start on port {self.port} ({said}); check its configuration")
 
 
 def _free_port() -> int:
