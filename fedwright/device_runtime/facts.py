@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fedwright.protocol.messages import Board
+if TYPE_CHECKING:
+    from fedwright.protocol.messages import Board
 
 ROOT = Path("/")
 
@@ -36,8 +38,11 @@ class Health:
     power_mode: str | None = None
 
 
-def board(*, threads: int = 0, profile: str = "", root: Path = ROOT) -> Board:
+def board(*, threads: int = 0, profile: str = "", root: Path = ROOT) -> "Board":
     """What a report says about this device."""
+    # Imported here so that the doctor works where msgspec is what is missing.
+    from fedwright.protocol.messages import Board
+
     return Board(
         model=board_model(root),
         machine=platform.machine(),

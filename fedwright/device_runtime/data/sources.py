@@ -49,6 +49,15 @@ def parse(source: str) -> tuple[str, str, Options]:
     return head, place, dict(parse_qsl(query, keep_blank_values=True))
 
 
+def absolute(source: str) -> str:
+    """The same source, independent of the present folder."""
+    scheme, place, _ = parse(source)
+    if scheme == "python":
+        return source
+    _, mark, query = source.partition("?")
+    return f"{scheme}:{Path(place).expanduser().absolute()}{mark}{query}"
+
+
 def _guess(source: str) -> str:
     path = Path(source.partition("?")[0])
     if path.suffix in (".npz", ".csv"):

@@ -1,0 +1,159 @@
+"""`fedwright device run | doctor | install-service`: the agent on a board."""
+
+import argparse
+import json
+import logging
+import re
+import socket
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from fedwright.device_runtime.config import AgentConfig, default_state
+
+RUN_EXAMPLE = """example:
+  fedwright device run --broker mqtt://host:1883 --data npz:data.npz --device pi-07
+
+data sources:
+  npz:file.npz             arrays x, y (optional x_holdout, y_holdout, classes)
+  npy:folder               x.npy, y.npy and so on, memory-mapped
+  csv:file.csv             a header line; label in the column `label`, else in the last one
+  images:folder            one folder per class
+  python:module:function   a function that returns (x, y)
+  options after a question mark: ?classes=10, csv also ?label=NAME&shape=1,28,28
+"""
+
+MARKS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the commands of a device."""
+    device = subparsers.add_parser("device", help="run, check or install the agent on a device")
+    commands = device.add_subparsers(metavar="COMMAND", required=True)
+    run = _command(commands, "run", "run the agent in the foreground", RUN_EXAMPLE)
+    _agent_options(run, required=True)
+    run.add_argument("--quiet", action="store_true", help="log problems only")
+    run.set_defaults(run=_run)
+    doctor = _command(
+        commands,
+        "doctor",
+        "say what this board lacks, and what to do about it",
+        "example:\n  fedwright device doctor --broker mqtt://host:1883 --data npz:data.npz",
+    )
+    _agent_options(doctor, required=False)
+    doctor.add_argument("--json", action="store_true", help="print a JSON list instead")
+    doctor.set_defaults(run=_doctor)
+    install = _command(
+        commands,
+        "install-service",
+        "write a systemd unit that keeps the agent running",
+        "example:\n  sudo fedwright device install-service --broker mqtts://host:8883 --data /srv/data.npz",
+    )
+    _agent_options(install, required=True)
+    install.add_argument("--user", action="store_true", help="a unit of your own instead of a system unit")
+    install.add_argument("--run-as", metavar="NAME", help="account of a system unit (default: yours)")
+    install.add_argument("--unit-dir", type=Path, metavar="DIR", help="where to write the unit")
+    install.add_argument("--dry-run", action="store_true", help="print the unit, write nothing")
+    install.set_defaults(run=_install, state=None)
+
+
+def _command(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, summary: str, epilog: str
+) -> argparse.ArgumentParser:
+    return commands.add_parser(
+        name,
+        help=summary,
+        description=summary[0].upper() + summary[1:] + ".",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def _agent_options(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    add = parser.add_argument
+    add("--broker", required=required, default="", metavar="URL", help="mqtt://host:port or mqtts://host:port")
+    add("--data", required=required, default="", metavar="SOURCE", help="where this device's data is")
+    add("--device", default=default_device(), metavar="ID", help="id in the fleet (default: %(default)s)")
+    add("--fleet", default="default", help="fleet to join (default: %(default)s)")
+    add("--state", type=Path, default=default_state(), metavar="DIR", help="journal and blobs (default: %(default)s)")
+    add("--threads", type=_whole, default=0, metavar="N", help="threads to train with (default: one per core)")
+    add("--backend", default="portable", help="portable, classic or torch (default: %(default)s)")
+    add("--holdout", type=float, default=0.2, metavar="RATIO", help="share kept for measuring (default: %(default)s)")
+    add("--profile", default="", help="name of the emulated device, for the report")
+    add("--evaluate-only", action="store_true", help="measure models on the data, never train")
+    add("--once", action="store_true", help="leave when the run is over")
+    add("--ca", type=Path, metavar="PEM", help="certificate of the authority behind the broker")
+    add("--cert", type=Path, metavar="PEM", help="certificate of this device")
+    add("--key", type=Path, metavar="PEM", help="private key of this device")
+
+
+def config_of(args: argparse.Namespace) -> AgentConfig:
+    """The agent's settings from the command line."""
+    return AgentConfig(
+        broker=args.broker,
+        device=args.device,
+        data=args.data,
+        fleet=args.fleet,
+        state=args.state,
+        threads=args.threads,
+        backend=args.backend,
+        holdout_ratio=args.holdout,
+        profile=args.profile,
+        trains=not args.evaluate_only,
+        once=args.once,
+        ca_file=args.ca,
+        cert_file=args.cert,
+        key_file=args.key,
+    )
+
+
+def default_device() -> str:
+    """The host's name, as far as it may stand in a topic."""
+    return re.sub(r"[^A-Za-z0-9_.\-]", "-", socket.gethostname())[:64] or "device"
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
+    return int(text)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from fedwright.device_runtime.start import run_agent
+
+    logging.basicConfig(
+        level=logging.WARNING if args.quiet else logging.INFO,
+        format="%(asctime)s %(levelname)s %(message)s",
+        stream=sys.stderr,
+    )
+    run_agent(config_of(args))
+    return 0
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from fedwright.device_runtime.doctor import diagnose
+
+    findings = diagnose(config_of(args))
+    if args.json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        for finding in findings:
+            print(f"{MARKS[finding.level]}  {finding.what}" + (f" -> {finding.remedy}" if finding.remedy else ""))
+    return 1 if any(finding.level == "fail" for finding in findings) else 0
+
+
+def _install(args: argparse.Namespace) -> int:
+    from fedwright.device_runtime.service import SYSTEM_STATE, install, make_unit
+
+    config = config_of(args)
+    if args.state is None:
+        config = replace(config, state=default_state() if args.user else SYSTEM_STATE)
+    unit = make_unit(config, system=not args.user, unit_dir=args.unit_dir, user=args.run_as)
+    if args.dry_run:
+        print(unit.text, end="")
+        return 0
+    install(unit)
+    print(f"wrote {unit.path}; now start it with")
+    for step in unit.next_steps:
+        print(f"  {step}")
+    return 0

@@ -1,0 +1,209 @@
+"""What stands between this board and a working agent, one finding at a time."""
+
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from fedwright.device_runtime import facts
+from fedwright.device_runtime.config import AgentConfig
+from fedwright.protocol.errors import FedwrightError
+
+Level = Literal["ok", "warn", "fail"]
+
+OLDEST_PYTHON = (3, 10)
+OLDEST_ONNXRUNTIME = (1, 19, 2)
+PACKAGES = ("numpy", "paho-mqtt", "msgspec", "safetensors", "zstandard", "psutil")
+
+# An agent after start-up takes about 60 MB; a small model's step some 20 to 50 more.
+FAIL_FREE_BYTES = 100e6
+WARN_FREE_BYTES = 250e6
+FAIL_DISK_BYTES = 50e6
+WARN_DISK_BYTES = 500e6
+WARN_TEMPERATURE_C = 80.0
+WARN_BATTERY_RATIO = 0.2
+
+_IMPORT_TIMEOUT_S = 60
+_INSTALL = 'pip install "fedwright[device]"'
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at; `remedy` says what to do unless all is well."""
+
+    level: Level
+    what: str
+    remedy: str = ""
+
+
+def diagnose(config: AgentConfig, *, root: Path = facts.ROOT) -> list[Finding]:
+    """Look at everything an agent with this config depends on; an empty broker or data is not looked at."""
+    return [
+        _python(),
+        *(_package(name) for name in PACKAGES),
+        *_runtime(),
+        _board(root),
+        _memory(root),
+        *_sensors(root),
+        _disk(config.state),
+        _broker(config),
+        _data(config),
+    ]
+
+
+def _python() -> Finding:
+    found = f"Python {platform.python_version()} at {sys.executable}"
+    if sys.version_info < OLDEST_PYTHON:
+        return Finding("fail", found, "install Python 3.10 or newer")
+    return Finding("ok", found)
+
+
+def _package(name: str) -> Finding:
+    version = _version(name)
+    if version is None:
+        return Finding("fail", f"{name} is not installed", _INSTALL)
+    return Finding("ok", f"{name} {version}")
+
+
+def _runtime() -> list[Finding]:
+    installed = {name: version for name in facts.RUNTIMES if (version := _version(name)) is not None}
+    if not installed:
+        return [Finding("fail", "onnxruntime is not installed", _INSTALL)]
+    name, version = next(iter(installed.items()))
+    findings = [_runtime_version(name, version), _runtime_import(name, version)]
+    if len(installed) > 1:
+        both = " and ".join(installed)
+        findings.append(Finding("warn", f"{both} overwrite each other's files", f"pip uninstall all but {name}"))
+    return findings
+
+
+def _runtime_version(name: str, version: str) -> Finding:
+    if name.startswith("onnxruntime-training"):
+        return Finding("ok", f"{name} {version} (classic backend)")
+    numbers = tuple(int(part) for part in version.split(".")[:3] if part.isdecimal())
+    if numbers < OLDEST_ONNXRUNTIME:
+        return Finding("fail", f"{name} {version} is too old", "pip install --upgrade onnxruntime")
+    if numbers == (1, 21, 0) and platform.machine() in ("aarch64", "arm64"):
+        return Finding(
+            "warn",
+            f"{name} 1.21.0 stops with an illegal instruction on some ARM boards (Raspberry Pi 4)",
+            "pip install --upgrade onnxruntime",
+        )
+    return Finding("ok", f"{name} {version}")
+
+
+def _runtime_import(name: str, version: str) -> Finding:
+    """Import the runtime in a process of its own, because a build for another processor dies by a signal."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", "import onnxruntime"], capture_output=True, text=True, timeout=_IMPORT_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as err:
+        return Finding("warn", f"whether {name} works here could not be tried ({err})", "try again on a quiet board")
+    if done.returncode < 0:
+        number = signal.Signals(-done.returncode).name
+        return Finding("fail", f"{name} {version} dies here with {number}", "pip install another onnxruntime version")
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return Finding("fail", f"{name} {version} cannot be imported: {reason}", f"{_INSTALL} --force-reinstall")
+    return Finding("ok", f"{name} {version} loads on this processor")
+
+
+def _board(root: Path) -> Finding:
+    return Finding("ok", f"board {facts.board_model(root)}, {platform.machine()}, {facts.cores()} cores")
+
+
+def _memory(root: Path) -> Finding:
+    free = facts.free_bytes(root)
+    found = f"memory {free / 1e6:.0f} MB free of {facts.ram_bytes(root) / 1e6:.0f} MB"
+    if free < FAIL_FREE_BYTES:
+        return Finding("fail", found, "stop other programs or raise the memory limit of this process")
+    if free < WARN_FREE_BYTES:
+        return Finding("warn", found, "only small models will fit; stop other programs to free memory")
+    return Finding("ok", found)
+
+
+def _sensors(root: Path) -> list[Finding]:
+    health = facts.health(root)
+    findings = []
+    if health.temperature_c is not None:
+        hot = health.temperature_c >= WARN_TEMPERATURE_C
+        level: Level = "warn" if hot else "ok"
+        findings.append(
+            Finding(level, f"temperature {health.temperature_c:.0f} °C", "cool the board, it slows down" if hot else "")
+        )
+    if health.throttled:
+        findings.append(
+            Finding("warn", f"the board holds back: {', '.join(health.throttled)}", "use a stronger supply or a fan")
+        )
+    if health.battery_ratio is not None:
+        low = bool(health.on_battery) and health.battery_ratio < WARN_BATTERY_RATIO
+        level = "warn" if low else "ok"
+        findings.append(Finding(level, f"battery {health.battery_ratio:.0%}", "charge it" if low else ""))
+    if health.power_mode is not None:
+        findings.append(Finding("ok", f"power mode {health.power_mode}"))
+    return findings
+
+
+def _disk(state: Path) -> Finding:
+    folder = state
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if not os.access(folder, os.W_OK):
+        return Finding("fail", f"state folder {state} is not writable", "give another one with --state")
+    free = shutil.disk_usage(folder).free
+    found = f"state folder {state}, {free / 1e9:.1f} GB free"
+    if free < FAIL_DISK_BYTES:
+        return Finding("fail", found, "free some space or give another folder with --state")
+    if free < WARN_DISK_BYTES:
+        return Finding("warn", found, "large models will not fit; free some space")
+    return Finding("ok", found)
+
+
+def _broker(config: AgentConfig) -> Finding:
+    if not config.broker:
+        return Finding("warn", "broker not tried", "give it with --broker mqtt://host:1883")
+    try:
+        from fedwright.protocol.link import connect
+
+        connect(
+            config.broker,
+            client_id=f"{config.device}-doctor",
+            ca=config.ca_file,
+            cert=config.cert_file,
+            key=config.key_file,
+        ).close()
+    except ImportError as err:
+        return Finding("fail", f"broker not tried, {err.name} is missing", _INSTALL)
+    except FedwrightError as err:
+        return Finding("fail", f"broker {config.broker}: {err}", "check the address, the network and the server")
+    return Finding("ok", f"broker {config.broker} answers")
+
+
+def _data(config: AgentConfig) -> Finding:
+    if not config.data:
+        return Finding("warn", "data not tried", "give it with --data npz:file.npz")
+    try:
+        from fedwright.device_runtime.data import load
+
+        found = load(config.data, holdout_ratio=config.holdout_ratio, seed=0)
+    except ImportError as err:
+        return Finding("fail", f"data not tried, {err.name} is missing", _INSTALL)
+    except FedwrightError as err:
+        return Finding("fail", f"data: {err}", "mend the data or give another source with --data")
+    shape = "x".join(str(size) for size in found.input_shape)
+    counts = f"{len(found.y)} samples of {shape}, {len(found.y_holdout)} held out, {found.classes} classes"
+    return Finding("ok", f"data {config.data}: {counts}")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

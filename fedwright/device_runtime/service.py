@@ -1,0 +1,149 @@
+"""A systemd unit that keeps the agent running: restarted whatever happens, and shut off from the rest of the board."""
+
+import os
+import pwd
+import sys
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from string import Template
+
+from fedwright.device_runtime.config import AgentConfig
+from fedwright.device_runtime.data.sources import absolute
+from fedwright.protocol import topics
+from fedwright.protocol.errors import ConfigError, DeviceError
+
+SYSTEM_UNITS = Path("/etc/systemd/system")
+# systemd makes this folder for the account of the unit (StateDirectory).
+SYSTEM_STATE = Path("/var/lib/fedwright")
+
+# A user's own systemd may not make these name spaces, so only a system unit has them. Devices stay visible: a GPU.
+_SANDBOX = """User={user}
+StateDirectory=fedwright
+ProtectSystem=strict
+ProtectHome=read-only
+ReadWritePaths=-{state}
+PrivateTmp=yes
+ProtectKernelTunables=yes
+ProtectKernelModules=yes
+ProtectKernelLogs=yes
+ProtectControlGroups=yes
+ProtectClock=yes
+ProtectHostname=yes
+RestrictNamespaces=yes
+CapabilityBoundingSet=
+"""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A unit file, the folder and account it works with (none for a unit of the user's own), and what to type next."""
+
+    path: Path
+    text: str
+    state: Path
+    account: str | None
+    next_steps: tuple[str, ...]
+
+
+def make_unit(config: AgentConfig, *, system: bool, unit_dir: Path | None = None, user: str | None = None) -> Unit:
+    """The unit for an agent; a system unit runs as `user` (default: whoever asks, also behind sudo)."""
+    topics.check_name(config.device, what="device id")
+    topics.check_name(config.fleet, what="fleet")
+    config = _anchored(config)
+    name = f"fedwright-{config.fleet}-{config.device}.service"
+    folder = unit_dir or (SYSTEM_UNITS if system else Path.home() / ".config/systemd/user")
+    account = _account(user) if system else None
+    template = resources.files("fedwright.device_runtime").joinpath("fedwright-device.service").read_text("utf-8")
+    text = Template(template).substitute(
+        device=config.device,
+        fleet=config.fleet,
+        command=" ".join(quoted(word) for word in (*_program(), "device", "run", *arguments(config))),
+        environment=_environment(config),
+        sandbox=_SANDBOX.format(user=account, state=quoted(str(config.state))) if system else "",
+        target="multi-user.target" if system else "default.target",
+    )
+    control = "sudo systemctl" if system else "systemctl --user"
+    steps = [f"{control} daemon-reload", f"{control} enable --now {name}"]
+    if not system:
+        steps.append("loginctl enable-linger    # keeps it running when nobody is logged in")
+    return Unit(folder / name, text, config.state, account, tuple(steps))
+
+
+def install(unit: Unit) -> None:
+    """Write the unit and make the state folder it may write to."""
+    try:
+        unit.path.parent.mkdir(parents=True, exist_ok=True)
+        unit.path.write_text(unit.text, encoding="utf-8")
+        if unit.state != SYSTEM_STATE and not unit.state.exists():
+            unit.state.mkdir(parents=True, mode=0o700)
+            if unit.account is not None and os.getuid() == 0:
+                entry = pwd.getpwnam(unit.account)
+                os.chown(unit.state, entry.pw_uid, entry.pw_gid)
+    except OSError as err:
+        raise DeviceError(
+            f"cannot write {err.filename}: {err.strerror}; run it with sudo or install with --user"
+        ) from err
+
+
+def arguments(config: AgentConfig) -> list[str]:
+    """The options of `fedwright device run` that give this config again."""
+    words = ["--broker", config.broker, "--device", config.device, "--data", config.data, "--fleet", config.fleet]
+    words += ["--state", str(config.state), "--threads", str(config.threads), "--backend", config.backend]
+    words += ["--holdout", repr(config.holdout_ratio)]
+    for option, value in (
+        ("--profile", config.profile),
+        ("--ca", config.ca_file),
+        ("--cert", config.cert_file),
+        ("--key", config.key_file),
+    ):
+        if value:
+            words += [option, str(value)]
+    return words + (["--once"] if config.once else []) + ([] if config.trains else ["--evaluate-only"])
+
+
+def quoted(word: str) -> str:
+    """A word as systemd reads it back: specifiers and variables escaped, quotes where needed."""
+    if any(character in word for character in "\n\r\0"):
+        raise ConfigError(f"{word!r} holds a line break, which a unit file cannot carry")
+    word = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    plain = word and not any(character in word for character in " \t'\";\\")
+    return word if plain else f'"{word}"'
+
+
+def _anchored(config: AgentConfig) -> AgentConfig:
+    """Paths made absolute, because a service starts in the root folder."""
+    files = {
+        name: None if value is None else value.expanduser().absolute()
+        for name, value in (("ca_file", config.ca_file), ("cert_file", config.cert_file), ("key_file", config.key_file))
+    }
+    return replace(
+        config,
+        state=config.state.expanduser().absolute(),
+        data=absolute(config.data),
+        ca_file=files["ca_file"],
+        cert_file=files["cert_file"],
+        key_file=files["key_file"],
+    )
+
+
+def _program() -> list[str]:
+    script = Path(sys.executable).parent / "fedwright"
+    if not script.exists():
+        raise ConfigError(f"no command {script}; install the package with pip into the environment of {sys.executable}")
+    return [str(script)]
+
+
+def _environment(config: AgentConfig) -> str:
+    path = os.environ.get("PYTHONPATH")
+    if not path or not config.data.startswith("python:"):
+        return ""
+    return f"Environment={quoted('PYTHONPATH=' + path)}\n"
+
+
+def _account(wanted: str | None) -> str:
+    name = wanted or os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
+    try:
+        return pwd.getpwnam(name).pw_name
+    except KeyError as err:
+        raise ConfigError(f"there is no user {name!r} to run the service as; give one with --run-as") from err

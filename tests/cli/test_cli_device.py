@@ -1,0 +1,80 @@
+"""`fedwright device`: arguments to config, the doctor's output and exit code, a unit on paper."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedwright.cli import device
+from fedwright.cli.main import build_parser, main
+from fedwright.device_runtime import start
+from fedwright.device_runtime.config import AgentConfig
+
+
+def test_run_hands_the_arguments_over(monkeypatch, tmp_path):
+    got = []
+    monkeypatch.setattr(start, "run_agent", got.append)
+
+    words = "device run --broker mqtt://h:1 --data npz:d.npz --device pi --threads 2 --holdout 0.5 --evaluate-only"
+    code = main([*words.split(), "--state", str(tmp_path), "--once", "--key", "k.pem", "--quiet"])
+
+    assert code == 0
+    assert got == [
+        AgentConfig(
+            broker="mqtt://h:1",
+            device="pi",
+            data="npz:d.npz",
+            state=tmp_path,
+            threads=2,
+            holdout_ratio=0.5,
+            trains=False,
+            once=True,
+            key_file=Path("k.pem"),
+        )
+    ]
+
+
+def test_defaults_are_those_of_the_config():
+    args = build_parser("device").parse_args(["device", "run", "--broker", "b", "--data", "d", "--device", "x"])
+    assert device.config_of(args) == AgentConfig(broker="b", device="x", data="d")
+
+
+def test_the_default_device_is_a_lawful_name(monkeypatch):
+    monkeypatch.setattr("socket.gethostname", lambda: "Raspberry Pi/7")
+    assert device.default_device() == "Raspberry-Pi-7"
+
+
+@pytest.mark.parametrize("words", [[], ["--threads", "-1"]], ids=["nothing given", "negative threads"])
+def test_wrong_usage_exits_with_2(words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["device", "run", *words])
+    assert stop.value.code == 2
+    assert "usage" in capsys.readouterr().err
+
+
+def test_doctor_prints_one_line_each_and_fails_when_something_does(tmp_path, capsys):
+    np.savez(tmp_path / "d.npz", x=np.zeros((10, 3)), y=np.arange(10) % 2)
+    good = ["device", "doctor", "--data", str(tmp_path / "d.npz"), "--state", str(tmp_path)]
+
+    assert main(good) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line[:4] in ("ok  ", "WARN") for line in lines)
+    assert any("8 samples of 3" in line for line in lines)
+
+    assert main(["device", "doctor", "--data", str(tmp_path / "no.npz"), "--json"]) == 1
+    findings = json.loads(capsys.readouterr().out)
+    assert [f["level"] for f in findings if "does not exist" in f["what"]] == ["fail"]
+
+
+def test_install_service_on_paper_and_in_a_folder(tmp_path, capsys, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/fedwright").write_text("")
+    monkeypatch.setattr("sys.executable", str(tmp_path / "bin/python"))
+    words = ["device", "install-service", "--broker", "mqtt://h:1", "--data", "npz:/d.npz", "--device", "pi"]
+
+    assert main([*words, "--dry-run"]) == 0
+    assert "--state /var/lib/fedwright" in capsys.readouterr().out
+    assert main([*words, "--user", "--unit-dir", str(tmp_path / "units"), "--state", str(tmp_path / "s")]) == 0
+    assert "systemctl --user enable --now fedwright-default-pi.service" in capsys.readouterr().out
+    assert "npz:/d.npz" in (tmp_path / "units/fedwright-default-pi.service").read_text()

@@ -1,0 +1,117 @@
+"""The doctor: every illness it knows, made by hand."""
+
+import signal
+import subprocess
+import types
+from importlib import metadata
+
+import numpy as np
+import pytest
+
+from fedwright.device_runtime import doctor, facts
+from fedwright.device_runtime.config import AgentConfig
+
+
+@pytest.fixture
+def healthy(tmp_path, monkeypatch):
+    """A config whose data is fine, on a machine whose runtime import is not really run."""
+    np.savez(tmp_path / "d.npz", x=np.zeros((10, 3)), y=np.arange(10) % 2)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: types.SimpleNamespace(returncode=0, stderr=""))
+    return AgentConfig(broker="", device="pi", data=str(tmp_path / "d.npz"), state=tmp_path / "state")
+
+
+def find(findings, word):
+    return next(finding for finding in findings if word in finding.what)
+
+
+def versions(monkeypatch, changes):
+    real = metadata.version
+
+    def version(name):
+        found = changes[name] if name in changes else real(name)
+        if found is None:
+            raise metadata.PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr(metadata, "version", version)
+
+
+def test_a_healthy_device(healthy):
+    findings = doctor.diagnose(healthy)
+    assert all(finding.level != "fail" for finding in findings)
+    assert find(findings, "8 samples of 3, 2 held out, 2 classes").level == "ok"
+    assert find(findings, "broker not tried").level == "warn"
+    assert not healthy.state.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "machine", "word", "level"),
+    [
+        pytest.param({"zstandard": None}, "x86_64", "zstandard is not installed", "fail", id="package missing"),
+        pytest.param({"onnxruntime": None}, "x86_64", "onnxruntime is not installed", "fail", id="no runtime"),
+        pytest.param({"onnxruntime": "1.16.3"}, "x86_64", "too old", "fail", id="old runtime"),
+        pytest.param({"onnxruntime": "1.21.0"}, "aarch64", "illegal instruction", "warn", id="1.21.0 on ARM"),
+        pytest.param({"onnxruntime": "1.21.0"}, "x86_64", "onnxruntime 1.21.0 loads", "ok", id="1.21.0 elsewhere"),
+        pytest.param({"onnxruntime-gpu": "1.22.0"}, "x86_64", "overwrite each other", "warn", id="two runtimes"),
+    ],
+)
+def test_packages(healthy, monkeypatch, changes, machine, word, level):
+    versions(monkeypatch, changes)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    found = find(doctor.diagnose(healthy), word)
+    assert found.level == level
+    assert found.remedy or level == "ok"
+
+
+def test_a_runtime_that_dies_is_named_with_its_signal(healthy, monkeypatch):
+    dead = types.SimpleNamespace(returncode=-signal.SIGILL, stderr="")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: dead)
+    assert find(doctor.diagnose(healthy), "SIGILL").level == "fail"
+
+
+def test_a_runtime_that_cannot_be_imported_says_why(healthy, monkeypatch):
+    broken = types.SimpleNamespace(returncode=1, stderr="Traceback\nImportError: libfoo.so")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: broken)
+    assert find(doctor.diagnose(healthy), "libfoo.so").level == "fail"
+
+
+@pytest.mark.parametrize(
+    ("free", "level"), [(50e6, "fail"), (200e6, "warn"), (1e9, "ok")], ids=["none", "little", "enough"]
+)
+def test_memory(healthy, monkeypatch, free, level):
+    monkeypatch.setattr(facts, "free_bytes", lambda _: int(free))
+    assert find(doctor.diagnose(healthy), "memory").level == level
+
+
+@pytest.mark.parametrize(
+    ("free", "level"), [(10e6, "fail"), (100e6, "warn"), (10e9, "ok")], ids=["none", "little", "enough"]
+)
+def test_disk(healthy, monkeypatch, free, level):
+    monkeypatch.setattr("shutil.disk_usage", lambda _: types.SimpleNamespace(free=free))
+    assert find(doctor.diagnose(healthy), "state folder").level == level
+
+
+def test_a_state_folder_that_cannot_be_written(healthy, monkeypatch):
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert find(doctor.diagnose(healthy), "not writable").level == "fail"
+
+
+def test_sensors_are_told_when_they_matter(healthy, monkeypatch):
+    ill = facts.Health(
+        temperature_c=85.0, throttled=("under-voltage",), battery_ratio=0.1, on_battery=True, power_mode="MAXN"
+    )
+    monkeypatch.setattr(facts, "health", lambda _: ill)
+    findings = doctor.diagnose(healthy)
+    assert [find(findings, word).level for word in ("85 °C", "under-voltage", "battery 10%", "MAXN")] == [
+        "warn",
+        "warn",
+        "warn",
+        "ok",
+    ]
+
+
+def test_broker_and_data_that_are_not_there(tmp_path):
+    config = AgentConfig(broker="mqtt://127.0.0.1:1", device="pi", data=str(tmp_path / "no.npz"), state=tmp_path)
+    findings = doctor.diagnose(config)
+    assert find(findings, "broker mqtt://127.0.0.1:1").level == "fail"
+    assert find(findings, "does not exist").level == "fail"

@@ -1,0 +1,129 @@
+"""Facts of a device, read from folders that look like boards."""
+
+import resource
+import sys
+
+import numpy as np
+import pytest
+
+from fedwright.device_runtime import facts
+from fedwright.protocol.messages import Board
+
+
+def tree(root, files):
+    """A file system in a folder."""
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+MEMORY = {"proc/meminfo": "MemTotal:       4000000 kB\nMemFree: 1 kB\nMemAvailable:   3000000 kB\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "model"),
+    [
+        pytest.param({"proc/device-tree/model": "Raspberry Pi 4 Model B Rev 1.5\0"}, "Raspberry Pi 4 Model B Rev 1.5"),
+        pytest.param(
+            {"sys/class/dmi/id/sys_vendor": "LENOVO\n", "sys/class/dmi/id/product_name": "20KH\n"}, "LENOVO 20KH"
+        ),
+        pytest.param({"proc/cpuinfo": "processor : 0\nmodel name\t: Some CPU @ 2 GHz\n"}, "Some CPU @ 2 GHz"),
+    ],
+    ids=["device tree", "dmi", "cpuinfo"],
+)
+def test_board_model(tmp_path, files, model):
+    assert facts.board_model(tree(tmp_path, files)) == model
+
+
+def test_an_empty_machine_still_has_a_name(tmp_path):
+    assert facts.board_model(tmp_path)
+    assert facts.health(tmp_path) == facts.Health()
+
+
+def test_sensors_of_a_raspberry_pi(tmp_path):
+    tree(
+        tmp_path,
+        {
+            "sys/class/thermal/thermal_zone0/temp": "61234\n",
+            "sys/class/thermal/thermal_zone1/temp": "-274000\n",
+            "sys/devices/platform/soc/soc:firmware/get_throttled": "50005\n",
+            "sys/class/power_supply/AC/type": "Mains",
+            "sys/class/power_supply/BAT0/type": "Battery",
+            "sys/class/power_supply/BAT0/capacity": "37",
+            "sys/class/power_supply/BAT0/status": "Discharging",
+        },
+    )
+    found = facts.health(tmp_path)
+    assert found.temperature_c == pytest.approx(61.234)
+    assert found.throttled == ("under-voltage", "throttled")
+    assert (found.battery_ratio, found.on_battery) == (0.37, True)
+
+
+def test_a_jetson_without_its_statistics_service_has_no_power_mode(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jtop", None)
+    tree(tmp_path, {"proc/device-tree/model": "NVIDIA Jetson Nano Developer Kit\0"})
+    assert facts.health(tmp_path).power_mode is None
+
+
+def test_memory_without_limits(tmp_path):
+    tree(tmp_path, MEMORY)
+    assert facts.ram_bytes(tmp_path) == 4_000_000 * 1024
+    assert facts.free_bytes(tmp_path) == 3_000_000 * 1024
+
+
+def test_memory_under_a_control_group_of_version_2(tmp_path):
+    tree(
+        tmp_path,
+        {
+            **MEMORY,
+            "proc/self/cgroup": "0::/devices/pi\n",
+            "sys/fs/cgroup/devices/pi/memory.max": "max\n",
+            "sys/fs/cgroup/devices/pi/memory.current": "1\n",
+            "sys/fs/cgroup/devices/memory.max": "200000000\n",
+            "sys/fs/cgroup/devices/memory.current": "150000000\n",
+            "sys/fs/cgroup/devices/memory.stat": "anon 5\ninactive_file 30000000\n",
+        },
+    )
+    assert facts.ram_bytes(tmp_path) == 200_000_000
+    assert facts.free_bytes(tmp_path) == 80_000_000
+
+
+def test_memory_under_a_control_group_of_version_1_in_a_container(tmp_path):
+    tree(
+        tmp_path,
+        {
+            **MEMORY,
+            "proc/self/cgroup": "4:cpu,memory:/docker/abc\n",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "100000000\n",
+            "sys/fs/cgroup/memory/memory.usage_in_bytes": "120000000\n",
+        },
+    )
+    assert facts.ram_bytes(tmp_path) == 100_000_000
+    assert facts.free_bytes(tmp_path) == 0
+
+
+def test_a_data_limit_counts(tmp_path, monkeypatch):
+    tree(tmp_path, {**MEMORY, "proc/self/status": "VmData:\t  100000 kB\nVmHWM:\t 7 kB\n"})
+    limits = {resource.RLIMIT_DATA: (300_000 * 1024, -1), resource.RLIMIT_AS: (resource.RLIM_INFINITY, -1)}
+    monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
+    assert facts.ram_bytes(tmp_path) == 300_000 * 1024
+    assert facts.free_bytes(tmp_path) == 200_000 * 1024
+    assert facts.peak_rss_bytes(tmp_path) == 7 * 1024
+
+
+def test_this_machine():
+    board = facts.board(threads=3, profile="pi-4")
+    assert isinstance(board, Board)
+    assert (board.threads, board.profile) == (3, "pi-4")
+    assert facts.board().threads == board.cores >= 1
+    assert 0 < facts.free_bytes() <= board.ram_bytes
+    assert board.runtime.startswith("onnxruntime")
+
+
+def test_peak_memory_grows_with_what_is_touched():
+    before = facts.peak_rss_bytes()
+    block = np.ones(before + 50_000_000, np.uint8)
+    assert facts.peak_rss_bytes() >= block.nbytes
+    assert facts.cpu_seconds() > 0

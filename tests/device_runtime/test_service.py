@@ -1,0 +1,116 @@
+"""The systemd unit: what it says, where it goes, and that its command line means the same config."""
+
+import os
+import pwd
+import shlex
+from pathlib import Path
+
+import pytest
+
+from fedwright.cli.device import config_of
+from fedwright.cli.main import build_parser
+from fedwright.device_runtime import service
+from fedwright.device_runtime.config import AgentConfig
+from fedwright.protocol.errors import ConfigError, DeviceError
+
+
+@pytest.fixture(autouse=True)
+def installed_command(tmp_path, monkeypatch):
+    """An environment with the `fedwright` command in it."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/fedwright").write_text("#!/bin/sh\n")
+    (tmp_path / "bin/fedwright").chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "bin/python"))
+
+
+def config(tmp_path, **changes):
+    fields = {"broker": "mqtts://host:8883", "device": "pi-07", "data": f"npz:{tmp_path}/my data.npz?classes=10"}
+    return AgentConfig(**{**fields, "state": tmp_path / "state", **changes})
+
+
+def line(text, key):
+    return next(row.partition("=")[2] for row in text.splitlines() if row.startswith(key + "="))
+
+
+def test_the_command_line_gives_the_same_config_again(tmp_path):
+    wanted = config(
+        tmp_path,
+        fleet="north",
+        threads=2,
+        holdout_ratio=0.1,
+        profile="pi-4",
+        trains=False,
+        once=True,
+        ca_file=tmp_path / "ca.pem",
+        cert_file=tmp_path / "cert.pem",
+        key_file=tmp_path / "key.pem",
+    )
+    unit = service.make_unit(wanted, system=False)
+
+    words = shlex.split(line(unit.text, "ExecStart"))
+    args = build_parser("device").parse_args(words[1:])
+
+    assert words[0] == str(tmp_path / "bin/fedwright")
+    assert config_of(args) == wanted
+
+
+def test_relative_paths_become_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    unit = service.make_unit(config(tmp_path, data="d.npz", state=Path("s"), ca_file=Path("ca.pem")), system=False)
+    command = line(unit.text, "ExecStart")
+    assert f"npz:{tmp_path}/d.npz" in command
+    assert f"--state {tmp_path}/s " in command
+    assert f"--ca {tmp_path}/ca.pem" in command
+
+
+def test_a_system_unit_is_shut_in_and_comes_back(tmp_path):
+    me = pwd.getpwuid(os.getuid()).pw_name
+    unit = service.make_unit(config(tmp_path), system=True, user=me)
+    assert unit.path == Path("/etc/systemd/system/fedwright-default-pi-07.service")
+    assert line(unit.text, "Restart") == "always"
+    assert line(unit.text, "User") == me
+    assert line(unit.text, "ProtectSystem") == "strict"
+    assert line(unit.text, "ReadWritePaths") == f"-{tmp_path}/state"
+    assert line(unit.text, "WantedBy") == "multi-user.target"
+
+
+def test_a_user_unit_goes_to_the_users_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    unit = service.make_unit(config(tmp_path), system=False)
+    service.install(unit)
+    assert unit.path == tmp_path / ".config/systemd/user/fedwright-default-pi-07.service"
+    assert unit.path.read_text() == unit.text
+    assert "User=" not in unit.text
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_python_source_keeps_its_search_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/srv/my code")
+    assert (
+        line(service.make_unit(config(tmp_path, data="python:mine:rows"), system=False).text, "Environment")
+        == '"PYTHONPATH=/srv/my code"'
+    )
+    assert "Environment" not in service.make_unit(config(tmp_path), system=False).text
+
+
+@pytest.mark.parametrize(
+    ("word", "written"),
+    [("plain", "plain"), ("a b", '"a b"'), ("50%", "50%%"), ("$HOME", "$$HOME"), ('q"q', '"q\\"q"'), ("", '""')],
+)
+def test_words_are_quoted_for_systemd(word, written):
+    assert service.quoted(word) == written
+
+
+def test_mistakes(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="line break"):
+        service.make_unit(config(tmp_path, profile="a\nExecStartPre=evil"), system=False)
+    with pytest.raises(ConfigError, match="device id"):
+        service.make_unit(config(tmp_path, device="a/b"), system=False)
+    with pytest.raises(ConfigError, match="no user 'no-such-user-here'"):
+        service.make_unit(config(tmp_path), system=True, user="no-such-user-here")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DeviceError, match="cannot write"):
+        service.install(service.make_unit(config(tmp_path), system=False, unit_dir=tmp_path / "file"))
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    with pytest.raises(ConfigError, match="no command"):
+        service.make_unit(config(tmp_path), system=False)
