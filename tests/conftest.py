@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers.tools import build_wheel
+
 TESTS = Path(__file__).parent
 TIERS = {"contracts": 1, "e2e": 2}
 
@@ -11,3 +13,9 @@ TIERS = {"contracts": 1, "e2e": 2}
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Layout and unit tests first, then contracts, then end-to-end; inside a tier the order stays."""
     items.sort(key=lambda item: TIERS.get(item.path.relative_to(TESTS).parts[0], 0))
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this source tree."""
+    return build_wheel(tmp_path_factory.mktemp("wheel"))

@@ -4,20 +4,15 @@ Nothing here needs root: apt works on private state, packages are unpacked and n
 packages are ARM64 wheels that pip puts into a folder.
 """
 
-import hashlib
 import os
 import resource
 import shutil
 import subprocess
 import sys
-import zipfile
 from dataclasses import dataclass
-from email.parser import HeaderParser
 from pathlib import Path
 
-from packaging.requirements import Requirement
-
-from helpers.tools import CONSTRAINTS, cache_folder, locked, require_tool, run
+from helpers.tools import CONSTRAINTS, cached, extra_requirements, require_tool, run
 
 LAYOUT = "2"
 DEBIAN_PACKAGES = ["python3-minimal", "libpython3-stdlib", "libstdc++6", "libgcc-s1"]
@@ -71,30 +66,13 @@ def _no_core_file() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def device_requirements(wheel: Path) -> list[str]:
-    """What the wheel's metadata asks for with the extra `device`, ARM64 wheels and all."""
-    with zipfile.ZipFile(wheel) as archive:
-        [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-        metadata = HeaderParser().parsestr(archive.read(name).decode())
-    parsed = [Requirement(line) for line in metadata.get_all("Requires-Dist", [])]
-    chosen = [r for r in parsed if r.marker is not None and r.marker.evaluate({"extra": "device"})]
-    return [f"{r.name}{r.specifier}" for r in chosen]
-
-
 def arm64_root(wheel: Path) -> Arm64Root:
     """The cached root for these requirements, built when it is not there yet."""
     for tool in ("apt-get", "dpkg-deb", "qemu-aarch64-static"):
         require_tool(tool)
-    requirements = device_requirements(wheel)
-    recipe = "\n".join([LAYOUT, CONSTRAINTS.read_text(), BAD_ONNXRUNTIME, *DEBIAN_PACKAGES, *requirements])
-    folder = cache_folder() / f"arm64-root-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}"
-    with locked(folder.with_suffix(".lock")):
-        if not folder.exists():
-            draft = folder.with_suffix(".draft")
-            shutil.rmtree(draft, ignore_errors=True)
-            _build(draft, requirements)
-            draft.rename(folder)
-    return Arm64Root(folder)
+    requirements = extra_requirements(wheel, "device")
+    recipe = [LAYOUT, CONSTRAINTS.read_text(), BAD_ONNXRUNTIME, *DEBIAN_PACKAGES, *requirements]
+    return Arm64Root(cached("arm64-root", recipe, lambda folder: _build(folder, requirements)))
 
 
 def _build(folder: Path, requirements: list[str]) -> None:

@@ -18,6 +18,8 @@ OPTIONAL = {
     "fedwright.device_runtime.facts": {"jtop"},
     "fedwright.protocol.link.broker_child": {"amqtt"},
 }
+# Plain settings that a command's help shows.
+LIGHT = "fedwright.device_runtime.config"
 # Newer than Python 3.10, the oldest a device may have; an import inside a function is guarded by its caller.
 TOO_NEW = {"tomllib"}
 DEVICE_SIDE = ("fedwright.protocol", "fedwright.device_runtime", "fedwright.cli.main", "fedwright.cli.device")
@@ -127,7 +129,8 @@ def lazy_commands(module: Module) -> Iterator[str]:
         return
     for found in imports_of(module):
         sides = ("fedwright.device_runtime", "fedwright.server_runtime", "fedwright.benchmarks", *HEAVY)
-        if found.top_level and any(below(found.name, side) for side in sides):
+        eager = found.top_level and any(below(found.name, side) for side in sides)
+        if eager and not below(found.name, LIGHT):
             yield f"{module.name}:{found.line} imports {found.name} at the top; do so inside the function that runs"
 
 

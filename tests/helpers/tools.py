@@ -1,18 +1,22 @@
 """Outside programs a test may need, and the per-user cache where expensive test environments live."""
 
 import fcntl
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import zipfile
+from collections.abc import Callable
+from email.parser import HeaderParser
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 REPO = Path(__file__).parents[2]
 CONSTRAINTS = REPO / "constraints.txt"
+READY = ".ready"
 _SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
 
@@ -31,20 +35,20 @@ def missing(reason: str) -> None:
     pytest.skip(reason)
 
 
-def cache_folder() -> Path:
-    """Per-user folder that outlives a test run."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    folder = Path(base) / "fedwright"
-    folder.mkdir(parents=True, exist_ok=True)
+def cached(name: str, recipe: list[str], build: Callable[[Path], None]) -> Path:
+    """A folder that outlives the test run, built once for each recipe; two runs do not build it at the same time."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedwright"
+    base.mkdir(parents=True, exist_ok=True)
+    key = hashlib.sha256("\n".join(recipe).encode()).hexdigest()[:16]
+    folder = base / f"{name}-{key}"
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / READY).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            build(folder)
+            (folder / READY).touch()
     return folder
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file, so that two test runs do not build one cache entry at once."""
-    with path.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 def run(command: list[str], *, timeout_s: float = 280, env: dict[str, str] | None = None) -> str:
@@ -59,9 +63,9 @@ def pip_install(python: Path | str, *arguments: str) -> None:
     run([str(python), "-m", "pip", "install", "-q", "--no-input", "-c", str(CONSTRAINTS), *arguments])
 
 
-def make_environment(folder: Path) -> Path:
+def make_environment(folder: Path, *, python: str = sys.executable) -> Path:
     """An empty virtual environment; returns its interpreter."""
-    run([sys.executable, "-m", "venv", str(folder)])
+    run([python, "-m", "venv", str(folder)])
     return folder / "bin" / "python"
 
 
@@ -74,3 +78,13 @@ def build_wheel(folder: Path) -> Path:
     run([sys.executable, "-m", "pip", "wheel", "-q", "--no-input", "--no-deps", "-w", str(folder), str(source)])
     [wheel] = folder.glob("fedwright-*.whl")
     return wheel
+
+
+def extra_requirements(wheel: Path, extra: str) -> list[str]:
+    """What the wheel's metadata asks for with an extra, on this machine."""
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        metadata = HeaderParser().parsestr(archive.read(name).decode())
+    parsed = [Requirement(line) for line in metadata.get_all("Requires-Dist", [])]
+    chosen = [r for r in parsed if r.marker is not None and r.marker.evaluate({"extra": extra})]
+    return [f"{r.name}{r.specifier}" for r in chosen]
