@@ -3,7 +3,7 @@
 import copy
 import io
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,13 +22,18 @@ from fedwright.server_runtime.artifacts.autodiff.measure import measure
 from fedwright.server_runtime.artifacts.autodiff.simplify import simplify
 from fedwright.server_runtime.artifacts.structure import ModelSpec
 
+Rewrite = Callable[[Graph, frozenset[str]], None]
+
 _EXAMPLES = 2
 _EDGES = 3
 
 
 @dataclass(frozen=True)
 class Forward:
-    """An exported module: its graph, the names of its outputs (shallow to deep exits) and of what it reads."""
+    """An exported module: its graph, the names of its outputs (shallow to deep exits) and of what it reads.
+
+    running: the value that replaces each buffer after a step. norms: parameters of normalisation layers.
+    """
 
     graph: Graph
     logits: tuple[str, ...]
@@ -36,13 +41,19 @@ class Forward:
     inputs: tuple[Value, ...]
     parameters: tuple[str, ...]
     buffers: tuple[str, ...]
+    running: dict[str, str]
+    norms: frozenset[str]
 
 
 def initial_weights(module: nn.Module) -> dict[str, NDArray[Any]]:
     """Copies of the parameters and floating-point buffers of a module, named as an artifact's slots."""
-    named = dict(module.named_parameters())
-    named.update({name: value for name, value in _buffers(module)})
+    named: dict[str, torch.Tensor] = {**dict(module.named_parameters()), **dict(_buffers(module))}
     return {name: value.detach().cpu().numpy().astype(np.float32, copy=True) for name, value in named.items()}
+
+
+def buffer_names(module: nn.Module) -> list[str]:
+    """The buffers that an artifact treats as state."""
+    return [name for name, _ in _buffers(module)]
 
 
 def _buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -67,8 +78,18 @@ def _starts_with_embedding(module: nn.Module) -> bool:
     return bool(leaves) and isinstance(leaves[0], nn.Embedding | nn.EmbeddingBag)
 
 
-def export(module: nn.Module, spec: ModelSpec, *, training: bool, frozen: frozenset[str] = frozenset()) -> Forward:
-    """The forward graph of a module; with `training`, layers whose parameters are all `frozen` stay in eval mode."""
+def export(
+    module: nn.Module,
+    spec: ModelSpec,
+    *,
+    training: bool,
+    frozen: frozenset[str] = frozenset(),
+    rewrite: Rewrite | None = None,
+) -> Forward:
+    """The forward graph of a module; with `training`, layers whose parameters are all `frozen` stay in eval mode.
+
+    `rewrite` may change the graph before layers are lowered; it also gets the names of normalisation parameters.
+    """
     module = copy.deepcopy(module).cpu().float()
     module.train(training)
     if training and frozen:
@@ -78,7 +99,12 @@ def export(module: nn.Module, spec: ModelSpec, *, training: bool, frozen: frozen
     outputs = tuple(value.name for value in graph.outputs)
     simplify(graph, measure(graph))
     embedding = find_embedding(graph, outputs[-1], has_head=hasattr(module, "head"))
-    if training and lower(graph):
+    embedding = _flat(graph, embedding)
+    norms = _norm_parameters(module)
+    if rewrite is not None:
+        rewrite(graph, norms)
+    running = _running(graph)
+    if (training and lower(graph)) or rewrite is not None:
         measure(graph)
     read = {value.name for value in graph.inputs}
     names = [name for name, _ in module.named_parameters()]
@@ -89,7 +115,24 @@ def export(module: nn.Module, spec: ModelSpec, *, training: bool, frozen: frozen
         inputs,
         tuple(name for name in names if name in read),
         tuple(name for name, _ in _buffers(module) if name in read),
+        running,
+        norms,
     )
+
+
+def _running(graph: Graph) -> dict[str, str]:
+    """Running statistics that training-mode normalisation replaces: name of the buffer -> name of its new value."""
+    found: dict[str, str] = {}
+    for node in graph.nodes:
+        if node.op == "BatchNormalization" and node.attrs.get("training_mode", 0):
+            found.update(zip(node.inputs[3:5], node.outputs[1:3], strict=False))
+    return found
+
+
+def _norm_parameters(module: nn.Module) -> frozenset[str]:
+    kinds = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+    layers = [(prefix, layer) for prefix, layer in module.named_modules() if isinstance(layer, kinds)]
+    return frozenset(f"{prefix}.{name}" for prefix, layer in layers for name, _ in layer.named_parameters())
 
 
 def _freeze(module: nn.Module, frozen: frozenset[str]) -> None:
@@ -120,7 +163,7 @@ def _trace(module: nn.Module, inputs: tuple[Value, ...]) -> onnx.ModelProto:
             torch.onnx.export(
                 module,
                 tuple(_example(value) for value in inputs),
-                buffer,
+                buffer,  # type: ignore[arg-type]
                 dynamo=False,
                 opset_version=OPSET,
                 do_constant_folding=False,
@@ -153,10 +196,13 @@ def _parse(model: onnx.ModelProto, inputs: tuple[Value, ...], module: nn.Module)
     """An exported model as a Graph whose inputs are the batch, the parameters and the buffers."""
     graph = Graph(inputs)
     known = {value.name for value in inputs}
-    tensors = {**dict(module.named_parameters()), **dict(_buffers(module))}
-    constants = {**dict(module.named_buffers())}
+    tensors: dict[str, torch.Tensor] = {**dict(module.named_parameters()), **dict(_buffers(module))}
+    constants = dict(module.named_buffers())
+    shared = _shared_names(module)
     for item in model.graph.input:
-        if item.name in tensors:
+        if item.name in shared:
+            graph.nodes.append(Node("Identity", [shared[item.name]], [item.name], name=item.name))
+        elif item.name in tensors:
             graph.add_input(Value(item.name, tuple(tensors[item.name].shape)))
         elif item.name in constants:
             graph.initializers[item.name] = constants[item.name].numpy()
@@ -173,6 +219,13 @@ def _parse(model: onnx.ModelProto, inputs: tuple[Value, ...], module: nn.Module)
     return graph
 
 
+def _shared_names(module: nn.Module) -> dict[str, str]:
+    """Further names of parameters that several layers share -> the name that counts."""
+    first = {id(value): name for name, value in module.named_parameters()}
+    every = module.named_parameters(remove_duplicate=False)
+    return {name: first[id(value)] for name, value in every if first[id(value)] != name}
+
+
 def _append(graph: Graph, proto: onnx.NodeProto) -> None:
     attrs = {item.name: _attribute(helper.get_attribute_value(item)) for item in proto.attribute}
     if proto.op_type == "Constant":
@@ -184,6 +237,15 @@ def _append(graph: Graph, proto: onnx.NodeProto) -> None:
 
 def _attribute(value: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else value
+
+
+def _flat(graph: Graph, value: str) -> str:
+    """A value as one row per example."""
+    shape = graph.shape(value)
+    if len(shape) == 2:
+        return value
+    width = int(np.prod(shape[1:])) if -1 not in shape[1:] else 1
+    return graph.op("Reshape", value, graph.ints(-1, width), shape=(-1, width))
 
 
 def find_embedding(graph: Graph, logits: str, *, has_head: bool) -> str:
