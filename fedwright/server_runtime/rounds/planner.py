@@ -3,16 +3,24 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import tensors
-from fedwright.protocol.artifact import Manifest
+from fedwright.protocol.artifact import Artifact, Manifest
 from fedwright.protocol.blobs import BlobStore, make_ref
 from fedwright.protocol.messages import BlobRef, Task
-from fedwright.server_runtime.artifacts.builder import Builder
 from fedwright.server_runtime.artifacts.structure import Structure
 from fedwright.server_runtime.methods.base import Assignment, Emission, Tensors
 from fedwright.server_runtime.rounds.store import Planned, Position
+
+
+class Builds(Protocol):
+    """Where artifacts come from."""
+
+    def build(self, structure: Structure) -> Artifact:
+        """The artifact of a structure; the same bytes for the same structure."""
+        ...
 
 
 @dataclass
@@ -20,7 +28,7 @@ class Planner:
     """Makes tasks; each distinct structure is built once and each distinct set of weights stored once."""
 
     run: str
-    builder: Builder
+    builder: Builds
     blobs: BlobStore
     deadline_s: float
     _artifacts: dict[str, tuple[BlobRef, Manifest]] = field(default_factory=dict)

@@ -1,0 +1,86 @@
+"""What every registered method must do; a new method joins by being registered."""
+
+import numpy as np
+import pytest
+
+from fedwright.protocol.messages import Stats
+from fedwright.server_runtime.methods.base import Absorbed
+from fedwright.server_runtime.methods.registry import METHODS, find
+from helpers.fleet import report, setting
+
+REPORTS = {device: report() for device in ("a", "b", "c")}
+STATS = Stats(samples=10, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
+
+every_method = pytest.mark.parametrize("name", sorted(METHODS))
+
+
+def make(name: str):
+    entry = find(name)
+    return entry.make(entry.params(), setting())
+
+
+def play_round(method, number: int, change: float) -> None:
+    """One round in which every device moves all its weights by `change`."""
+    assignments = method.assign(REPORTS, number)
+    emissions = {device: method.emit(device, assignment) for device, assignment in assignments.items()}
+    for device, assignment in sorted(assignments.items()):
+        weights = emissions[device].weights
+        sent = {name: np.full_like(value, change) for name, value in weights.items()}
+        if assignment.returns.weights == "weights":
+            sent = {name: value + change for name, value in weights.items()}
+        method.absorb(device, Absorbed(sent, STATS, assignment))
+    method.advance()
+
+
+@every_method
+def test_a_method_says_what_it_is(name):
+    assert METHODS[name].summary
+    module = __import__(METHODS[name].make.__module__, fromlist=["x"])
+    for word in ("Paper:", "Implemented:", "Left out:", "Differs:"):
+        assert word in module.__doc__, f"the ledger of {name} lacks {word}"
+
+
+@every_method
+def test_devices_that_learn_nothing_change_nothing(name):
+    method = make(name)
+    before = {key: value.copy() for key, value in method.personal("a")[1].items()}
+    play_round(method, 1, change=0.0)
+    for key, value in method.personal("a")[1].items():
+        np.testing.assert_allclose(value, before[key], atol=1e-6)
+
+
+@every_method
+def test_a_round_changes_the_model(name):
+    method = make(name)
+    before = {key: value.copy() for key, value in method.personal("a")[1].items()}
+    play_round(method, 1, change=0.25)
+    assert any(not np.allclose(value, before[key]) for key, value in method.personal("a")[1].items())
+
+
+@every_method
+def test_planning_again_gives_the_same_plan(name):
+    method = make(name)
+    assert method.assign(REPORTS, 1) == method.assign(REPORTS, 1)
+
+
+@every_method
+def test_a_restored_method_goes_on_to_the_same_bytes(name):
+    method = make(name)
+    play_round(method, 1, change=0.25)
+    saved = {key: value.copy() for key, value in method.state().items()}
+    play_round(method, 2, change=-0.125)
+
+    restored = make(name)
+    restored.restore(saved)
+    play_round(restored, 2, change=-0.125)
+
+    assert restored.state().keys() == method.state().keys()
+    for key, value in method.state().items():
+        np.testing.assert_array_equal(restored.state()[key], value)
+
+
+@every_method
+def test_devices_that_do_not_train_get_no_training_task(name):
+    method = make(name)
+    assignments = method.assign({"a": report(), "watcher": report(trains=False)}, 1)
+    assert "watcher" not in assignments or assignments["watcher"].recipe.epochs == 0

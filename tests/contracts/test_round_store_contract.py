@@ -1,0 +1,100 @@
+"""What every round store must keep, tried on the memory twin and on SQLite."""
+
+import pytest
+
+from fedwright.protocol.blobs import make_ref
+from fedwright.protocol.errors import RoundError
+from fedwright.protocol.messages import Recipe, Stats, Task, Update
+from fedwright.server_runtime.artifacts.structure import ModelSpec, Objective, Structure
+from fedwright.server_runtime.methods.base import Assignment
+from fedwright.server_runtime.rounds.memory_store import MemoryRoundStore
+from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
+from fedwright.server_runtime.rounds.store import Closed, Planned, Position, Reply, RunRecord
+
+SPEC = ModelSpec("cnn", (1, 8, 8), 10, sizes=(("conv1", 4),))
+RECIPE = Recipe(batch=8, learning_rate=0.1, seed=3)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request, tmp_path):
+    made = MemoryRoundStore() if request.param == "memory" else SqliteRoundStore(tmp_path / "rounds.sqlite")
+    yield made
+    made.close()
+
+
+def planned(device: str, task: str) -> Planned:
+    assignment = Assignment(Structure(SPEC, Objective(proximal=0.1, teacher=SPEC)), RECIPE)
+    ref = make_ref(b"weights", inline=False)
+    message = Task(task, "boot", "run", 1, ref, ref, RECIPE, assignment.returns, deadline_s=5.0)
+    return Planned(device, message, assignment)
+
+
+def update(task: str) -> Update:
+    return Update(task, 1, Stats(samples=3, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1), make_ref(b"delta"))
+
+
+def test_a_run_is_recorded_once(store):
+    record = RunRecord("first", "[run]\n", SPEC)
+    assert store.run() is None
+    store.save_run(record)
+
+    assert store.run() == record
+    with pytest.raises(RoundError, match="already holds run first"):
+        store.save_run(RunRecord("second", "", SPEC))
+
+
+def test_a_plan_comes_back_as_it_was_saved_and_cannot_be_replaced(store):
+    plan = [planned("b", "t2"), planned("a", "t1")]
+    store.save_plan(Position(1, 0), plan)
+
+    assert store.plan(Position(1, 0)) == plan
+    assert store.plan(Position(1, 1)) is None
+    with pytest.raises(RoundError, match="round 1 stage 0 is planned already"):
+        store.save_plan(Position(1, 0), [])
+
+
+def test_an_empty_plan_is_a_plan(store):
+    store.save_plan(Position(1, 0), [])
+    assert store.plan(Position(1, 0)) == []
+
+
+def test_the_first_reply_of_a_task_stands(store):
+    store.save_plan(Position(1, 0), [planned("a", "t1")])
+    first = Reply("t1", "update", update=update("t1"))
+
+    assert store.save_reply(first) is True
+    assert store.save_reply(Reply("t1", "refused", detail="too late")) is False
+    assert store.replies(Position(1, 0)) == {"t1": first}
+
+
+def test_replies_belong_to_their_stage(store):
+    store.save_plan(Position(1, 0), [planned("a", "t1")])
+    store.save_plan(Position(1, 1), [planned("a", "t2")])
+    store.save_reply(Reply("t2", "late", detail="slow"))
+
+    assert store.replies(Position(1, 0)) == {}
+    assert store.replies(Position(1, 1)) == {"t2": Reply("t2", "late", detail="slow")}
+
+
+def test_closed_stages_come_back_in_order(store):
+    stages = [Closed(Position(1, 0), "aa", {}), Closed(Position(1, 1), "bb", {"loss": 0.5})]
+    for closed in stages:
+        store.close_stage(closed)
+    assert store.closed() == stages
+
+
+def test_sqlite_keeps_everything_over_a_restart(tmp_path):
+    first = SqliteRoundStore(tmp_path / "rounds.sqlite")
+    first.save_run(RunRecord("run", "text", SPEC))
+    first.save_plan(Position(1, 0), [planned("a", "t1")])
+    first.save_reply(Reply("t1", "update", update=update("t1")))
+    first.close_stage(Closed(Position(1, 0), "state", {"loss": 1.0}))
+    # No close: a killed process does not say good-bye either.
+    second = SqliteRoundStore(tmp_path / "rounds.sqlite")
+
+    assert second.run() == RunRecord("run", "text", SPEC)
+    assert second.plan(Position(1, 0)) == [planned("a", "t1")]
+    assert second.replies(Position(1, 0))["t1"].update == update("t1")
+    assert second.closed()[-1].metrics == {"loss": 1.0}
+    first.close()
+    second.close()
