@@ -46,9 +46,9 @@ def profiles() -> Rows:
 
 def datasets() -> Rows:
     """Name and summary of every data set that can be loaded here."""
-    from fedwright.benchmarks.datasets import available
+    from fedwright.benchmarks.datasets import DATASETS
 
-    return [{"name": name, "summary": summary} for name, summary in sorted(available().items())]
+    return [{"name": name, "summary": entry.summary} for name, entry in sorted(DATASETS.items())]
 
 
 LISTS: dict[str, tuple[Callable[[], Rows], str]] = {

@@ -12,6 +12,7 @@ from fedwright.protocol.topics import check_name
 from fedwright.server_runtime.artifacts.structure import Optimizer
 
 EMBEDDED = "embedded"
+LOCAL_BROKER = "mqtt://localhost:1883"
 SCHEMES = ("mqtt", "mqtts")
 
 
@@ -42,7 +43,8 @@ class FleetSection:
     """Where the devices are met and when a round may start and must end."""
 
     broker: str = field(
-        default=EMBEDDED, metadata=_help("mqtt://host:1883, mqtts://host:8883, or 'embedded' to start one")
+        default=LOCAL_BROKER,
+        metadata=_help("mqtt://host:1883 or mqtts://host:8883; 'embedded' starts one for devices on this machine"),
     )
     name: str = field(default="default", metadata=_help("the devices of one fleet share this name"))
     devices: int = field(default=2, metadata=_help("how many devices to wait for before the first round"))
@@ -73,7 +75,9 @@ class FleetSection:
 class ModelSection:
     """What is trained."""
 
-    model: str = field(default="cnn", metadata=_help("a name from `fedwright models`, or python:package:function"))
+    model: str = field(
+        default="cnn-small", metadata=_help("a name from `fedwright models`, or python:package:function")
+    )
     input_shape: tuple[int, ...] | None = field(
         default=None,
         metadata=_help("one sample's shape, such as [1, 28, 28]; taken from the devices' reports when absent"),
@@ -140,7 +144,6 @@ class ExportSection:
     """What is written when the run ends."""
 
     global_model: bool = field(default=True, metadata=_help("write model.onnx into the run's folder at the end"))
-    device_models: bool = field(default=False, metadata=_help("write a model for each device too"))
 
 
 @dataclass(frozen=True)
@@ -190,6 +193,8 @@ def config_from_dict(data: Mapping[str, Any], *, where: str) -> RunConfig:
     sections = {
         name: from_dict(cls, data[name], where=f"{where} [{name}]") for name, cls in SECTIONS.items() if name in data
     }
+    if "model" in sections:
+        _check_model(sections["model"].model, where=f"{where} [model]")
     if "method" not in data:
         raise ConfigError(f"{where} lacks the section [method]; name one from `fedwright methods`")
     return RunConfig(method=_method(data["method"], where=f"{where} [method]"), **sections)
@@ -229,3 +234,11 @@ def _method(data: Any, *, where: str) -> MethodSection:
         raise ConfigError(f"{where} name is {name!r}; {suggest(name, registry.METHODS)}")
     params = {key: value for key, value in data.items() if key != "name"}
     return MethodSection(name=name, params=from_dict(registry.METHODS[name].params, params, where=where))
+
+
+def _check_model(name: str, *, where: str) -> None:
+    # Importing the models imports torch, which takes a second; nothing else here does.
+    from fedwright.server_runtime.zoo import MODELS
+
+    if name not in MODELS and not name.startswith("python:"):
+        raise ConfigError(f"{where} model is {name!r}; {suggest(name, MODELS)}, or python:package:function")
