@@ -131,7 +131,7 @@ class Exchange:
         events: list[Heard | Pulled] = []
         self._admit_pulls(events)
         self._tend()
-        received = self._link.receive(min(timeout_s, 0.5 if self._pulls or self._outgoing else timeout_s))
+        received = self._link.receive(0.0 if events else timeout_s)
         while received is not None:
             self._take(received, events)
             received = self._link.receive(0.0) if len(events) < 64 else None

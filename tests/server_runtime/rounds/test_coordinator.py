@@ -20,6 +20,8 @@ from helpers.tiny_artifact import CLASSES, make_artifact, start_weights
 
 STATS = Stats(samples=10, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
 
+OTHER_VERSION = codec.encode(Ack("x"), sender="odd", boot="b").replace(b"version\x01", b"version\x63")
+
 
 @pytest.fixture
 def broker():
