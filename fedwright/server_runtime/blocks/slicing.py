@@ -1,7 +1,7 @@
 """Submodels by index: take, put and describe slices of named tensors along channel groups.
 
 Every tensor axis is fixed (None) or made of channel groups (an `Axis`, or several joined end to end);
-a submodel is a plan {group: indices}. A group that the plan does not name is kept whole.
+a submodel is a plan {group: sorted, distinct indices}. A group that the plan does not name is kept whole.
 """
 
 from collections.abc import Mapping, Sequence
@@ -79,11 +79,13 @@ def entries(axis: AxisLike, length: int, plan: Plan) -> Index | None:
 
 def tensor_index(shape: Sequence[int], tensor_axes: TensorAxes, plan: Plan) -> tuple[Index | slice, ...]:
     """One index per axis, as `grid` and `take_one` use them; a run of neighbours becomes a slice."""
-    picked: list[Index | slice] = []
-    for axis, length in zip(tensor_axes, shape, strict=True):
-        kept = entries(axis, length, plan)
-        picked.append(slice(None) if kept is None else _as_slice(kept))
-    return tuple(picked)
+    return tuple(axis_index(axis, length, plan) for axis, length in zip(tensor_axes, shape, strict=True))
+
+
+def axis_index(axis: AxisLike, length: int, plan: Plan) -> Index | slice:
+    """What the plan keeps of one axis; a run of neighbours as a slice, which makes views instead of copies."""
+    kept = entries(axis, length, plan)
+    return slice(None) if kept is None else _as_slice(kept)
 
 
 def take(tensors: Mapping[str, Array], axes: Axes, plan: Plan) -> dict[str, Array]:
@@ -107,14 +109,19 @@ def take_one(tensor: Array, index: tuple[Index | slice, ...]) -> Array:
 
 
 def grid(shape: Sequence[int], index: tuple[Index | slice, ...]) -> tuple[Index | slice, ...]:
-    """An index for numpy that means the outer product: slices alone stay slices, anything else becomes open arrays."""
-    if all(isinstance(part, slice) for part in index):
+    """An index for numpy that means the outer product.
+
+    Up to one array among slices already does; with more, arrays are opened as far as the last one, because numpy
+    copies the axes behind it (kernels) in runs.
+    """
+    arrays = [position for position, part in enumerate(index) if not isinstance(part, slice)]
+    if len(arrays) <= 1:
         return index
-    arrays = [
+    opened = [
         np.arange(length, dtype=np.int64)[part] if isinstance(part, slice) else part
-        for part, length in zip(index, shape, strict=True)
+        for part, length in zip(index[: arrays[-1] + 1], shape, strict=False)
     ]
-    return np.ix_(*arrays)
+    return np.ix_(*opened)
 
 
 def prefix_plan(full: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, Index]:
@@ -147,6 +154,8 @@ def _check_sizes(full: Mapping[str, int], sizes: Mapping[str, int]) -> None:
 
 
 def _expand(axis: Axis, size: int, kept: Index) -> Index:
+    if axis.outer == axis.inner == 1:
+        return kept
     outer = np.arange(axis.outer, dtype=np.int64)[:, None, None] * size
     inner = np.arange(axis.inner, dtype=np.int64)[None, None, :]
     return ((outer + kept[None, :, None]) * axis.inner + inner).reshape(-1)
@@ -171,6 +180,5 @@ def _parts(axis: AxisLike, length: int) -> list[tuple[Axis, int]]:
 def _as_slice(kept: Index) -> Index | slice:
     """A run of neighbours as a slice, anything else as it is."""
     start = int(kept[0])
-    if np.array_equal(kept, np.arange(start, start + len(kept))):
-        return slice(start, start + len(kept))
-    return kept
+    # Indices are sorted and distinct, so the ends tell whether anything is missing between them.
+    return slice(start, start + len(kept)) if int(kept[-1]) - start + 1 == len(kept) else kept
