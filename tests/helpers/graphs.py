@@ -19,6 +19,7 @@ def session(model: bytes, frozen: Tensors | None = None) -> ort.InferenceSession
     """A one-thread session, with external initializers supplied."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
+    options.log_severity_level = 4
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     if frozen:
         values = [ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(v)) for v in frozen.values()]

@@ -10,7 +10,7 @@ from fedwright.protocol.errors import BuildError
 from fedwright.server_runtime.artifacts.autodiff.graph import Array, Graph, Shape, Value
 
 _BATCHES = (2, 3)
-_ERRORS_ONLY = 3
+_SILENT = 4
 _ORT_ERRORS = (
     ort_errors.Fail,
     ort_errors.InvalidArgument,
@@ -47,16 +47,17 @@ def measure(graph: Graph) -> dict[str, Seen]:
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
-    options.log_severity_level = _ERRORS_ONLY
+    options.log_severity_level = _SILENT
     try:
         session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        runs = [session.run(names, _zeros(graph.inputs, batch)) for batch in _BATCHES]
+        feeds = [_zeros(graph.inputs, batch) for batch in _BATCHES]
+        runs = [session.run(names, feed) for feed in feeds]
     except _ORT_ERRORS as err:
         raise BuildError(f"the exported graph does not run: {_first_line(err)}; simplify the model") from err
     seen = {name: Seen(np.asarray(a), np.asarray(b)) for name, a, b in zip(names, *runs, strict=True)}
     for name, both in seen.items():
         graph.record(name, _shape(name, both), both.first.dtype)
-    return seen
+    return seen | {value.name: Seen(feeds[0][value.name], feeds[1][value.name]) for value in graph.inputs}
 
 
 def _zeros(inputs: list[Value], batch: int) -> dict[str, Array]:

@@ -10,7 +10,7 @@ def simplify(graph: Graph, seen: dict[str, Seen]) -> None:
     """Fold what two measured runs prove constant, then drop no-ops and join linear layers."""
     _fold(graph, seen)
     _resolve_reshapes(graph)
-    _drop_identities(graph)
+    _drop_identities(graph, seen)
     _join_linear(graph)
     graph.prune()
 
@@ -41,14 +41,14 @@ def _resolve_reshapes(graph: Graph) -> None:
                 node.op, node.inputs, node.attrs = "Reshape", [node.inputs[0], graph.ints(*shape)], {}
 
 
-def _drop_identities(graph: Graph) -> None:
+def _drop_identities(graph: Graph, seen: dict[str, Seen]) -> None:
     """Remove nodes that pass their input on unchanged."""
     alias: dict[str, str] = {}
     nodes = []
     outputs = {value.name for value in graph.outputs}
     for node in graph.nodes:
         node.inputs = [alias.get(name, name) for name in node.inputs]
-        if node.outputs[0] not in outputs and _is_identity(graph, node):
+        if node.outputs[0] not in outputs and (_is_identity(graph, node) or _keeps_all(graph, node, seen)):
             alias[node.outputs[0]] = node.inputs[0]
         else:
             nodes.append(node)
@@ -68,6 +68,16 @@ def _is_identity(graph: Graph, node: Node) -> bool:
         ratio = graph.const_value(node.inputs[1])
         return ratio is not None and float(ratio) == 0.0
     return False
+
+
+def _keeps_all(graph: Graph, node: Node, seen: dict[str, Seen]) -> bool:
+    """Is this a forward slice that left nothing out in either run?"""
+    if node.op != "Slice" or node.inputs[0] not in seen:
+        return False
+    before, after = seen[node.inputs[0]], seen[node.outputs[0]]
+    steps = graph.const_value(node.inputs[4]) if len(node.inputs) > 4 else None
+    forward = len(node.inputs) <= 4 or (steps is not None and bool((steps > 0).all()))
+    return forward and before.first.shape == after.first.shape and before.second.shape == after.second.shape
 
 
 def _join_linear(graph: Graph) -> None:
