@@ -249,7 +249,7 @@ class Coordinator:
         elif verdict == "contested":
             self._exchange.challenge(device)
         elif verdict == "taken":
-            reason = f"another live device already uses the id {device}; give this one another --id"
+            reason = f"another live device already uses the id {device}; give this one another --device"
             self._exchange.dismiss(device, Dismiss(newcomer, "identity_taken", reason))
             self._observe(events.DeviceTurnedAway(device, reason))
 

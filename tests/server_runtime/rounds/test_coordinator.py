@@ -170,7 +170,7 @@ def test_a_second_device_with_the_same_id_is_turned_away(broker, tmp_path):
     first.stop()
 
     assert isinstance(twins[0].error, IdentityTaken)
-    assert "another --id" in str(twins[0].error)
+    assert "another --device" in str(twins[0].error)
     assert first.error is None
     assert len(server.seen(events.RoundClosed)) == 2
 
