@@ -17,6 +17,8 @@ FORMAT = 1
 MAX_OPSET = 18
 MAX_IR = 10
 MAX_ARTIFACT_BYTES = 256 * 1024 * 1024
+# Where a frozen tensor in a graph says its data is: nowhere on disk, the session is given it by name.
+SUPPLIED = "supplied-by-the-session"
 
 Name = Annotated[str, Meta(min_length=1, max_length=400)]
 Dims = Annotated[list[Annotated[int, Meta(ge=-1, le=2**31)]], Meta(max_length=8)]
@@ -115,7 +117,7 @@ def unpack(blob: bytes) -> Artifact:
         raise BadArtifact(f"artifact of {len(blob)} bytes is over the limit of {MAX_ARTIFACT_BYTES}")
     try:
         artifact = _decoder.decode(blob)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as err:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
         raise BadArtifact(f"artifact cannot be decoded: {err}") from err
     check_files(artifact)
     return artifact
