@@ -3,11 +3,16 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from helpers.tools import build_wheel
 
 TESTS = Path(__file__).parent
 TIERS = {"contracts": 1, "e2e": 2}
+
+# A busy machine makes single examples slow; pytest-timeout ends what really hangs.
+settings.register_profile("fedwright", deadline=None)
+settings.load_profile("fedwright")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

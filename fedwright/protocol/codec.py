@@ -54,5 +54,7 @@ def decode(payload: bytes) -> Envelope:
         return _decoder.decode(payload)
     except msgspec.MsgspecError as err:
         raise BadMessage(f"message cannot be decoded: {err}") from err
+    except RecursionError as err:
+        raise BadMessage("message cannot be decoded: it is nested too deeply") from err
     except UnicodeDecodeError as err:
         raise BadMessage("message cannot be decoded: a text field is not UTF-8") from err
