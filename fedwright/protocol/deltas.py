@@ -166,7 +166,10 @@ def _values(entry: Entry, piece: Array | None, name: str) -> Array:
     if len(raw) != wanted_bytes:
         raise BadBlob(f"values of {name} do not unpack to {wanted_bytes} bytes")
     planes = np.frombuffer(raw, dtype=np.uint8).reshape(stored.itemsize, entry.count)
-    return np.ascontiguousarray(planes.T).view(stored).reshape(-1)
+    items = np.empty((entry.count, stored.itemsize), dtype=np.uint8)
+    for rank, plane in enumerate(planes):
+        items[:, rank] = plane
+    return items.view(stored).reshape(-1)
 
 
 def _indices(entry: Entry, piece: Array | None, size: int, name: str) -> Array:
@@ -191,8 +194,11 @@ def _squeeze(array: Array) -> Array | None:
     """Bytes of equal rank side by side, then zstd; None when that does not pay."""
     if array.nbytes < SMALLEST_BYTES:
         return None
-    planes = np.ascontiguousarray(array).reshape(-1, 1).view(np.uint8).T
-    packed = zstandard.ZstdCompressor(level=LEVEL).compress(planes.tobytes())
+    items = np.ascontiguousarray(array).reshape(-1, 1).view(np.uint8)
+    planes = np.empty(items.shape[::-1], dtype=np.uint8)
+    for rank in range(len(planes)):
+        planes[rank] = items[:, rank]
+    packed = zstandard.ZstdCompressor(level=LEVEL).compress(planes.data)
     return np.frombuffer(packed, dtype=np.uint8) if len(packed) < PAYS_RATIO * array.nbytes else None
 
 
