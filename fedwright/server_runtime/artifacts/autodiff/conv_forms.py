@@ -131,15 +131,15 @@ def _tap(graph: Graph, sizes: Geometry, padded: str, tap: Shape) -> str:
     return window(graph, padded, ranges)
 
 
-def _stack(graph: Graph, sizes: Geometry, taps: list[str], order: str) -> str:
-    """dW from one matrix per tap, [in, out] ("io") or [out, in] ("oi")."""
-    joined = taps[0] if len(taps) == 1 else graph.op("Concat", *taps, axis=0)
-    inner, outer = sizes.channels_in // sizes.group, sizes.channels_out
+def _stack(graph: Graph, sizes: Geometry, parts: list[str], order: str) -> str:
+    """dW from matrices that, one below the other, are [taps * in, out] ("io") or [taps * out, in] ("oi")."""
+    joined = parts[0] if len(parts) == 1 else graph.op("Concat", *parts, axis=0)
+    taps, inner, outer = len(sizes.taps), sizes.channels_in // sizes.group, sizes.channels_out
     if order == "io":
-        cube = graph.op("Reshape", joined, graph.ints(len(taps), inner, outer))
+        cube = graph.op("Reshape", joined, graph.ints(taps, inner, outer))
         turned = graph.op("Transpose", cube, perm=[2, 1, 0])
     else:
-        cube = graph.op("Reshape", joined, graph.ints(len(taps), outer, inner))
+        cube = graph.op("Reshape", joined, graph.ints(taps, outer, inner))
         turned = graph.op("Transpose", cube, perm=[1, 2, 0])
     return graph.op("Reshape", turned, graph.ints(outer, inner, *sizes.kernel))
 
@@ -168,10 +168,7 @@ def dw_grouped(graph: Graph, sizes: Geometry, x: str, dy: str) -> str:
             "Transpose", graph.op("Reshape", seen, graph.ints(0, sizes.group, inner, -1)), perm=[0, 1, 3, 2]
         )
         taps.append(graph.op("ReduceSum", graph.op("MatMul", columns, rows), graph.ints(0), keepdims=0))
-    joined = graph.op("Concat", *taps, axis=0)
-    cube = graph.op("Reshape", joined, graph.ints(len(taps), sizes.channels_out, inner))
-    turned = graph.op("Transpose", cube, perm=[1, 2, 0])
-    return graph.op("Reshape", turned, graph.ints(sizes.channels_out, inner, *sizes.kernel))
+    return _stack(graph, sizes, taps, "oi")
 
 
 def dw_channels_first(graph: Graph, sizes: Geometry, x: str, dy: str) -> str:
@@ -185,6 +182,88 @@ def dw_channels_first(graph: Graph, sizes: Geometry, x: str, dy: str) -> str:
         seen = graph.op("Reshape", _tap(graph, sizes, padded, tap), flat)
         taps.append(graph.op("Gemm", rows, seen, transB=1))
     return _stack(graph, sizes, taps, "oi")
+
+
+def dw_shifted(graph: Graph, sizes: Geometry, x: str, dy: str) -> str:
+    """As per sample, with the taps along the last axis side by side on the channel axis: fewer, larger products."""
+    last = sizes.rank - 1
+    flat = graph.ints(0, 0, -1)
+    columns = graph.op("Transpose", graph.op("Reshape", dy, flat), perm=[0, 2, 1])
+    shifted = _side_by_side(graph, sizes, pad(graph, x, sizes.begin, sizes.end))
+    products = []
+    for tap in product(*(range(size) for size in sizes.kernel[:last])):
+        seen = window(graph, shifted, _tap_ranges(sizes, tap, range(last))) if last else shifted
+        rows = graph.op("Reshape", seen, flat)
+        products.append(graph.op("ReduceSum", graph.op("MatMul", rows, columns), graph.ints(0), keepdims=0))
+    return _stack(graph, sizes, products, "io")
+
+
+def dw_block(graph: Graph, sizes: Geometry, x: str, dy: str) -> str:
+    """Images, stride 1 down the rows: x shifted along rows, dY shifted down, then one product for all taps."""
+    flat = graph.ints(0, 0, -1)
+    (begin, left), (_, right) = sizes.begin, sizes.end
+    shifted = _side_by_side(graph, sizes, pad(graph, x, (0, left), (0, right)))
+    moved = []
+    for row in range(sizes.kernel[0]):
+        down = row * sizes.dilation[0] - begin
+        below = sizes.size_in[0] - sizes.size_out[0] - down
+        moved.append(pad(graph, dy, (down, 0), (below, 0)))
+    joined = moved[0] if len(moved) == 1 else graph.op("Concat", *moved, axis=1)
+    columns = graph.op("Transpose", graph.op("Reshape", joined, flat), perm=[0, 2, 1])
+    each = graph.op("MatMul", graph.op("Reshape", shifted, flat), columns)
+    total = graph.op("ReduceSum", each, graph.ints(0), keepdims=0)
+    height, width = sizes.kernel
+    cube = graph.op("Reshape", total, graph.ints(width, sizes.channels_in, height, sizes.channels_out))
+    return graph.op("Transpose", cube, perm=[3, 1, 2, 0])
+
+
+def dw_positions_first(graph: Graph, sizes: Geometry, x: str, dy: str) -> str:
+    """Positions before samples and channels, so that windows copy whole blocks; then one Gemm per tap."""
+    rank = sizes.rank
+    order = [*range(2, 2 + rank), 0, 1]
+    columns = graph.op("Reshape", graph.op("Transpose", dy, perm=order), graph.ints(-1, sizes.channels_out))
+    padded = graph.op("Transpose", x, perm=order)
+    if any(sizes.begin) or any(sizes.end):
+        padded = graph.op("Pad", padded, graph.ints(*sizes.begin, 0, 0, *sizes.end, 0, 0))
+    taps = []
+    for tap in sizes.taps:
+        ranges = {axis - 2: part for axis, part in _tap_ranges(sizes, tap, range(rank)).items()}
+        rows = graph.op("Reshape", window(graph, padded, ranges), graph.ints(-1, sizes.channels_in))
+        taps.append(graph.op("Gemm", rows, columns, transA=1))
+    return _stack(graph, sizes, taps, "io")
+
+
+def dw_depthwise(graph: Graph, sizes: Geometry, x: str, dy: str) -> str:
+    """One filter per channel: for each kernel row the products of all columns with all columns, then their diagonals."""
+    (top, left), (bottom, _) = sizes.begin, sizes.end
+    (height, width), wide_in, wide_out = sizes.kernel, sizes.size_in[1], sizes.size_out[1]
+    padded = pad(graph, graph.op("Transpose", x, perm=[1, 0, 2, 3]), (top, 0), (bottom, 0))
+    rows = graph.op("Reshape", graph.op("Transpose", dy, perm=[1, 0, 2, 3]), graph.ints(0, -1, wide_out))
+    left_side = graph.op("Transpose", rows, perm=[0, 2, 1])
+    pick = np.zeros((wide_out, wide_in, width), np.float32)
+    for out, tap in product(range(wide_out), range(width)):
+        column = out * sizes.stride[1] + tap * sizes.dilation[1] - left
+        if 0 <= column < wide_in:
+            pick[out, column, tap] = 1.0
+    parts = []
+    for row in range(height):
+        seen = window(graph, padded, _tap_ranges(sizes, (row, 0), [0]))
+        pairs = graph.op("MatMul", left_side, graph.op("Reshape", seen, graph.ints(0, -1, wide_in)))
+        parts.append(graph.op("Reshape", pairs, graph.ints(0, 1, wide_out * wide_in)))
+    joined = parts[0] if height == 1 else graph.op("Concat", *parts, axis=1)
+    diagonals = graph.op("MatMul", joined, graph.constant(pick.reshape(-1, width), "diagonals"))
+    return graph.op("Reshape", diagonals, graph.ints(sizes.channels_out, 1, height, width))
+
+
+def _side_by_side(graph: Graph, sizes: Geometry, padded: str) -> str:
+    """The taps along the last axis on the channel axis, [N, kernel * in, ..., size_out]."""
+    last = sizes.rank - 1
+    tap = [0] * sizes.rank
+    parts = []
+    for column in range(sizes.kernel[last]):
+        tap[last] = column
+        parts.append(window(graph, padded, _tap_ranges(sizes, tuple(tap), [last])))
+    return parts[0] if len(parts) == 1 else graph.op("Concat", *parts, axis=1)
 
 
 def dx_transposed(graph: Graph, sizes: Geometry, weight: str, dy: str) -> str:
