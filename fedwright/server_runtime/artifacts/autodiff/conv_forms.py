@@ -234,7 +234,7 @@ def dw_positions_first(graph: Graph, sizes: Geometry, x: str, dy: str) -> str:
 
 
 def dw_depthwise(graph: Graph, sizes: Geometry, x: str, dy: str) -> str:
-    """One filter per channel: for each kernel row the products of all columns with all columns, then their diagonals."""
+    """One filter per channel: per kernel row the products of all columns with all columns, then their diagonals."""
     (top, left), (bottom, _) = sizes.begin, sizes.end
     (height, width), wide_in, wide_out = sizes.kernel, sizes.size_in[1], sizes.size_out[1]
     padded = pad(graph, graph.op("Transpose", x, perm=[1, 0, 2, 3]), (top, 0), (bottom, 0))
