@@ -7,6 +7,7 @@ onnxruntime and onnxruntime-training install one package name, so the generator 
 import json
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -32,7 +33,7 @@ TIMEOUT_S = 300
 
 def build_classic(structure: Structure, *, python: Path, module: nn.Module | None = None) -> Artifact:
     """The artifact of a structure for the classic backend; its eval.onnx and its slots' names are the usual ones."""
-    module = zoo.create(structure.spec) if module is None else module
+    module = zoo.create(structure.spec, seed=0) if module is None else module
     portable = build(structure, module)
     _check(structure, portable)
     manifest = portable.manifest
@@ -92,7 +93,7 @@ def _forward_model(structure: Structure, module: nn.Module, portable: Artifact) 
     return graph.to_model()
 
 
-def _generate(forward: ModelProto, options: dict[str, object], python: Path) -> ClassicFiles:
+def _generate(forward: ModelProto, options: Mapping[str, object], python: Path) -> ClassicFiles:
     """Run the generator in its own environment."""
     with tempfile.TemporaryDirectory(prefix="fedwright-classic-") as name:
         folder = Path(name)

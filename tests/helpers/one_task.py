@@ -1,0 +1,72 @@
+"""One task done by the agent's own code, as a program: `python one_task.py FOLDER BACKEND RESULT`.
+
+Runs on whatever machine and environment has the device side: FOLDER holds `artifact`, `weights`, `data.npz` and
+`recipe.json`; RESULT gets the update's tensors, standard output the losses of every step as JSON.
+"""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from fedwright.device_runtime.data import load
+from fedwright.device_runtime.perform import Inputs, perform
+from fedwright.device_runtime.start import make_tools
+from fedwright.protocol import artifact as artifacts
+from fedwright.protocol import tensors
+from fedwright.protocol.blobs import make_ref
+from fedwright.protocol.messages import Recipe, Returns, Task
+
+HOLDOUT_RATIO = 0.25
+
+
+def write_task(folder, artifact, weights, *, recipe, x, y):
+    """Lay out FOLDER."""
+    (folder / "artifact").write_bytes(artifacts.pack(artifact))
+    (folder / "weights").write_bytes(tensors.save(weights))
+    np.savez(folder / "data.npz", x=x, y=y)
+    (folder / "recipe.json").write_bytes(msgspec.json.encode(recipe))
+
+
+def do_task(folder, backend, result):
+    """Check, train, evaluate; returns the losses and what was classified right."""
+    inputs = Inputs(artifact=folder / "artifact", weights=folder / "weights")
+    task = Task(
+        task="task",
+        boot="boot",
+        run="run",
+        round=1,
+        artifact=make_ref(inputs.artifact, inline=False),
+        weights=make_ref(inputs.weights, inline=False),
+        recipe=msgspec.json.decode((folder / "recipe.json").read_bytes(), type=Recipe),
+        returns=Returns(weights="delta"),
+        deadline_s=600,
+    )
+    tools = make_tools(backend, threads=1, folder=result.parent)
+    losses = []
+
+    def make_trainer(*arguments):
+        trainer = tools.make_trainer(*arguments)
+        step = trainer.step
+
+        def recorded(*batch, **options):
+            done = step(*batch, **options)
+            losses.append(done.loss)
+            return done
+
+        trainer.step = recorded
+        return trainer
+
+    data = load(f"npz:{folder / 'data.npz'}", holdout_ratio=HOLDOUT_RATIO, seed=0)
+    recording = replace(tools, make_trainer=make_trainer)
+    done = perform(task, inputs, data, tools=recording, should_stop=lambda: False)
+    result.write_bytes(tensors.save(done.tensors))
+    stats = done.stats
+    return {"losses": losses, "correct": [stats.correct_before, stats.correct_after], "holdout": stats.holdout}
+
+
+if __name__ == "__main__":
+    json.dump(do_task(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])), sys.stdout)
