@@ -55,6 +55,9 @@ class FleetSection:
     )
     deadline_s: float = field(default=600.0, metadata=_help("a round closes after this long with those who answered"))
     join_timeout_s: float = field(default=600.0, metadata=_help("give up when too few devices came in this time"))
+    ca: str | None = field(default=None, metadata=_help("certificate file of the authority behind an mqtts broker"))
+    cert: str | None = field(default=None, metadata=_help("certificate file of this server"))
+    key: str | None = field(default=None, metadata=_help("private key file of this server"))
 
     def __post_init__(self) -> None:
         """Check values."""
@@ -69,6 +72,8 @@ class FleetSection:
             check_range("per_round", self.per_round, low=1)
             if self.sample_ratio != 1.0:
                 raise ConfigError("per_round and sample_ratio are both given; keep one of them")
+        if (self.cert is None) != (self.key is None):
+            raise ConfigError("cert and key belong together; give both or neither")
 
 
 @dataclass(frozen=True)
@@ -200,26 +205,31 @@ def config_from_dict(data: Mapping[str, Any], *, where: str) -> RunConfig:
     return RunConfig(method=_method(data["method"], where=f"{where} [method]"), **sections)
 
 
-def load_config(path: Path) -> RunConfig:
-    """Read and check a config file."""
-    return config_from_dict(load_toml(path), where=path.name)
-
-
-def load_toml(path: Path) -> dict[str, Any]:
-    """The table in a TOML file."""
+def config_from_text(text: str, *, where: str) -> RunConfig:
+    """Check a config given as TOML; `where` opens every error message."""
     # Python 3.10 has no tomllib; only the device side must run there.
     import tomllib
 
     try:
-        text = path.read_text(encoding="utf-8")
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as err:
+        raise ConfigError(f"{where} is not TOML: {err}") from err
+    return config_from_dict(data, where=where)
+
+
+def load_config(path: Path) -> RunConfig:
+    """Read and check a config file."""
+    return config_from_text(read_text(path), where=path.name)
+
+
+def read_text(path: Path) -> str:
+    """The text of a config file."""
+    try:
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError as err:
         raise ConfigError(f"there is no file {path}; write one with `fedwright init METHOD > {path.name}`") from err
     except (OSError, UnicodeDecodeError) as err:
         raise ConfigError(f"{path} cannot be read as text ({err}); give the path of a TOML file") from err
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as err:
-        raise ConfigError(f"{path.name} is not TOML: {err}") from err
 
 
 def _method(data: Any, *, where: str) -> MethodSection:

@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from fedwright.device_runtime.config import AgentConfig
-from fedwright.device_runtime.emulate.device import EmulatedDevice, agent_command
-from fedwright.device_runtime.emulate.fleet import EmulatedFleet, device_ids
+from fedwright.device_runtime.emulate.device import EmulatedDevice, Host, agent_command
+from fedwright.device_runtime.emulate.fleet import EmulatedFleet, device_ids, fitting_slowdown
 from fedwright.device_runtime.emulate.limits import Governor
 from fedwright.device_runtime.emulate.meter import Meter
 from fedwright.device_runtime.emulate.profiles import Value, load_profile
@@ -87,14 +87,12 @@ def test_a_device_that_does_not_listen_is_killed(fleet: EmulatedFleet, tmp_path:
 @pytest.mark.parametrize(("limit_bytes", "exit_code"), [(200_000_000, 9), (2_000_000_000, 0)], ids=["small", "large"])
 def test_the_memory_limit_is_real(tmp_path: Path, limit_bytes: int, exit_code: int) -> None:
     profile = replace(load_profile("laptop"), agent_bytes=Value(limit_bytes, "nominal", "this test"))
-    governor, meter = Governor(), Meter()
+    host = Host(tmp_path, Governor(), Meter())
 
-    started = EmulatedDevice(
-        "small", profile, command=[sys.executable, "-c", HUNGRY], folder=tmp_path, limiter=governor, meter=meter
-    )
+    started = EmulatedDevice("small", profile, command=[sys.executable, "-c", HUNGRY], host=host)
     outcome = started.wait(30)
-    meter.close()
-    governor.close()
+    host.meter.close()
+    host.limiter.close()
 
     assert outcome is not None
     assert outcome.exit_code == exit_code
@@ -113,7 +111,7 @@ def test_a_device_dies_with_its_parent(tmp_path: Path) -> None:
 
 
 def test_ids_number_the_devices_of_each_profile() -> None:
-    assert device_ids(["pc", "phone", "pc"]) == [("pc-01", "pc"), ("phone-01", "phone"), ("pc-02", "pc")]
+    assert device_ids(["pc", "phone", "pc"]) == [("pc-1", "pc"), ("phone-1", "phone"), ("pc-2", "pc")]
 
 
 def test_the_agent_is_the_installed_command() -> None:
@@ -121,3 +119,18 @@ def test_the_agent_is_the_installed_command() -> None:
 
     assert command[:5] == [sys.executable, "-m", "fedwright", "device", "run"]
     assert {"--once", "mqtt://h:1", "npz:d.npz"} <= set(command)
+
+
+def test_devices_that_do_not_fit_are_all_slowed_down_alike() -> None:
+    # Two laptops want a whole core each; 80 % of two cores is 1.6.
+    assert fitting_slowdown(["laptop", "laptop"], cores=2) == pytest.approx(2 / 1.6)
+    assert fitting_slowdown(["laptop", "laptop"], cores=8) == 1.0
+
+
+def test_the_slowdown_divides_the_share(tmp_path: Path) -> None:
+    with EmulatedFleet(tmp_path, slowdown=4.0) as fleet:
+        outcome = fleet.start("pc", "laptop", [sys.executable, "-c", "pass"]).wait(30)
+
+    assert outcome is not None
+    assert outcome.enforced.cpu_share == 0.25
+    assert outcome.enforced.slowdown == 4.0

@@ -86,13 +86,13 @@ def test_version_2_quota_is_written_as_the_kernel_reads_it(tmp_path: Path) -> No
     assert (group / "cgroup.procs").read_text() == "4242"
 
 
-def test_peak_share_is_the_highest_over_two_seconds() -> None:
+def test_peak_share_is_the_highest_over_one_second() -> None:
     usage = Usage()
-    # Idle for two seconds, then half a core for two, then idle again; one sample each quarter of a second.
+    # Idle for a second, then half a core for two, then idle again; one sample each quarter of a second.
     cpu_s = 0.0
     for quarter in range(25):
         usage.note(quarter * 0.25, cpu_s, 1000 + quarter)
-        cpu_s += 0.125 if 8 <= quarter < 16 else 0.0
+        cpu_s += 0.125 if 4 <= quarter < 12 else 0.0
 
     assert usage.peak_share == pytest.approx(0.5)
     assert usage.cpu_s == pytest.approx(1.0)

@@ -77,7 +77,7 @@ def test_an_unknown_profile_names_the_nearest() -> None:
 )
 def test_a_number_without_a_basis_is_turned_away(change: dict[str, object], message: str) -> None:
     keys = ("clock_hz", "ram_bytes", "agent_bytes", "cpu_gflops")
-    data = {"name": "x", "summary": "x", "cores": VALUE | change} | dict.fromkeys(keys, VALUE)
+    data = {"name": "x", "summary": "x", "short": "x", "cores": VALUE | change} | dict.fromkeys(keys, VALUE)
 
     with pytest.raises(ConfigError, match=message):
         from_dict(DeviceProfile, data, where="profile x")

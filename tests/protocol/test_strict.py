@@ -121,5 +121,5 @@ def test_a_mistake_is_one_sentence_that_names_the_key(data: Any, message: str) -
 )
 def test_ranges(bounds: dict[str, float], good: float, bad: float) -> None:
     check_range("key", good, **bounds)
-    with pytest.raises(ConfigError, match="^key is .* but must be "):
+    with pytest.raises(ConfigError, match=r"^key is .* but must be "):
         check_range("key", bad, **bounds)

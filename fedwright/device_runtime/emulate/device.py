@@ -24,10 +24,14 @@ STOP_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class Enforced:
-    """Which limits held a device, and the highest CPU share it was seen to use over two seconds."""
+    """Which limits held a device, and the highest CPU share it was seen to use over a second.
+
+    slowdown: how many times slower than its profile says it was made to run, because the host has too few cores.
+    """
 
     memory_bytes: int
     cpu_share: float
+    slowdown: float
     cpu_mechanism: Mechanism
     measured_share: float
 
@@ -42,26 +46,27 @@ class Outcome:
     enforced: Enforced
 
 
+@dataclass(frozen=True)
+class Host:
+    """What the emulated devices of one machine share; `slowdown` divides the CPU share of each."""
+
+    folder: Path
+    limiter: CpuLimiter
+    meter: Meter
+    slowdown: float = 1.0
+
+
 class EmulatedDevice:
     """A running agent; start it from a thread that lives on, because it dies with the thread that started it."""
 
-    def __init__(
-        self,
-        device: str,
-        profile: DeviceProfile,
-        *,
-        command: Sequence[str],
-        folder: Path,
-        limiter: CpuLimiter,
-        meter: Meter,
-    ) -> None:
+    def __init__(self, device: str, profile: DeviceProfile, *, command: Sequence[str], host: Host) -> None:
         self.device = device
         self.profile = profile
-        self.log_file = folder / f"{device}.log"
-        self._limiter = limiter
-        self._meter = meter
+        self.log_file = host.folder / f"{device}.log"
         self.outcome: Outcome | None = None
-        folder.mkdir(parents=True, exist_ok=True)
+        self._host = host
+        self._share = profile.cpu_share / host.slowdown
+        host.folder.mkdir(parents=True, exist_ok=True)
         with self.log_file.open("ab") as log_file:
             self._process = subprocess.Popen(
                 _command_line(profile, command),
@@ -72,8 +77,8 @@ class EmulatedDevice:
                 # Ctrl-C on the terminal is for the parent, which then stops its devices in good order.
                 start_new_session=True,
             )
-        limiter.add(self._process.pid, profile.cpu_share)
-        self._usage = meter.add(self._process.pid)
+        host.limiter.add(self._process.pid, self._share)
+        self._usage = host.meter.add(self._process.pid)
 
     @property
     def pid(self) -> int:
@@ -96,7 +101,7 @@ class EmulatedDevice:
     def ask_to_stop(self) -> None:
         """SIGTERM, at full speed so that leaving does not take long."""
         if self.poll() is None:
-            self._limiter.remove(self.pid)
+            self._host.limiter.remove(self.pid)
             self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -120,8 +125,8 @@ class EmulatedDevice:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def _reap(self) -> Outcome:
-        self._limiter.remove(self.pid)
-        self._meter.remove(self.pid)
+        self._host.limiter.remove(self.pid)
+        self._host.meter.remove(self.pid)
         _, status, used = os.wait4(self.pid, 0)
         self._process.returncode = os.waitstatus_to_exitcode(status)
         return Outcome(
@@ -130,8 +135,9 @@ class EmulatedDevice:
             peak_rss_bytes=self._usage.peak_rss_bytes,
             enforced=Enforced(
                 memory_bytes=self.profile.memory_bytes,
-                cpu_share=self.profile.cpu_share,
-                cpu_mechanism=self._limiter.mechanism,
+                cpu_share=self._share,
+                slowdown=self._host.slowdown,
+                cpu_mechanism=self._host.limiter.mechanism,
                 measured_share=self._usage.peak_share,
             ),
         )

@@ -1,34 +1,29 @@
 """A fleet of emulated devices: starts them, watches them, stops them in good order."""
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from fedwright.device_runtime.emulate.device import EmulatedDevice, Outcome
+from fedwright.device_runtime.emulate.device import EmulatedDevice, Host, Outcome
 from fedwright.device_runtime.emulate.limits import CpuLimiter, cpu_limiter
 from fedwright.device_runtime.emulate.meter import Meter
 from fedwright.device_runtime.emulate.profiles import load_profile
+
+# The rest of the host's cores is for the server and the broker.
+USABLE_CORES = 0.8
 
 
 class EmulatedFleet:
     """Emulated devices by id; leaving the `with` block stops them all."""
 
-    def __init__(self, folder: Path, limiter: CpuLimiter | None = None) -> None:
-        self._folder = folder
-        self._limiter = limiter or cpu_limiter()
-        self._meter = Meter()
+    def __init__(self, folder: Path, *, slowdown: float = 1.0, limiter: CpuLimiter | None = None) -> None:
+        self._host = Host(folder, limiter or cpu_limiter(), Meter(), slowdown)
         self.devices: dict[str, EmulatedDevice] = {}
 
     def start(self, device: str, profile: str, command: Sequence[str]) -> EmulatedDevice:
         """Start one device."""
-        started = EmulatedDevice(
-            device,
-            load_profile(profile),
-            command=command,
-            folder=self._folder,
-            limiter=self._limiter,
-            meter=self._meter,
-        )
+        started = EmulatedDevice(device, load_profile(profile), command=command, host=self._host)
         self.devices[device] = started
         return started
 
@@ -52,8 +47,8 @@ class EmulatedFleet:
     def close(self) -> None:
         """Stop all and let go of the limits."""
         self.stop()
-        self._meter.close()
-        self._limiter.close()
+        self._host.meter.close()
+        self._host.limiter.close()
 
     def __enter__(self) -> "EmulatedFleet":
         return self
@@ -65,10 +60,16 @@ class EmulatedFleet:
 
 
 def device_ids(profiles: Iterable[str]) -> list[tuple[str, str]]:
-    """(id, profile) for each device: the profile's name and a number, such as raspberry-pi-4-02."""
+    """(id, profile) for each device: the profile's short name and a number, such as pi4-2."""
     seen: dict[str, int] = {}
     ids = []
     for profile in profiles:
         seen[profile] = seen.get(profile, 0) + 1
-        ids.append((f"{profile}-{seen[profile]:02d}", profile))
+        ids.append((f"{load_profile(profile).short}-{seen[profile]}", profile))
     return ids
+
+
+def fitting_slowdown(profiles: Iterable[str], cores: int | None = None) -> float:
+    """How much slower all devices must run so that together they fit on this machine and keep their ratios."""
+    wanted = sum(load_profile(profile).cpu_share for profile in profiles)
+    return max(1.0, wanted / (USABLE_CORES * (cores or len(os.sched_getaffinity(0)))))

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import psutil
 
-SAMPLE_S = 0.25
+SAMPLE_S = 0.1
 # Long enough that one quota period more or less does not show.
-WINDOW_S = 2.0
+WINDOW_S = 1.0
 
 
 @dataclass

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.strict import check_range, from_dict, suggest
+from fedwright.protocol.topics import check_name
 
 # One x86-64 core with AVX2 near 2.7 GHz at 70 % of its peak, in single precision.
 REFERENCE_CORE_GFLOPS = 60.0
@@ -34,10 +35,11 @@ class Value:
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """What a kind of device is made of; `cpu_gflops` counts all cores in single precision."""
+    """What a kind of device is made of; `cpu_gflops` counts all cores, single precision; `short` begins device ids."""
 
     name: str
     summary: str
+    short: str
     cores: Value
     clock_hz: Value
     ram_bytes: Value
@@ -51,6 +53,10 @@ class DeviceProfile:
     def cpu_share(self) -> float:
         """The share of one core of this machine that makes an agent about as fast as the device."""
         return min(1.0, max(MIN_SHARE, self.cpu_gflops.value / REFERENCE_CORE_GFLOPS))
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        check_name(self.short, what="short")
 
     @property
     def memory_bytes(self) -> int:

@@ -1,0 +1,53 @@
+"""`init` writes what `validate` accepts, for every method; the lists have a line for each thing."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedwright.cli.listings import LISTS
+from fedwright.cli.main import main
+from fedwright.server_runtime.methods.registry import METHODS
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_the_starter_config_of_every_method_is_good(
+    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["init", method]) == 0
+    text = capsys.readouterr().out
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+
+    assert main(["validate", str(path)]) == 0
+    assert f"is good: {method} on " in capsys.readouterr().out
+    assert "fedwright server run run.toml" in text
+    assert "fedwright device run --broker" in text
+
+
+def test_init_of_an_unknown_method_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "fedavgg"]) == 1
+    assert "did you mean 'fedavg'?" in capsys.readouterr().err
+
+
+def test_validate_of_a_bad_config_fails_with_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[method]\nname = "fedavg"\n[run]\nround = 3\n')
+
+    assert main(["validate", str(path)]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("fedwright: run.toml [run] has the unknown key 'round'")
+    assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_list_has_one_line_each_and_the_same_as_json(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert main([name, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+
+    assert [line.split()[0] for line in lines] == [row["name"] for row in rows]
+    assert all(row["summary"] for row in rows)
+    assert rows

@@ -1,0 +1,105 @@
+"""The command itself: help, exit codes, one sentence for an error, and nothing imported that was not asked for."""
+
+import argparse
+import subprocess
+import sys
+
+import pytest
+
+from fedwright import __version__
+from fedwright.cli import main as cli
+from fedwright.protocol.errors import FedwrightError
+
+COMMANDS = [name for group in cli.GROUPS for name in group.commands]
+
+
+def fail_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The exit code of a command that ends with this error."""
+
+    def run(args: argparse.Namespace) -> int:
+        raise error
+
+    parser = argparse.ArgumentParser()
+    parser.set_defaults(run=run)
+    monkeypatch.setattr(cli, "build_parser", lambda command: parser)
+    return cli.main([])
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"fedwright {__version__}\n"
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--help"])
+
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert [name for name in COMMANDS if name not in out] == []
+
+
+def leaves(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    """The parsers of all commands below a parser."""
+    inner = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not inner:
+        return [parser]
+    return [leaf for child in inner[0].choices.values() for leaf in leaves(child)]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command: str) -> None:
+    whole = cli.build_parser(command)
+    chosen = next(action for action in whole._actions if isinstance(action, argparse._SubParsersAction)).choices[
+        command
+    ]
+
+    for leaf in leaves(chosen):
+        assert f"fedwright {command}" in (leaf.epilog or ""), leaf.prog
+        assert leaf.get_default("run") is not None, leaf.prog
+
+
+def test_no_command_and_an_unknown_command_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([], ["fly"]):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(arguments)
+        assert ended.value.code == 2
+    assert "invalid choice: 'fly'" in capsys.readouterr().err
+
+
+def test_our_errors_end_in_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fail_with(FedwrightError("the broker is gone; start it"), monkeypatch) == 1
+    assert capsys.readouterr().err == "fedwright: the broker is gone; start it\n"
+
+
+def test_ctrl_c_stops_cleanly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fail_with(KeyboardInterrupt(), monkeypatch) == 130
+    assert capsys.readouterr().err == "fedwright: stopped\n"
+
+
+def test_a_missing_package_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fail_with(ModuleNotFoundError("no", name="torch.nn"), monkeypatch) == 1
+    assert "needs torch; install it with pip install" in capsys.readouterr().err
+
+
+def test_a_programming_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModuleNotFoundError):
+        fail_with(ModuleNotFoundError("no", name="fedwright.nothing"), monkeypatch)
+    with pytest.raises(ZeroDivisionError):
+        fail_with(ZeroDivisionError(), monkeypatch)
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "fedwright", "profiles"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 0
