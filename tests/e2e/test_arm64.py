@@ -6,12 +6,12 @@ import zipfile
 
 import numpy as np
 import pytest
-from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
 from sklearn.datasets import load_digits
 
 from fedwright.protocol import tensors
 from fedwright.protocol.messages import Recipe
 from fedwright.server_runtime import zoo
+from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
 from fedwright.server_runtime.artifacts.structure import ModelSpec, Optimizer, Structure
 from helpers import one_task
 from helpers.arm64_root import arm64_root
