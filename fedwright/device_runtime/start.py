@@ -9,7 +9,7 @@ from fedwright.device_runtime import facts
 from fedwright.device_runtime.agent import Agent, Holdings, Identity
 from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.data import load
-from fedwright.device_runtime.perform import Tools
+from fedwright.device_runtime.perform import CheckArtifact, MakeTrainer, Tools
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.journal import Journal
 from fedwright.device_runtime.train.base import Tensors, Trainer
@@ -52,8 +52,14 @@ def run_agent(config: AgentConfig) -> None:
 
 def make_tools(backend: str, *, threads: int, folder: Path) -> Tools:
     """The trainer, the check and the checkpoint file of a device."""
-    if backend != "portable":
-        raise ConfigError(f"unknown backend {backend!r}; choose portable")
+    backends = {"portable": _portable, "classic": _classic}
+    if backend not in backends:
+        raise ConfigError(f"unknown backend {backend!r}; choose one of {', '.join(backends)}")
+    make_trainer, check = backends[backend](threads)
+    return Tools(make_trainer, check, Checkpoint(folder / "checkpoint"))
+
+
+def _portable(threads: int) -> tuple[MakeTrainer, CheckArtifact]:
     from fedwright.device_runtime.train.check import check_artifact
     from fedwright.device_runtime.train.portable import PortableTrainer
 
@@ -63,7 +69,20 @@ def make_tools(backend: str, *, threads: int, folder: Path) -> Tools:
     def check(artifact: Artifact, recipe: Recipe) -> None:
         check_artifact(artifact, free_bytes=facts.free_bytes(), batch=recipe.batch)
 
-    return Tools(make_trainer, check, Checkpoint(folder / "checkpoint"))
+    return make_trainer, check
+
+
+def _classic(threads: int) -> tuple[MakeTrainer, CheckArtifact]:
+    from fedwright.device_runtime.train.classic import ClassicTrainer
+    from fedwright.device_runtime.train.classic_check import check_classic
+
+    def make_trainer(artifact: Artifact, sides: Tensors, frozen: Tensors) -> Trainer:
+        return ClassicTrainer(artifact, threads=threads, sides=sides, frozen=frozen)
+
+    def check(artifact: Artifact, recipe: Recipe) -> None:
+        check_classic(artifact, free_bytes=facts.free_bytes(), batch=recipe.batch)
+
+    return make_trainer, check
 
 
 def _run(config: AgentConfig, holdings: Holdings) -> None:
