@@ -2,14 +2,25 @@
 
 import time
 import uuid
+from collections.abc import Callable
 
 import msgspec
 
 from fedwright.protocol.errors import BadMessage
-from fedwright.protocol.messages import VERSION, Envelope, Message
+from fedwright.protocol.messages import VERSION, Ack, Dismiss, Envelope, Message, Task
+from fedwright.protocol.signing import SIGNATURE_BYTES
 
 # A chunk of the largest allowed size plus its envelope fits; nothing legitimate is larger.
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
+
+# A byte that msgpack never uses: what follows is a signature and then the envelope that it signs.
+SIGNED = b"\xc1"
+# What a device does only on the word of its server. Chunks need no signature: a signed task names their hashes.
+MUST_BE_SIGNED = (Task, Ack, Dismiss)
+
+Sign = Callable[[bytes], bytes]
+Verify = Callable[[bytes, bytes], bool]
+"""Takes a message and its signature."""
 
 
 class _Head(msgspec.Struct):
@@ -26,9 +37,9 @@ def new_id() -> str:
     return uuid.uuid4().hex
 
 
-def encode(body: Message, *, sender: str, boot: str, message_id: str | None = None) -> bytes:
-    """Wrap a message for the wire."""
-    return _encoder.encode(
+def encode(body: Message, *, sender: str, boot: str, message_id: str | None = None, sign: Sign | None = None) -> bytes:
+    """Wrap a message for the wire; `sign` signs those that must be signed."""
+    payload = _encoder.encode(
         Envelope(
             version=VERSION,
             id=message_id or new_id(),
@@ -38,12 +49,30 @@ def encode(body: Message, *, sender: str, boot: str, message_id: str | None = No
             body=body,
         )
     )
+    if sign is not None and isinstance(body, MUST_BE_SIGNED):
+        return SIGNED + sign(payload) + payload
+    return payload
 
 
-def decode(payload: bytes) -> Envelope:
-    """Unwrap a message; BadMessage says which field is wrong."""
+def decode(payload: bytes, *, verify: Verify | None = None) -> Envelope:
+    """Unwrap a message; BadMessage says which field is wrong, or (with `verify`) that a signature is."""
     if len(payload) > MAX_MESSAGE_BYTES:
         raise BadMessage(f"message of {len(payload)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
+    signature = b""
+    if payload[:1] == SIGNED:
+        signature = payload[1 : 1 + SIGNATURE_BYTES]
+        payload = payload[1 + SIGNATURE_BYTES :]
+    envelope = _decode_envelope(payload)
+    if verify is not None and isinstance(envelope.body, MUST_BE_SIGNED):
+        kind = type(envelope.body).__name__.lower()
+        if not signature:
+            raise BadMessage(f"{kind} is not signed; run the server with the signing key this device was enrolled with")
+        if not verify(payload, signature):
+            raise BadMessage(f"{kind} has a wrong signature; enroll this device with the server that sends to it")
+    return envelope
+
+
+def _decode_envelope(payload: bytes) -> Envelope:
     try:
         version = _head_decoder.decode(payload).version
         if version != VERSION:

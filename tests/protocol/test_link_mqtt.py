@@ -16,6 +16,7 @@ from fedwright.protocol.errors import ConfigError, LinkError
 from fedwright.protocol.link import connect
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.link.mqtt import MqttLink, parse_url
+from fedwright.protocol.link.security import BrokerTls
 from helpers.links import wait_until
 
 _PARENT = """
@@ -128,9 +129,11 @@ def test_a_taken_port_is_one_sentence() -> None:
 
 
 @pytest.mark.broker
-def test_a_broker_that_cannot_start_says_why() -> None:
-    with pytest.raises(LinkError, match=r"mosquitto did not start.*nonsense"):
-        Broker(kind="mosquitto", listener=["nonsense"]).start()
+def test_a_broker_that_cannot_start_says_why(tmp_path: Path) -> None:
+    absent = tmp_path / "absent.pem"
+
+    with pytest.raises(LinkError, match=r"mosquitto did not start.*absent\.pem"):
+        Broker(tls=BrokerTls(absent, absent, absent, absent)).start()
 
 
 @pytest.mark.broker

@@ -15,6 +15,7 @@ from typing import Literal
 
 from fedwright.protocol.codec import MAX_MESSAGE_BYTES
 from fedwright.protocol.errors import LinkError
+from fedwright.protocol.link.security import BrokerTls
 
 Kind = Literal["mosquitto", "amqtt"]
 
@@ -33,10 +34,10 @@ def find_mosquitto() -> str | None:
     return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin")
 
 
-def mosquitto_config(listener: Sequence[str], *, folder: Path, durable: bool) -> str:
-    """A mosquitto configuration around the lines that describe its listener."""
+def mosquitto_config(listener: Sequence[str], *, folder: Path, durable: bool, user: str | None = None) -> str:
+    """A mosquitto configuration around the lines that describe its listener; `user` is who it runs as."""
     lines = [
-        f"user {getpass.getuser()}",
+        *([f"user {user}"] if user else []),
         *listener,
         "set_tcp_nodelay true",
         f"max_queued_messages {QUEUED_MESSAGES}",
@@ -57,7 +58,7 @@ class Broker:
     """A broker process for development and tests, open to everybody on the loopback address only.
 
     It dies with the thread that started it, so start it from one that lives as long as it is needed.
-    `listener` replaces the open loopback listener by mosquitto lines (TLS, access lists).
+    With `tls` it lets in only holders of a certificate, on every address; that takes mosquitto.
     """
 
     def __init__(
@@ -66,16 +67,18 @@ class Broker:
         port: int = 0,
         kind: Kind | None = None,
         folder: Path | None = None,
-        listener: Sequence[str] | None = None,
+        tls: BrokerTls | None = None,
     ) -> None:
         self._program = find_mosquitto()
+        if tls is not None:
+            kind = "mosquitto"
         if kind == "mosquitto" and self._program is None:
             raise LinkError("mosquitto is not installed; run `apt install mosquitto` or use the embedded broker")
         self.kind: Kind = kind or ("mosquitto" if self._program else "amqtt")
         if self.kind == "amqtt" and importlib.util.find_spec("amqtt") is None:
             raise LinkError("no broker is installed; run `apt install mosquitto` or `pip install fedwright[server]`")
         self._wanted_port = port
-        self._listener = listener
+        self._tls = tls
         self._durable = folder is not None
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._folder = folder or Path()
@@ -85,7 +88,7 @@ class Broker:
     @property
     def url(self) -> str:
         """What to give to `connect` on this machine."""
-        return f"mqtt://127.0.0.1:{self.port}"
+        return f"{'mqtts' if self._tls else 'mqtt'}://127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -162,13 +165,10 @@ class Broker:
         launch = [sys.executable, "-m", "fedwright.protocol.link.broker_child", str(os.getpid())]
         if self.kind == "amqtt":
             return [*launch, "amqtt", str(self.port)]
-        listener = self._listener or [f"listener {self.port} 127.0.0.1", "allow_anonymous true"]
+        open_to_all = [f"listener {self.port} 127.0.0.1", "allow_anonymous true"]
+        lines = self._tls.listener(self.port, "0.0.0.0") if self._tls else open_to_all
         config = self._folder / "mosquitto.conf"
-        config.write_text(
-            mosquitto_config(
-                [line.format(port=self.port) for line in listener], folder=self._folder, durable=self._durable
-            )
-        )
+        config.write_text(mosquitto_config(lines, folder=self._folder, durable=self._durable, user=getpass.getuser()))
         return [*launch, "exec", str(self._program), "-c", str(config)]
 
     def _wait_ready(self, process: subprocess.Popen[bytes], log_file: Path) -> None:

@@ -1,0 +1,91 @@
+"""Who may connect and speak where: the broker's TLS listener and access list, and the bundle a device starts from."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from fedwright.protocol import topics
+from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.messages import Id
+from fedwright.protocol.signing import KEY_BYTES, verify
+
+SERVER_NAME = "server"
+"""Common name of the server's own certificate; no device may have it."""
+
+
+@dataclass(frozen=True)
+class BrokerTls:
+    """Files of a broker that lets in nobody without a certificate of its authority."""
+
+    ca: Path
+    cert: Path
+    key: Path
+    acl: Path
+
+    def listener(self, port: int, host: str) -> list[str]:
+        """Lines of a mosquitto configuration; the name in a certificate is the user of the access list."""
+        return [
+            f"listener {port} {host}",
+            f"cafile {self.ca.resolve()}",
+            f"certfile {self.cert.resolve()}",
+            f"keyfile {self.key.resolve()}",
+            "tls_version tlsv1.2",
+            "require_certificate true",
+            "use_identity_as_username true",
+            "allow_anonymous false",
+            f"acl_file {self.acl.resolve()}",
+        ]
+
+
+def access_list(fleet: str) -> str:
+    """A mosquitto access list: a device writes only its own `up` topic and reads only its own `down` and `shared`."""
+    topics.check_name(fleet, what="fleet")
+    lines = [
+        f"user {SERVER_NAME}",
+        f"topic readwrite fedwright/{fleet}/#",
+        f"pattern write {topics.up(fleet, '%u')}",
+        f"pattern read {topics.down(fleet, '%u')}",
+        f"pattern read {topics.shared(fleet)}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+class BundleInfo(msgspec.Struct, frozen=True):
+    """What a device must know besides its certificate: `bundle.json`."""
+
+    device: Id
+    fleet: Id
+    broker: str
+    server_key: str
+    """Public Ed25519 key that signs tasks, in hexadecimal."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """All that an enrolled device starts from."""
+
+    info: BundleInfo
+    ca: Path
+    cert: Path
+    key: Path
+
+    def verify(self, message: bytes, signature: bytes) -> bool:
+        """Whether the server this device was enrolled with signed a message."""
+        return verify(bytes.fromhex(self.info.server_key), message, signature)
+
+
+def read_bundle(folder: Path) -> Bundle:
+    """Read the folder that enrolment made; ConfigError names what is missing or wrong in it."""
+    files = {name: folder / name for name in ("bundle.json", "ca.pem", "cert.pem", "key.pem")}
+    for file in files.values():
+        if not file.is_file():
+            raise ConfigError(f"{file} is missing; copy the whole folder that `fedwright server enroll` made")
+    try:
+        info = msgspec.json.decode(files["bundle.json"].read_bytes(), type=BundleInfo)
+        key = bytes.fromhex(info.server_key)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as err:
+        raise ConfigError(f"{files['bundle.json']} cannot be read ({err}); enroll the device again") from err
+    if len(key) != KEY_BYTES:
+        raise ConfigError(f"{files['bundle.json']} holds a key of {len(key)} bytes; enroll the device again")
+    return Bundle(info, files["ca.pem"], files["cert.pem"], files["key.pem"])

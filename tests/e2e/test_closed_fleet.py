@@ -1,0 +1,126 @@
+"""A closed fleet on a real mosquitto: certificates decide who comes in, the access list who speaks where."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from fedwright.protocol import topics
+from fedwright.protocol.errors import LinkError
+from fedwright.protocol.link import Link, Received, connect
+from fedwright.protocol.link.broker import Broker
+from fedwright.protocol.link.security import read_bundle
+from fedwright.server_runtime.trust import Authority, Identity, enroll, enroll_server, secure_broker
+from helpers.links import take
+from helpers.tools import require_tool
+
+pytestmark = pytest.mark.broker
+FLEET = "home"
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority.create(tmp_path_factory.mktemp("trust"))
+
+
+@pytest.fixture(scope="module")
+def broker(authority: Authority) -> Iterator[Broker]:
+    require_tool("mosquitto")
+    with Broker(tls=secure_broker(authority, fleet=FLEET, hosts=["127.0.0.1"])) as running:
+        yield running
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as made:
+        yield made
+
+
+def as_server(broker: Broker, authority: Authority, stack: ExitStack) -> Link:
+    own = enroll_server(authority)
+    return stack.enter_context(
+        closing(connect(broker.url, client_id="server", ca=authority.ca, cert=own.cert, key=own.key))
+    )
+
+
+def as_device(broker: Broker, authority: Authority, stack: ExitStack, folder: Path, *, name: str) -> Link:
+    bundle = read_bundle(enroll(authority, name, fleet=FLEET, broker=broker.url, folder=folder / name))
+    link = connect(bundle.info.broker, client_id=name, ca=bundle.ca, cert=bundle.cert, key=bundle.key)
+    return stack.enter_context(closing(link))
+
+
+def test_server_and_devices_hear_each_other(
+    broker: Broker, authority: Authority, stack: ExitStack, tmp_path: Path
+) -> None:
+    server = as_server(broker, authority, stack)
+    server.subscribe(topics.up_all(FLEET))
+    device = as_device(broker, authority, stack, tmp_path, name="pi-1")
+    device.subscribe(topics.down(FLEET, "pi-1"))
+    device.subscribe(topics.shared(FLEET))
+
+    device.send(topics.up(FLEET, "pi-1"), b"report")
+    server.send(topics.down(FLEET, "pi-1"), b"task")
+    server.send(topics.shared(FLEET), b"challenge")
+
+    assert take(server, 1) == [Received(topics.up(FLEET, "pi-1"), b"report")]
+    assert {message.payload for message in take(device, 2)} == {b"task", b"challenge"}
+
+
+def test_a_device_cannot_speak_or_hear_for_another(
+    broker: Broker, authority: Authority, stack: ExitStack, tmp_path: Path
+) -> None:
+    server = as_server(broker, authority, stack)
+    server.subscribe("#")
+    spy = as_device(broker, authority, stack, tmp_path, name="spy")
+    for pattern in ("#", topics.down(FLEET, "pi-1"), topics.up_all(FLEET), topics.down(FLEET, "spy")):
+        spy.subscribe(pattern)
+
+    for topic in (topics.up(FLEET, "pi-1"), topics.down(FLEET, "pi-1"), topics.shared(FLEET), "elsewhere"):
+        spy.send(topic, b"forged")
+    spy.send(topics.up(FLEET, "spy"), b"own")
+    heard_by_server = take(server, 1)
+    server.send(topics.down(FLEET, "pi-1"), b"secret")
+    server.send(topics.down(FLEET, "spy"), b"for spy")
+
+    assert heard_by_server == [Received(topics.up(FLEET, "spy"), b"own")]
+    assert take(spy, 1) == [Received(topics.down(FLEET, "spy"), b"for spy")]
+
+
+def test_nobody_comes_in_without_a_certificate(broker: Broker, authority: Authority) -> None:
+    with pytest.raises(LinkError, match=r"no broker at|turned us away"):
+        connect(broker.url, client_id="stranger", ca=authority.ca)
+
+
+def test_a_certificate_of_another_authority_does_not_help(broker: Broker, authority: Authority, tmp_path: Path) -> None:
+    other = Authority.create(tmp_path / "other")
+    forged = other.issue_device("pi-1", tmp_path / "forged")
+
+    with pytest.raises(LinkError):
+        connect(broker.url, client_id="pi-1", ca=authority.ca, cert=forged.cert, key=forged.key)
+
+
+def test_the_certificate_of_the_broker_opens_nothing(broker: Broker, authority: Authority) -> None:
+    stolen = Identity(authority.folder / "broker" / "cert.pem", authority.folder / "broker" / "key.pem")
+
+    with pytest.raises(LinkError):
+        connect(broker.url, client_id="x", ca=authority.ca, cert=stolen.cert, key=stolen.key)
+
+
+def test_a_device_does_not_talk_to_a_stranger_for_a_broker(
+    broker: Broker, authority: Authority, tmp_path: Path
+) -> None:
+    other = Authority.create(tmp_path / "other")
+    own = authority.issue_device("pi-9", tmp_path / "pi-9")
+
+    with pytest.raises(LinkError, match="its certificate is not trusted"):
+        connect(broker.url, client_id="pi-9", ca=other.ca, cert=own.cert, key=own.key)
+    with pytest.raises(LinkError, match="its certificate is not trusted"):
+        connect(
+            broker.url.replace("127.0.0.1", "localhost"), client_id="pi-9", ca=authority.ca, cert=own.cert, key=own.key
+        )
+
+
+def test_plain_mqtt_is_not_answered(broker: Broker) -> None:
+    with pytest.raises(LinkError):
+        connect(broker.url.replace("mqtts", "mqtt"), client_id="x")
