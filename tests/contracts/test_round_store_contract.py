@@ -76,6 +76,14 @@ def test_replies_belong_to_their_stage(store):
     assert store.replies(Position(1, 1)) == {"t2": Reply("t2", "late", detail="slow")}
 
 
+def test_a_task_is_open_from_its_plan_to_its_reply(store):
+    assert not store.is_open("t1")
+    store.save_plan(Position(1, 0), [planned("a", "t1")])
+    assert store.is_open("t1")
+    store.save_reply(Reply("t1", "refused", detail="no"))
+    assert not store.is_open("t1")
+
+
 def test_closed_stages_come_back_in_order(store):
     stages = [Closed(Position(1, 0), "aa", {}), Closed(Position(1, 1), "bb", {"loss": 0.5})]
     for closed in stages:

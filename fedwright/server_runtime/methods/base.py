@@ -25,19 +25,28 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Emission:
-    """Tensors made for one device: parameters and buffers, and the objective's side inputs."""
+    """Tensors made for one device: parameters and buffers, the objective's side inputs, and the frozen base.
+
+    One dictionary emitted for many devices is stored and hashed once; a frozen base that stays the same
+    from round to round is fetched by a device once.
+    """
 
     weights: Tensors
     sides: Tensors = field(default_factory=dict)
+    frozen: Tensors = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Absorbed:
-    """One checked reply: the tensors as `Returns` asked for them, and what the device measured."""
+    """One checked reply: the tensors as `Returns` asked for them, and what the device measured.
+
+    weight: 1, or less for an update that was made from an older model (asynchronous rounds).
+    """
 
     tensors: Tensors
     stats: Stats
     assignment: Assignment
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -280,8 +280,7 @@ class Coordinator:
         stage = self._stage
         planned = None if stage is None else stage.open.get(reply.task)
         if stage is None or planned is None or planned.device != device:
-            # Either we have it already and our acknowledgement was lost, or its round is over.
-            self._exchange.acknowledge(device, reply.task, problem="this task is closed; the update was not used again")
+            self._take_unexpected(device, reply.task)
             return
         if isinstance(reply, Refusal):
             self._finish(stage, planned, Reply(reply.task, "refused", detail=f"{device} refused: {reply.detail}"))
@@ -292,6 +291,15 @@ class Coordinator:
             if all(task != reply.task for task, _ in waiting):
                 waiting.append((reply.task, reply))
             self._exchange.pull(device, reply.tensors)
+
+    def _take_unexpected(self, device: str, task: str) -> None:
+        """A reply that no stage waits for: either we have it already and our acknowledgement was lost, or it is late.
+
+        A reply to a task that is still open comes before a resumed server has got to its stage: silence makes
+        the device keep it until it is asked again.
+        """
+        if not self._store.is_open(task):
+            self._exchange.acknowledge(device, task, problem="this task is closed; the update was not used again")
 
     def _take_pulled(self, event: Pulled) -> None:
         if self._stage is None:

@@ -27,14 +27,16 @@ from fedwright.protocol.messages import (
     Task,
     Update,
 )
+from fedwright.server_runtime.rounds.serving import Serving
 
 log = logging.getLogger(__name__)
 
 SERVER = "server"
 # A device acknowledges a task as soon as it is in its journal; silence this long means it was not heard.
 RESEND_S = 5.0
-# Uploads pulled at the same time: enough to fill a link, few enough that memory and the broker stay calm.
+# Uploads pulled at the same time: enough to fill a link, few enough that the broker and the disk stay calm.
 MAX_PULLS = 8
+MAX_PULL_BYTES = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class Exchange:
         self._fleet = fleet
         self._blobs = blobs
         self._uploads = Uploads(blobs)
+        self._serving = Serving(self._uploads, self._send_chunk, clock=clock)
         self._clock = clock
         self._connects = link.connects
         self._outgoing: dict[str, _Outgoing] = {}
@@ -102,6 +105,9 @@ class Exchange:
         for ref in (task.artifact, task.weights, task.sides, task.frozen):
             if ref is not None:
                 self._uploads.serve(ref)
+        for common in (task.artifact, task.frozen):
+            if common is not None:
+                self._serving.offer_common(common.sha256)
         # The artifact is never inline: a device that has it in its cache need not get it again.
         task = structs.replace(task, boot=boot, weights=inlined(self._blobs, task.weights))
         self._outgoing[task.task] = _Outgoing(device, boot, task, self._clock())
@@ -131,10 +137,12 @@ class Exchange:
         events: list[Heard | Pulled] = []
         self._admit_pulls(events)
         self._tend()
-        received = self._link.receive(0.0 if events else timeout_s)
+        due_s = self._serving.due_s()
+        received = self._link.receive(0.0 if events else timeout_s if due_s is None else min(timeout_s, due_s))
         while received is not None:
             self._take(received, events)
             received = self._link.receive(0.0) if len(events) < 64 else None
+        self._serving.flush()
         return events
 
     def _tend(self) -> None:
@@ -152,7 +160,7 @@ class Exchange:
             self._ask(sha256, pull)
 
     def _admit_pulls(self, events: list[Heard | Pulled]) -> None:
-        while self._waiting and len(self._pulls) < MAX_PULLS:
+        while self._waiting and self._has_room(self._waiting[0][1]):
             device, ref = self._waiting.popleft()
             try:
                 pull = _Pull(device, Download(self._blobs, ref))
@@ -164,6 +172,11 @@ class Exchange:
                 events.append(Pulled(device, ref.sha256, str(err)))
                 continue
             self._pulls[ref.sha256] = pull
+
+    def _has_room(self, ref: BlobRef) -> bool:
+        """Whether another upload may start; one alone always may."""
+        under_way = sum(pull.download.ref.size_bytes for pull in self._pulls.values())
+        return not self._pulls or (len(self._pulls) < MAX_PULLS and under_way + ref.size_bytes <= MAX_PULL_BYTES)
 
     def _ask(self, sha256: str, pull: _Pull) -> None:
         wanted = pull.download.wanted(self._clock())
@@ -186,7 +199,7 @@ class Exchange:
         elif isinstance(body, Ack):
             self._outgoing.pop(body.of, None)
         elif isinstance(body, Get):
-            self._serve(device, body)
+            self._serving.request(device, body)
         elif isinstance(body, Chunk):
             self._take_chunk(device, body, events)
         elif isinstance(body, Lost) and self._pulled_from(device, body.sha256) is not None:
@@ -212,9 +225,9 @@ class Exchange:
         pull = self._pulls.get(sha256)
         return pull if pull is not None and pull.device == device else None
 
-    def _serve(self, device: str, get: Get) -> None:
-        for message in self._uploads.answer(get):
-            self._send(device, message, reliable=False)
+    def _send_chunk(self, device: str | None, message: Chunk | Lost) -> None:
+        topic = topics.shared(self._fleet) if device is None else topics.down(self._fleet, device)
+        self._link.send(topic, self._encode(message), reliable=False)
 
     def _send(self, device: str, message: Message, *, reliable: bool = True) -> None:
         self._link.send(topics.down(self._fleet, device), self._encode(message), reliable=reliable)

@@ -48,6 +48,11 @@ class MemoryRoundStore:
         tasks = [planned.task.task for planned in self._plans.get(position, [])]
         return {task: self._replies[task] for task in tasks if task in self._replies}
 
+    def is_open(self, task: str) -> bool:
+        """See RoundStore."""
+        planned = any(entry.task.task == task for plan in self._plans.values() for entry in plan)
+        return planned and task not in self._replies
+
     def close_stage(self, closed: Closed) -> None:
         """See RoundStore."""
         self._closed.append(closed)

@@ -61,6 +61,7 @@ class Planner:
             returns=assignment.returns,
             deadline_s=self.deadline_s,
             sides=self._store(emission.sides, refs) if emission.sides else None,
+            frozen=self._store(emission.frozen, refs) if emission.frozen else None,
         )
 
     def _store(self, values: Tensors, refs: dict[int, BlobRef]) -> BlobRef:

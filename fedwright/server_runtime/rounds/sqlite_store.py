@@ -104,6 +104,13 @@ class SqliteRoundStore:
         )
         return {row[0]: _reply(row) for row in rows}
 
+    def is_open(self, task: str) -> bool:
+        """See RoundStore."""
+        row = self._db.execute(
+            "SELECT 1 FROM plan LEFT JOIN reply USING (task_id) WHERE task_id = ? AND outcome IS NULL", (task,)
+        )
+        return row.fetchone() is not None
+
     def close_stage(self, closed: Closed) -> None:
         """See RoundStore."""
         self._db.execute(

@@ -86,6 +86,10 @@ class RoundStore(Protocol):
         """Replies of a stage by task id."""
         ...
 
+    def is_open(self, task: str) -> bool:
+        """Whether a task of this id is planned and has no reply yet."""
+        ...
+
     def close_stage(self, closed: Closed) -> None:
         """Record the method's state after a stage."""
         ...
