@@ -7,6 +7,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedwright.protocol.errors import DataError
+
 Array = NDArray[np.generic]
 Kind = Literal["image", "series", "tokens", "graph"]
 
@@ -15,8 +17,8 @@ Kind = Literal["image", "series", "tokens", "graph"]
 class DataSet:
     """Training and test examples.
 
-    x: float32 [n, ...] (int64 token ids for text); y: int64 [n], classes 0 to len(classes) - 1.
-    owner_train, owner_test: who made each example (person, publication), where the data set says so.
+    x: float32 [n, ...] (int64 word ids for text); y: int64 [n], classes 0 to len(classes) - 1.
+    owner_train, owner_test: int64 [n], the index into `owners` of who made each example (person, publication).
     extra: what only one data set has, such as a graph's edges.
     """
 
@@ -27,6 +29,7 @@ class DataSet:
     x_test: Array
     y_test: Array
     classes: tuple[str, ...]
+    owners: tuple[str, ...] = ()
     owner_train: Array | None = None
     owner_test: Array | None = None
     extra: Mapping[str, Array] = field(default_factory=dict)
@@ -35,6 +38,18 @@ class DataSet:
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one example."""
         return tuple(self.x_train.shape[1:])
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How many examples to load at most, from the start; None loads all."""
+
+    train: int | None = None
+    test: int | None = None
+
+    def __post_init__(self) -> None:
+        if any(count is not None and count < 1 for count in (self.train, self.test)):
+            raise DataError(f"cannot load {self.train} training and {self.test} test examples; ask for at least 1")
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from fedwright.benchmarks.datasets.base import DataSet
+from fedwright.benchmarks.datasets.base import DataSet, Limit
 
 TEST_EVERY = 5
 
 
-def load() -> DataSet:
+def load(limit: Limit) -> DataSet:
     """Every fifth image is for testing; pixels are scaled to 0..1."""
     # scikit-learn takes over a second to import, which a mere listing of data sets should not pay.
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
@@ -19,9 +19,9 @@ def load() -> DataSet:
     return DataSet(
         name="digits",
         kind="image",
-        x_train=x[~test],
-        y_train=y[~test],
-        x_test=x[test],
-        y_test=y[test],
+        x_train=x[~test][: limit.train],
+        y_train=y[~test][: limit.train],
+        x_test=x[test][: limit.test],
+        y_test=y[test][: limit.test],
         classes=tuple(str(digit) for digit in range(10)),
     )
