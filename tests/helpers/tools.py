@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Callable
 from email.parser import HeaderParser
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from packaging.requirements import Requirement
@@ -28,7 +29,7 @@ def require_tool(name: str) -> str:
     return found
 
 
-def missing(reason: str) -> None:
+def missing(reason: str) -> NoReturn:
     """End the test because the machine lacks something."""
     if os.environ.get("CI") == "true":
         pytest.fail(reason, pytrace=False)
@@ -80,11 +81,11 @@ def build_wheel(folder: Path) -> Path:
     return wheel
 
 
-def extra_requirements(wheel: Path, extra: str) -> list[str]:
-    """What the wheel's metadata asks for with an extra, on this machine."""
+def extra_requirements(wheel: Path, extra: str, **environment: str) -> list[str]:
+    """What the wheel's metadata asks for with an extra, on this machine but for markers given in `environment`."""
     with zipfile.ZipFile(wheel) as archive:
         [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         metadata = HeaderParser().parsestr(archive.read(name).decode())
     parsed = [Requirement(line) for line in metadata.get_all("Requires-Dist", [])]
-    chosen = [r for r in parsed if r.marker is not None and r.marker.evaluate({"extra": extra})]
+    chosen = [r for r in parsed if r.marker is not None and r.marker.evaluate({"extra": extra, **environment})]
     return [f"{r.name}{r.specifier}" for r in chosen]

@@ -22,6 +22,7 @@ from fedwright.protocol.errors import BuildError
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts import classic_generate
 from fedwright.server_runtime.artifacts.autodiff.finish import finish
+from fedwright.server_runtime.artifacts.autodiff.graph import Graph, Node
 from fedwright.server_runtime.artifacts.autodiff.measure import measure
 from fedwright.server_runtime.artifacts.builder import build
 from fedwright.server_runtime.artifacts.export import export
@@ -85,12 +86,26 @@ def _forward_model(structure: Structure, module: nn.Module, portable: Artifact) 
     if unread:
         raise BuildError(f"{structure.spec.model} never reads its parameter {unread[0]}; freeze it or remove it")
     loss = append_loss(graph, forward, structure, trainable)
+    _add_in_pairs(graph)
     measure(graph)
     finish(graph, [(portable.manifest.loss, loss.value), (portable.manifest.metrics[0], loss.correct)])
     weights = {value.name: value for value in graph.inputs if value.name in {*trainable, *frozen}}
     graph.inputs = [value for value in graph.inputs if value.name not in weights]
     graph.initializers.update({name: np.zeros(value.shape, value.dtype) for name, value in weights.items()})
     return graph.to_model()
+
+
+def _add_in_pairs(graph: Graph) -> None:
+    """onnxruntime-training differentiates Add but not Sum."""
+    old, graph.nodes = graph.nodes, []
+    for node in old:
+        if node.op != "Sum":
+            graph.nodes.append(node)
+            continue
+        total = node.inputs[0]
+        for term in node.inputs[1:]:
+            total = graph.op("Add", total, term)
+        graph.nodes.append(Node("Identity", [total], node.outputs))
 
 
 def _generate(forward: ModelProto, options: Mapping[str, object], python: Path) -> ClassicFiles:
@@ -108,7 +123,7 @@ def _generate(forward: ModelProto, options: Mapping[str, object], python: Path) 
             ) from err
         if done.returncode != 0:
             reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise BuildError(f"onnxruntime-training could not build the artifact: {reason[:300]}")
+            raise BuildError(f"onnxruntime-training could not build the artifact: ...{reason[-300:]}")
         return ClassicFiles(
             training=(folder / "training_model.onnx").read_bytes(),
             optimizer=(folder / "optimizer_model.onnx").read_bytes(),
