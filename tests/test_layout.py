@@ -43,7 +43,11 @@ PLANTED = {
     "onnx on the device": (layout.device_packages, "fedwright.device_runtime.x", "def f():\n    import onnx"),
     "rich in device command": (layout.device_packages, "fedwright.cli.device", "from rich.table import Table"),
     "too new for 3.10": (layout.device_packages, "fedwright.device_runtime.x", "import tomllib"),
-    "eager command": (layout.lazy_commands, "fedwright.cli.x", "from fedwright.server_runtime import config"),
+    "eager command": (
+        layout.lazy_commands,
+        "fedwright.cli.x",
+        "from fedwright.server_runtime import config\n\ndef add_parser(subparsers): ...",
+    ),
     "no docstring": (layout.docstring, "fedwright.x", "VALUE = 1"),
     "long file": (layout.size, "fedwright.x", "\n" * 401),
     "long function": (layout.size, "fedwright.x", "def f():\n" + "    pass\n" * 60),

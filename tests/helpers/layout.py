@@ -125,7 +125,8 @@ def device_packages(module: Module) -> Iterator[str]:
 
 def lazy_commands(module: Module) -> Iterator[str]:
     """A command imports a side only when it runs, so that help and other commands stay fast."""
-    if not below(module.name, "fedwright.cli"):
+    functions = {node.name for node in module.tree.body if isinstance(node, ast.FunctionDef)}
+    if not below(module.name, "fedwright.cli") or not functions & {"add_parser", "main"}:
         return
     for found in imports_of(module):
         sides = ("fedwright.device_runtime", "fedwright.server_runtime", "fedwright.benchmarks", *HEAVY)
