@@ -18,7 +18,8 @@ from fedwright.device_runtime import facts
 from fedwright.device_runtime.data.local import LocalData
 from fedwright.device_runtime.perform import Inputs, Result, Stopped, Tools, perform
 from fedwright.device_runtime.store.journal import Journal
-from fedwright.protocol import codec, tensors, topics
+from fedwright.device_runtime.store.residual import Residual
+from fedwright.protocol import codec, topics
 from fedwright.protocol.blobs import BlobStore, Download, Uploads, inlined
 from fedwright.protocol.errors import (
     BadArtifact,
@@ -70,6 +71,7 @@ class Holdings:
     data: LocalData
     blobs: BlobStore
     journal: Journal
+    residual: Residual
     tools: Tools
     trains: bool = True
 
@@ -276,7 +278,7 @@ class Agent:
         )
         ref = None
         if result.tensors:
-            ref = self._uploads.offer(tensors.save(result.tensors), inline=False)
+            ref = self._uploads.offer(self._have.residual.encode(task, result.tensors), inline=False)
         return Update(task=task.task, round=task.round, stats=stats, tensors=ref)
 
     def _refuse(self, reason: str, detail: str, *, need_bytes: int = 0, free_bytes: int = 0) -> None:
@@ -311,6 +313,7 @@ class Agent:
             return
         if ack.problem:
             log.warning("round %d: the server did not use the answer: %s", entry.task.round, ack.problem)
+        self._have.residual.settle(used=not ack.problem)
         self._have.journal.finish()
         self._have.tools.checkpoint.clear()
         used = [entry.task.weights, entry.task.sides]

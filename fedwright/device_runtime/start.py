@@ -12,6 +12,7 @@ from fedwright.device_runtime.data import load
 from fedwright.device_runtime.perform import CheckArtifact, MakeTrainer, Tools
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.journal import Journal
+from fedwright.device_runtime.store.residual import Residual
 from fedwright.device_runtime.train.base import Tensors, Trainer
 from fedwright.protocol import codec, topics
 from fedwright.protocol.artifact import Artifact
@@ -41,6 +42,7 @@ def run_agent(config: AgentConfig) -> None:
         data=data,
         blobs=BlobStore(folder / "blobs", limit_bytes=BLOB_LIMIT_BYTES),
         journal=journal,
+        residual=Residual(folder),
         tools=make_tools(config.backend, threads=threads, folder=folder),
         trains=config.trains,
     )

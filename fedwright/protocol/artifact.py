@@ -79,6 +79,7 @@ class Manifest(Struct, frozen=True):
     logits: Name
     embedding: Name
     classes: int
+    embedding_size: Annotated[int, Meta(ge=0)] = 0
     sides: list[TensorSpec] = []
     frozen: list[TensorSpec] = []
     # Estimated bytes of one step beyond the runtime itself: fixed (parameters, state, frozen) and per sample.
@@ -87,6 +88,17 @@ class Manifest(Struct, frozen=True):
     description: Annotated[str, Meta(max_length=2000)] = ""
     # What train.onnx is for: the stock onnxruntime, or onnxruntime-training (protocol/classic.py).
     backend: Literal["portable", "classic"] = "portable"
+
+
+def returned_shapes(manifest: Manifest, *, weights: bool, prototypes: bool) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors that a device sends back."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    if weights:
+        shapes = {slot.name: tuple(slot.shape) for slot in manifest.slots if slot.role != "optimizer"}
+    if prototypes:
+        shapes["prototypes"] = (manifest.classes, manifest.embedding_size)
+        shapes["prototype_counts"] = (manifest.classes,)
+    return shapes
 
 
 class Artifact(Struct, frozen=True):

@@ -74,10 +74,15 @@ class Recipe(Struct, frozen=True):
 
 
 class Returns(Struct, frozen=True):
-    """What the device sends back besides its statistics."""
+    """What the device sends back besides its statistics.
+
+    codec and keep_ratio (share of the largest entries of each tensor) apply to deltas; what they leave out stays
+    on the device and is added to its next delta.
+    """
 
     weights: Literal["delta", "weights", "none"] = "delta"
     codec: Literal["float32", "bf16", "int8"] = "float32"
+    keep_ratio: Annotated[float, Meta(gt=0, le=1)] = 1.0
     evaluate: bool = True
     prototypes: bool = False
 

@@ -11,6 +11,7 @@ from fedwright.device_runtime.data.local import LocalData
 from fedwright.device_runtime.perform import Tools
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.journal import Journal
+from fedwright.device_runtime.store.residual import Residual
 from fedwright.device_runtime.train.portable import PortableTrainer
 from fedwright.protocol import codec, topics
 from fedwright.protocol.blobs import BlobStore
@@ -119,6 +120,7 @@ class Running:
             data=changes.get("data", make_data(device)),
             blobs=BlobStore(folder / device / "blobs"),
             journal=self.journal,
+            residual=Residual(folder / device),
             tools=tools,
         )
         self.agent = Agent(self.link, Identity(device, FLEET, codec.new_id()), holdings)

@@ -4,6 +4,7 @@ Built once per structure: kept in memory and, with a cache folder, on disk. Equa
 """
 
 import hashlib
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -181,6 +182,7 @@ class _Eval:
 
     def __init__(self, graph: Graph, batch: list[str], slots: list[str], frozen: dict[str, Value]) -> None:
         self.graph = graph
+        self.embedding_size = math.prod(graph.shape(EMBEDDING)[1:])
         self.batch = batch
         self.slots = slots
         self.frozen = frozen
@@ -225,6 +227,7 @@ def _manifest(
         logits=LOGITS,
         embedding=EMBEDDING,
         classes=structure.spec.classes,
+        embedding_size=evaluation.embedding_size,
         sides=[_spec(inputs[name]) for name in train.loss.sides],
         frozen=[_spec(value) for value in frozen.values()],
         fixed_bytes=fixed_bytes,

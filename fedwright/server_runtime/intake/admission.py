@@ -1,12 +1,14 @@
 """What the server takes in: reports that fit the run, and updates of the right names, shapes and finite values."""
 
-from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedwright.protocol.artifact import Manifest
-from fedwright.protocol.errors import BadUpdate
+from fedwright.protocol import deltas
+from fedwright.protocol.artifact import Manifest, returned_shapes
+from fedwright.protocol.errors import BadBlob, BadUpdate
 from fedwright.protocol.messages import Report, Returns, Stats
 from fedwright.server_runtime.artifacts.structure import ModelSpec
 
@@ -32,27 +34,25 @@ def check_stats(stats: Stats) -> None:
             raise BadUpdate(f"stats.{name} is {correct} of {stats.holdout} samples; the device counts wrongly")
 
 
-def check_tensors(tensors: Mapping[str, NDArray[np.generic]], manifest: Manifest, returns: Returns) -> None:
-    """Raise BadUpdate unless the tensors are what `returns` asked for: names, shapes, type, all finite."""
-    expected: dict[str, tuple[int, ...]] = {}
-    if returns.weights != "none":
-        expected = {slot.name: tuple(slot.shape) for slot in manifest.slots if slot.role != "optimizer"}
-    _check_names(set(tensors), set(expected), prototypes=returns.prototypes)
+def read_update(path: Path, manifest: Manifest, returns: Returns) -> dict[str, NDArray[Any]]:
+    """The tensors of an update, decoded; BadUpdate unless they are what `returns` asked for and all finite."""
+    shapes = returned_shapes(manifest, weights=returns.weights != "none", prototypes=returns.prototypes)
+    try:
+        tensors = deltas.decode(path, shapes)
+    except BadBlob as err:
+        raise BadUpdate(f"its tensors are not what was asked for: {err}") from err
     for name, array in tensors.items():
-        shape = expected.get(name)
-        if shape is not None and array.shape != shape:
-            raise BadUpdate(f"tensor {name} has shape {list(array.shape)} but {list(shape)} was asked for")
         if not np.issubdtype(array.dtype, np.floating):
             raise BadUpdate(f"tensor {name} has type {array.dtype} but a float was asked for")
         # A sum is finite only if every addend is (or they overflow, which is as bad); one pass, no mask array.
         if not np.isfinite(array.sum(dtype=np.float64)):
             raise BadUpdate(f"tensor {name} holds values that are not finite; the device's training diverged")
+    return tensors
 
 
-def _check_names(got: set[str], expected: set[str], *, prototypes: bool) -> None:
-    if prototypes:
-        expected = expected | {"prototypes", "prototype_counts"}
-    if got != expected:
-        missing = ", ".join(sorted(expected - got)) or "nothing"
-        extra = ", ".join(sorted(got - expected)) or "nothing"
-        raise BadUpdate(f"the update lacks {missing[:300]} and has {extra[:300]} that was not asked for")
+def clip_norm(tensors: dict[str, NDArray[Any]], limit: float | None) -> dict[str, NDArray[Any]]:
+    """Scale a change down so that its norm over all tensors is at most `limit`: x * min(1, limit / ||x||)."""
+    if limit is None:
+        return tensors
+    norm = float(np.sqrt(sum(np.vdot(x, x).astype(np.float64) for x in tensors.values())))
+    return tensors if norm <= limit else {name: x * np.float32(limit / norm) for name, x in tensors.items()}

@@ -16,9 +16,9 @@ from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import BadBlob, BadUpdate, NoQuorum, RoundError
 from fedwright.protocol.messages import Dismiss, Gone, Recipe, Refusal, Report, Returns, Update
 from fedwright.server_runtime.artifacts.structure import ModelSpec, Structure
-from fedwright.server_runtime.intake.admission import check_stats, check_tensors, report_problem
+from fedwright.server_runtime.intake.admission import check_stats, clip_norm, read_update, report_problem
 from fedwright.server_runtime.intake.registry import Registry
-from fedwright.server_runtime.methods.base import Absorbed, Assignment, Emission, Method, Relay
+from fedwright.server_runtime.methods.base import Absorbed, Assignment, Emission, Method, Relay, Tensors
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.exchange import Exchange, Heard, Pulled
 from fedwright.server_runtime.rounds.planner import Planner
@@ -34,6 +34,7 @@ class Options:
 
     devices: how many must be present before a round is planned. per_round, or else sample_ratio of those
     present: how many take part. quorum_ratio: share of a stage's tasks that must end in an update.
+    clip_norm: the largest norm that one device's change may have (None = any).
     """
 
     rounds: int
@@ -42,6 +43,7 @@ class Options:
     per_round: int | None = None
     sample_ratio: float = 1.0
     quorum_ratio: float = 0.5
+    clip_norm: float | None = None
     deadline_s: float = 600.0
     join_timeout_s: float = 600.0
 
@@ -162,7 +164,7 @@ class Coordinator:
             update = replies[planned.task.task].update
             if update is None:
                 continue
-            values = {} if update.tensors is None else tensors.load(self._blobs.path(update.tensors.sha256))
+            values = self._read(planned, update)
             relay = method.absorb(planned.device, Absorbed(values, update.stats, planned.assignment))
             if relay is not None:
                 relays.append(relay)
@@ -319,13 +321,23 @@ class Coordinator:
         """Check an update whose tensors are here, make it durable, then acknowledge it."""
         try:
             check_stats(update.stats)
-            values = {} if update.tensors is None else tensors.load(self._blobs.path(update.tensors.sha256))
-            check_tensors(values, self._planner.manifest(planned.assignment.structure), planned.assignment.returns)
+            self._read(planned, update)
         except (BadUpdate, BadBlob) as err:
             log.warning("device %s round %d: update rejected: %s", planned.device, stage.position.round, err)
             self._finish(stage, planned, Reply(update.task, "rejected", detail=f"{planned.device}: {err}"))
             return
         self._finish(stage, planned, Reply(update.task, "update", update=update))
+
+    def _read(self, planned: Planned, update: Update) -> Tensors:
+        """An update's tensors, checked; a change is held to the norm limit."""
+        returns = planned.assignment.returns
+        if update.tensors is None:
+            if returns.weights != "none" or returns.prototypes:
+                raise BadUpdate("it holds no tensors although some were asked for")
+            return {}
+        manifest = self._planner.manifest(planned.assignment.structure)
+        values = read_update(self._blobs.path(update.tensors.sha256), manifest, returns)
+        return clip_norm(values, self._options.clip_norm) if returns.weights == "delta" else values
 
     def _finish(self, stage: _Stage, planned: Planned, reply: Reply) -> None:
         self._store.save_reply(reply)
