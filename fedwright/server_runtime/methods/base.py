@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Recipe, Report, Returns, Stats
 from fedwright.server_runtime.artifacts.structure import ModelSpec, Optimizer, Structure
+from fedwright.server_runtime.blocks.robust import Combine
 
 Array = NDArray[Any]
 Tensors = dict[str, Array]
@@ -59,7 +60,10 @@ class Relay:
 
 @dataclass(frozen=True)
 class Setting:
-    """What every method gets at its birth: the task, the common training recipe and one seed."""
+    """What every method gets at its birth: the task, the common training recipe and one seed.
+
+    returns: how updates travel. combine: how averaging methods average.
+    """
 
     spec: ModelSpec
     optimizer: Optimizer
@@ -68,6 +72,8 @@ class Setting:
     batch: int
     epochs: int
     seed: int
+    returns: Returns = field(default_factory=Returns)
+    combine: Combine = field(default_factory=Combine)
 
 
 class Method(Protocol):

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedwright.protocol.messages import Recipe, Report
 from fedwright.server_runtime.artifacts.structure import ModelSpec, Structure
+from fedwright.server_runtime.blocks.robust import Mean, make_mean
 from fedwright.server_runtime.methods.base import (
     Absorbed,
     Assignment,
@@ -39,8 +39,8 @@ class FedAvg:
         self._setting = setting
         self._weights: Tensors = dict(setting.initial)
         self._structure = Structure(setting.spec, optimizer=setting.optimizer)
-        self._sums: dict[str, NDArray[np.float64]] = {}
-        self._samples = 0
+        self._axes = {name: (None,) * value.ndim for name, value in self._weights.items()}
+        self._change = self._new_mean()
 
     def assign(self, reports: Mapping[str, Report], round_number: int) -> dict[str, Assignment]:
         """Everyone trains the same structure; only the seed of the data order differs."""
@@ -53,6 +53,7 @@ class FedAvg:
                     seed=derive_seed(self._setting.seed, "data order", round_number, device),
                     epochs=self._setting.epochs,
                 ),
+                self._setting.returns,
             )
             for device, report in reports.items()
             if report.trains
@@ -63,22 +64,20 @@ class FedAvg:
         return Emission(self._weights)
 
     def absorb(self, device: str, reply: Absorbed) -> Relay | None:
-        """Add n_i Δ_i to the running sum."""
-        for name, delta in reply.tensors.items():
-            total = self._sums.setdefault(name, np.zeros(delta.shape, np.float64))
-            total += reply.stats.samples * delta
-        self._samples += reply.stats.samples
+        """Fold Δ_i into the mean with weight n_i."""
+        self._change.add(reply.tensors, {}, reply.stats.samples * reply.weight)
         return None
 
     def advance(self) -> dict[str, float]:
         """Apply the mean change."""
-        if self._samples > 0:
-            self._weights = {
-                name: (value + self._sums[name] / self._samples).astype(value.dtype)
-                for name, value in self._weights.items()
-            }
-        self._sums, self._samples = {}, 0
+        change = self._change.result()
+        self._weights = {name: (value + change[name]).astype(value.dtype) for name, value in self._weights.items()}
+        self._change = self._new_mean()
         return {}
+
+    def _new_mean(self) -> Mean:
+        nothing = {name: np.zeros_like(value) for name, value in self._weights.items()}
+        return make_mean(self._setting.combine, nothing, self._axes)
 
     def personal(self, device: str) -> tuple[ModelSpec, Tensors]:
         """The global model."""

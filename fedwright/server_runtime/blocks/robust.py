@@ -1,0 +1,90 @@
+"""Averages that a few wrong or hostile devices cannot move far, with the interface of the selective mean."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedwright.protocol.errors import ConfigError
+from fedwright.server_runtime.blocks.averaging import SelectiveMean
+from fedwright.server_runtime.blocks.slicing import Axes, Plan, grid, tensor_index
+
+Array = NDArray[Any]
+# Entries of one tensor that are compared over all devices at a time: bounds memory whatever the model's size.
+PIECE = 1_000_000
+
+
+@dataclass(frozen=True)
+class Combine:
+    """How updates become one: the weighted mean, or a robust form that gives every device one voice.
+
+    trimmed_mean: per entry, the trim_ratio smallest and as many largest values are left out.
+    """
+
+    kind: Literal["mean", "trimmed_mean", "median"] = "mean"
+    trim_ratio: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        if not 0 <= self.trim_ratio < 0.5:
+            raise ConfigError(f"trim_ratio is {self.trim_ratio} but must be from 0 to below 0.5")
+
+
+class RobustMean:
+    """Median or trimmed mean of each entry over the devices that trained it; others keep their value.
+
+    Unlike a mean it needs all parts at once: memory is that of the updates themselves.
+    """
+
+    def __init__(self, current: Mapping[str, Array], axes: Axes, combine: Combine) -> None:
+        self._current = current
+        self._axes = axes
+        self._combine = combine
+        self._parts: dict[str, list[tuple[Array, Plan]]] = {}
+
+    def add(self, part: Mapping[str, Array], plan: Plan, weight: float) -> None:
+        """Take in what a device trained under this plan; its weight is not used."""
+        for name, values in part.items():
+            self._parts.setdefault(name, []).append((values, plan))
+
+    def result(self) -> dict[str, Array]:
+        """The new model."""
+        return {name: self._finished(name, tensor) for name, tensor in self._current.items()}
+
+    def _finished(self, name: str, current: Array) -> Array:
+        parts = self._parts.get(name)
+        if parts is None:
+            return current.copy()
+        # One row per device, NaN where it did not train the entry.
+        rows = np.full((len(parts), *current.shape), np.nan, current.dtype)
+        for row, (values, plan) in zip(rows, parts, strict=True):
+            row[grid(current.shape, tensor_index(current.shape, self._axes[name], plan))] = values
+        flat, kept = rows.reshape(len(parts), -1), current.reshape(-1)
+        result = np.empty_like(kept)
+        step = max(1, PIECE // len(parts))
+        for start in range(0, len(kept), step):
+            piece = slice(start, start + step)
+            result[piece] = _robust(flat[:, piece], kept[piece], self._combine)
+        return result.reshape(current.shape)
+
+
+Mean = SelectiveMean | RobustMean
+
+
+def make_mean(combine: Combine, current: Mapping[str, Array], axes: Axes) -> Mean:
+    """The average that the run's settings ask for."""
+    return SelectiveMean(current, axes) if combine.kind == "mean" else RobustMean(current, axes, combine)
+
+
+def _robust(rows: Array, current: Array, combine: Combine) -> Array:
+    """rows [devices, entries] with NaN for absent ones; sorted, so that the present ones come first."""
+    ordered = np.sort(rows, axis=0)
+    present = np.sum(~np.isnan(ordered), axis=0)
+    cut = (present - 1) // 2 if combine.kind == "median" else (present * combine.trim_ratio).astype(np.int64)
+    place = np.arange(len(rows))[:, None]
+    inside = (place >= cut) & (place < present - cut)
+    count = inside.sum(axis=0)
+    total = np.where(inside, ordered, 0).sum(axis=0, dtype=np.float64)
+    return np.where(present > 0, total / np.maximum(count, 1), current).astype(current.dtype)
