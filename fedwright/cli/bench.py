@@ -1,0 +1,139 @@
+"""`fedwright bench`: measure what the project promises, one suite at a time."""
+
+import argparse
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedwright.protocol.errors import ConfigError
+
+# suite -> (module with `run(args) -> dict`, what it measures)
+SUITES = {
+    "train-step": (
+        "fedwright.benchmarks.train_step",
+        "CPU time, wall time and memory of a training step, against torch",
+    ),
+    "transport": ("fedwright.benchmarks.transport", "speed of blobs and messages, against a raw TCP relay"),
+}
+PACKAGES = ("fedwright", "onnxruntime", "numpy", "torch", "onnx", "paho-mqtt")
+
+EXAMPLES = """examples:
+  fedwright bench --list
+  fedwright bench train-step --models lenet resnet8 --threads 1 --json steps.json
+  fedwright bench train-step --quick --strict
+"""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command `bench`."""
+    parser = subparsers.add_parser(
+        "bench",
+        help="measure what the project promises",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help="suites to run; see --list")
+    parser.add_argument("--list", action="store_true", help="say which suites there are")
+    parser.add_argument("--quick", action="store_true", help="shorter and less exact")
+    parser.add_argument("--seeds", type=int, default=None, metavar="N", help="how many seeds, where a suite has any")
+    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the results as JSON")
+    parser.add_argument("--strict", action="store_true", help="exit code 1 unless every check holds")
+    parser.add_argument("--models", nargs="+", metavar="MODEL", help="train-step: models to measure")
+    parser.add_argument("--threads", nargs="+", type=int, metavar="N", help="train-step: thread counts (1 2)")
+    parser.add_argument(
+        "--classic-python",
+        default=os.environ.get("FEDWRIGHT_CLASSIC_PYTHON"),
+        metavar="PATH",
+        help="train-step: the Python of an environment with fedwright[classic], to measure that backend too",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the suites; 0 unless `--strict` and a check fails."""
+    if args.list or not args.suites:
+        for name, (_, summary) in present_suites().items():
+            print(f"{name:16} {summary}")
+        return 0
+    results = [_run_suite(name, args) for name in args.suites]
+    if args.json is not None:
+        written = results[0] if len(results) == 1 else results
+        args.json.write_text(json.dumps(written, indent=2) + "\n")
+    holds = all(check["holds"] for result in results for check in result["checks"])
+    return 1 if args.strict and not holds else 0
+
+
+def present_suites() -> dict[str, tuple[str, str]]:
+    """The suites that this installation has."""
+    return {name: entry for name, entry in SUITES.items() if importlib.util.find_spec(entry[0]) is not None}
+
+
+def _run_suite(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    suites = present_suites()
+    if name not in suites:
+        raise ConfigError(f"unknown suite {name!r}; choose from {', '.join(suites)}")
+    function: Callable[[argparse.Namespace], dict[str, Any]] = importlib.import_module(suites[name][0]).run
+    result = _described(name, function(args))
+    _show(result)
+    return result
+
+
+def _described(name: str, result: dict[str, Any]) -> dict[str, Any]:
+    """The result with what every suite's JSON has."""
+    return {
+        "suite": name,
+        "command": " ".join(["fedwright", *sys.argv[1:]]),
+        "versions": {package: _version(package) for package in PACKAGES} | {"python": platform.python_version()},
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {_processor()}",
+        "seeds": [],
+        **result,
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "absent"
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model"))]
+    return names[0] if names else platform.processor() or "unknown processor"
+
+
+def _show(result: dict[str, Any]) -> None:
+    """Tables whose rows are records (those under `shown`, else all), then the checks."""
+    from rich.console import Console
+
+    from fedwright.cli.tables import plain_table
+
+    console = Console()
+    tables = result["tables"]
+    for title in result.pop("shown", list(tables)):
+        rows = tables[title]
+        if isinstance(rows, list) and rows and isinstance(rows[0], dict):
+            columns = list(dict.fromkeys(key for row in rows for key in row))
+            table = plain_table(title, columns[:1], [column.replace(" ", "\n") for column in columns[1:]])
+            for row in rows:
+                table.add_row(*(_text(row.get(column)) for column in columns))
+            console.print(table)
+    checks = plain_table(f"{result['suite']}: checks", ["check"], ["value", "target", "holds"])
+    for check in result["checks"]:
+        checks.add_row(check["name"], _text(check["value"]), str(check["target"]), "yes" if check["holds"] else "NO")
+    console.print(checks)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
