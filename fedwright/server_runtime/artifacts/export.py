@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 from torch import nn
+from torch.onnx import symbolic_helper
 
 from fedwright.protocol.errors import BuildError, UnsupportedOperator
 from fedwright.server_runtime.artifacts.autodiff.graph import OPSET, Graph, Node, Value
@@ -94,6 +95,7 @@ def export(
     module.train(training)
     if training and frozen:
         _freeze(module, frozen)
+    _tell_apart(module)
     inputs = model_inputs(module, spec)
     graph = _parse(_trace(module, inputs), inputs, module)
     outputs = tuple(value.name for value in graph.outputs)
@@ -135,6 +137,14 @@ def _norm_parameters(module: nn.Module) -> frozenset[str]:
     return frozenset(f"{prefix}.{name}" for prefix, layer in layers for name, _ in layer.named_parameters())
 
 
+def _tell_apart(module: nn.Module) -> None:
+    """Give every weight a value of its own: the exporter merges weights that are equal, say all-zero biases."""
+    weights = [*module.parameters(), *(value for _, value in _buffers(module))]
+    with torch.no_grad():
+        for number, value in enumerate(weights, start=1):
+            value.fill_(number / len(weights))
+
+
 def _freeze(module: nn.Module, frozen: frozenset[str]) -> None:
     """Put layers with nothing to train in evaluation mode, so that their statistics and outputs stand still."""
     for prefix, layer in module.named_modules():
@@ -143,16 +153,30 @@ def _freeze(module: nn.Module, frozen: frozenset[str]) -> None:
             layer.eval()
 
 
+def _index_add(g: Any, data: Any, dim: Any, index: Any, source: Any, alpha: Any = None) -> Any:
+    """How index_add is written: torch's own form refuses indices that repeat, which is what edges of graphs do."""
+    axis = symbolic_helper._get_const(dim, "i", "dim")  # type: ignore[no-untyped-call]
+    rank = symbolic_helper._get_tensor_rank(data)
+    if rank is None or (alpha is not None and symbolic_helper._scalar(alpha) not in (None, 1)):
+        raise UnsupportedOperator("index_add of unknown rank or with alpha", "not exported", "")
+    column = [-1 if i == axis % rank else 1 for i in range(rank)]
+    places = g.op("Reshape", index, g.op("Constant", value_t=torch.tensor(column)))
+    spread = g.op("Expand", places, g.op("Shape", source))
+    return g.op("ScatterElements", data, spread, source, axis_i=axis % rank, reduction_s="add")
+
+
 @contextmanager
 def _quiet_tracing() -> Iterator[None]:
     """No deprecation notes of the exporter, no fused attention path (it cannot be differentiated)."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
+    torch.onnx.register_custom_op_symbolic("aten::index_add", _index_add, OPSET)  # type: ignore[attr-defined]
     try:
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
             warnings.simplefilter("ignore")
             yield
     finally:
+        torch.onnx.unregister_custom_op_symbolic("aten::index_add", OPSET)  # type: ignore[attr-defined]
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
