@@ -1,5 +1,7 @@
 """The portable trainer against numpy arithmetic written out by hand."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -122,3 +124,25 @@ def test_a_provider_that_is_not_there_is_named():
 def test_a_graph_onnxruntime_cannot_load_is_a_bad_artifact():
     with pytest.raises(BadArtifact, match=r"cannot load train\.onnx"):
         PortableTrainer(make_artifact(train=b"not a graph"))
+
+
+def data_bytes():
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmData:")[1].split()[0]) * 1024
+
+
+def test_memory_goes_back_when_a_trainer_is_gone():
+    large = batch(400_000)
+    trainer = PortableTrainer(make_artifact())
+    trainer.load(start_weights())
+    trainer.step(batch(1), learning_rate=0.1, seed=0)
+    before = data_bytes()
+
+    trainer.step(large, learning_rate=0.1, seed=0)
+    trainer.predict({"x": large["x"]})
+    held = data_bytes() - before
+    del trainer
+    left = data_bytes() - before
+
+    assert held > 20_000_000
+    assert left < held / 4

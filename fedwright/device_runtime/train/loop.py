@@ -16,7 +16,7 @@ from fedwright.protocol.messages import Recipe
 INPUT = "x"
 LABEL = "y"
 
-EVALUATION_BATCH = 64
+EVALUATION_BATCH = 32
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The default backend: one run() of a plain ONNX graph on the stock onnxruntime is one training step."""
 
+import weakref
 from collections.abc import Iterable
 
 import numpy as np
@@ -31,6 +32,7 @@ class PortableTrainer:
         self._frozen = self._values(sessions.checked(frozen or {}, self.manifest.frozen, what="frozen tensors"))
         self._sides = self._values(sessions.checked(sides or {}, self.manifest.sides, what="side inputs"))
         self._train = self._open(artifact.train, "train.onnx")
+        weakref.finalize(self, sessions.release_memory)
         self._eval: ort.InferenceSession | None = None
         # An output bound to its own input buffer changes results, so every slot exists twice.
         self._slots = tuple(self._values(_zeros(self.manifest.slots)) for _ in range(2))

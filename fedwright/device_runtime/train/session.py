@@ -1,6 +1,7 @@
 """Sessions of the stock onnxruntime, set up the way training graphs need them."""
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import onnxruntime as ort
@@ -28,6 +29,12 @@ RUNTIME_ERRORS = (
 _DTYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(bool)": np.bool_}
 
 
+# A graph of one Identity: running it is how the shared arena is told to give memory back.
+_IDENTITY = bytes.fromhex(
+    "08083a2f0a100a016112016222084964656e746974791201695a0b0a016112060a0408011200620b0a016212060a040801120042040a001011"
+)
+
+
 def pick_provider(provider: str | None) -> str:
     """The execution provider to use: the CPU unless another is asked for and there."""
     wanted = provider or CPU
@@ -46,15 +53,9 @@ def open_session(
     graph: bytes, *, what: str, threads: int, provider: str, frozen: dict[str, ort.OrtValue]
 ) -> ort.InferenceSession:
     """A lean session: no memory pattern (peak RSS), no spinning (shared cores), frozen tensors supplied from memory."""
-    options = ort.SessionOptions()
+    options = _options(threads)
     # ALL would add NCHWc reorders around pooling, which cost more than they save in a training graph.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    options.enable_mem_pattern = False
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    options.log_severity_level = 3
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if frozen:
         options.add_external_initializers(list(frozen), list(frozen.values()))
     providers = [provider] if provider == CPU else [provider, CPU]
@@ -62,6 +63,55 @@ def open_session(
         return ort.InferenceSession(graph, options, providers=providers)
     except RUNTIME_ERRORS as err:
         raise BadArtifact(f"onnxruntime {ort.__version__} cannot load {what}: {first_line(err)}") from err
+
+
+def _options(threads: int) -> ort.SessionOptions:
+    _share_arena()
+    options = ort.SessionOptions()
+    options.enable_mem_pattern = False
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.use_env_allocators", "1")
+    return options
+
+
+@cache
+def _share_arena() -> None:
+    """One arena for all sessions, growing by what is asked for.
+
+    Training and evaluation then use the same memory, and no power of two is reserved that a memory limit counts.
+    """
+    config = ort.OrtArenaCfg(
+        {
+            "max_mem": 0,
+            "arena_extend_strategy": 1,
+            "initial_chunk_size_bytes": -1,
+            "max_dead_bytes_per_chunk": -1,
+        }
+    )
+    memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator(memory, config)
+
+
+@cache
+def _shrinker() -> tuple[ort.InferenceSession, ort.IOBinding, ort.RunOptions]:
+    session = ort.InferenceSession(_IDENTITY, _options(1), providers=[CPU])
+    # Bound to memory of its own, because an output inside the arena would pin what is to be given back.
+    binding = session.io_binding()
+    binding.bind_ortvalue_input("a", ort.OrtValue.ortvalue_from_numpy(np.zeros((), np.float32)))
+    binding.bind_ortvalue_output("b", ort.OrtValue.ortvalue_from_numpy(np.zeros((), np.float32)))
+    run = ort.RunOptions()
+    run.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    return session, binding, run
+
+
+def release_memory() -> None:
+    """Give the memory of the arena that no session uses back to the system."""
+    session, binding, run = _shrinker()
+    session.run_with_iobinding(binding, run)
 
 
 def first_line(err: BaseException) -> str:
