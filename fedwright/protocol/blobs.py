@@ -7,11 +7,11 @@ touches a link: the owner sends `Get(wanted)` and feeds what comes back to `acce
 import contextlib
 import hashlib
 import os
+import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 from msgspec import structs
 
@@ -26,33 +26,30 @@ RETRY_S = 2.0
 MAX_RETRY_S = 60.0
 # One answer to a Get holds at most this many chunks; the receiver asks again for the rest.
 ANSWER_CHUNKS = 64
-READ_BYTES = 1024 * 1024
 STALE_TEMPORARY_S = 3600.0
+
+
+def blob_name(hashes: Sequence[bytes], size_bytes: int) -> str:
+    """The name of a blob: sha256 over a tag, its size and the sha256 of each of its pieces of CHUNK_BYTES.
+
+    So the hashes of the chunks prove the whole, and nobody has to hash a blob twice.
+    """
+    return hashlib.sha256(b"fedwright blob 1\0" + size_bytes.to_bytes(8, "little") + b"".join(hashes)).hexdigest()
 
 
 def make_ref(source: bytes | Path, *, chunk_bytes: int = CHUNK_BYTES, inline: bool = True) -> BlobRef:
     """Describe a blob for its receiver; one that fits a chunk travels inside the description."""
-    if isinstance(source, Path):
-        with source.open("rb") as file:
-            return _describe(_pieces(file, chunk_bytes), chunk_bytes, inline)
-    view = memoryview(source)
-    return _describe((view[at : at + chunk_bytes] for at in range(0, len(view), chunk_bytes)), chunk_bytes, inline)
-
-
-def _describe(pieces: Iterator[bytes] | Iterator[memoryview], chunk_bytes: int, inline: bool) -> BlobRef:
-    whole = hashlib.sha256()
     hashes: list[bytes] = []
     size_bytes = 0
     first = b""
-    for piece in pieces:
-        whole.update(piece)
+    for piece in _pieces_of(source, chunk_bytes):
         hashes.append(hashlib.sha256(piece).digest())
         size_bytes += len(piece)
         first = first or bytes(piece)
         if len(hashes) > MAX_CHUNKS:
             raise BadBlob(f"blob has more than {MAX_CHUNKS} chunks of {chunk_bytes} bytes; use larger chunks")
     return BlobRef(
-        sha256=whole.hexdigest(),
+        sha256=blob_name(hashes, size_bytes) if chunk_bytes == CHUNK_BYTES else make_ref(source, inline=False).sha256,
         size_bytes=size_bytes,
         chunk_bytes=chunk_bytes,
         chunks=hashes,
@@ -72,19 +69,25 @@ def check_ref(ref: BlobRef, *, max_bytes: int = MAX_BLOB_BYTES) -> None:
     expected = -(-ref.size_bytes // ref.chunk_bytes)
     if len(ref.chunks) != expected:
         raise BadBlob(f"blob of {ref.size_bytes} bytes must have {expected} chunks, not {len(ref.chunks)}")
-    if ref.inline is not None and (
-        len(ref.inline) != ref.size_bytes or hashlib.sha256(ref.inline).hexdigest() != ref.sha256
-    ):
-        raise BadBlob(f"inline bytes of blob {ref.sha256[:12]} do not have the size and hash it says")
+    # With other sizes of chunks the name can only be checked when the blob is here.
+    if ref.chunk_bytes == CHUNK_BYTES and blob_name(ref.chunks, ref.size_bytes) != ref.sha256:
+        raise BadBlob(f"the chunks of blob {ref.sha256[:12]} do not add up to its name; refuse its sender")
+    if ref.inline is not None and (len(ref.inline) != ref.size_bytes or make_ref(ref.inline).sha256 != ref.sha256):
+        raise BadBlob(f"inline bytes of blob {ref.sha256[:12]} do not have the size and name it says")
 
 
-def _pieces(file: BinaryIO, piece_bytes: int) -> Iterator[bytes]:
-    while piece := file.read(piece_bytes):
-        yield piece
+def _pieces_of(source: bytes | Path, piece_bytes: int) -> Iterator[bytes | memoryview]:
+    if isinstance(source, Path):
+        with source.open("rb") as file:
+            while piece := file.read(piece_bytes):
+                yield piece
+    else:
+        view = memoryview(source)
+        yield from (view[at : at + piece_bytes] for at in range(0, len(view), piece_bytes))
 
 
 class BlobStore:
-    """A folder of blobs named by their sha256; above `limit_bytes` the least recently used ones go."""
+    """A folder of blobs under their names; above `limit_bytes` the least recently used ones go."""
 
     def __init__(self, folder: Path, *, limit_bytes: int | None = None) -> None:
         self.folder = folder
@@ -117,8 +120,8 @@ class BlobStore:
             return file.read(chunk_bytes)
 
     def put_bytes(self, data: bytes) -> str:
-        """Keep a blob; returns its sha256."""
-        sha256 = hashlib.sha256(data).hexdigest()
+        """Keep a blob; returns its name."""
+        sha256 = make_ref(data, inline=False).sha256
         if not self.has(sha256):
             with self._temporary() as temporary:
                 temporary.write_bytes(data)
@@ -126,15 +129,12 @@ class BlobStore:
         return sha256
 
     def put_file(self, source: Path) -> str:
-        """Keep a copy of a file without reading it whole; returns its sha256."""
-        whole = hashlib.sha256()
-        with source.open("rb") as reading, self._temporary() as temporary:
-            with temporary.open("wb") as writing:
-                for piece in _pieces(reading, READ_BYTES):
-                    whole.update(piece)
-                    writing.write(piece)
-            self._adopt(temporary, whole.hexdigest())
-        return whole.hexdigest()
+        """Keep a copy of a file without reading it whole; returns its name."""
+        with self._temporary() as temporary:
+            shutil.copyfile(source, temporary)
+            sha256 = make_ref(temporary, inline=False).sha256
+            self._adopt(temporary, sha256)
+        return sha256
 
     def pin(self, sha256: str) -> None:
         """Keep a blob whatever the limit says."""
@@ -266,7 +266,7 @@ class Download:
         return True
 
     def finish(self) -> Path:
-        """Check the whole hash and hand the blob to the store; BadBlob when the chunks do not add up to it."""
+        """Hand the complete blob to the store; BadBlob when its chunks do not add up to its name."""
         sha256 = self.ref.sha256
         if self._store.has(sha256):
             return self._store.path(sha256)
@@ -274,11 +274,9 @@ class Download:
             raise BadBlob(f"blob {sha256[:12]} still lacks {self.missing} chunks; ask for them first")
         with self._part.open("ab") as part:
             part.truncate(self.ref.size_bytes)
-        if _hash_file(self._part) != sha256:
+        if self.ref.chunk_bytes != CHUNK_BYTES and make_ref(self._part, inline=False).sha256 != sha256:
             self._store.remove(sha256)
-            raise BadBlob(
-                f"the chunks of blob {sha256[:12]} are right but do not add up to its hash; refuse its sender"
-            )
+            raise BadBlob(f"the chunks of blob {sha256[:12]} do not add up to its name; refuse its sender")
         with _explain_full_disk(self._store.folder):
             path = self._store._adopt(self._part, sha256)
         self._marks.unlink(missing_ok=True)
@@ -356,14 +354,6 @@ def _write_at(file: Path, offset: int, data: bytes) -> None:
             offset += written
     finally:
         os.close(handle)
-
-
-def _hash_file(file: Path) -> str:
-    whole = hashlib.sha256()
-    with file.open("rb") as reading:
-        for piece in _pieces(reading, READ_BYTES):
-            whole.update(piece)
-    return whole.hexdigest()
 
 
 def _sync(path: Path) -> None:

@@ -21,7 +21,10 @@ Text = Annotated[str, Meta(max_length=2000)]
 
 
 class BlobRef(Struct, frozen=True):
-    """A blob by its content: the receiver pulls `chunks` it lacks, or finds them inline."""
+    """A blob by its content: the receiver pulls `chunks` it lacks, or finds them inline.
+
+    `sha256` is the name that `blobs.blob_name` makes of the hashes of its pieces; `chunks` are their sha256.
+    """
 
     sha256: Sha256
     size_bytes: Count

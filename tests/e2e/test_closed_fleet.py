@@ -88,7 +88,7 @@ def test_a_device_cannot_speak_or_hear_for_another(
 
 
 def test_nobody_comes_in_without_a_certificate(broker: Broker, authority: Authority) -> None:
-    with pytest.raises(LinkError, match=r"no broker at|turned us away"):
+    with pytest.raises(LinkError, match="TLS with the broker"):
         connect(broker.url, client_id="stranger", ca=authority.ca)
 
 
@@ -96,14 +96,14 @@ def test_a_certificate_of_another_authority_does_not_help(broker: Broker, author
     other = Authority.create(tmp_path / "other")
     forged = other.issue_device("pi-1", tmp_path / "forged")
 
-    with pytest.raises(LinkError):
+    with pytest.raises(LinkError, match="TLS with the broker"):
         connect(broker.url, client_id="pi-1", ca=authority.ca, cert=forged.cert, key=forged.key)
 
 
 def test_the_certificate_of_the_broker_opens_nothing(broker: Broker, authority: Authority) -> None:
     stolen = Identity(authority.folder / "broker" / "cert.pem", authority.folder / "broker" / "key.pem")
 
-    with pytest.raises(LinkError):
+    with pytest.raises(LinkError, match="TLS with the broker"):
         connect(broker.url, client_id="x", ca=authority.ca, cert=stolen.cert, key=stolen.key)
 
 

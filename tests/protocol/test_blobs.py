@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fedwright.protocol.blobs import BlobStore, Download, Uploads, check_ref, make_ref
+from fedwright.protocol.blobs import BlobStore, Download, Uploads, blob_name, check_ref, make_ref
 from fedwright.protocol.errors import BadBlob, DeviceError
 from fedwright.protocol.messages import BlobRef, Chunk, Get, Lost
 
@@ -31,7 +31,7 @@ def part(index: int) -> bytes:
 
 
 def test_a_reference_says_hashes_and_sizes(ref: BlobRef) -> None:
-    assert ref.sha256 == hashlib.sha256(DATA).hexdigest()
+    assert ref.sha256 == blob_name([hashlib.sha256(DATA).digest()], 10_244)
     assert ref.size_bytes == 10_244
     assert ref.chunks == [hashlib.sha256(part(index)).digest() for index in range(11)]
     assert ref.inline is None
@@ -271,7 +271,30 @@ def test_finish_needs_every_chunk(store: BlobStore, ref: BlobRef) -> None:
         Download(store, ref).finish()
 
 
-def test_chunks_that_do_not_add_up_to_the_blob_are_refused(store: BlobStore, ref: BlobRef) -> None:
+def test_a_name_does_not_depend_on_the_size_of_chunks(store: BlobStore) -> None:
+    data = os.urandom(700_000)
+    names = {make_ref(data, chunk_bytes=size).sha256 for size in (1024, 256 * 1024, 1024 * 1024)}
+
+    assert names == {store.put_bytes(data)}
+
+
+def test_a_name_tells_contents_apart_that_look_like_lists_of_hashes() -> None:
+    data = os.urandom(600_000)
+    ref = make_ref(data)
+    imitation = b"fedwright blob 1\0" + (600_000).to_bytes(8, "little") + b"".join(ref.chunks)
+
+    assert make_ref(imitation).sha256 != ref.sha256
+
+
+def test_chunks_that_do_not_add_up_to_the_blob_are_refused_at_once(store: BlobStore) -> None:
+    ref = make_ref(bytes(600_000))
+    lying = msgspec.structs.replace(ref, chunks=[ref.chunks[0], ref.chunks[2], ref.chunks[1]])
+
+    with pytest.raises(BadBlob, match="do not add up"):
+        Download(store, lying)
+
+
+def test_chunks_of_another_size_that_do_not_add_up_are_refused_in_the_end(store: BlobStore, ref: BlobRef) -> None:
     lying = msgspec.structs.replace(ref, sha256="0" * 64)
     download = Download(store, lying)
     for index in range(11):

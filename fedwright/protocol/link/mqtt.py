@@ -285,6 +285,10 @@ def open_mqtt(url: str, *, client_id: str, will: tuple[str, bytes] | None, tls: 
         raise LinkError(
             f"the broker at {address} turned us away ({err}); check the certificate and its access list"
         ) from err
+    except ssl.SSLError as err:
+        raise LinkError(
+            f"TLS with the broker at {address} failed ({_tls_why(err)}); check --ca, --cert and --key"
+        ) from err
     except OSError as err:
         raise LinkError(f"no broker at {address} ({_why(err)}); start one or check --broker") from err
     return link
@@ -317,9 +321,15 @@ def _why(err: OSError) -> str:
         return "connection refused"
     if isinstance(err, socket.gaierror):
         return "unknown host"
+    return str(err.strerror or err)
+
+
+def _tls_why(err: ssl.SSLError) -> str:
     if isinstance(err, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {err.verify_message}"
-    return str(err.strerror or err)
+    if isinstance(err, ssl.SSLEOFError):
+        return "it hung up, as brokers do on a certificate they do not know"
+    return (err.reason or str(err)).replace("_", " ").lower()
 
 
 def _set_nodelay(_client: paho.Client, _data: Any, sock: Any) -> None:
