@@ -4,6 +4,7 @@ Everything is optional: a virtual machine has none of the sensors, a container h
 file system to look at, so that a board can be described by a folder in a test.
 """
 
+import ctypes
 import os
 import platform
 import resource
@@ -178,7 +179,23 @@ def _process_limits(root: Path) -> Iterator[tuple[int, int]]:
     for kind, field in ((resource.RLIMIT_DATA, "VmData"), (resource.RLIMIT_AS, "VmSize")):
         limit, _ = resource.getrlimit(kind)
         if limit != resource.RLIM_INFINITY:
-            yield limit, _kilobytes(root / "proc/self/status", field) or 0
+            used = _kilobytes(root / "proc/self/status", field) or 0
+            yield limit, used - min(used, _heap_free_bytes())
+
+
+class _MallocInfo(ctypes.Structure):
+    """struct mallinfo2 of glibc: ten sizes, of which the ninth is what lies free in its heaps."""
+
+    _fields_ = (("sizes", ctypes.c_size_t * 10),)
+
+
+def _heap_free_bytes() -> int:
+    """Memory that counts as taken but is only kept by malloc for the next allocation."""
+    mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo2 is None:
+        return 0
+    mallinfo2.restype = _MallocInfo
+    return int(mallinfo2().sizes[8])
 
 
 def _group_limits(root: Path) -> Iterator[tuple[int, int]]:

@@ -1,5 +1,6 @@
 """The portable trainer against numpy arithmetic written out by hand."""
 
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -126,9 +127,8 @@ def test_a_graph_onnxruntime_cannot_load_is_a_bad_artifact():
         PortableTrainer(make_artifact(train=b"not a graph"))
 
 
-def data_bytes():
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmData:")[1].split()[0]) * 1024
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def test_memory_goes_back_when_a_trainer_is_gone():
@@ -136,13 +136,13 @@ def test_memory_goes_back_when_a_trainer_is_gone():
     trainer = PortableTrainer(make_artifact())
     trainer.load(start_weights())
     trainer.step(batch(1), learning_rate=0.1, seed=0)
-    before = data_bytes()
+    before = resident_bytes()
 
     trainer.step(large, learning_rate=0.1, seed=0)
     trainer.predict({"x": large["x"]})
-    held = data_bytes() - before
+    held = resident_bytes() - before
     del trainer
-    left = data_bytes() - before
+    left = resident_bytes() - before
 
     assert held > 20_000_000
     assert left < held / 4

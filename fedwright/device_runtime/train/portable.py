@@ -31,15 +31,16 @@ class PortableTrainer:
         self._device = sessions.device_type(self._provider)
         self._frozen = self._values(sessions.checked(frozen or {}, self.manifest.frozen, what="frozen tensors"))
         self._sides = self._values(sessions.checked(sides or {}, self.manifest.sides, what="side inputs"))
-        self._train = self._open(artifact.train, "train.onnx")
-        weakref.finalize(self, sessions.release_memory)
-        self._eval: ort.InferenceSession | None = None
+        self._sessions: dict[str, ort.InferenceSession] = {}
+        self._bindings: list[ort.IOBinding] = []
+        weakref.finalize(self, _close, self._sessions, self._bindings).atexit = False
+        train = self._session("train.onnx")
         # An output bound to its own input buffer changes results, so every slot exists twice.
         self._slots = tuple(self._values(_zeros(self.manifest.slots)) for _ in range(2))
         self._now = 0
-        self._loss = sessions.scalar_buffer(self._train, self.manifest.loss)
-        self._metrics = {name: sessions.scalar_buffer(self._train, name) for name in self.manifest.metrics}
-        self._bindings = tuple(self._bind(self._slots[turn], self._slots[1 - turn]) for turn in range(2))
+        self._loss = sessions.scalar_buffer(train, self.manifest.loss)
+        self._metrics = {name: sessions.scalar_buffer(train, name) for name in self.manifest.metrics}
+        self._bindings += [self._bind(train, self._slots[turn], self._slots[1 - turn]) for turn in range(2)]
 
     def load(self, weights: Tensors) -> None:
         """Start from these weights with a fresh optimizer."""
@@ -55,7 +56,7 @@ class PortableTrainer:
         for spec in self.manifest.scalars:
             binding.bind_cpu_input(spec.name, _scalar(spec, learning_rate=learning_rate, seed=seed))
         try:
-            self._train.run_with_iobinding(binding)
+            self._session("train.onnx").run_with_iobinding(binding)
         except sessions.RUNTIME_ERRORS as err:
             raise DeviceError(f"training step failed in onnxruntime: {sessions.first_line(err)}") from err
         self._now = 1 - self._now
@@ -66,9 +67,8 @@ class PortableTrainer:
 
     def predict(self, batch: Tensors) -> tuple[Array, Array]:
         """Logits and embedding in evaluation mode."""
-        if self._eval is None:
-            self._eval = self._open(self._artifact.eval, "eval.onnx")
-        binding = self._eval.io_binding()
+        session = self._session("eval.onnx")
+        binding = session.io_binding()
         for spec in self.manifest.batch:
             if spec.name in self.manifest.eval_batch:
                 binding.bind_cpu_input(spec.name, _batch_array(batch, spec))
@@ -77,7 +77,7 @@ class PortableTrainer:
         binding.bind_output(self.manifest.logits, "cpu")
         binding.bind_output(self.manifest.embedding, "cpu")
         try:
-            self._eval.run_with_iobinding(binding)
+            session.run_with_iobinding(binding)
         except sessions.RUNTIME_ERRORS as err:
             raise DeviceError(f"evaluation failed in onnxruntime: {sessions.first_line(err)}") from err
         logits, embedding = binding.copy_outputs_to_cpu()
@@ -95,10 +95,14 @@ class PortableTrainer:
         """Continue from a snapshot."""
         self._fill(sessions.checked(slots, _specs(self.manifest.slots), what="checkpoint"))
 
-    def _open(self, graph: bytes, what: str) -> ort.InferenceSession:
-        return sessions.open_session(
-            graph, what=what, threads=self._threads, provider=self._provider, frozen=self._frozen
-        )
+    def _session(self, name: str) -> ort.InferenceSession:
+        """The session of a graph, made when first asked for: a task that does not evaluate never loads eval.onnx."""
+        if name not in self._sessions:
+            graph = self._artifact.train if name == "train.onnx" else self._artifact.eval
+            self._sessions[name] = sessions.open_session(
+                graph, what=name, threads=self._threads, provider=self._provider, frozen=self._frozen
+            )
+        return self._sessions[name]
 
     def _values(self, tensors: Tensors) -> dict[str, ort.OrtValue]:
         # Contiguous because an OrtValue on the CPU shares the array's memory.
@@ -107,9 +111,11 @@ class PortableTrainer:
             for name, array in tensors.items()
         }
 
-    def _bind(self, read: dict[str, ort.OrtValue], write: dict[str, ort.OrtValue]) -> ort.IOBinding:
+    def _bind(
+        self, session: ort.InferenceSession, read: dict[str, ort.OrtValue], write: dict[str, ort.OrtValue]
+    ) -> ort.IOBinding:
         """Everything that stays where it is between steps, bound once."""
-        binding = self._train.io_binding()
+        binding = session.io_binding()
         for name, value in self._sides.items():
             binding.bind_ortvalue_input(name, value)
         for name, value in {self.manifest.loss: self._loss, **self._metrics}.items():
@@ -125,6 +131,13 @@ class PortableTrainer:
 
     def _read(self, slots: Iterable[Slot]) -> Tensors:
         return {slot.name: np.array(self._slots[self._now][slot.name].numpy()) for slot in slots}
+
+
+def _close(opened: dict[str, ort.InferenceSession], bindings: list[ort.IOBinding]) -> None:
+    """When a trainer is gone: first its sessions, which keep small things all over the arena, then the arena's rest."""
+    bindings.clear()
+    opened.clear()
+    sessions.release_memory()
 
 
 def _specs(slots: Iterable[Slot]) -> list[TensorSpec]:

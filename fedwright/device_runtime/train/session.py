@@ -1,5 +1,6 @@
 """Sessions of the stock onnxruntime, set up the way training graphs need them."""
 
+import ctypes
 from collections.abc import Sequence
 from functools import cache
 
@@ -53,6 +54,8 @@ def open_session(
     graph: bytes, *, what: str, threads: int, provider: str, frozen: dict[str, ort.OrtValue]
 ) -> ort.InferenceSession:
     """A lean session: no memory pattern (peak RSS), no spinning (shared cores), frozen tensors supplied from memory."""
+    # Made before any large session, so that its own few bytes do not lie in a region that is to be given back.
+    _shrinker()
     options = _options(threads)
     # ALL would add NCHWc reorders around pooling, which cost more than they save in a training graph.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
@@ -66,7 +69,6 @@ def open_session(
 
 
 def _options(threads: int) -> ort.SessionOptions:
-    _share_arena()
     options = ort.SessionOptions()
     options.enable_mem_pattern = False
     options.intra_op_num_threads = threads
@@ -78,7 +80,6 @@ def _options(threads: int) -> ort.SessionOptions:
     return options
 
 
-@cache
 def _share_arena() -> None:
     """One arena for all sessions, growing by what is asked for.
 
@@ -98,6 +99,7 @@ def _share_arena() -> None:
 
 @cache
 def _shrinker() -> tuple[ort.InferenceSession, ort.IOBinding, ort.RunOptions]:
+    _share_arena()
     session = ort.InferenceSession(_IDENTITY, _options(1), providers=[CPU])
     # Bound to memory of its own, because an output inside the arena would pin what is to be given back.
     binding = session.io_binding()
@@ -112,6 +114,10 @@ def release_memory() -> None:
     """Give the memory of the arena that no session uses back to the system."""
     session, binding, run = _shrinker()
     session.run_with_iobinding(binding, run)
+    # glibc keeps what is freed below its sliding threshold (up to 32 MB a piece) unless told to let go.
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def first_line(err: BaseException) -> str:
