@@ -10,6 +10,7 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.strict import check_range, from_dict, suggest, unknown
 from fedwright.protocol.topics import check_name
 from fedwright.server_runtime.artifacts.structure import Optimizer
+from fedwright.server_runtime.blocks.robust import Combine
 
 EMBEDDED = "embedded"
 LOCAL_BROKER = "mqtt://localhost:1883"
@@ -53,6 +54,9 @@ class FleetSection:
     quorum_ratio: float = field(
         default=0.5, metadata=_help("share of a round's devices that must answer for it to count")
     )
+    buffer: int | None = field(
+        default=None, metadata=_help("asynchronous rounds: advance after this many updates, whoever they come from")
+    )
     deadline_s: float = field(default=600.0, metadata=_help("a round closes after this long with those who answered"))
     join_timeout_s: float = field(default=600.0, metadata=_help("give up when too few devices came in this time"))
     ca: str | None = field(default=None, metadata=_help("certificate file of the authority behind an mqtts broker"))
@@ -72,6 +76,8 @@ class FleetSection:
             check_range("per_round", self.per_round, low=1)
             if self.sample_ratio != 1.0:
                 raise ConfigError("per_round and sample_ratio are both given; keep one of them")
+        if self.buffer is not None:
+            check_range("buffer", self.buffer, low=1)
         if (self.cert is None) != (self.key is None):
             raise ConfigError("cert and key belong together; give both or neither")
 
@@ -136,6 +142,28 @@ class TrainSection:
 
 
 @dataclass(frozen=True)
+class UpdateSection:
+    """How updates travel and how they are put together."""
+
+    codec: Literal["float32", "bf16", "int8"] = field(
+        default="float32", metadata=_help("float32, bf16 or int8; what rounding leaves out is sent in the next round")
+    )
+    keep_ratio: float = field(default=1.0, metadata=_help("share of the largest changes to send; 1.0 sends all"))
+    clip_norm: float | None = field(default=None, metadata=_help("largest norm that one device's change may have"))
+    combine: Literal["mean", "trimmed_mean", "median"] = field(
+        default="mean", metadata=_help("mean, or trimmed_mean or median where some devices may be wrong or hostile")
+    )
+    trim_ratio: float = field(default=0.1, metadata=_help("share that trimmed_mean leaves out at each end"))
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        check_range("keep_ratio", self.keep_ratio, above=0, high=1)
+        if self.clip_norm is not None:
+            check_range("clip_norm", self.clip_norm, above=0)
+        Combine(self.combine, self.trim_ratio)
+
+
+@dataclass(frozen=True)
 class ServerSection:
     """Where the server computes."""
 
@@ -160,6 +188,7 @@ class RunConfig:
     fleet: FleetSection = field(default_factory=FleetSection)
     model: ModelSection = field(default_factory=ModelSection)
     train: TrainSection = field(default_factory=TrainSection)
+    update: UpdateSection = field(default_factory=UpdateSection)
     server: ServerSection = field(default_factory=ServerSection)
     export: ExportSection = field(default_factory=ExportSection)
 
@@ -169,6 +198,7 @@ SECTIONS: dict[str, type[Any]] = {
     "fleet": FleetSection,
     "model": ModelSection,
     "train": TrainSection,
+    "update": UpdateSection,
     "server": ServerSection,
     "export": ExportSection,
 }

@@ -8,17 +8,20 @@ from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.link.base import Link
-from fedwright.protocol.messages import Report
+from fedwright.protocol.messages import Report, Returns
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
 from fedwright.server_runtime.artifacts.standalone import export_model
 from fedwright.server_runtime.artifacts.structure import ModelSpec, Structure
+from fedwright.server_runtime.blocks.robust import Combine
 from fedwright.server_runtime.config import ModelSection, RunConfig
 from fedwright.server_runtime.evaluate.records import DeviceRecord, device_records
 from fedwright.server_runtime.methods import registry
 from fedwright.server_runtime.methods.base import Method, Setting
 from fedwright.server_runtime.rounds import events
+from fedwright.server_runtime.rounds.buffered import BufferedCoordinator
 from fedwright.server_runtime.rounds.coordinator import Coordinator, Options
+from fedwright.server_runtime.rounds.desk import Desk
 from fedwright.server_runtime.rounds.exchange import Exchange
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.sampling import derive_seed
@@ -77,26 +80,32 @@ def execute(
     try:
         blobs = BlobStore(folder.blobs)
         builder = Builder(folder.artifacts)
-        coordinator = Coordinator(
+        desk = Desk(
             Exchange(link, config.fleet.name, blobs=blobs),
             Planner(config.run.name, builder, blobs, config.fleet.deadline_s),
             store=store,
-            options=_options(config),
+            update_norm=config.update.clip_norm,
             observer=observer,
         )
         record = store.run()
         if record is None:
-            record = RunRecord(config.run.name, text, infer_spec(config.model, coordinator.gather()))
+            reports = desk.gather(config.fleet.devices, timeout_s=config.fleet.join_timeout_s)
+            record = RunRecord(config.run.name, text, infer_spec(config.model, reports))
             store.save_run(record)
         method = make_method(config, record.spec)
-        coordinator.run(method, record.spec)
+        coordinate(desk, _options(config)).run(method, record.spec)
         if dismiss:
-            coordinator.dismiss_all(f"run {config.run.name} is complete")
+            desk.dismiss_all(f"run {config.run.name} is complete")
         model = _export(folder, builder, method) if config.export.global_model else None
         metrics = [closed.metrics for closed in store.closed() if closed.metrics]
         return Outcome(device_records(store, rounds=config.run.rounds), metrics, model)
     finally:
         store.close()
+
+
+def coordinate(desk: Desk, options: Options) -> Coordinator | BufferedCoordinator:
+    """Rounds in step, or asynchronous ones when a buffer is asked for."""
+    return Coordinator(desk, options) if options.buffer is None else BufferedCoordinator(desk, options)
 
 
 def infer_spec(section: ModelSection, reports: Mapping[str, Report]) -> ModelSpec:
@@ -122,6 +131,8 @@ def make_method(config: RunConfig, spec: ModelSpec) -> Method:
         batch=config.train.batch,
         epochs=config.train.epochs,
         seed=config.run.seed,
+        returns=Returns(codec=config.update.codec, keep_ratio=config.update.keep_ratio),
+        combine=Combine(config.update.combine, config.update.trim_ratio),
     )
     return registry.find(config.method.name).make(config.method.params, setting)
 
@@ -157,6 +168,7 @@ def _options(config: RunConfig) -> Options:
         per_round=config.fleet.per_round,
         sample_ratio=config.fleet.sample_ratio,
         quorum_ratio=config.fleet.quorum_ratio,
+        buffer=config.fleet.buffer,
         deadline_s=config.fleet.deadline_s,
         join_timeout_s=config.fleet.join_timeout_s,
     )

@@ -84,8 +84,24 @@ def test_a_task_is_open_from_its_plan_to_its_reply(store):
     assert not store.is_open("t1")
 
 
+def test_pending_are_open_tasks_and_updates_that_are_in_no_closed_stage(store):
+    store.save_plan(Position(1, 0), [planned("a", "t1"), planned("b", "t2"), planned("c", "t3")])
+    store.save_plan(Position(1, 1), [planned("d", "t4")])
+    for task in ("t3", "t1"):
+        store.save_reply(Reply(task, "update", update=update(task)))
+    store.save_reply(Reply("t4", "refused", detail="no"))
+    assert [(p.task.task, r and r.outcome) for p, r in store.pending()] == [
+        ("t2", None),
+        ("t3", "update"),
+        ("t1", "update"),
+    ]
+
+    store.close_stage(Closed(Position(1, 2), "state", {}, absorbed=("t3",)))
+    assert [p.task.task for p, _ in store.pending()] == ["t2", "t1"]
+
+
 def test_closed_stages_come_back_in_order(store):
-    stages = [Closed(Position(1, 0), "aa", {}), Closed(Position(1, 1), "bb", {"loss": 0.5})]
+    stages = [Closed(Position(1, 0), "aa", {}), Closed(Position(1, 1), "bb", {"loss": 0.5}, absorbed=("t1", "t2"))]
     for closed in stages:
         store.close_stage(closed)
     assert store.closed() == stages

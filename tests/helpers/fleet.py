@@ -21,10 +21,12 @@ from fedwright.server_runtime.artifacts.structure import ModelSpec, Optimizer
 from fedwright.server_runtime.methods.base import Setting
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
 from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.coordinator import Coordinator, Options
+from fedwright.server_runtime.rounds.coordinator import Options
+from fedwright.server_runtime.rounds.desk import Desk
 from fedwright.server_runtime.rounds.exchange import Exchange
 from fedwright.server_runtime.rounds.memory_store import MemoryRoundStore
 from fedwright.server_runtime.rounds.planner import Planner
+from fedwright.server_runtime.run import coordinate
 from helpers.tiny_artifact import CLASSES, FEATURES, make_artifact, start_weights
 
 FLEET = "test"
@@ -164,16 +166,15 @@ class Server:
 
         try:
             blobs = BlobStore(self.folder / "server-blobs")
-            coordinator = Coordinator(
+            desk = Desk(
                 Exchange(link, FLEET, blobs=blobs),
                 Planner("run", TinyBuilder(), blobs, self.options.deadline_s),
                 store=self.store,
-                options=self.options,
                 observer=observe,
             )
-            coordinator.gather()
-            coordinator.run(method, SPEC)
-            coordinator.dismiss_all("done")
+            desk.gather(self.options.devices, timeout_s=self.options.join_timeout_s)
+            coordinate(desk, self.options).run(method, SPEC)
+            desk.dismiss_all("done")
         finally:
             link.close()
         return method

@@ -113,11 +113,9 @@ class Exchange:
         self._outgoing[task.task] = _Outgoing(device, boot, task, self._clock())
         self._send(device, task)
 
-    def withdraw_all(self) -> None:
-        """Stop sending tasks and pulling uploads: the stage is over."""
-        self._outgoing.clear()
-        self._pulls.clear()
-        self._waiting.clear()
+    def withdraw(self, task: str) -> None:
+        """Stop sending a task."""
+        self._outgoing.pop(task, None)
 
     def acknowledge(self, device: str, task: str, *, problem: str = "") -> None:
         """Tell a device that its update or refusal is durable here (or was not used, and why)."""

@@ -53,6 +53,19 @@ class MemoryRoundStore:
         planned = any(entry.task.task == task for plan in self._plans.values() for entry in plan)
         return planned and task not in self._replies
 
+    def pending(self) -> list[tuple[Planned, Reply | None]]:
+        """See RoundStore."""
+        planned = {entry.task.task: entry for plan in self._plans.values() for entry in plan}
+        absorbed = {task for closed in self._closed for task in closed.absorbed}
+        waiting: list[tuple[Planned, Reply | None]] = [
+            (entry, None) for task, entry in planned.items() if task not in self._replies
+        ]
+        return waiting + [
+            (planned[task], reply)
+            for task, reply in self._replies.items()
+            if reply.outcome == "update" and task not in absorbed
+        ]
+
     def close_stage(self, closed: Closed) -> None:
         """See RoundStore."""
         self._closed.append(closed)

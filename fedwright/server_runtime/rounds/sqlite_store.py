@@ -21,7 +21,10 @@ CREATE TABLE IF NOT EXISTS plan (
 );
 CREATE TABLE IF NOT EXISTS stage (round INTEGER NOT NULL, stage INTEGER NOT NULL, PRIMARY KEY (round, stage));
 CREATE TABLE IF NOT EXISTS reply (
-    task_id TEXT PRIMARY KEY, outcome TEXT NOT NULL, message BLOB, detail TEXT NOT NULL
+    number INTEGER PRIMARY KEY, task_id TEXT NOT NULL UNIQUE, outcome TEXT NOT NULL, message BLOB, detail TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS absorbed (
+    task_id TEXT PRIMARY KEY, round INTEGER NOT NULL, stage INTEGER NOT NULL
 );
 CREATE TABLE IF NOT EXISTS closed (
     round INTEGER NOT NULL, stage INTEGER NOT NULL, state TEXT NOT NULL, metrics BLOB NOT NULL,
@@ -78,20 +81,14 @@ class SqliteRoundStore:
         rows = self._db.execute(
             "SELECT device, task, assignment FROM plan WHERE round = ? AND stage = ? ORDER BY place", position
         )
-        return [
-            Planned(
-                device=device,
-                task=msgspec.msgpack.decode(task, type=Task),
-                assignment=msgspec.msgpack.decode(assignment, type=Assignment),
-            )
-            for device, task, assignment in rows
-        ]
+        return [_planned(row) for row in rows]
 
     def save_reply(self, reply: Reply) -> bool:
         """See RoundStore."""
         message = None if reply.update is None else msgspec.msgpack.encode(reply.update)
         cursor = self._db.execute(
-            "INSERT OR IGNORE INTO reply VALUES (?, ?, ?, ?)", (reply.task, reply.outcome, message, reply.detail)
+            "INSERT OR IGNORE INTO reply (task_id, outcome, message, detail) VALUES (?, ?, ?, ?)",
+            (reply.task, reply.outcome, message, reply.detail),
         )
         return cursor.rowcount == 1
 
@@ -111,18 +108,43 @@ class SqliteRoundStore:
         )
         return row.fetchone() is not None
 
+    def pending(self) -> list[tuple[Planned, Reply | None]]:
+        """See RoundStore."""
+        open_rows = self._db.execute(
+            "SELECT device, task, assignment FROM plan LEFT JOIN reply USING (task_id) WHERE outcome IS NULL"
+            " ORDER BY round, stage, place"
+        )
+        waiting: list[tuple[Planned, Reply | None]] = [(_planned(row), None) for row in open_rows]
+        done_rows = self._db.execute(
+            "SELECT device, task, assignment, reply.task_id, outcome, message, detail"
+            " FROM reply JOIN plan USING (task_id) LEFT JOIN absorbed USING (task_id)"
+            " WHERE outcome = 'update' AND absorbed.round IS NULL ORDER BY number"
+        )
+        return waiting + [(_planned(row[:3]), _reply(row[3:])) for row in done_rows]
+
     def close_stage(self, closed: Closed) -> None:
         """See RoundStore."""
-        self._db.execute(
-            "INSERT INTO closed VALUES (?, ?, ?, ?)",
-            (*closed.position, closed.state, msgspec.msgpack.encode(closed.metrics)),
-        )
+        with _transaction(self._db):
+            self._db.execute(
+                "INSERT INTO closed VALUES (?, ?, ?, ?)",
+                (*closed.position, closed.state, msgspec.msgpack.encode(closed.metrics)),
+            )
+            rows = [(task, *closed.position) for task in closed.absorbed]
+            self._db.executemany("INSERT INTO absorbed VALUES (?, ?, ?)", rows)
 
     def closed(self) -> list[Closed]:
         """See RoundStore."""
+        absorbed: dict[Position, list[str]] = {}
+        for task, *position in self._db.execute("SELECT task_id, round, stage FROM absorbed ORDER BY rowid"):
+            absorbed.setdefault(Position(*position), []).append(task)
         rows = self._db.execute("SELECT round, stage, state, metrics FROM closed ORDER BY round, stage")
         return [
-            Closed(Position(round_, stage), state, msgspec.msgpack.decode(metrics, type=dict[str, float]))
+            Closed(
+                Position(round_, stage),
+                state,
+                msgspec.msgpack.decode(metrics, type=dict[str, float]),
+                tuple(absorbed.get(Position(round_, stage), ())),
+            )
             for round_, stage, state, metrics in rows
         ]
 
@@ -142,6 +164,15 @@ class _transaction:
 
     def __exit__(self, kind: object, *rest: object) -> None:
         self._db.execute("COMMIT" if kind is None else "ROLLBACK")
+
+
+def _planned(row: tuple[Any, ...]) -> Planned:
+    device, task, assignment = row
+    return Planned(
+        device=device,
+        task=msgspec.msgpack.decode(task, type=Task),
+        assignment=msgspec.msgpack.decode(assignment, type=Assignment),
+    )
 
 
 def _reply(row: tuple[Any, ...]) -> Reply:

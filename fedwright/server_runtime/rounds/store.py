@@ -46,11 +46,12 @@ class Reply:
 
 @dataclass(frozen=True)
 class Closed:
-    """A finished stage: the method's state after it (a blob) and the round's metrics."""
+    """A finished stage: the method's state after it (a blob), the round's metrics, and the tasks that are in it."""
 
     position: Position
     state: str
     metrics: dict[str, float]
+    absorbed: tuple[str, ...] = ()
 
 
 class RoundStore(Protocol):
@@ -88,6 +89,10 @@ class RoundStore(Protocol):
 
     def is_open(self, task: str) -> bool:
         """Whether a task of this id is planned and has no reply yet."""
+        ...
+
+    def pending(self) -> list[tuple[Planned, Reply | None]]:
+        """Tasks without a reply, then updates that no closed stage has absorbed, in the order they were saved."""
         ...
 
     def close_stage(self, closed: Closed) -> None:

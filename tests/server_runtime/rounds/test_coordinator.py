@@ -1,6 +1,7 @@
 """The coordinator with real agents over the in-memory link: whole runs, misbehaving devices, restarts."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -224,6 +225,21 @@ def test_too_few_updates_stop_the_run_with_a_sentence(broker, tmp_path):
     with pytest.raises(NoQuorum, match="round 1 got 0 of the 1 updates it needs"):
         server.run()
     small.stop()
+
+
+def test_a_run_that_stopped_for_lack_of_answers_goes_on_when_it_is_resumed(broker, tmp_path):
+    server = Server(broker, tmp_path, devices=1, rounds=1, deadline_s=0.3)
+    silent = Scripted(broker, "a")
+    in_background(silent.join)
+    with pytest.raises(NoQuorum, match="no answer before the deadline"):
+        server.run()
+    silent.link.close()
+
+    server.options = replace(server.options, deadline_s=WAIT_S)
+    with agents(broker, tmp_path, "a"):
+        server.run()
+
+    assert [e.device for e in server.seen(events.UpdateTaken) if e.round == 1] == ["a"]
 
 
 def test_too_few_devices_stop_the_run_with_a_sentence(broker, tmp_path):

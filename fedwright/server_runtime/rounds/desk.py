@@ -1,0 +1,232 @@
+"""The reception desk: who is here, which tasks are out, and every reply made durable before it is acknowledged."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from fedwright.protocol.errors import BadBlob, BadUpdate, NoQuorum
+from fedwright.protocol.messages import Dismiss, Gone, Refusal, Report, Update
+from fedwright.server_runtime.artifacts.structure import ModelSpec
+from fedwright.server_runtime.intake.admission import check_stats, clip_norm, read_update, report_problem
+from fedwright.server_runtime.intake.registry import Registry
+from fedwright.server_runtime.methods.base import Tensors
+from fedwright.server_runtime.rounds import events
+from fedwright.server_runtime.rounds.exchange import Exchange, Heard, Pulled
+from fedwright.server_runtime.rounds.planner import Planner
+from fedwright.server_runtime.rounds.store import Planned, Reply, RoundStore
+
+log = logging.getLogger(__name__)
+
+# The longest wait for a message, so that deadlines and contested ids are looked at in time.
+TICK_S = 0.5
+
+
+@dataclass
+class _Out:
+    """A task that a device has and has not answered."""
+
+    planned: Planned
+    since_s: float
+
+
+class Desk:
+    """What sits between a coordinator and its devices; single-threaded, driven by `poll`."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        planner: Planner,
+        *,
+        store: RoundStore,
+        update_norm: float | None = None,
+        observer: events.Observer = events.ignore,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.clock = clock
+        self.planner = planner
+        self.store = store
+        self.observe = observer
+        self._exchange = exchange
+        self._update_norm = update_norm
+        self._registry = Registry()
+        self._spec: ModelSpec | None = None
+        self._out: dict[str, _Out] = {}
+        self._arriving: dict[str, list[Update]] = {}
+        self._answered: list[tuple[Planned, Reply]] = []
+
+    def present(self) -> dict[str, Report]:
+        """Reports of the devices that are here now."""
+        return self._registry.present()
+
+    def gather(self, needed: int, *, timeout_s: float) -> dict[str, Report]:
+        """Wait until enough devices are present; NoQuorum when they do not come in time."""
+        deadline = self.clock() + timeout_s
+        while len(self.present()) < needed:
+            if self.clock() >= deadline:
+                raise NoQuorum(
+                    f"only {len(self.present())} of {needed} devices are present after {timeout_s:.0f} s; "
+                    f"start more devices or lower fleet.devices"
+                )
+            self.poll(deadline)
+        return self.present()
+
+    def admit(self, spec: ModelSpec) -> None:
+        """From now on only devices whose data fits this model may stay."""
+        self._spec = spec
+        for device, report in self.present().items():
+            self._turn_away_misfit(device, report)
+
+    def hand_out(self, plan: Iterable[Planned]) -> None:
+        """Send tasks; they stay out until they are answered or called in."""
+        for planned in plan:
+            self._out[planned.task.task] = _Out(planned, self.clock())
+            self._send(planned)
+
+    def out(self) -> list[Planned]:
+        """Tasks that are not answered yet."""
+        return [out.planned for out in self._out.values()]
+
+    def call_in(self, tasks: Iterable[str], *, detail: str) -> None:
+        """Give up waiting for these tasks; that too is made durable."""
+        for task in list(tasks):
+            planned = self._out.pop(task).planned
+            self._exchange.withdraw(task)
+            reply = Reply(task, "late", detail=detail)
+            self.store.save_reply(reply)
+            self._answered.append((planned, reply))
+            self.observe(events.TaskFailed(planned.task.round, planned.device, detail))
+
+    def answered(self) -> list[tuple[Planned, Reply]]:
+        """Tasks that ended since the last call, in the order in which that became durable."""
+        answered, self._answered = self._answered, []
+        return answered
+
+    def read(self, planned: Planned, update: Update) -> Tensors:
+        """An update's tensors, checked; a change is held to the norm limit."""
+        returns = planned.assignment.returns
+        if update.tensors is None:
+            if returns.weights != "none" or returns.prototypes:
+                raise BadUpdate("it holds no tensors although some were asked for")
+            return {}
+        manifest = self.planner.manifest(planned.assignment.structure)
+        values = read_update(self.planner.blobs.path(update.tensors.sha256), manifest, returns)
+        return clip_norm(values, self._update_norm) if returns.weights == "delta" else values
+
+    def dismiss_all(self, reason: str) -> None:
+        """Tell every present device that the run is over."""
+        for device in self.present():
+            self._exchange.dismiss(device, Dismiss(None, "run_over", reason))
+
+    def poll(self, deadline_s: float) -> None:
+        """Wait for messages, at most until the deadline, and deal with them."""
+        for event in self._exchange.poll(max(0.0, min(TICK_S, deadline_s - self.clock()))):
+            if isinstance(event, Pulled):
+                self._take_pulled(event)
+            elif isinstance(event.message, Report):
+                self._take_report(event.device, event.boot, event.message)
+            elif isinstance(event.message, Gone):
+                self._take_gone(event)
+            else:
+                self._take_reply(event.device, event.message)
+        for device in self._registry.settle(now_s=self.clock()):
+            self._welcome(device)
+
+    def _take_report(self, device: str, boot: str, report: Report) -> None:
+        newcomer = self._registry.newcomer_boot(device)
+        verdict = self._registry.hear(device, boot, report, now_s=self.clock())
+        if verdict == "joined":
+            self._welcome(device)
+        elif verdict == "contested":
+            self._exchange.challenge(device)
+        elif verdict == "taken":
+            reason = f"another live device already uses the id {device}; give this one another --device"
+            self._exchange.dismiss(device, Dismiss(newcomer, "identity_taken", reason))
+            self.observe(events.DeviceTurnedAway(device, reason))
+
+    def _welcome(self, device: str) -> None:
+        member = self._registry.known(device)
+        if member is None or self._turn_away_misfit(device, member.report):
+            return
+        self.observe(events.DeviceJoined(device, member.report))
+        for out in self._out.values():
+            if out.planned.device == device:
+                self._send(out.planned)
+
+    def _turn_away_misfit(self, device: str, report: Report) -> bool:
+        problem = None if self._spec is None else report_problem(report, self._spec)
+        if problem is None:
+            return False
+        self._exchange.dismiss(device, Dismiss(self._registry.boot(device), "misfit", problem))
+        self._registry.remove(device)
+        self.observe(events.DeviceTurnedAway(device, problem))
+        return True
+
+    def _take_gone(self, event: Heard) -> None:
+        if self._registry.lose(event.device, event.boot):
+            self.observe(events.DeviceLost(event.device))
+
+    def _take_reply(self, device: str, reply: Update | Refusal) -> None:
+        out = self._out.get(reply.task)
+        if out is None or out.planned.device != device:
+            self._take_unexpected(device, reply.task)
+        elif isinstance(reply, Refusal):
+            self._finish(out, Reply(reply.task, "refused", detail=f"{device} refused: {reply.detail}"))
+        elif reply.tensors is None or self.planner.blobs.has(reply.tensors.sha256):
+            self._take_update(out, reply)
+        else:
+            waiting = self._arriving.setdefault(reply.tensors.sha256, [])
+            if all(update.task != reply.task for update in waiting):
+                waiting.append(reply)
+            self._exchange.pull(device, reply.tensors)
+
+    def _take_unexpected(self, device: str, task: str) -> None:
+        """A reply that nobody waits for: either we have it already and our acknowledgement was lost, or it is late.
+
+        A reply to a task that is still open comes before a resumed server has got to it: silence makes the
+        device keep it until it is asked again.
+        """
+        if not self.store.is_open(task):
+            self._exchange.acknowledge(device, task, problem="this task is closed; the update was not used again")
+
+    def _take_pulled(self, event: Pulled) -> None:
+        for update in self._arriving.pop(event.sha256, []):
+            out = self._out.get(update.task)
+            if out is None:
+                continue
+            if not event.problem:
+                self._take_update(out, update)
+            elif out.planned.device == event.device:
+                self._finish(out, Reply(update.task, "rejected", detail=f"{event.device}: {event.problem}"))
+            else:
+                self._take_reply(out.planned.device, update)
+
+    def _take_update(self, out: _Out, update: Update) -> None:
+        """Check an update whose tensors are here, make it durable, then acknowledge it."""
+        planned = out.planned
+        try:
+            check_stats(update.stats)
+            self.read(planned, update)
+        except (BadUpdate, BadBlob) as err:
+            log.warning("device %s round %d: update rejected: %s", planned.device, planned.task.round, err)
+            self._finish(out, Reply(update.task, "rejected", detail=f"{planned.device}: {err}"))
+            return
+        self._finish(out, Reply(update.task, "update", update=update))
+
+    def _finish(self, out: _Out, reply: Reply) -> None:
+        self.store.save_reply(reply)
+        planned = self._out.pop(reply.task).planned
+        self._exchange.acknowledge(planned.device, reply.task, problem=reply.detail)
+        self._exchange.withdraw(reply.task)
+        self._answered.append((planned, reply))
+        number = planned.task.round
+        if reply.update is not None:
+            seconds = self.clock() - out.since_s
+            self.observe(events.UpdateTaken(number, planned.device, reply.update.stats, seconds))
+        else:
+            self.observe(events.TaskFailed(number, planned.device, reply.detail))
+
+    def _send(self, planned: Planned) -> None:
+        boot = self._registry.boot(planned.device)
+        if boot is not None:
+            self._exchange.assign(planned.device, boot, planned.task)
