@@ -148,7 +148,7 @@ def test_own_module_that_cannot_be(own: str, tail: str, words: str) -> None:
 
 
 def test_own_module_has_no_groups_to_choose(own: str) -> None:
-    with pytest.raises(ConfigError, match="none at all"):
+    with pytest.raises(ConfigError, match="can only be used whole"):
         create(ModelSpec(f"python:{own}:make_linear", (4,), 3, (("c", 1),)), seed=0)
 
 

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 from dataclasses import replace
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -10,10 +11,11 @@ from torch import nn
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime.artifacts.structure import ModelSpec
-from fedwright.server_runtime.blocks.slicing import group_size
+from fedwright.server_runtime.blocks.slicing import Axes, group_size, group_sizes
 from fedwright.server_runtime.zoo import club, exits, gcn, mobilenet, resnet, sequence, small, vit
 from fedwright.server_runtime.zoo.adapters import adapter_names
 from fedwright.server_runtime.zoo.base import Input, ModelEntry, ZooModel, build
+from fedwright.server_runtime.zoo.derive import derived_axes, shrink
 
 __all__ = [
     "MODELS",
@@ -21,6 +23,7 @@ __all__ = [
     "ModelEntry",
     "ZooModel",
     "adapter_names",
+    "axes_of",
     "create",
     "full_sizes",
     "scaled",
@@ -44,8 +47,19 @@ def create(spec: ModelSpec, *, seed: int) -> nn.Module:
 
 
 def full_sizes(spec: ModelSpec) -> dict[str, int]:
-    """The size of every channel group at width 1; a user's own module has none to choose."""
-    return {} if spec.model.startswith(_OWN) else dict(_entry(spec.model).sizes)
+    """The size of every channel group at width 1; derived for a user's own module, none where that fails."""
+    if not spec.model.startswith(_OWN):
+        return dict(_entry(spec.model).sizes)
+    try:
+        return dict(_own_groups(replace(spec, sizes=()))[1])
+    except ConfigError:
+        return {}
+
+
+def axes_of(spec: ModelSpec) -> Axes:
+    """For each parameter and buffer of the whole model, the channel group of every axis (None = fixed)."""
+    whole = replace(spec, sizes=())
+    return _own_groups(whole)[0] if spec.model.startswith(_OWN) else _zoo_axes(whole)
 
 
 def sizes_of(spec: ModelSpec) -> dict[str, int]:
@@ -66,7 +80,9 @@ def sizes_of(spec: ModelSpec) -> dict[str, int]:
 def scaled(spec: ModelSpec, width: float, *, rounding: Literal["floor", "ceil"] = "floor") -> ModelSpec:
     """The spec with every channel group at `width` of its full size, and at least 1; depths and ranks stay."""
     full = full_sizes(spec)
-    uncut = MODELS[spec.model].uncut if full else ()
+    if not full and width != 1:
+        raise ConfigError(_why_uncut(spec))
+    uncut = () if spec.model.startswith(_OWN) else MODELS[spec.model].uncut
     sizes = {group: group_size(size, width, rounding) for group, size in full.items() if group not in uncut}
     kept = {group: size for group, size in spec.sizes if group in uncut}
     return replace(spec, sizes=tuple(sorted((kept if width == 1 else sizes | kept).items())))
@@ -87,8 +103,40 @@ def _zoo_module(spec: ModelSpec) -> ZooModel:
     return build(entry, spec, sizes_of(spec))
 
 
+@lru_cache(maxsize=32)
+def _zoo_axes(spec: ModelSpec) -> Axes:
+    with torch.random.fork_rng(devices=[]):
+        return _zoo_module(spec).axes()
+
+
 def _own_module(spec: ModelSpec) -> nn.Module:
-    sizes_of(spec)
+    module = _call_own(spec)
+    if spec.sizes:
+        if not full_sizes(spec):
+            raise ConfigError(_why_uncut(spec))
+        shrink(module, axes_of(spec), sizes_of(spec), spec.input_shape)
+    return module
+
+
+@lru_cache(maxsize=32)
+def _own_groups(spec: ModelSpec) -> tuple[Axes, dict[str, int]]:
+    """Axes and full sizes of a user's own module."""
+    with torch.random.fork_rng(devices=[]):
+        module = _call_own(spec)
+        axes = derived_axes(module, spec.input_shape)
+    return axes, group_sizes({name: value.numpy() for name, value in module.state_dict().items()}, axes)
+
+
+def _why_uncut(spec: ModelSpec) -> str:
+    reason = "no channel group was found in it"
+    try:
+        _own_groups(replace(spec, sizes=()))
+    except ConfigError as err:
+        reason = str(err)
+    return f"model {spec.model} can only be used whole: {reason}; give it width 1 or use a model of the zoo"
+
+
+def _call_own(spec: ModelSpec) -> nn.Module:
     package, _, function = spec.model.removeprefix(_OWN).partition(":")
     if not package or not function:
         raise ConfigError(f"model {spec.model!r} is not of the form python:package:function")
