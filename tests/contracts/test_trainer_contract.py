@@ -1,11 +1,17 @@
-"""Every trainer keeps to its interface; the classic one, which needs its own environment, in tests/e2e."""
+"""Every trainer keeps to its interface, and all do the same; the classic one, in its own environment, in tests/e2e."""
 
 import numpy as np
 import pytest
 
+from fedwright.device_runtime.data.local import LocalData
+from fedwright.device_runtime.train import loop
+from fedwright.device_runtime.train.check import check_artifact
+from fedwright.device_runtime.train.portable import PortableTrainer
+from fedwright.device_runtime.train.torch import TorchTrainer, proximal
+from fedwright.protocol.messages import Recipe
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import build, initial_weights
-from fedwright.server_runtime.artifacts.structure import ModelSpec, Optimizer, Structure
+from fedwright.server_runtime.artifacts.structure import ModelSpec, Objective, Optimizer, Structure
 from helpers import trainer_contract
 
 CASES = {
@@ -15,19 +21,119 @@ CASES = {
 }
 
 
+def data_for(spec, n=20):
+    rng = np.random.default_rng(5)
+    x, y = rng.normal(size=(n, *spec.input_shape)).astype(np.float32), np.arange(n) % spec.classes
+    return LocalData(x, y, x[:6], y[:6], spec.classes, (n // spec.classes,) * spec.classes, spec.input_shape)
+
+
 @pytest.fixture(scope="module", params=CASES.values(), ids=CASES)
-def folder(request, tmp_path_factory):
+def case(request, tmp_path_factory):
+    """A structure with its weights and a batch in a folder."""
     spec, optimizer = request.param
     folder = tmp_path_factory.mktemp("trainer")
     module = zoo.create(spec, seed=1)
-    rng = np.random.default_rng(5)
-    batch = {"x": rng.normal(size=(12, *spec.input_shape)).astype(np.float32), "y": rng.integers(0, 4, 12)}
+    data = data_for(spec, 12)
     built = {"portable": build(Structure(spec, optimizer=optimizer), module)}
-    trainer_contract.write_folder(folder, built, weights=initial_weights(module), batch=batch)
-    return folder
+    trainer_contract.write_folder(
+        folder, built, weights=initial_weights(module), batch={"x": data.x, "y": data.y.copy()}
+    )
+    return spec, optimizer, folder
 
 
-@pytest.mark.parametrize("backend", ["portable"])
+def make_trainer(case, backend):
+    spec, optimizer, folder = case
+    makers = {
+        "portable": lambda: trainer_contract.make_trainer(folder, "portable"),
+        "torch": lambda: TorchTrainer(zoo.create(spec, seed=2), optimizer),
+    }
+    return makers[backend]()
+
+
+@pytest.mark.parametrize("backend", ["portable", "torch"])
 @pytest.mark.parametrize("check", trainer_contract.CHECKS, ids=lambda check: check.__name__)
-def test_contract(check, backend, folder):
-    check(trainer_contract.Subject(folder, backend))
+def test_contract(check, backend, case):
+    check(trainer_contract.Subject(case[2], backend, trainer=make_trainer(case, backend)))
+
+
+def change(trainer, start):
+    """All that training changed, as one vector."""
+    now = trainer.weights()
+    return np.concatenate([(now[name] - start[name]).ravel() for name in sorted(start)])
+
+
+def assert_same_update(first, second, start, *, ratio):
+    one, two = change(first, start), change(second, start)
+    assert np.linalg.norm(one) > 1e-3
+    assert np.linalg.norm(one - two) <= ratio * np.linalg.norm(one)
+
+
+RECIPE = Recipe(batch=8, learning_rate=0.01, seed=3, epochs=2)
+
+
+def test_the_same_task_gives_the_same_update(case):
+    data, start = data_for(case[0]), trainer_contract.Subject(case[2], "portable").weights
+    portable, torch = make_trainer(case, "portable"), make_trainer(case, "torch")
+    results = []
+    for trainer in (portable, torch):
+        trainer.load(start)
+        results.append(loop.train(trainer, data, RECIPE))
+
+    assert results[0].loss_first == pytest.approx(results[1].loss_first, abs=1e-5)
+    assert_same_update(portable, torch, start, ratio=1e-3)
+    logits = [trainer.predict({"x": data.x})[0] for trainer in (portable, torch)]
+    embeddings = [trainer.predict({"x": data.x})[1] for trainer in (portable, torch)]
+    assert np.allclose(*logits, atol=1e-3)
+    assert np.allclose(*embeddings, atol=1e-3)
+
+
+def test_a_snapshot_of_one_backend_continues_on_the_other(case):
+    data, start = data_for(case[0]), trainer_contract.Subject(case[2], "portable").weights
+    first, second = make_trainer(case, "torch"), make_trainer(case, "portable")
+    first.load(start)
+    loop.train(first, data, RECIPE)
+    second.restore(first.snapshot())
+    assert second.snapshot().keys() == first.snapshot().keys()
+
+    for trainer in (first, second):
+        loop.train(trainer, data, RECIPE)
+
+    assert_same_update(first, second, start, ratio=1e-3)
+
+
+def test_a_proximal_term_pulls_alike_on_both():
+    spec, optimizer = CASES["mlp, momentum"]
+    module = zoo.create(spec, seed=1)
+    start = initial_weights(module)
+    sides = {f"centre/{name}": np.zeros_like(value) for name, value in start.items()}
+    structure = Structure(spec, objective=Objective(proximal=0.5), optimizer=optimizer)
+    portable = PortableTrainer(build(structure, module), sides=sides)
+    torch = TorchTrainer(zoo.create(spec, seed=2), optimizer, penalty=proximal(0.5), sides=sides)
+    plain = TorchTrainer(zoo.create(spec, seed=2), optimizer)
+    for trainer in (portable, torch, plain):
+        trainer.load(start)
+        loop.train(trainer, data_for(spec), RECIPE)
+
+    assert_same_update(portable, torch, start, ratio=1e-4)
+    assert np.linalg.norm(change(torch, start) - change(plain, start)) > 1e-2
+
+
+def test_a_frozen_base_is_supplied_from_memory_and_only_the_head_moves():
+    spec, optimizer = CASES["resnet8 with running statistics"]
+    module = zoo.create(spec, seed=1)
+    artifact = build(Structure(spec, optimizer=optimizer, trainable=("head",)), module)
+    whole = {name: value.detach().numpy().copy() for name, value in module.state_dict().items()}
+    frozen = {tensor.name: whole[tensor.name] for tensor in artifact.manifest.frozen}
+    start = {slot.name: whole[slot.name] for slot in artifact.manifest.slots if slot.role != "optimizer"}
+    check_artifact(artifact, batch=8)
+
+    portable = PortableTrainer(artifact, frozen=frozen)
+    torch = TorchTrainer(module, optimizer, trainable=("head",))
+    for trainer in (portable, torch):
+        trainer.load(start)
+        loop.train(trainer, data_for(spec), RECIPE)
+
+    assert set(start) == {"head.weight", "head.bias"}
+    assert_same_update(portable, torch, start, ratio=1e-3)
+    logits = [trainer.predict({"x": data_for(spec).x})[0] for trainer in (portable, torch)]
+    assert np.allclose(*logits, atol=1e-4)

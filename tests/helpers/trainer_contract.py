@@ -27,13 +27,18 @@ def write_folder(folder, built, *, weights, batch, sides=None):
     np.savez(folder / "batch.npz", **batch)
 
 
+def make_trainer(folder, backend):
+    """The trainer an agent would make of the folder's artifact."""
+    tools = make_tools(backend, threads=1, folder=folder)
+    artifact = artifacts.unpack((folder / f"{backend}.artifact").read_bytes())
+    return tools.make_trainer(artifact, tensors.load(folder / "sides"), {})
+
+
 class Subject:
     """A trainer under test with its weights and a batch."""
 
-    def __init__(self, folder, backend):
-        tools = make_tools(backend, threads=1, folder=folder)
-        artifact = artifacts.unpack((folder / f"{backend}.artifact").read_bytes())
-        self.trainer = tools.make_trainer(artifact, tensors.load(folder / "sides"), {})
+    def __init__(self, folder, backend, trainer=None):
+        self.trainer = make_trainer(folder, backend) if trainer is None else trainer
         self.weights = tensors.load(folder / "weights")
         self.batch = dict(np.load(folder / "batch.npz"))
 
