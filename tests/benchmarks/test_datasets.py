@@ -28,7 +28,7 @@ from helpers.data_files import (
 )
 
 REAL = os.environ.get(files.VARIABLE)
-PRESENT = [info.name for info in available() if info.place == "embedded" or (REAL and info.place is not None)]
+PRESENT = [i.name for i in available() if i.place == "embedded" or (REAL and i.place and i.place.startswith(REAL))]
 
 
 @pytest.fixture(autouse=True)

@@ -40,15 +40,15 @@ def selective_mean(current: Array, parts: Iterable[tuple[Array, Array, float]]) 
 class SelectiveMean:
     """`selective_mean` over submodels, one device at a time.
 
-    Kept as a running mean, m += w / W * (x - m) with W the weight so far, so that devices that all send the same
-    values give exactly these values.
+    Weights are counted in units of the first device's, so that one device alone gives back exactly its values.
     """
 
     def __init__(self, current: Mapping[str, Array], axes: Axes) -> None:
         """current: the whole model; integer tensors are not averaged, the largest is kept."""
         self._current = current
         self._axes = axes
-        self._mean: dict[str, Array] = {}
+        self._unit: float | None = None
+        self._total: dict[str, Array] = {}
         # Weight so far per entry; an axis that nobody cut has length 1.
         self._weight: dict[str, Array] = {}
 
@@ -64,26 +64,28 @@ class SelectiveMean:
         if not np.issubdtype(current.dtype, np.floating):
             self._add_integer(name, values, index)
             return
-        if name not in self._mean:
-            self._mean[name] = np.zeros(current.shape, current.dtype)
-            self._weight[name] = np.zeros((1,) * current.ndim)
+        self._unit = self._unit or weight
+        if name not in self._total:
+            self._total[name] = np.zeros(current.shape, current.dtype)
+            self._weight[name] = np.zeros((1,) * current.ndim, current.dtype)
         where, coverage = self._covered(name, index)
-        so_far: Array = coverage[where] + weight
-        coverage[where] = so_far
-        ratio = (weight / so_far).astype(current.dtype)
-        _move(self._mean[name], values, ratio, grid(current.shape, index))
+        coverage[where] += weight / self._unit
+        _accumulate(self._total[name], values, weight / self._unit, grid(current.shape, index))
 
     def result(self) -> dict[str, Array]:
         """The new model: averages where some device trained, the present values elsewhere."""
         return {name: self._finished(name, tensor) for name, tensor in self._current.items()}
 
     def _finished(self, name: str, current: Array) -> Array:
-        if name not in self._mean:
+        if name not in self._total:
             return current.copy()
         if name not in self._weight:
-            return self._mean[name]
-        touched = self._weight[name] > 0
-        return self._mean[name] if touched.all() else np.where(touched, self._mean[name], current)
+            return self._total[name].copy()
+        weight = self._weight[name]
+        if weight.all():
+            return np.asarray(self._total[name] / weight)
+        mean = self._total[name] / np.where(weight > 0, weight, 1)
+        return np.where(weight > 0, mean, current)
 
     def _covered(self, name: str, index: tuple[Index | slice, ...]) -> tuple[Any, Array]:
         """Where an index lies in the weights, after making those axes long that are now cut for the first time."""
@@ -100,7 +102,7 @@ class SelectiveMean:
         return grid(weight.shape, picked), weight
 
     def _add_integer(self, name: str, values: Array, index: tuple[Index | slice, ...]) -> None:
-        largest = self._mean.setdefault(name, self._current[name].copy())
+        largest = self._total.setdefault(name, self._current[name].copy())
         where = grid(largest.shape, index)
         largest[where] = np.maximum(largest[where], values)
 
@@ -134,23 +136,25 @@ class DilutedMean:
         }
 
 
-def _move(mean: Array, values: Array, ratio: Array, where: tuple[Any, ...]) -> None:
-    """mean[where] += ratio * (values - mean[where]), a cache-sized piece at a time."""
-    if not mean.ndim or not all(isinstance(part, slice) for part in where):
-        here = mean[where]
-        mean[where] = here + ratio * (values - here)
+def _accumulate(total: Array, values: Array, weight: float, where: tuple[Any, ...]) -> None:
+    """total[where] += weight * values, a cache-sized piece at a time."""
+    factor = total.dtype.type(weight)
+    if not total.ndim or not all(isinstance(part, slice) for part in where):
+        total[where] += factor * values
         return
-    here = mean[where]
-    if ratio.size == 1 and here.flags.c_contiguous and values.flags.c_contiguous:
-        here, values, ratio = here.reshape(-1), values.reshape(-1), ratio.reshape(-1)
-    rows = max(1, CHUNK // max(1, here[0].size))
-    scratch = np.empty((min(rows, len(here)), *here.shape[1:]), mean.dtype)
-    for start in range(0, len(here), rows):
+    target = total[where]
+    if weight == 1:
+        target += values
+        return
+    if target.flags.c_contiguous and values.flags.c_contiguous:
+        target, values = target.reshape(-1), values.reshape(-1)
+    rows = max(1, CHUNK // max(1, target[0].size))
+    scratch = np.empty((min(rows, len(target)), *target.shape[1:]), total.dtype)
+    for start in range(0, len(target), rows):
         piece = slice(start, start + rows)
-        step = scratch[: len(here[piece])]
-        np.subtract(values[piece], here[piece], out=step)
-        step *= ratio[piece] if len(ratio) > 1 else ratio
-        here[piece] += step
+        step = scratch[: len(target[piece])]
+        np.multiply(values[piece], factor, out=step)
+        target[piece] += step
 
 
 def _is_whole(part: Index | slice, length: int) -> bool:
