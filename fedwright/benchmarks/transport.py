@@ -1,7 +1,6 @@
 """`fedwright bench transport`: how fast blobs and messages travel, against a raw TCP relay in the same run."""
 
 import argparse
-import platform
 import socket
 import statistics
 import subprocess
@@ -45,9 +44,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         crowd = measure_crowd(broker, idle)
         kind = broker.kind
     return {
-        "suite": "transport",
-        "machine": f"{platform.machine()}, {psutil.cpu_count()} cores, {kind}",
-        "tables": {"transfer": transfer, "round_trips": trips, "uploads": uploads, "idle_devices": crowd},
+        "broker": kind,
+        "tables": {
+            "one blob, MB/s": [transfer],
+            "reliable round trip": [trips],
+            "uploads of many devices": [uploads],
+            "idle devices": [crowd],
+        },
         "checks": [
             _check("blob transfer / two-hop raw TCP relay", transfer["ratio"], ">= 0.25", transfer["ratio"] >= 0.25),
             _check("broker memory growth, MB", transfer["broker_growth_mb"], "< 20", transfer["broker_growth_mb"] < 20),

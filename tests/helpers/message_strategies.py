@@ -49,7 +49,14 @@ def _plain(kind: Any, limits: msgspec.Meta) -> st.SearchStrategy[Any]:
         top = limits.le if limits.le is not None else (limits.lt - 1 if limits.lt is not None else 2**63 - 1)
         return st.integers(int(limits.ge if limits.ge is not None else -(2**63)), int(top))
     if kind is float:
-        return st.floats(min_value=limits.ge, max_value=limits.le, allow_nan=False, allow_infinity=False)
+        return st.floats(
+            min_value=limits.gt if limits.ge is None else limits.ge,
+            max_value=limits.lt if limits.le is None else limits.le,
+            exclude_min=limits.gt is not None,
+            exclude_max=limits.lt is not None,
+            allow_nan=False,
+            allow_infinity=False,
+        )
     if kind is bytes:
         return st.binary(min_size=limits.min_length or 0, max_size=min(limits.max_length or MAX_BYTES, MAX_BYTES))
     if kind is str:
