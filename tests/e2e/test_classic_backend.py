@@ -1,4 +1,4 @@
-"""The classic backend in its own environment gives the update that the portable one gives."""
+"""The classic backend in its own environment gives the portable one's update; there, too, is our oldest onnxruntime."""
 
 import json
 import os
@@ -89,6 +89,21 @@ def test_same_task_same_update(optimizer, learning_rate, tolerance, python, shar
     for name, value in update_there.items():
         assert np.abs(update_here[name]).max() > 10 * tolerance, name
         np.testing.assert_allclose(value, update_here[name], rtol=0, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize("model", ["lenet", "resnet8", "vit-tiny"])
+def test_portable_artifacts_run_on_the_oldest_runtime(model, python, share, tmp_path):
+    spec = ModelSpec(model, (1, 8, 8), 10)
+    module = zoo.create(spec, seed=1)
+    built = build(Structure(spec, optimizer=Optimizer(momentum=0.9)), module)
+    recipe = Recipe(batch=16, learning_rate=0.02, seed=3, steps=5)
+    one_task.write_task(tmp_path, built, initial_weights(module), recipe=recipe, **share)
+
+    there = json.loads(in_environment(python, one_task.__file__, str(tmp_path), "portable", str(tmp_path / "there")))
+    here = one_task.do_task(tmp_path, "portable", tmp_path / "here")
+
+    assert there["losses"] == pytest.approx(here["losses"], abs=1e-4)
+    assert there["correct"] == here["correct"]
 
 
 def test_terms_of_the_objective_and_side_inputs(python, share, tmp_path):
