@@ -10,7 +10,6 @@ import platform
 import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,13 +77,13 @@ def cores() -> int:
 
 
 def runtime() -> str:
-    """Name and version of the installed onnxruntime, without importing it."""
-    for name in RUNTIMES:
-        try:
-            return f"{name} {metadata.version(name)}"
-        except metadata.PackageNotFoundError:
-            continue
-    return "none"
+    """Name and version of the installed onnxruntime."""
+    # Asked of the package itself, which an agent loads anyway: importlib.metadata costs 4 MB.
+    try:
+        from onnxruntime.capi import build_and_package_info as info
+    except ImportError:
+        return "none"
+    return f"{info.package_name} {info.__version__}"
 
 
 def ram_bytes(root: Path = ROOT) -> int:

@@ -6,7 +6,7 @@ cannot bound is a BadArtifact, so that nothing reaches the runtime that was not 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from enum import Enum
+from typing import NamedTuple
 
 from fedwright.protocol.errors import BadArtifact
 
@@ -21,8 +21,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _EXTERNAL = 1
 
 
-@dataclass(frozen=True)
-class Tensor:
+class Tensor(NamedTuple):
     """A tensor stored in the file. `external` holds what it says about data elsewhere; empty when it holds its own."""
 
     name: str
@@ -32,8 +31,7 @@ class Tensor:
     external: dict[str, str]
 
 
-@dataclass(frozen=True)
-class Value:
+class Value(NamedTuple):
     """A graph input or output; -1 is a free dimension, dims None a rank that is not told."""
 
     name: str
@@ -55,18 +53,11 @@ class Outline:
     inner: list[Tensor] = field(default_factory=list)
 
 
-class _Kind(Enum):
-    NUMBER = "one number"
-    NUMBERS = "numbers, packed or not"
-    TEXT = "one text or message"
-    TEXTS = "texts or messages"
-    ANYTHING = "not looked at"
-
-
-_N, _NS, _T, _TS, _ANY = _Kind.NUMBER, _Kind.NUMBERS, _Kind.TEXT, _Kind.TEXTS, _Kind.ANYTHING
+# What a field may hold: one number, numbers (packed or not), one text or message, several, or what is not looked at.
+_N, _NS, _T, _TS, _ANY = "number", "numbers", "text", "texts", "anything"
 
 # Field numbers of onnx.proto. What is missing here is refused: training_info, functions, sparse tensors, sequences.
-_Layout = dict[int, tuple[str, _Kind]]
+_Layout = dict[int, tuple[str, str]]
 _MODEL: _Layout = {
     1: ("ir_version", _N),
     2: ("producer_name", _ANY),
@@ -132,8 +123,7 @@ _SHAPE: _Layout = {1: ("dim", _TS)}
 _DIMENSION: _Layout = {1: ("dim_value", _N), 2: ("dim_param", _ANY), 3: ("denotation", _ANY)}
 
 
-@dataclass(frozen=True)
-class _Record:
+class _Record(NamedTuple):
     """One message: the numbers and the byte ranges of its known fields."""
 
     numbers: dict[str, list[int]]
@@ -268,7 +258,7 @@ def _read(view: memoryview, layout: _Layout, what: str) -> _Record:
         if number not in layout:
             raise ValueError(f"a {what} has the unknown field {number}")
         name, kind = layout[number]
-        if kind is _Kind.ANYTHING:
+        if kind == _ANY:
             continue
         _KEEP[kind](record, name, wire, value)
     return record
@@ -344,9 +334,9 @@ def _keep_texts(record: _Record, name: str, wire: int, value: int | memoryview) 
     record.parts.setdefault(name, []).append(value)
 
 
-_KEEP: dict[_Kind, Callable[[_Record, str, int, int | memoryview], None]] = {
-    _Kind.NUMBER: _keep_number,
-    _Kind.NUMBERS: _keep_numbers,
-    _Kind.TEXT: _keep_text,
-    _Kind.TEXTS: _keep_texts,
+_KEEP: dict[str, Callable[[_Record, str, int, int | memoryview], None]] = {
+    _N: _keep_number,
+    _NS: _keep_numbers,
+    _T: _keep_text,
+    _TS: _keep_texts,
 }

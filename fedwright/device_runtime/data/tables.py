@@ -1,7 +1,6 @@
 """Readers of numpy and csv files; nothing here unpickles."""
 
 import csv
-import zipfile
 from array import array
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -32,13 +31,16 @@ def from_mapping(arrays: Mapping[str, Array], *, where: str) -> Raw:
 
 def read_npz(place: str, options: dict[str, str]) -> Raw:
     """A numpy archive with x, y and optionally x_holdout, y_holdout, classes."""
+    # Not at the top: an agent that reads other sources does without the megabyte it takes.
+    from zipfile import BadZipFile
+
     path = existing(place)
     try:
         with np.load(path, allow_pickle=False) as archive:
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise DataError(f"{place}: is a single array; save x and y together with numpy.savez")
             arrays = {name: archive[name] for name in archive.files if name in (*_NAMES, "classes")}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as err:
+    except (ValueError, OSError, EOFError, BadZipFile) as err:
         raise DataError(f"{place}: is not a readable numpy archive of plain numbers ({err})") from err
     return from_mapping(arrays, where=place)
 
