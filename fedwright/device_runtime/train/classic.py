@@ -15,7 +15,7 @@ from fedwright.device_runtime.train import session as sessions
 from fedwright.device_runtime.train.base import Array, StepResult, Tensors
 from fedwright.protocol.artifact import Artifact, TensorSpec
 from fedwright.protocol.classic import ClassicFiles, unpack_files
-from fedwright.protocol.errors import BadArtifact, BadBlob, DataError, DeviceError
+from fedwright.protocol.errors import BadArtifact, BadBlob, DeviceError
 
 # The bindings have no types; a stock onnxruntime lacks the training half of them.
 _native: Any = _pybind_state
@@ -50,7 +50,7 @@ class ClassicTrainer:
 
     def step(self, batch: Tensors, *, learning_rate: float, seed: int) -> StepResult:
         """One optimizer step on a batch named as in the manifest; `seed` is unused, no classic graph draws."""
-        known = self._sides | {spec.name: _batch_array(batch, spec) for spec in self.manifest.batch}
+        known = self._sides | {spec.name: sessions.batch_array(batch, spec) for spec in self.manifest.batch}
         outputs = self._engine.step([known[name] for name in self._engine.inputs], learning_rate)
         correct = outputs.get("correct")
         return StepResult(
@@ -65,7 +65,7 @@ class ClassicTrainer:
                 self._artifact.eval, what="eval.onnx", threads=self._threads, provider=sessions.CPU, frozen=frozen
             )
         specs = [spec for spec in self.manifest.batch if spec.name in self.manifest.eval_batch]
-        feed = {spec.name: _batch_array(batch, spec) for spec in specs}
+        feed = {spec.name: sessions.batch_array(batch, spec) for spec in specs}
         feed |= self._engine.read(self.manifest.eval_slots)
         try:
             logits, embedding = self._eval.run([self.manifest.logits, self.manifest.embedding], feed)
@@ -163,9 +163,3 @@ def _write(folder: Path, **files: bytes) -> dict[str, str]:
     for name, data in files.items():
         (folder / name).write_bytes(data)
     return {name: str(folder / name) for name in files}
-
-
-def _batch_array(batch: Tensors, spec: TensorSpec) -> Array:
-    if spec.name not in batch:
-        raise DataError(f"batch has no {spec.name!r}; it has {sorted(batch)}")
-    return np.ascontiguousarray(batch[spec.name], dtype=spec.dtype)

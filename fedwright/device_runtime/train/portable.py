@@ -9,7 +9,7 @@ import onnxruntime as ort
 from fedwright.device_runtime.train import session as sessions
 from fedwright.device_runtime.train.base import Array, StepResult, Tensors
 from fedwright.protocol.artifact import Artifact, Slot, TensorSpec
-from fedwright.protocol.errors import BadArtifact, DataError, DeviceError
+from fedwright.protocol.errors import BadArtifact, DeviceError
 
 
 class PortableTrainer:
@@ -52,7 +52,7 @@ class PortableTrainer:
         """One optimizer step on a batch named as in the manifest; a step that fails leaves the slots as they were."""
         binding = self._bindings[self._now]
         for spec in self.manifest.batch:
-            binding.bind_cpu_input(spec.name, _batch_array(batch, spec))
+            binding.bind_cpu_input(spec.name, sessions.batch_array(batch, spec))
         for spec in self.manifest.scalars:
             binding.bind_cpu_input(spec.name, _scalar(spec, learning_rate=learning_rate, seed=seed))
         try:
@@ -71,7 +71,7 @@ class PortableTrainer:
         binding = session.io_binding()
         for spec in self.manifest.batch:
             if spec.name in self.manifest.eval_batch:
-                binding.bind_cpu_input(spec.name, _batch_array(batch, spec))
+                binding.bind_cpu_input(spec.name, sessions.batch_array(batch, spec))
         for name in self.manifest.eval_slots:
             binding.bind_ortvalue_input(name, self._slots[self._now][name])
         binding.bind_output(self.manifest.logits, "cpu")
@@ -153,19 +153,3 @@ def _scalar(spec: TensorSpec, **values: float) -> Array:
     if spec.name not in values:
         raise BadArtifact(f"scalar input {spec.name!r} is unknown; this release gives {sorted(values)}")
     return np.full(spec.shape, values[spec.name], spec.dtype)
-
-
-def _batch_array(batch: Tensors, spec: TensorSpec) -> Array:
-    """The array a graph input takes: of the manifest's type, contiguous, shape checked."""
-    if spec.name not in batch:
-        raise DataError(f"batch has no {spec.name!r}; it has {sorted(batch)}")
-    array = np.ascontiguousarray(batch[spec.name], dtype=spec.dtype)
-    fits = array.ndim == len(spec.shape) and all(
-        want in (-1, have) for want, have in zip(spec.shape, array.shape, strict=True)
-    )
-    if not fits or array.shape[:1] == (0,):
-        raise DataError(
-            f"batch input {spec.name!r} has shape {list(array.shape)} but the model takes {list(spec.shape)}; "
-            f"check the data's shape against the run's input_shape"
-        )
-    return array

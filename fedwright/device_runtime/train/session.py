@@ -10,7 +10,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from fedwright.device_runtime.train.base import Array, Tensors
 from fedwright.protocol.artifact import TensorSpec
-from fedwright.protocol.errors import BadArtifact, BadBlob, ConfigError
+from fedwright.protocol.errors import BadArtifact, BadBlob, ConfigError, DataError
 
 CPU = "CPUExecutionProvider"
 
@@ -153,6 +153,19 @@ def checked(tensors: Tensors, specs: Sequence[TensorSpec], *, what: str) -> Tens
                 f"but the artifact says {spec.dtype} {list(spec.shape)}"
             )
     return {spec.name: tensors[spec.name] for spec in specs}
+
+
+def batch_array(batch: Tensors, spec: TensorSpec) -> Array:
+    """The array a graph input takes: of the manifest's type, contiguous, shape checked."""
+    if spec.name not in batch:
+        raise DataError(f"batch has no {spec.name!r}; it has {sorted(batch)}")
+    array = np.ascontiguousarray(batch[spec.name], dtype=spec.dtype)
+    if not _fits(array, spec) or array.shape[:1] == (0,):
+        raise DataError(
+            f"batch input {spec.name!r} has shape {list(array.shape)} but the model takes {list(spec.shape)}; "
+            f"check the data's shape against the run's input_shape"
+        )
+    return array
 
 
 def _fits(array: Array, spec: TensorSpec) -> bool:
