@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 import numpy as np
 from numpy.typing import NDArray
 
-from fedwright.device_runtime.data import images, tables
+from fedwright.device_runtime.data import tables
 from fedwright.device_runtime.data.local import Array, Labels, LocalData, Raw
 from fedwright.protocol.errors import DataError
 
@@ -184,10 +184,16 @@ def _read_python(place: str, options: Options) -> Raw:
     raise DataError(f"python:{place} must return (x, y) or a dict with x and y, not {type(found).__name__}")
 
 
+def _read_images(place: str, options: Options) -> Raw:
+    from fedwright.device_runtime.data.images import read_folder
+
+    return read_folder(place, options)
+
+
 READERS: dict[str, Reader] = {
     "npz": tables.read_npz,
     "npy": tables.read_npy_folder,
     "csv": tables.read_csv,
-    "images": images.read_folder,
+    "images": _read_images,
     "python": _read_python,
 }

@@ -1,6 +1,5 @@
 """Readers of numpy and csv files; nothing here unpickles."""
 
-import csv
 from array import array
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -61,6 +60,8 @@ def read_npy_folder(place: str, options: dict[str, str]) -> Raw:
 
 def read_csv(place: str, options: dict[str, str]) -> Raw:
     """A table with a header; the label is the column `label` (or the one named), else the last one."""
+    import csv
+
     wanted, shape = options.pop("label", None), options.pop("shape", None)
     with existing(place).open(newline="", encoding="utf-8-sig") as file:
         try:
