@@ -11,7 +11,7 @@ from shutil import copyfile
 import numpy as np
 
 from fedwright.benchmarks import datasets
-from fedwright.benchmarks.partition import Split, by_dirichlet
+from fedwright.benchmarks.partition import Least, Split, by_dirichlet
 from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.emulate.device import Outcome as Exit
 from fedwright.device_runtime.emulate.device import agent_command
@@ -27,8 +27,8 @@ from fedwright.server_runtime.rounds import events
 
 DATASET = "digits"
 ALPHA = 0.3
-# Fewer held-out samples than a fifth of this would make a device's accuracy a coin toss.
-LEAST_SAMPLES = 60
+# A fifth is held out; fewer would make a device's accuracy a coin toss.
+LEAST = Least(rows=60)
 FLEET = "demo"
 LEAVE_TIMEOUT_S = 20.0
 
@@ -142,7 +142,7 @@ def deal_data(devices: list[str], folder: Path, *, seed: int) -> dict[str, str]:
     x = np.concatenate([data.x_train, data.x_test])
     y = np.concatenate([data.y_train, data.y_test]).astype(np.int64)
     shares = by_dirichlet(
-        y, len(devices), alpha=ALPHA, rng=np.random.default_rng(seed), split=Split(test=0.2), least=LEAST_SAMPLES
+        y, len(devices), alpha=ALPHA, rng=np.random.default_rng(seed), split=Split(test=0.2), least=LEAST
     )
     folder.mkdir(parents=True)
     sources = {}

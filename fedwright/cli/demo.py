@@ -15,7 +15,6 @@ EXAMPLE = """example:
   fedwright demo
   fedwright demo --devices 4 --rounds 5 --json result.json
 """
-MB = 1e6
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -44,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
     from fedwright.benchmarks.demo import DemoOptions, run_demo
     from fedwright.cli.progress import Progress
+    from fedwright.cli.tables import device_table
     from fedwright.protocol.strict import check_range
 
     check_range("--devices", args.devices, low=1, high=24)
@@ -52,45 +52,27 @@ def run(args: argparse.Namespace) -> int:
     options = DemoOptions(args.method, args.devices, args.rounds, args.seed, args.keep)
     with Progress(args.rounds, args.devices) as progress:
         result = run_demo(options, progress)
+    found = as_json(result)
+    title = f"{args.method}, {args.rounds} rounds, {args.devices} devices over {result.broker}"
     console = Console()
-    for table in (result_table(result), limits_table(result)):
+    for table in (device_table(title, found["devices"]), limits_table(result)):
         console.print(table)
         console.print()
     console.print(f"global model: {result.model}", highlight=False, soft_wrap=True)
     if args.json is not None:
-        args.json.write_text(json.dumps(as_json(result), indent=2) + "\n")
+        args.json.write_text(json.dumps(found, indent=2) + "\n")
     return 0
-
-
-def result_table(result: "DemoResult") -> "Table":
-    """What each device did."""
-    options = result.options
-    table = _table(
-        f"{options.method}, {options.rounds} rounds, {len(result.devices)} devices over {result.broker}",
-        ("samples", "accur.\nbefore", "accur.\nafter", "s per\nround", "CPU\ns", "peak\nMB", "up\nMB", "down\nMB"),
-    )
-    for device in as_json(result)["devices"]:
-        table.add_row(
-            device["id"],
-            device["profile"],
-            str(device["samples"]),
-            _percent(device["accuracy_before"]),
-            _percent(device["accuracy_after"]),
-            f"{device['round_s']:.2f}",
-            f"{device['cpu_s']:.1f}",
-            f"{device['peak_rss_bytes'] / MB:.0f}",
-            f"{device['bytes_up'] / MB:.2f}",
-            f"{device['bytes_down'] / MB:.2f}",
-        )
-    return table
 
 
 def limits_table(result: "DemoResult") -> "Table":
     """Which limits held each device, and how well."""
     first = next(iter(result.devices.values())).exit.enforced
-    table = _table(
+    from fedwright.cli.tables import MB, plain_table
+
+    table = plain_table(
         f"limits: memory by RLIMIT_DATA, CPU by {first.cpu_mechanism}, "
         f"{first.slowdown:.1f} times slower than the profiles to fit on this machine",
+        ("device", "profile"),
         ("memory\nlimit MB", "share of a core\nallowed", "highest\nover 1 s", "exit\ncode"),
     )
     for name, device in result.devices.items():
@@ -106,44 +88,24 @@ def limits_table(result: "DemoResult") -> "Table":
     return table
 
 
-def _table(title: str, columns: tuple[str, ...]) -> "Table":
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("device")
-    table.add_column("profile")
-    for column in columns:
-        table.add_column(column, justify="right")
-    return table
-
-
 def as_json(result: "DemoResult") -> dict[str, Any]:
     """The result for programs; scripts rely on these keys."""
+    from fedwright.cli.tables import record_row
+
     return {
         "devices": [
             {
-                "id": name,
+                **record_row(device.record),
                 "profile": device.profile,
-                "samples": device.record.samples,
-                "accuracy_before": device.record.accuracy_before,
-                "accuracy_after": device.record.accuracy_after,
-                "round_s": device.record.round_s,
                 "cpu_s": device.exit.cpu_s,
                 "peak_rss_bytes": max(device.record.peak_rss_bytes, device.exit.peak_rss_bytes),
-                "bytes_up": device.record.bytes_up,
-                "bytes_down": device.record.bytes_down,
                 "exit_code": device.exit.exit_code,
                 "limits": asdict(device.exit.enforced),
             }
-            for name, device in result.devices.items()
+            for device in result.devices.values()
         ],
         "rounds": result.options.rounds,
         "method": result.options.method,
         "model_path": str(result.model),
         "metrics": result.metrics,
     }
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"

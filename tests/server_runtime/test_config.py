@@ -15,6 +15,7 @@ rounds = 3
 
 [fleet]
 broker = "mqtts://broker.example:8883"
+trust = "trust"
 devices = 4
 per_round = 2
 
@@ -93,7 +94,15 @@ MISTAKES = {
         "per_round = 2\nsample_ratio = 0.5",
         " [fleet] per_round and sample_ratio are both",
     ),
-    "key without certificate": ("per_round = 2", 'key = "k.pem"', " [fleet] cert and key belong together; give both"),
+    "mqtts without trust": ('trust = "trust"\n', "", " [fleet] broker is an mqtts address but trust is not set; make"),
+    "buffer zero": ("per_round = 2", "buffer = 0", " [fleet] buffer is 0 but must be at least 1"),
+    "unknown codec": (
+        "[run]",
+        '[update]\ncodec = "int4"\n[run]',
+        " [update] codec is 'int4'; did you mean 'int8'? valid",
+    ),
+    "keep nothing": ("[run]", "[update]\nkeep_ratio = 0\n[run]", " [update] keep_ratio is 0.0 but must be above 0"),
+    "trim half": ("[run]", '[update]\ncombine = "trimmed_mean"\ntrim_ratio = 0.5\n[run]', " [update] trim_ratio"),
     "no quorum": ("per_round = 2", "quorum_ratio = 0", " [fleet] quorum_ratio is 0.0 but must be above 0"),
     "deadline zero": ("per_round = 2", "deadline_s = 0", " [fleet] deadline_s is 0.0 but must be above 0"),
     "deadline not a number": ("per_round = 2", "deadline_s = nan", " [fleet] deadline_s is nan but must be above 0"),

@@ -1,0 +1,172 @@
+"""`fedwright server run | resume | status | enroll | export`: the host's side of a run."""
+
+import argparse
+import json
+import logging
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedwright.server_runtime.config import FleetSection, RunConfig
+    from fedwright.server_runtime.past import PastRun
+
+EMBEDDED_PORT = 1883
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the commands of the host."""
+    server = subparsers.add_parser("server", help="run, resume, look at or export a run on the host")
+    commands = server.add_subparsers(metavar="COMMAND", required=True)
+    run = _command(commands, "run", "run a config to its end", "fedwright server run run.toml")
+    run.add_argument("config", metavar="CONFIG", type=Path, help="a TOML file; `fedwright init` writes one")
+    run.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON too")
+    run.set_defaults(run=_run)
+    resume = _command(commands, "resume", "go on with a run that was stopped", "fedwright server resume runs/run")
+    resume.add_argument("run_folder", metavar="RUN", type=Path, help="the folder of the run")
+    resume.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON too")
+    resume.set_defaults(run=_resume)
+    status = _command(commands, "status", "say how far a run has come", "fedwright server status runs/run --json")
+    status.add_argument("run_folder", metavar="RUN", type=Path, nargs="?", help="default: the newest in runs/")
+    status.add_argument("--json", action="store_true", help="print JSON instead")
+    status.set_defaults(run=_status)
+    export = _command(
+        commands,
+        "export",
+        "write a trained model as one ONNX file",
+        "fedwright server export --device pi-07 model.onnx",
+    )
+    export.add_argument("file", metavar="FILE", type=Path, help="where to write it")
+    export.add_argument("--device", default="", metavar="ID", help="the model of this device (default: the global one)")
+    export.add_argument("--run", dest="run_folder", type=Path, metavar="RUN", help="default: the newest in runs/")
+    export.set_defaults(run=_export)
+
+
+def _command(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, summary: str, example: str
+) -> argparse.ArgumentParser:
+    return commands.add_parser(
+        name,
+        help=summary,
+        description=summary[0].upper() + summary[1:] + ".",
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def _run(args: argparse.Namespace) -> int:
+    from fedwright.server_runtime.config import config_from_text, read_text
+    from fedwright.server_runtime.past import check_unclaimed
+
+    text = read_text(args.config)
+    config = config_from_text(text, where=args.config.name)
+    check_unclaimed(config, text)
+    return _execute(config, text, args.json)
+
+
+def _resume(args: argparse.Namespace) -> int:
+    from fedwright.server_runtime.past import open_run
+
+    past = open_run(args.run_folder)
+    return _execute(past.config, past.text, args.json)
+
+
+def _execute(config: "RunConfig", text: str, json_file: Path | None) -> int:
+    """Run or go on, then print what each device did."""
+    from rich.console import Console
+
+    from fedwright.cli.progress import Progress
+    from fedwright.cli.tables import device_table
+    from fedwright.server_runtime.past import open_run
+    from fedwright.server_runtime.run import execute, folder_of
+
+    folder = folder_of(config)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    logging.basicConfig(
+        level=logging.INFO, filename=folder.path / "server.log", format="%(asctime)s %(levelname)s %(message)s"
+    )
+    with ExitStack() as stack:
+        link = _link(config.fleet, folder.path, stack)
+        progress = stack.enter_context(Progress(config.run.rounds, config.fleet.devices))
+        try:
+            outcome = execute(config, text, link=link, observer=progress)
+        except KeyboardInterrupt:
+            print(f"nothing is lost; go on with: fedwright server resume {folder.path}", file=sys.stderr)
+            raise
+    result = as_json(open_run(folder.path))
+    console = Console()
+    console.print(device_table(f"{config.method.name}, {config.run.rounds} rounds", result["devices"]))
+    if outcome.model is not None:
+        console.print(f"\nglobal model: {outcome.model}", highlight=False, soft_wrap=True)
+    if json_file is not None:
+        json_file.write_text(json.dumps(result, indent=2) + "\n")
+    return 0
+
+
+def _link(fleet: "FleetSection", folder: Path, stack: ExitStack) -> Any:
+    """The link to the configured broker; an embedded one is started first."""
+    from fedwright.protocol.link import connect
+    from fedwright.protocol.link.broker import Broker
+    from fedwright.server_runtime.config import EMBEDDED
+
+    url = fleet.broker
+    if url == EMBEDDED:
+        (folder / "broker").mkdir(exist_ok=True)
+        url = stack.enter_context(Broker(port=EMBEDDED_PORT, folder=folder / "broker")).url
+        print(f"broker: {url}", file=sys.stderr)
+    name = f"fedwright-server-{fleet.name}"
+    if fleet.trust is None:
+        print("DEVELOPMENT MODE: no certificates and no signed tasks; see fedwright server enroll", file=sys.stderr)
+        link = connect(url, client_id=name)
+    else:
+        link = connect(url, client_id=name, tls=enroll_server(Authority(Path(fleet.trust))))
+    stack.callback(link.close)
+    return link
+
+
+def _status(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from fedwright.cli.tables import device_table
+    from fedwright.server_runtime.past import latest_run, open_run
+
+    past = open_run(args.run_folder or latest_run())
+    if args.json:
+        print(json.dumps(as_json(past), indent=2))
+        return 0
+    state = "complete" if past.complete else "not complete"
+    print(
+        f"{past.folder.path}: {past.config.method.name}, {past.rounds_done} of {past.config.run.rounds} rounds, {state}"
+    )
+    for number, metrics in enumerate(past.metrics, 1):
+        print(f"  round {number}: " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
+    Console().print(device_table("", as_json(past)["devices"]))
+    return 0
+
+
+def _export(args: argparse.Namespace) -> int:
+    from fedwright.server_runtime.past import latest_run, open_run
+    from fedwright.server_runtime.run import export_device
+
+    past = open_run(args.run_folder or latest_run())
+    export_device(past.config, args.device, args.file)
+    print(f"wrote {args.file} after {past.rounds_done} rounds of {past.folder.path}")
+    return 0
+
+
+def as_json(past: "PastRun") -> dict[str, Any]:
+    """A run for programs."""
+    from fedwright.cli.tables import record_row
+
+    return {
+        "run": past.config.run.name,
+        "folder": str(past.folder.path),
+        "method": past.config.method.name,
+        "rounds": past.config.run.rounds,
+        "rounds_done": past.rounds_done,
+        "complete": past.complete,
+        "metrics": past.metrics,
+        "devices": [record_row(record) for _, record in sorted(past.devices.items())],
+        "model_path": str(past.folder.model) if past.folder.model.exists() else None,
+    }
