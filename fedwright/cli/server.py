@@ -109,6 +109,7 @@ def _link(fleet: "FleetSection", folder: Path, stack: ExitStack) -> Any:
     from fedwright.protocol.link import connect
     from fedwright.protocol.link.broker import Broker
     from fedwright.server_runtime.config import EMBEDDED
+    from fedwright.server_runtime.trust import Authority, enroll_server
 
     url = fleet.broker
     if url == EMBEDDED:
