@@ -4,9 +4,9 @@ Built once per structure: kept in memory and, with a cache folder, on disk. Equa
 """
 
 import hashlib
-import math
 import os
 import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -22,7 +22,7 @@ from fedwright.server_runtime.artifacts.autodiff.finish import finish
 from fedwright.server_runtime.artifacts.autodiff.graph import IR_VERSION, OPSET, Graph, Value
 from fedwright.server_runtime.artifacts.autodiff.measure import measure
 from fedwright.server_runtime.artifacts.autodiff.rules.dropout import SEED
-from fedwright.server_runtime.artifacts.export import Forward, Rewrite, buffer_names, export, initial_weights
+from fedwright.server_runtime.artifacts.export import Rewrite, buffer_names, export, initial_weights
 from fedwright.server_runtime.artifacts.loss import Loss, append_loss
 from fedwright.server_runtime.artifacts.memory import estimate
 from fedwright.server_runtime.artifacts.optimizer import LEARNING_RATE, Stepper, Updates, clip
@@ -91,20 +91,21 @@ def build(structure: Structure, module: nn.Module) -> Artifact:
     frozen = frozenset(names) - frozenset(trainable)
     train = _train_graph(structure, module, trainable, frozen)
     evaluation = _eval_graph(structure, module, train.frozen)
+    # Both sessions are given the same tensors, so both graphs must know all of them.
+    train.frozen = train.graph.external = evaluation.graph.external = {**train.frozen, **evaluation.graph.external}
     train_bytes = train.graph.to_model().SerializeToString(deterministic=True)
     eval_bytes = evaluation.graph.to_model().SerializeToString(deterministic=True)
     return Artifact(_manifest(structure, train, evaluation, train_bytes, eval_bytes), train_bytes, eval_bytes)
 
 
+@dataclass
 class _Train:
     """A finished training graph and what the manifest says of it."""
 
-    def __init__(self, graph: Graph, forward: Forward, loss: Loss) -> None:
-        self.graph = graph
-        self.forward = forward
-        self.loss = loss
-        self.slots: list[Slot] = []
-        self.frozen: dict[str, Value] = {}
+    graph: Graph
+    loss: Loss
+    slots: list[Slot] = field(default_factory=list)
+    frozen: dict[str, Value] = field(default_factory=dict)
 
 
 def _train_graph(structure: Structure, module: nn.Module, trainable: list[str], frozen: frozenset[str]) -> _Train:
@@ -114,7 +115,7 @@ def _train_graph(structure: Structure, module: nn.Module, trainable: list[str], 
     loss = append_loss(graph, forward, structure, trained)
     measure(graph)
     updates = _optimize(graph, structure, loss, trained)
-    train = _Train(graph, forward, loss)
+    train = _Train(graph, loss)
     buffers = [n for n in buffer_names(module) if n in forward.running or n.startswith(structure.trainable)]
     shapes = {name: tuple(value.shape) for name, value in module.state_dict(keep_vars=True).items()}
     outputs = [(LOSS, loss.value), (CORRECT, loss.correct)]
@@ -177,15 +178,13 @@ def _make_external(graph: Graph, slots: set[str], weights: set[str]) -> dict[str
     return frozen
 
 
+@dataclass
 class _Eval:
     """A finished evaluation graph and the names of what it reads."""
 
-    def __init__(self, graph: Graph, batch: list[str], slots: list[str], frozen: dict[str, Value]) -> None:
-        self.graph = graph
-        self.embedding_size = math.prod(graph.shape(EMBEDDING)[1:])
-        self.batch = batch
-        self.slots = slots
-        self.frozen = frozen
+    graph: Graph
+    batch: list[str]
+    slots: list[str]
 
 
 def _eval_graph(structure: Structure, module: nn.Module, frozen: dict[str, Value]) -> _Eval:
@@ -194,11 +193,11 @@ def _eval_graph(structure: Structure, module: nn.Module, frozen: dict[str, Value
     weights = {*forward.parameters, *forward.buffers}
     names = [name for name, _ in module.named_parameters() if name.startswith(structure.trainable)]
     slots = {n for n in [*names, *buffer_names(module)] if n in weights and n not in frozen}
-    external = _make_external(graph, slots, weights)
+    _make_external(graph, slots, weights)
     outputs = [(LOGITS, forward.logits[-1]), (EMBEDDING, forward.embedding)]
     finish(graph, outputs)
     batch = [value.name for value in forward.inputs]
-    return _Eval(graph, batch, [v.name for v in graph.inputs if v.name in slots], external)
+    return _Eval(graph, batch, [v.name for v in graph.inputs if v.name in slots])
 
 
 def _spec(value: Value) -> TensorSpec:
@@ -210,7 +209,6 @@ def _manifest(
 ) -> Manifest:
     inputs = {value.name: value for value in train.graph.inputs}
     scalars = [inputs[name] for name in (LEARNING_RATE, SEED) if name in inputs]
-    frozen = {**train.frozen, **evaluation.frozen}
     fixed_bytes, sample_bytes = estimate(train.graph)
     return Manifest(
         format=FORMAT,
@@ -227,9 +225,9 @@ def _manifest(
         logits=LOGITS,
         embedding=EMBEDDING,
         classes=structure.spec.classes,
-        embedding_size=evaluation.embedding_size,
+        embedding_size=evaluation.graph.shape(EMBEDDING)[-1],
         sides=[_spec(inputs[name]) for name in train.loss.sides],
-        frozen=[_spec(value) for value in frozen.values()],
+        frozen=[_spec(value) for value in train.frozen.values()],
         fixed_bytes=fixed_bytes,
         sample_bytes=sample_bytes,
         description=f"{structure.spec.model} {structure.spec.input_shape}, {structure.optimizer.kind}",

@@ -25,6 +25,8 @@ from fedwright.server_runtime.artifacts.structure import ModelSpec
 
 Rewrite = Callable[[Graph, frozenset[str]], None]
 
+# Wrong with several threads, so not even evaluation may use it.
+_ALWAYS_LOWERED = frozenset({"ScatterND"})
 _EXAMPLES = 2
 _EDGES = 3
 
@@ -106,7 +108,7 @@ def export(
     if rewrite is not None:
         rewrite(graph, norms)
     running = _running(graph)
-    if (training and lower(graph)) or rewrite is not None:
+    if lower(graph, only=None if training else _ALWAYS_LOWERED) or rewrite is not None:
         measure(graph)
     read = {value.name for value in graph.inputs}
     names = [name for name, _ in module.named_parameters()]

@@ -1,164 +1,133 @@
-"""Every model of the zoo trains in plain operators as it does in torch: one step's gradient, then twenty steps."""
+"""Every model of the zoo: one step's gradients, running statistics and logits against torch."""
 
 import copy
-from dataclasses import dataclass, replace
-from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn import functional
 
-from fedwright.device_runtime.train.portable import PortableTrainer
 from fedwright.server_runtime import zoo
-from fedwright.server_runtime.artifacts.builder import build, initial_weights
+from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
+from fedwright.server_runtime.artifacts.export import buffer_names, model_inputs
 from fedwright.server_runtime.artifacts.structure import ModelSpec, Objective, Optimizer, Structure
-from fedwright.server_runtime.zoo.adapters import adapter_names
+from helpers.graphs import Stepper, collect, relative_error
 
-BATCH = 6
-STEPS = 20
-RATE = 0.02
-MOMENTUM = 0.9
-# Large models run at a part of their width; the layers and their kinds of sizes stay.
-SLIM = ("resnet18", "resnet18-gn", "cnn4", "cnn-hasa", "mobilenet-v1", "mobilenet-v2", "mobilenet-v3")
-CLASSES = {"lstm-lm": 50}
+BATCH, EDGES = 8, 12
+# Deep networks with batch normalisation have units so close to zero that float32 itself decides which side they
+# are on; there the bound is what float32 torch reaches.
+NOISE_RATIO = 3.0
 
-
-@dataclass(frozen=True)
-class Case:
-    """A model, its structure, the trainer that runs its artifact and one batch."""
-
-    module: nn.Module
-    structure: Structure
-    trainer: PortableTrainer
-    weights: dict[str, np.ndarray]
-    batch: dict[str, np.ndarray]
-
-    @property
-    def trainable(self) -> list[str]:
-        return [name for name, _ in self.module.named_parameters() if name.startswith(self.structure.trainable)]
+BUILDER = Builder()
 
 
-@cache
-def case_of(name: str) -> Case:
-    entry = zoo.MODELS[name]
-    spec = zoo.scaled(
-        ModelSpec(name, entry.example_shape, CLASSES.get(name, entry.example_classes)), 0.25 if name in SLIM else 1
-    )
-    module = zoo.create(spec, seed=1)
-    structure = Structure(
-        spec,
-        objective=Objective(exits=name == "cnn-exits"),
-        optimizer=Optimizer(momentum=MOMENTUM),
-        trainable=adapter_names(module) or ("",),
-    )
-    artifact = build(structure, module)
-    named = initial_weights(module)
-    frozen = {tensor.name: named[tensor.name] for tensor in artifact.manifest.frozen}
-    trainer = PortableTrainer(artifact, frozen=frozen)
-    weights = {slot.name: named[slot.name] for slot in artifact.manifest.slots if slot.role != "optimizer"}
-    return Case(module, structure, trainer, weights, _batch(module, spec, 0))
-
-
-def _batch(module: zoo.ZooModel, spec: ModelSpec, seed: int) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(seed)
+def _batch(spec: ModelSpec, module: nn.Module) -> dict[str, Any]:
+    rng = np.random.default_rng(8)
     batch = {}
-    for item in module.inputs():
-        shape = [BATCH if size == -1 else size for size in item.shape]
-        tokens = rng.integers(0, BATCH if item.name == "edges" else spec.classes, shape)
-        batch[item.name] = tokens if item.dtype == "int64" else rng.standard_normal(shape).astype(np.float32)
-    return batch | {"y": rng.integers(0, spec.classes, BATCH)}
+    for value in model_inputs(module, spec):
+        shape = [(BATCH if value.free == "batch" else EDGES) if size == -1 else size for size in value.shape]
+        whole = value.dtype.kind == "i"
+        batch[value.name] = rng.integers(0, 8, shape) if whole else rng.standard_normal(shape).astype(np.float32)
+    batch["y"] = rng.integers(0, spec.classes, BATCH)
+    return batch
 
 
-def _loss(case: Case, module: nn.Module) -> torch.Tensor:
-    """Mean cross-entropy; with several exits, exit j weighs j."""
-    kind = next(module.parameters()).dtype
-    inputs = [torch.tensor(array) for name, array in case.batch.items() if name != "y"]
-    outputs = module(*(value.to(kind) if value.is_floating_point() else value for value in inputs))
-    exits = outputs if isinstance(outputs, tuple | list) else (outputs,)
-    terms = [(j + 1) * cross_entropy(logits, torch.tensor(case.batch["y"])) for j, logits in enumerate(exits)]
-    return sum(terms) / sum(range(1, len(terms) + 1))
+def _run(module: nn.Module, batch: dict[str, Any], dtype: torch.dtype) -> Any:
+    tensors = [torch.from_numpy(value) for name, value in batch.items() if name != "y"]
+    return module(*(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in tensors))
 
 
-def _float64_gradients(case: Case) -> dict[str, np.ndarray]:
-    module = copy.deepcopy(case.module).double()
-    module.train()
-    _loss(case, module).backward()
-    return {name: value.grad.numpy() for name, value in module.named_parameters() if name in case.trainable}
+def _torch_step(module: nn.Module, batch: dict[str, Any], dtype: torch.dtype) -> tuple[Any, nn.Module]:
+    twin = copy.deepcopy(module).to(dtype).train()
+    out = _run(twin, batch, dtype)
+    outs = out if isinstance(out, tuple) else (out,)
+    labels = torch.from_numpy(batch["y"])
+    weights = [j * 2 / (len(outs) * (len(outs) + 1)) for j in range(1, len(outs) + 1)]
+    loss = sum(w * functional.cross_entropy(o, labels) for w, o in zip(weights, outs, strict=True))
+    return collect(loss, twin)[1], twin
 
 
-def _torch_losses(case: Case, *, disturb: float = 0.0, kind: torch.dtype = torch.float32) -> np.ndarray:
-    """The loss before each step; `disturb` is the relative size of a random change of the starting weights."""
-    module = copy.deepcopy(case.module).to(kind)
-    module.train()
-    draw = torch.Generator().manual_seed(3)
-    trained = [value for name, value in module.named_parameters() if name in case.trainable]
+@pytest.mark.parametrize("name", zoo.MODELS)
+def test_one_step_equals_torch(name: str) -> None:
+    entry = zoo.MODELS[name]
+    spec = ModelSpec(name, entry.example_shape, entry.example_classes)
+    module = zoo.create(spec, seed=1)
+    batch = _batch(spec, module)
+    wanted, twin = _torch_step(module, batch, torch.float64)
+    single, _ = _torch_step(module, batch, torch.float32)
+    exits = isinstance(_run(copy.deepcopy(module), batch, torch.float32), tuple)
+    weights = initial_weights(module)
+
+    stepper = Stepper(BUILDER.build(Structure(spec, objective=Objective(exits=exits)), module), weights)
+    stepper.step(batch, learning_rate=1.0)
+
+    found = {key: weights[key].astype(np.float64) - stepper.slots[key] for key in wanted}
+    assert relative_error(found, wanted) <= max(1e-4, NOISE_RATIO * relative_error(single, wanted))
+    running = dict(twin.named_buffers())
+    for key in buffer_names(module):
+        np.testing.assert_allclose(stepper.slots[key], running[key].numpy(), rtol=1e-3, atol=1e-5, err_msg=key)
+
+
+@pytest.mark.parametrize("name", zoo.MODELS)
+def test_evaluation_equals_torch(name: str) -> None:
+    entry = zoo.MODELS[name]
+    spec = ModelSpec(name, entry.example_shape, entry.example_classes)
+    module = zoo.create(spec, seed=2)
+    batch = _batch(spec, module)
     with torch.no_grad():
-        for value in trained:
-            value.mul_(1 + disturb * torch.randn(value.shape, generator=draw))
-    optimizer = torch.optim.SGD(trained, RATE, momentum=MOMENTUM)
-    losses = []
-    for _ in range(STEPS):
+        _run(module.train(), batch, torch.float32)
+        out = _run(module.eval(), batch, torch.float32)
+    exits = isinstance(out, tuple)
+
+    stepper = Stepper(BUILDER.build(Structure(spec, objective=Objective(exits=exits)), module), initial_weights(module))
+    logits, embedding = stepper.predict(batch)
+
+    wanted = (out[-1] if exits else out).numpy()
+    np.testing.assert_allclose(logits, wanted, atol=1e-4 * max(1.0, np.abs(wanted).max()))
+    assert embedding.shape == (BATCH, stepper.manifest.embedding_size)
+
+
+def _losses(module: nn.Module, batch: dict[str, Any], steps: int) -> list[float]:
+    twin = copy.deepcopy(module).train()
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.02, momentum=0.9)
+    labels, losses = torch.from_numpy(batch["y"]), []
+    for _ in range(steps):
         optimizer.zero_grad()
-        loss = _loss(case, module)
+        out = _run(twin, batch, torch.float32)
+        outs = out if isinstance(out, tuple) else (out,)
+        total = len(outs) * (len(outs) + 1) / 2
+        loss = sum(j * functional.cross_entropy(o, labels) for j, o in enumerate(outs, start=1)) / total
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
-    return np.array(losses)
+    return losses
 
 
-def _distance(found: dict[str, np.ndarray], exact: dict[str, np.ndarray]) -> float:
-    """Relative distance over all tensors together."""
-    off = sum(float(((found[name] - exact[name]) ** 2).sum()) for name in exact)
-    return (off / sum(float((array**2).sum()) for array in exact.values())) ** 0.5
-
-
-def _gradient_error(case: Case, seed: int) -> float:
-    """Distance of one step's gradient from torch's in float64, on a batch of its own."""
-    tried = replace(case, batch=_batch(case.module, case.structure.spec, seed))
-    tried.trainer.load(tried.weights)
-    tried.trainer.step(tried.batch, learning_rate=RATE, seed=0)
-    state = tried.trainer.snapshot()
-    found = {parameter: state[f"momentum/{parameter}"] for parameter in tried.trainable}
-    return _distance(found, _float64_gradients(tried))
-
-
-@pytest.mark.parametrize("name", sorted(zoo.MODELS))
-def test_one_step_gradient(name):
-    """In a deep net a ReLU may lie so near its kink that float32 flips it; a wrong rule is wrong on every batch."""
-    case = case_of(name)
-
-    assert any(_gradient_error(case, seed) <= 1e-4 for seed in range(8))
-
-
-@pytest.mark.parametrize("name", sorted(zoo.MODELS))
-def test_twenty_steps(name):
-    """The loss curve stays as near to torch's as torch stays to itself when its weights or sums are rounded anew."""
-    case = case_of(name)
-    case.trainer.load(case.weights)
-
-    losses = [case.trainer.step(case.batch, learning_rate=RATE, seed=step).loss for step in range(STEPS)]
-
-    curve = _torch_losses(case)
-    others = _torch_losses(case, disturb=6e-8), _torch_losses(case, kind=torch.float64)
-    yardstick = max(np.abs(other - curve).max() for other in others)
-    assert np.abs(np.array(losses) - curve).max() <= max(1e-5, 5 * yardstick)
-    assert curve[-1] < curve[0]
-
-
-@pytest.mark.parametrize("name", ["resnet8", "mobilenet-v2"])
-def test_running_statistics(name):
-    case = case_of(name)
-    case.trainer.load(case.weights)
-    module = copy.deepcopy(case.module)
-    module.train()
-
-    case.trainer.step(case.batch, learning_rate=RATE, seed=0)
+def _perturbed(module: nn.Module) -> nn.Module:
+    """The module with its parameters off by about one unit in the last place."""
+    twin = copy.deepcopy(module)
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        _loss(case, module)
+        for parameter in twin.parameters():
+            parameter.mul_(1 + 6e-8 * torch.randn(parameter.shape, generator=generator))
+    return twin
 
-    after = case.trainer.weights()
-    wanted = {name: value.numpy() for name, value in module.named_buffers() if name in after}
-    assert len(wanted) > 10
-    assert _distance(after, wanted) < 1e-5
+
+@pytest.mark.parametrize("name", zoo.MODELS)
+def test_twenty_steps_follow_torch_within_float_noise(name: str) -> None:
+    entry = zoo.MODELS[name]
+    spec = zoo.scaled(ModelSpec(name, entry.example_shape, entry.example_classes), 0.25)
+    module = zoo.create(spec, seed=3)
+    batch = _batch(spec, module)
+    exits = isinstance(_run(copy.deepcopy(module), batch, torch.float32), tuple)
+    wanted, control = _losses(module, batch, 20), _losses(_perturbed(module), batch, 20)
+
+    structure = Structure(spec, objective=Objective(exits=exits), optimizer=Optimizer(momentum=0.9))
+    stepper = Stepper(BUILDER.build(structure, module), initial_weights(module))
+    found = [float(stepper.step(batch, learning_rate=0.02)["loss"]) for _ in range(20)]
+
+    drift = np.abs(np.subtract(control, wanted)).max()
+    assert np.abs(np.subtract(found, wanted)).max() <= max(1e-3, 10 * drift)
+    assert found[-1] < found[0]

@@ -9,6 +9,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from fedwright.protocol.artifact import SUPPLIED
 from fedwright.protocol.errors import BuildError
 
 Array = NDArray[Any]
@@ -263,5 +264,5 @@ def _external(value: Value) -> onnx.TensorProto:
     tensor.dims.extend(value.shape)
     tensor.data_location = onnx.TensorProto.EXTERNAL
     entry = tensor.external_data.add()
-    entry.key, entry.value = "location", "supplied-by-the-session"
+    entry.key, entry.value = "location", SUPPLIED
     return tensor

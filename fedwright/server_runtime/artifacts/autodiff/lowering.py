@@ -24,13 +24,13 @@ def lowering(*op_types: str) -> Callable[[Lowering], Lowering]:
     return register
 
 
-def lower(graph: Graph) -> bool:
-    """Apply every lowering once, in execution order; True if anything changed."""
+def lower(graph: Graph, *, only: frozenset[str] | None = None) -> bool:
+    """Apply every lowering (or those of `only` these operators) once, in execution order; True if anything changed."""
     old, graph.nodes = graph.nodes, []
     changed = False
     for node in old:
         graph.module = node.module
-        function = LOWERINGS.get(node.op)
+        function = LOWERINGS.get(node.op) if only is None or node.op in only else None
         if function is not None and function(graph, node):
             changed = True
         else:
