@@ -2,7 +2,6 @@
 
 import argparse
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -50,11 +49,6 @@ EXAMPLES = """examples:
 """
 
 
-def present_groups() -> list[Group]:
-    """The groups whose module is installed."""
-    return [group for group in GROUPS if importlib.util.find_spec(group.module) is not None]
-
-
 def build_parser(command: str | None) -> argparse.ArgumentParser:
     """A parser that knows every command by name and the chosen one in full."""
     parser = argparse.ArgumentParser(
@@ -65,7 +59,7 @@ def build_parser(command: str | None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"fedwright {__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
-    for group in present_groups():
+    for group in GROUPS:
         if command in group.commands:
             importlib.import_module(group.module).add_parser(subparsers)
         else:
