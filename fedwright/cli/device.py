@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from fedwright.device_runtime.config import AgentConfig, default_state
+from fedwright.protocol.errors import ConfigError
 
 RUN_EXAMPLE = """example:
   fedwright device run --broker mqtt://host:1883 --data npz:data.npz --device pi-07
@@ -71,10 +72,11 @@ def _command(
 
 def _agent_options(parser: argparse.ArgumentParser, *, required: bool) -> None:
     add = parser.add_argument
-    add("--broker", required=required, default="", metavar="URL", help="mqtt://host:port or mqtts://host:port")
+    add("--bundle", type=Path, metavar="DIR", help="the folder that `fedwright server enroll` made for this device")
+    add("--broker", default="", metavar="URL", help="mqtt://host:port or mqtts://host:port (default: the bundle's)")
     add("--data", required=required, default="", metavar="SOURCE", help="where this device's data is")
-    add("--device", default=default_device(), metavar="ID", help="id in the fleet (default: %(default)s)")
-    add("--fleet", default="default", help="fleet to join (default: %(default)s)")
+    add("--device", metavar="ID", help=f"id in the fleet (default: the bundle's, else {default_device()})")
+    add("--fleet", help="fleet to join (default: the bundle's, else default)")
     add("--state", type=Path, default=default_state(), metavar="DIR", help="journal and blobs (default: %(default)s)")
     add("--threads", type=_whole, default=0, metavar="N", help="threads to train with (default: one per core)")
     add("--backend", default="portable", help="portable, classic or torch (default: %(default)s)")
@@ -82,18 +84,21 @@ def _agent_options(parser: argparse.ArgumentParser, *, required: bool) -> None:
     add("--profile", default="", help="name of the emulated device, for the report")
     add("--evaluate-only", action="store_true", help="measure models on the data, never train")
     add("--once", action="store_true", help="leave when the run is over")
-    add("--ca", type=Path, metavar="PEM", help="certificate of the authority behind the broker")
-    add("--cert", type=Path, metavar="PEM", help="certificate of this device")
-    add("--key", type=Path, metavar="PEM", help="private key of this device")
 
 
 def config_of(args: argparse.Namespace) -> AgentConfig:
-    """The agent's settings from the command line."""
+    """The agent's settings from the command line; what is not given there comes from the bundle."""
+    broker, device, fleet = "", default_device(), "default"
+    if args.bundle is not None and not (args.broker and args.device and args.fleet):
+        from fedwright.protocol.link.security import read_bundle
+
+        info = read_bundle(args.bundle).info
+        broker, device, fleet = info.broker, info.device, info.fleet
     return AgentConfig(
-        broker=args.broker,
-        device=args.device,
+        broker=args.broker or broker,
+        device=args.device or device,
         data=args.data,
-        fleet=args.fleet,
+        fleet=args.fleet or fleet,
         state=args.state,
         threads=args.threads,
         backend=args.backend,
@@ -101,9 +106,7 @@ def config_of(args: argparse.Namespace) -> AgentConfig:
         profile=args.profile,
         trains=not args.evaluate_only,
         once=args.once,
-        ca_file=args.ca,
-        cert_file=args.cert,
-        key_file=args.key,
+        bundle=args.bundle,
     )
 
 
@@ -126,7 +129,10 @@ def _run(args: argparse.Namespace) -> int:
         format="%(asctime)s %(levelname)s %(message)s",
         stream=sys.stderr,
     )
-    run_agent(config_of(args))
+    config = config_of(args)
+    if not config.broker:
+        raise ConfigError("no broker is given; add --broker mqtt://host:1883 or --bundle DIR")
+    run_agent(config)
     return 0
 
 

@@ -31,6 +31,18 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     status.add_argument("run_folder", metavar="RUN", type=Path, nargs="?", help="default: the newest in runs/")
     status.add_argument("--json", action="store_true", help="print JSON instead")
     status.set_defaults(run=_status)
+    enroll = _command(
+        commands,
+        "enroll",
+        "make certificates for devices, and for the broker when it has none",
+        "fedwright server enroll pi-01 pi-02 --broker mqtts://host:8883",
+    )
+    enroll.add_argument("devices", metavar="ID", nargs="+", help="ids of the devices to enroll")
+    enroll.add_argument("--broker", required=True, metavar="URL", help="mqtts://host:port that the devices will use")
+    enroll.add_argument("--fleet", default="default", help="fleet they join (default: %(default)s)")
+    enroll.add_argument("--trust", type=Path, default=Path("trust"), metavar="DIR", help="default: %(default)s")
+    enroll.add_argument("--host", action="append", default=[], help="further name or address of the broker")
+    enroll.set_defaults(run=_enroll)
     export = _command(
         commands,
         "export",
@@ -143,6 +155,27 @@ def _status(args: argparse.Namespace) -> int:
     for number, metrics in enumerate(past.metrics, 1):
         print(f"  round {number}: " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
     Console().print(device_table("", as_json(past)["devices"]))
+    return 0
+
+
+def _enroll(args: argparse.Namespace) -> int:
+    from fedwright.protocol.errors import ConfigError
+    from fedwright.protocol.link.mqtt import parse_url
+    from fedwright.server_runtime import trust
+
+    address = parse_url(args.broker)
+    if not address.secure:
+        raise ConfigError(f"broker is {args.broker!r} but enrolled devices need an mqtts:// address")
+    authority = trust.Authority.open(args.trust)
+    if not (args.trust / "broker" / "mosquitto.conf").exists():
+        trust.secure_broker(authority, fleet=args.fleet, hosts=[address.host, *args.host], port=address.port)
+        print(f"broker: run mosquitto -c {args.trust / 'broker' / 'mosquitto.conf'} on {address.host}")
+    for device in args.devices:
+        bundle = trust.enroll(authority, device, fleet=args.fleet, broker=args.broker)
+        print(
+            f"{device}: copy {bundle} to the device, then run fedwright device run --bundle {bundle.name} --data FILE"
+        )
+    print(f'server: set trust = "{args.trust}" and broker = "{args.broker}" in the section [fleet]')
     return 0
 
 

@@ -38,6 +38,7 @@ from fedwright.protocol.messages import (
     Challenge,
     Chunk,
     Dismiss,
+    Envelope,
     Get,
     Lost,
     Message,
@@ -52,15 +53,22 @@ log = logging.getLogger(__name__)
 # The server acknowledges an update as soon as it is on its disk; silence this long means it was not heard.
 RESEND_S = 5.0
 TICK_S = 0.5
+# A broker may hold a message while a link is down, but an hour-old order is not one the server still means.
+STALE_S = 3600.0
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Who this agent is on the wire. `boot` is new at each start of the process."""
+    """Who this agent is on the wire, and how it knows its server.
+
+    boot: new at each start of the process; orders for another boot are not for us. verify: checks the server's
+    signature; None takes any server's word (development only).
+    """
 
     device: str
     fleet: str
     boot: str
+    verify: codec.Verify | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +109,7 @@ class Agent:
         self._stopping = threading.Event()
         self._answered_s = 0.0
         self._warned = False
+        self._newest_s = 0.0
 
     def run(self) -> None:
         """Serve until dismissed; IdentityTaken or DeviceError when the server turned this device away."""
@@ -149,11 +158,13 @@ class Agent:
 
     def _take(self, payload: bytes) -> None:
         try:
-            body = codec.decode(payload).body
+            envelope = codec.decode(payload, verify=self._identity.verify)
+            self._check_fresh(envelope)
         except BadMessage as err:
             log.log(logging.DEBUG if self._warned else logging.WARNING, "from the server: %s", err)
             self._warned = True
             return
+        body = envelope.body
         if isinstance(body, Task):
             self._take_task(body)
         elif isinstance(body, Chunk):
@@ -169,6 +180,14 @@ class Agent:
             self._refuse("bad_blob", f"the server no longer holds blob {body.sha256[:12]}")
         elif isinstance(body, Dismiss):
             self._take_dismiss(body)
+
+    def _check_fresh(self, envelope: Envelope) -> None:
+        """Refuse a signed order that someone kept and sends again; the newest one heard tells the server's time."""
+        if not isinstance(envelope.body, codec.MUST_BE_SIGNED):
+            return
+        if envelope.sent_s < self._newest_s - STALE_S:
+            raise BadMessage(f"{type(envelope.body).__name__.lower()} is older than what the server said since")
+        self._newest_s = max(self._newest_s, envelope.sent_s)
 
     def _take_task(self, task: Task) -> None:
         if task.boot != self._identity.boot:
@@ -333,7 +352,7 @@ class Agent:
         self._have.tools.checkpoint.clear()
 
     def _take_dismiss(self, dismiss: Dismiss) -> None:
-        if dismiss.boot not in (None, self._identity.boot):
+        if dismiss.boot != self._identity.boot:
             return
         problem = f"the server turned {self._identity.device} away: {dismiss.reason}"
         if dismiss.why == "identity_taken":

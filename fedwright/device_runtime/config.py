@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedwright.protocol.link.security import Bundle, TlsFiles, read_bundle
+
 
 def default_state() -> Path:
     """Where an agent keeps its journal, blobs and checkpoints unless told otherwise."""
@@ -15,7 +17,8 @@ class AgentConfig:
 
     threads: 0 means one per core. backend: portable, classic or torch. profile: name of an emulated
     device, for the report only. trains: False makes a device that only evaluates. once: leave when the
-    server says that the run is over, instead of waiting for the next one.
+    server says that the run is over, instead of waiting for the next one. bundle: folder that enrolment
+    made; without one the agent is in development mode.
     """
 
     broker: str
@@ -29,6 +32,13 @@ class AgentConfig:
     profile: str = ""
     trains: bool = True
     once: bool = False
-    ca_file: Path | None = None
-    cert_file: Path | None = None
-    key_file: Path | None = None
+    bundle: Path | None = None
+
+    def identity(self) -> Bundle | None:
+        """Certificate, key and the server's key from the bundle."""
+        return None if self.bundle is None else read_bundle(self.bundle)
+
+    def tls(self) -> TlsFiles:
+        """Files for an mqtts broker."""
+        bundle = self.identity()
+        return TlsFiles() if bundle is None else bundle.tls()

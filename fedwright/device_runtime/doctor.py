@@ -172,13 +172,7 @@ def _broker(config: AgentConfig) -> Finding:
     try:
         from fedwright.protocol.link import connect
 
-        connect(
-            config.broker,
-            client_id=f"{config.device}-doctor",
-            ca=config.ca_file,
-            cert=config.cert_file,
-            key=config.key_file,
-        ).close()
+        connect(config.broker, client_id=f"{config.device}-doctor", tls=config.tls()).close()
     except ImportError as err:
         return Finding("fail", f"broker not tried, {err.name} is missing", _INSTALL)
     except FedwrightError as err:

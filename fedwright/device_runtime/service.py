@@ -91,12 +91,7 @@ def arguments(config: AgentConfig) -> list[str]:
     words = ["--broker", config.broker, "--device", config.device, "--data", config.data, "--fleet", config.fleet]
     words += ["--state", str(config.state), "--threads", str(config.threads), "--backend", config.backend]
     words += ["--holdout", repr(config.holdout_ratio)]
-    for option, value in (
-        ("--profile", config.profile),
-        ("--ca", config.ca_file),
-        ("--cert", config.cert_file),
-        ("--key", config.key_file),
-    ):
+    for option, value in (("--profile", config.profile), ("--bundle", config.bundle)):
         if value:
             words += [option, str(value)]
     return words + (["--once"] if config.once else []) + ([] if config.trains else ["--evaluate-only"])
@@ -113,17 +108,11 @@ def quoted(word: str) -> str:
 
 def _anchored(config: AgentConfig) -> AgentConfig:
     """Paths made absolute, because a service starts in the root folder."""
-    files = {
-        name: None if value is None else value.expanduser().absolute()
-        for name, value in (("ca_file", config.ca_file), ("cert_file", config.cert_file), ("key_file", config.key_file))
-    }
     return replace(
         config,
         state=config.state.expanduser().absolute(),
         data=absolute(config.data),
-        ca_file=files["ca_file"],
-        cert_file=files["cert_file"],
-        key_file=files["key_file"],
+        bundle=None if config.bundle is None else config.bundle.expanduser().absolute(),
     )
 
 

@@ -88,17 +88,13 @@ def _classic(threads: int) -> tuple[MakeTrainer, CheckArtifact]:
 
 
 def _run(config: AgentConfig, holdings: Holdings) -> None:
-    identity = Identity(config.device, config.fleet, codec.new_id())
+    bundle = config.identity()
+    identity = Identity(config.device, config.fleet, codec.new_id(), None if bundle is None else bundle.verify)
     up = topics.up(identity.fleet, identity.device)
     gone = codec.encode(Gone(), sender=identity.device, boot=identity.boot)
-    link = connect(
-        config.broker,
-        client_id=identity.device,
-        will=(up, gone),
-        ca=config.ca_file,
-        cert=config.cert_file,
-        key=config.key_file,
-    )
+    if bundle is None:
+        log.warning("DEVELOPMENT MODE: no certificate and no signed tasks; enroll this device before it leaves the lab")
+    link = connect(config.broker, client_id=identity.device, will=(up, gone), tls=config.tls())
     agent = Agent(link, identity, holdings, leave_when_over=config.once)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.stop())

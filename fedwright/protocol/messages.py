@@ -20,6 +20,9 @@ Seconds = Annotated[float, Meta(ge=0)]
 Text = Annotated[str, Meta(max_length=2000)]
 
 
+Why = Literal["run_over", "identity_taken", "misfit"]
+
+
 class BlobRef(Struct, frozen=True):
     """A blob by its content: the receiver pulls `chunks` it lacks, or finds them inline.
 
@@ -176,10 +179,10 @@ class Challenge(Struct, tag="challenge", frozen=True):
 
 
 class Dismiss(Struct, tag="dismiss", frozen=True):
-    """Server → one boot of a device (None = any): leave, and why. Only `run_over` is no fault of the device."""
+    """Server → one boot of a device: leave, and why. Only `run_over` is no fault of the device."""
 
-    boot: Id | None
-    why: Literal["run_over", "identity_taken", "misfit"]
+    boot: Id
+    why: Why
     reason: Text
 
 

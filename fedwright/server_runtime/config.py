@@ -59,9 +59,9 @@ class FleetSection:
     )
     deadline_s: float = field(default=600.0, metadata=_help("a round closes after this long with those who answered"))
     join_timeout_s: float = field(default=600.0, metadata=_help("give up when too few devices came in this time"))
-    ca: str | None = field(default=None, metadata=_help("certificate file of the authority behind an mqtts broker"))
-    cert: str | None = field(default=None, metadata=_help("certificate file of this server"))
-    key: str | None = field(default=None, metadata=_help("private key file of this server"))
+    trust: str | None = field(
+        default=None, metadata=_help("folder of `fedwright server enroll`; for an mqtts broker and signed tasks")
+    )
 
     def __post_init__(self) -> None:
         """Check values."""
@@ -78,8 +78,8 @@ class FleetSection:
                 raise ConfigError("per_round and sample_ratio are both given; keep one of them")
         if self.buffer is not None:
             check_range("buffer", self.buffer, low=1)
-        if (self.cert is None) != (self.key is None):
-            raise ConfigError("cert and key belong together; give both or neither")
+        if self.broker.startswith("mqtts:") and self.trust is None:
+            raise ConfigError("broker is an mqtts address but trust is not set; see `fedwright server enroll --help`")
 
 
 @dataclass(frozen=True)

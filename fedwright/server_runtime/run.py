@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedwright.protocol import tensors
+from fedwright.protocol import codec, tensors
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.link.base import Link
@@ -27,6 +27,7 @@ from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.sampling import derive_seed
 from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
 from fedwright.server_runtime.rounds.store import RunRecord
+from fedwright.server_runtime.trust import Authority
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def execute(
         blobs = BlobStore(folder.blobs)
         builder = Builder(folder.artifacts)
         desk = Desk(
-            Exchange(link, config.fleet.name, blobs=blobs),
+            Exchange(link, config.fleet.name, blobs=blobs, sign=_signer(config)),
             Planner(config.run.name, builder, blobs, config.fleet.deadline_s),
             store=store,
             update_norm=config.update.clip_norm,
@@ -152,6 +153,10 @@ def export_device(config: RunConfig, device: str, target: Path) -> None:
         store.close()
     spec, weights = method.personal(device)
     target.write_bytes(export_model(Builder(folder.artifacts).build(Structure(spec)), weights))
+
+
+def _signer(config: RunConfig) -> codec.Sign | None:
+    return None if config.fleet.trust is None else Authority(Path(config.fleet.trust)).sign
 
 
 def _export(folder: RunFolder, builder: Builder, method: Method) -> Path:

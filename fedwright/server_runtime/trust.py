@@ -16,7 +16,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedwright.protocol import topics
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.link.broker import mosquitto_config
-from fedwright.protocol.link.security import SERVER_NAME, BrokerTls, BundleInfo, access_list
+from fedwright.protocol.link.security import SERVER_NAME, BrokerTls, BundleInfo, TlsFiles, access_list
 
 AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 730
@@ -140,12 +140,12 @@ def enroll(authority: Authority, device: str, *, fleet: str, broker: str, folder
     return target
 
 
-def enroll_server(authority: Authority) -> Identity:
+def enroll_server(authority: Authority) -> TlsFiles:
     """The server's own identity towards the broker, made once."""
     folder = authority.folder / "server"
     if not (folder / "cert.pem").exists():
         authority.issue_device(SERVER_NAME, folder)
-    return Identity(folder / "cert.pem", folder / "key.pem")
+    return TlsFiles(authority.ca, folder / "cert.pem", folder / "key.pem")
 
 
 def secure_broker(authority: Authority, *, fleet: str, hosts: Sequence[str], port: int = 8883) -> BrokerTls:

@@ -1,7 +1,6 @@
 """`fedwright device`: arguments to config, the doctor's output and exit code, a unit on paper."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ def test_run_hands_the_arguments_over(monkeypatch, tmp_path):
     monkeypatch.setattr(start, "run_agent", got.append)
 
     words = "device run --broker mqtt://h:1 --data npz:d.npz --device pi --threads 2 --holdout 0.5 --evaluate-only"
-    code = main([*words.split(), "--state", str(tmp_path), "--once", "--key", "k.pem", "--quiet"])
+    code = main([*words.split(), "--state", str(tmp_path), "--once", "--quiet"])
 
     assert code == 0
     assert got == [
@@ -30,7 +29,6 @@ def test_run_hands_the_arguments_over(monkeypatch, tmp_path):
             holdout_ratio=0.5,
             trains=False,
             once=True,
-            key_file=Path("k.pem"),
         )
     ]
 

@@ -41,9 +41,7 @@ def test_the_command_line_gives_the_same_config_again(tmp_path):
         profile="pi-4",
         trains=False,
         once=True,
-        ca_file=tmp_path / "ca.pem",
-        cert_file=tmp_path / "cert.pem",
-        key_file=tmp_path / "key.pem",
+        bundle=tmp_path / "bundle",
     )
     unit = service.make_unit(wanted, system=False)
 
@@ -56,11 +54,11 @@ def test_the_command_line_gives_the_same_config_again(tmp_path):
 
 def test_relative_paths_become_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    unit = service.make_unit(config(tmp_path, data="d.npz", state=Path("s"), ca_file=Path("ca.pem")), system=False)
+    unit = service.make_unit(config(tmp_path, data="d.npz", state=Path("s"), bundle=Path("bundle")), system=False)
     command = line(unit.text, "ExecStart")
     assert f"npz:{tmp_path}/d.npz" in command
     assert f"--state {tmp_path}/s " in command
-    assert f"--ca {tmp_path}/ca.pem" in command
+    assert f"--bundle {tmp_path}/bundle" in command
 
 
 def test_a_system_unit_is_shut_in_and_comes_back(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from fedwright.protocol import topics
 from fedwright.protocol.errors import LinkError
-from fedwright.protocol.link import Link, Received, connect
+from fedwright.protocol.link import Link, Received, TlsFiles, connect
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.link.security import read_bundle
 from fedwright.server_runtime.trust import Authority, Identity, enroll, enroll_server, secure_broker
@@ -38,15 +38,12 @@ def stack() -> Iterator[ExitStack]:
 
 
 def as_server(broker: Broker, authority: Authority, stack: ExitStack) -> Link:
-    own = enroll_server(authority)
-    return stack.enter_context(
-        closing(connect(broker.url, client_id="server", ca=authority.ca, cert=own.cert, key=own.key))
-    )
+    return stack.enter_context(closing(connect(broker.url, client_id="server", tls=enroll_server(authority))))
 
 
 def as_device(broker: Broker, authority: Authority, stack: ExitStack, folder: Path, *, name: str) -> Link:
     bundle = read_bundle(enroll(authority, name, fleet=FLEET, broker=broker.url, folder=folder / name))
-    link = connect(bundle.info.broker, client_id=name, ca=bundle.ca, cert=bundle.cert, key=bundle.key)
+    link = connect(bundle.info.broker, client_id=name, tls=bundle.tls())
     return stack.enter_context(closing(link))
 
 
@@ -89,7 +86,7 @@ def test_a_device_cannot_speak_or_hear_for_another(
 
 def test_nobody_comes_in_without_a_certificate(broker: Broker, authority: Authority) -> None:
     with pytest.raises(LinkError, match="TLS with the broker"):
-        connect(broker.url, client_id="stranger", ca=authority.ca)
+        connect(broker.url, client_id="stranger", tls=TlsFiles(authority.ca))
 
 
 def test_a_certificate_of_another_authority_does_not_help(broker: Broker, authority: Authority, tmp_path: Path) -> None:
@@ -97,14 +94,14 @@ def test_a_certificate_of_another_authority_does_not_help(broker: Broker, author
     forged = other.issue_device("pi-1", tmp_path / "forged")
 
     with pytest.raises(LinkError, match="TLS with the broker"):
-        connect(broker.url, client_id="pi-1", ca=authority.ca, cert=forged.cert, key=forged.key)
+        connect(broker.url, client_id="pi-1", tls=TlsFiles(authority.ca, forged.cert, forged.key))
 
 
 def test_the_certificate_of_the_broker_opens_nothing(broker: Broker, authority: Authority) -> None:
     stolen = Identity(authority.folder / "broker" / "cert.pem", authority.folder / "broker" / "key.pem")
 
     with pytest.raises(LinkError, match="TLS with the broker"):
-        connect(broker.url, client_id="x", ca=authority.ca, cert=stolen.cert, key=stolen.key)
+        connect(broker.url, client_id="x", tls=TlsFiles(authority.ca, stolen.cert, stolen.key))
 
 
 def test_a_device_does_not_talk_to_a_stranger_for_a_broker(
@@ -114,10 +111,12 @@ def test_a_device_does_not_talk_to_a_stranger_for_a_broker(
     own = authority.issue_device("pi-9", tmp_path / "pi-9")
 
     with pytest.raises(LinkError, match="its certificate is not trusted"):
-        connect(broker.url, client_id="pi-9", ca=other.ca, cert=own.cert, key=own.key)
+        connect(broker.url, client_id="pi-9", tls=TlsFiles(other.ca, own.cert, own.key))
     with pytest.raises(LinkError, match="its certificate is not trusted"):
         connect(
-            broker.url.replace("127.0.0.1", "localhost"), client_id="pi-9", ca=authority.ca, cert=own.cert, key=own.key
+            broker.url.replace("127.0.0.1", "localhost"),
+            client_id="pi-9",
+            tls=TlsFiles(authority.ca, own.cert, own.key),
         )
 
 

@@ -125,7 +125,8 @@ class Running:
             residual=Residual(folder / device),
             tools=tools,
         )
-        self.agent = Agent(self.link, Identity(device, FLEET, codec.new_id()), holdings)
+        self.boot = codec.new_id()
+        self.agent = Agent(self.link, Identity(device, FLEET, self.boot, changes.get("verify")), holdings)
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()

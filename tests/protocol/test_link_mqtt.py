@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from fedwright.protocol.errors import ConfigError, LinkError
-from fedwright.protocol.link import connect
+from fedwright.protocol.link import TlsFiles, connect
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.link.mqtt import MqttLink, parse_url
 from fedwright.protocol.link.security import BrokerTls
@@ -74,7 +74,7 @@ def test_a_listener_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPat
 
 def test_missing_tls_files_are_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(ConfigError, match=r"ca\.pem"):
-        connect(f"mqtts://127.0.0.1:{server.getsockname()[1]}", client_id="x", ca=tmp_path / "ca.pem")
+        connect(f"mqtts://127.0.0.1:{server.getsockname()[1]}", client_id="x", tls=TlsFiles(tmp_path / "ca.pem"))
 
 
 @pytest.mark.broker

@@ -1,4 +1,4 @@
-"""The device's journal: which task it has, how it answered, which tasks are over. Survives a power cut at any moment."""
+"""The device's journal: which task it has, how it answered, which are over. Survives a power cut at any moment."""
 
 import fcntl
 import os

@@ -11,7 +11,6 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,6 +23,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from fedwright.protocol.errors import ConfigError, LinkError
 from fedwright.protocol.link.base import Received
 from fedwright.protocol.link.inbox import Inbox
+from fedwright.protocol.link.security import TlsFiles
 
 log = logging.getLogger(__name__)
 
@@ -54,15 +54,6 @@ class Address:
 
     def __str__(self) -> str:
         return f"{'mqtts' if self.secure else 'mqtt'}://{self.host}:{self.port}"
-
-
-@dataclass(frozen=True)
-class TlsFiles:
-    """PEM files for mqtts: the authority that signed the broker, and this side's certificate and key."""
-
-    ca: Path | None = None
-    cert: Path | None = None
-    key: Path | None = None
 
 
 def parse_url(url: str) -> Address:

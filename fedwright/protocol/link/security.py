@@ -15,6 +15,15 @@ SERVER_NAME = "server"
 
 
 @dataclass(frozen=True)
+class TlsFiles:
+    """PEM files for mqtts: the authority that signed the broker, and this side's certificate and key."""
+
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+
+
+@dataclass(frozen=True)
 class BrokerTls:
     """Files of a broker that lets in nobody without a certificate of its authority."""
 
@@ -69,6 +78,10 @@ class Bundle:
     ca: Path
     cert: Path
     key: Path
+
+    def tls(self) -> TlsFiles:
+        """What `connect` takes."""
+        return TlsFiles(self.ca, self.cert, self.key)
 
     def verify(self, message: bytes, signature: bytes) -> bool:
         """Whether the server this device was enrolled with signed a message."""

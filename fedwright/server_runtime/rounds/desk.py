@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from fedwright.protocol.errors import BadBlob, BadUpdate, NoQuorum
-from fedwright.protocol.messages import Dismiss, Gone, Refusal, Report, Update
+from fedwright.protocol.messages import Dismiss, Gone, Refusal, Report, Update, Why
 from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.intake.admission import check_stats, clip_norm, read_update, report_problem
 from fedwright.server_runtime.intake.registry import Registry
@@ -116,7 +116,7 @@ class Desk:
     def dismiss_all(self, reason: str) -> None:
         """Tell every present device that the run is over."""
         for device in self.present():
-            self._exchange.dismiss(device, Dismiss(None, "run_over", reason))
+            self._dismiss(device, self._registry.boot(device), "run_over", reason)
 
     def poll(self, deadline_s: float) -> None:
         """Wait for messages, at most until the deadline, and deal with them."""
@@ -141,7 +141,7 @@ class Desk:
             self._exchange.challenge(device)
         elif verdict == "taken":
             reason = f"another live device already uses the id {device}; give this one another --device"
-            self._exchange.dismiss(device, Dismiss(newcomer, "identity_taken", reason))
+            self._dismiss(device, newcomer, "identity_taken", reason)
             self.observe(events.DeviceTurnedAway(device, reason))
 
     def _welcome(self, device: str) -> None:
@@ -157,10 +157,14 @@ class Desk:
         problem = None if self._spec is None else report_problem(report, self._spec)
         if problem is None:
             return False
-        self._exchange.dismiss(device, Dismiss(self._registry.boot(device), "misfit", problem))
+        self._dismiss(device, self._registry.boot(device), "misfit", problem)
         self._registry.remove(device)
         self.observe(events.DeviceTurnedAway(device, problem))
         return True
+
+    def _dismiss(self, device: str, boot: str | None, why: Why, reason: str) -> None:
+        if boot is not None:
+            self._exchange.dismiss(device, Dismiss(boot, why, reason))
 
     def _take_gone(self, event: Heard) -> None:
         if self._registry.lose(event.device, event.boot):

@@ -75,12 +75,19 @@ class Exchange:
     """The server's half of the protocol; single-threaded, driven by `poll`."""
 
     def __init__(
-        self, link: Link, fleet: str, *, blobs: BlobStore, clock: Callable[[], float] = time.monotonic
+        self,
+        link: Link,
+        fleet: str,
+        *,
+        blobs: BlobStore,
+        sign: codec.Sign | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.boot = codec.new_id()
         self._link = link
         self._fleet = fleet
         self._blobs = blobs
+        self._sign = sign
         self._uploads = Uploads(blobs)
         self._serving = Serving(self._uploads, self._send_chunk, clock=clock)
         self._clock = clock
@@ -231,7 +238,7 @@ class Exchange:
         self._link.send(topics.down(self._fleet, device), self._encode(message), reliable=reliable)
 
     def _encode(self, message: Message) -> bytes:
-        return codec.encode(message, sender=SERVER, boot=self.boot)
+        return codec.encode(message, sender=SERVER, boot=self.boot, sign=self._sign)
 
     def _warn(self, device: str, problem: str) -> None:
         level = logging.DEBUG if device in self._warned else logging.WARNING

@@ -190,16 +190,14 @@ def test_a_device_whose_data_does_not_fit_is_turned_away_with_the_reason(broker,
 
 
 def test_an_agent_that_is_turned_away_ends_with_the_reason(broker, tmp_path):
-    server = Scripted(broker, "unused")
     running = Running(broker, "a", tmp_path)
-    link = broker.link("server")
-    link.send("fedwright/test/down/a", codec.encode(Dismiss(None, "misfit", "wrong data"), sender="server", boot="s"))
+    dismissal = Dismiss(running.boot, "misfit", "wrong data")
+    broker.link("server").send("fedwright/test/down/a", codec.encode(dismissal, sender="server", boot="s"))
     running.thread.join(WAIT_S)
     running.stop()
 
     assert isinstance(running.error, DeviceError)
     assert "wrong data" in str(running.error)
-    server.link.close()
 
 
 def test_a_task_over_budget_is_refused_with_numbers_and_the_round_goes_on(broker, tmp_path):
