@@ -7,13 +7,23 @@ import numpy as np
 import pytest
 
 from fedwright.device_runtime.train.portable import PortableTrainer
+from fedwright.protocol.artifact import SUPPLIED, TensorSpec
 from fedwright.protocol.errors import BadArtifact, BadBlob, ConfigError, DataError
-from helpers.tiny_artifact import CLASSES, FEATURES, MOMENTUM, make_artifact, start_weights
+from helpers.tiny_artifact import CLASSES, FEATURES, MOMENTUM, make_artifact, start_weights, train_model
 
 
 def batch(n, seed=0):
     rng = np.random.default_rng(seed)
     return {"x": rng.normal(size=(n, FEATURES)).astype(np.float32), "y": rng.integers(0, CLASSES, n)}
+
+
+def trained(steps):
+    """A trainer of the plain tiny artifact after some steps."""
+    trainer = PortableTrainer(make_artifact())
+    trainer.load(start_weights())
+    for number in range(steps):
+        trainer.step(batch(5, seed=number), learning_rate=0.1, seed=number)
+    return trainer
 
 
 def reference_step(w, b, v, data, rate):
@@ -115,6 +125,24 @@ def test_batches_that_do_not_fit_are_refused(bad):
     trainer.load(start_weights())
     with pytest.raises(DataError):
         trainer.step(bad, learning_rate=0.1, seed=0)
+
+
+def test_a_frozen_tensor_that_only_training_reads_is_given_to_training_only():
+    model = train_model()
+    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == "momentum")
+    tensor.ClearField("raw_data")
+    tensor.data_location = tensor.EXTERNAL
+    tensor.external_data.add(key="location", value=SUPPLIED)
+    artifact = make_artifact(model.SerializeToString(), frozen=[TensorSpec("momentum", [])])
+    frozen, plain = PortableTrainer(artifact, frozen={"momentum": np.array(MOMENTUM, np.float32)}), trained(0)
+    frozen.load(start_weights())
+
+    for trainer in (frozen, plain):
+        for number in range(3):
+            trainer.step(batch(5, seed=number), learning_rate=0.1, seed=0)
+
+    assert np.array_equal(frozen.weights()["W"], plain.weights()["W"])
+    assert frozen.predict(batch(2))[0].shape == (2, CLASSES)
 
 
 def test_a_provider_that_is_not_there_is_named():

@@ -60,7 +60,9 @@ def open_session(
     # ALL would add NCHWc reorders around pooling, which cost more than they save in a training graph.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     if frozen:
-        options.add_external_initializers(list(frozen), list(frozen.values()))
+        # onnxruntime refuses a name that the graph does not have, and evaluation may read fewer than training.
+        wanted = [tensor.name for tensor in scan(graph, what=what).initializers if tensor.name in frozen]
+        options.add_external_initializers(wanted, [frozen[name] for name in wanted])
     providers = [provider] if provider == CPU else [provider, CPU]
     try:
         return ort.InferenceSession(graph, options, providers=providers)
