@@ -11,6 +11,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 from fedwright.device_runtime.train.base import Array, Tensors
 from fedwright.protocol.artifact import TensorSpec
 from fedwright.protocol.errors import BadArtifact, BadBlob, ConfigError, DataError
+from fedwright.protocol.onnxscan import scan
 
 CPU = "CPUExecutionProvider"
 
