@@ -1,0 +1,152 @@
+"""A stretch of bad network between a link and its broker: a TCP proxy with a rate, a delay and a pair of scissors."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from fedwright.protocol.errors import ConfigError, LinkError
+
+READ_BYTES = 16 * 1024
+# Bytes on their way in one direction; a router holds about as much before it slows its sender down.
+QUEUE_READS = 32
+START_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What each direction of a connection lets through."""
+
+    bytes_per_s: float | None = None
+    delay_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.bytes_per_s is not None and self.bytes_per_s <= 0:
+            raise ConfigError(f"bytes_per_s is {self.bytes_per_s} but must be above 0; leave it out for no limit")
+        if self.delay_s < 0:
+            raise ConfigError(f"delay_s is {self.delay_s} but must be 0 or more")
+
+
+class Proxy:
+    """Listens on the loopback address and passes every connection on to a broker, in the given shape."""
+
+    def __init__(self, host: str, port: int, shape: Shape | None = None) -> None:
+        self._target = (host, port)
+        self._shape = shape or Shape()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="shaping", daemon=True)
+        self._connections: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        """What to give to `connect` instead of the broker's address."""
+        return f"mqtt://127.0.0.1:{self.port}"
+
+    def cut(self) -> None:
+        """Break every connection and refuse new ones."""
+        self._do(self._cut)
+
+    def mend(self) -> None:
+        """Let connections through again, on the same port."""
+        self._do(self._listen)
+
+    def reshape(self, shape: Shape) -> None:
+        """Change the shape, also of connections that stand."""
+        self._shape = shape
+
+    def start(self) -> "Proxy":
+        """Begin to listen."""
+        self._thread.start()
+        self._do(self._listen)
+        return self
+
+    def stop(self) -> None:
+        """Break what stands and stop."""
+        self._do(self._cut)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> "Proxy":
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _do(self, action: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        asyncio.run_coroutine_threadsafe(action(), self._loop).result(START_TIMEOUT_S)
+
+    async def _listen(self) -> None:
+        try:
+            self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+        except OSError as err:
+            raise LinkError(f"port {self.port} cannot be listened on ({err.strerror}); choose another") from err
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _cut(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is None:
+            return
+        self._connections.add(task)
+        try:
+            far_reader, far_writer = await asyncio.open_connection(*self._target)
+        except OSError:
+            writer.transport.abort()
+            self._connections.discard(task)
+            return
+        pipes = [
+            asyncio.create_task(self._pipe(reader, far_writer)),
+            asyncio.create_task(self._pipe(far_reader, writer)),
+        ]
+        try:
+            await asyncio.wait(pipes, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            # Only `cut` cancels; the connection's end is all it wants.
+            pass
+        finally:
+            for pipe in pipes:
+                pipe.cancel()
+            await asyncio.gather(*pipes, return_exceptions=True)
+            writer.transport.abort()
+            far_writer.transport.abort()
+            self._connections.discard(task)
+
+    async def _pipe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Pass bytes on, each not before the line was free for it and the delay is over."""
+        queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(QUEUE_READS)
+        sending = asyncio.create_task(self._deliver(queue, writer))
+        free_s = 0.0
+        try:
+            with suppress(OSError):
+                while data := await reader.read(READ_BYTES):
+                    rate = self._shape.bytes_per_s
+                    free_s = max(free_s, self._loop.time()) + (len(data) / rate if rate else 0.0)
+                    await queue.put((free_s + self._shape.delay_s, data))
+            await queue.join()
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+
+    async def _deliver(self, queue: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
+        while True:
+            due_s, data = await queue.get()
+            await asyncio.sleep(max(0.0, due_s - self._loop.time()))
+            with suppress(OSError):
+                writer.write(data)
+                await writer.drain()
+            queue.task_done()
