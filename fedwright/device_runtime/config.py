@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fedwright.protocol.link.security import Bundle, TlsFiles, read_bundle
+# The doctor must work where msgspec is what is missing, so what needs it is imported when used.
+if TYPE_CHECKING:
+    from fedwright.protocol.link.security import Bundle, TlsFiles
 
 
 def default_state() -> Path:
@@ -34,11 +37,15 @@ class AgentConfig:
     once: bool = False
     bundle: Path | None = None
 
-    def identity(self) -> Bundle | None:
+    def identity(self) -> "Bundle | None":
         """Certificate, key and the server's key from the bundle."""
+        from fedwright.protocol.link.security import read_bundle
+
         return None if self.bundle is None else read_bundle(self.bundle)
 
-    def tls(self) -> TlsFiles:
+    def tls(self) -> "TlsFiles":
         """Files for an mqtts broker."""
+        from fedwright.protocol.link.security import TlsFiles
+
         bundle = self.identity()
         return TlsFiles() if bundle is None else bundle.tls()

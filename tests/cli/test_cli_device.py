@@ -1,6 +1,9 @@
 """`fedwright device`: arguments to config, the doctor's output and exit code, a unit on paper."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -76,3 +79,16 @@ def test_install_service_on_paper_and_in_a_folder(tmp_path, capsys, monkeypatch)
     assert main([*words, "--user", "--unit-dir", str(tmp_path / "units"), "--state", str(tmp_path / "s")]) == 0
     assert "systemctl --user enable --now fedwright-default-pi.service" in capsys.readouterr().out
     assert "npz:/d.npz" in (tmp_path / "units/fedwright-default-pi.service").read_text()
+
+
+def test_doctor_works_where_nothing_is_installed():
+    root = Path(device.__file__).parents[2]
+    program = f"import sys; sys.path.insert(0, {str(root)!r}); from fedwright.cli.main import main; sys.exit(main())"
+    words = ["device", "doctor", "--broker", "mqtt://127.0.0.1:1", "--data", "npz:d.npz"]
+
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", program, *words], capture_output=True, text=True)
+
+    assert done.returncode == 1, done.stderr
+    assert 'FAIL  onnxruntime is not installed -> pip install "fedwright[device]"' in done.stdout
+    assert "FAIL  broker not tried, " in done.stdout
+    assert "FAIL  data not tried, numpy is missing" in done.stdout
