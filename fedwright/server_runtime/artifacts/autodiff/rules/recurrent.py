@@ -1,9 +1,10 @@
-"""nn.LSTM: one Scan over time forward, one backward; everything that does not depend on the step is one Gemm.
+"""nn.LSTM: one Scan over time forward, one backward; everything that does not depend on the step is one product.
 
-Gates stand in ONNX order i, o, f, g. With p_t = x_t W^T + h_{t-1} R^T + b:
+Gates stand in ONNX order i, o, f, g. With p_t = W x_t + R h_{t-1} + b:
     c_t = f c_{t-1} + i g      h_t = o tanh(c_t)
 The forward Scan keeps the gates, the backward Scan turns dh_t into dp_t; then dW, dR and dx are products over all
-steps.
+steps. Inside the Scans samples are columns, outside they are rows: then the large matrix is the left factor of each
+product, which onnxruntime uses as it is, while it would repack a right factor at every step.
 """
 
 from typing import Any
@@ -40,30 +41,26 @@ def lstm(graph: Graph, node: Node) -> bool:
 
 
 def _direction(graph: Graph, node: Node, index: int, reverse: int) -> tuple[str, str, str]:
-    """Hidden states of all steps [T, B, H], last hidden state and last cell state of one direction."""
+    """Hidden states of all steps [T, B, H], last hidden state and last cell state [B, H] of one direction."""
     x, weight, recurrent, bias, _, h0, c0, _ = (node.inputs + [""] * 8)[:8]
     hidden = node.attrs["hidden_size"]
     steps, _, size = graph.shape(x)
-    rows = graph.op("Reshape", x, graph.ints(-1, size))
-    args = [rows, _pick(graph, weight, index)]
+    args = [graph.op("Reshape", x, graph.ints(-1, size)), _pick(graph, weight, index)]
     if bias:
         both = graph.op("Reshape", _pick(graph, bias, index), graph.ints(2, 4 * hidden))
         args.append(graph.op("ReduceSum", both, graph.ints(0), keepdims=0))
-    product = graph.op("Gemm", *args, transB=1)
-    inputs = graph.op("Reshape", product, graph.ints(steps, -1, 4 * hidden))
-    turned = graph.op("Transpose", _pick(graph, recurrent, index), perm=[1, 0])
-    start = [_pick(graph, s, index) if s else _zero_state(graph, x, hidden) for s in (h0, c0)]
-    last_h, last_c, all_h, _, _ = graph.op(
+    products = graph.op("Reshape", graph.op("Gemm", *args, transB=1), graph.ints(steps, -1, 4 * hidden))
+    last_h, last_c, all_h, _, _, _ = graph.op(
         "Scan",
-        *start,
-        inputs,
-        outputs=5,
-        body=_forward_body(turned, hidden),
+        *(_start(graph, state, x, index, hidden) for state in (h0, c0)),
+        products,
+        outputs=6,
+        body=_forward_body(_pick(graph, recurrent, index), hidden),
         num_scan_inputs=1,
         scan_input_directions=[reverse],
-        scan_output_directions=[reverse] * 3,
+        scan_output_directions=[reverse] * 4,
     )
-    return all_h, last_h, last_c
+    return all_h, graph.op("Transpose", last_h, perm=[1, 0]), graph.op("Transpose", last_c, perm=[1, 0])
 
 
 def _pick(graph: Graph, stacked: str, index: int) -> str:
@@ -74,9 +71,12 @@ def _pick(graph: Graph, stacked: str, index: int) -> str:
     return graph.op("Squeeze", stacked, graph.ints(0))
 
 
-def _zero_state(graph: Graph, x: str, hidden: int) -> str:
+def _start(graph: Graph, state: str, x: str, index: int, hidden: int) -> str:
+    """The state before the first step, [H, B]: given or zero."""
+    if state:
+        return graph.op("Transpose", _pick(graph, state, index), perm=[1, 0])
     batch = graph.op("Slice", graph.op("Shape", x), graph.ints(1), graph.ints(2))
-    return graph.op("ConstantOfShape", graph.op("Concat", batch, graph.ints(hidden), axis=0))
+    return graph.op("ConstantOfShape", graph.op("Concat", graph.ints(hidden), batch, axis=0))
 
 
 class _Body:
@@ -107,37 +107,38 @@ def _matrices(names: list[str]) -> list[ValueInfoProto]:
 
 
 def _forward_body(recurrent: str, hidden: int) -> GraphProto:
-    """(h, c, x W^T + b) -> (h', c', h', c', gates); reads R^T [H, 4H] of the outer graph."""
+    """(h, c, W x + b) -> (h', c', h' as rows, c, tanh c', gates); reads R [4H, H] of the outer graph."""
     body = _Body(_CELL, ["h", "c", "p"])
-    body.op("Gemm", "h", recurrent, "p", outputs=("gates",))
-    body.op("Split", "gates", body.ints("three_one", 3 * hidden, hidden), outputs=("iof", "gp"), axis=1)
+    body.op("MatMul", recurrent, "h", outputs=("rh",))
+    body.op("Transpose", "p", outputs=("columns",), perm=[1, 0])
+    body.op("Add", "rh", "columns", outputs=("sums",))
+    body.op("Split", "sums", body.ints("three_one", 3 * hidden, hidden), outputs=("iof", "gp"), axis=0)
     body.op("Sigmoid", "iof", outputs=("s",))
     body.op("Tanh", "gp", outputs=("g",))
-    body.op("Split", "s", body.ints("thirds", hidden, hidden, hidden), outputs=("i", "o", "f"), axis=1)
+    body.op("Split", "s", body.ints("thirds", hidden, hidden, hidden), outputs=("i", "o", "f"), axis=0)
     body.op("Mul", "f", "c", outputs=("fc",))
     body.op("Mul", "i", "g", outputs=("ig",))
     body.op("Add", "fc", "ig", outputs=("c_next",))
     body.op("Tanh", "c_next", outputs=("tc",))
     body.op("Mul", "o", "tc", outputs=("h_next",))
-    body.op("Concat", "s", "g", outputs=("kept",), axis=1)
-    body.op("Identity", "h_next", outputs=("h_all",))
-    body.op("Identity", "c_next", outputs=("c_all",))
-    return body.build(["h_next", "c_next", "h_all", "c_all", "kept"])
+    body.op("Transpose", "h_next", outputs=("rows",), perm=[1, 0])
+    body.op("Identity", "c", outputs=("c_kept",))
+    body.op("Concat", "s", "g", outputs=("gates",), axis=0)
+    return body.build(["h_next", "c_next", "rows", "c_kept", "tc", "gates"])
 
 
 def _backward_body(recurrent: str, hidden: int) -> GraphProto:
-    """(dh, dc, dy, gates, c, c_prev) -> (dh_prev, dc_prev, dp); reads R [4H, H] of the outer graph."""
-    body = _Body("lstm_cell_backward", ["dh", "dc", "dy", "gates", "c", "c_prev"])
-    body.op("Split", "gates", body.ints("quarters", *[hidden] * 4), outputs=("i", "o", "f", "g"), axis=1)
-    body.op("Tanh", "c", outputs=("tc",))
-    body.op("Add", "dy", "dh", outputs=("dh_all",))
-    body.op("Mul", "dh_all", "o", outputs=("dho",))
-    body.op("Mul", "tc", "tc", outputs=("tc2",))
-    body.op("Mul", "dho", "tc2", outputs=("drop",))
-    body.op("Sub", "dho", "drop", outputs=("dtc",))
+    """(dh, dc, dy, c_prev, tanh c, gates) -> (dh_prev, dc_prev, dp as rows); reads R^T [H, 4H] of the outer graph."""
+    body = _Body("lstm_cell_backward", ["dh", "dc", "dy", "c_prev", "tc", "gates"])
+    body.op("Split", "gates", body.ints("quarters", *[hidden] * 4), outputs=("i", "o", "f", "g"), axis=0)
+    body.op("Transpose", "dy", outputs=("columns",), perm=[1, 0])
+    body.op("Add", "columns", "dh", outputs=("dh_all",))
+    body.op("Mul", "dh_all", "tc", outputs=("do",))
+    body.op("Mul", "do", "tc", outputs=("drop",))
+    body.op("Sub", "dh_all", "drop", outputs=("kept",))
+    body.op("Mul", "kept", "o", outputs=("dtc",))
     body.op("Add", "dtc", "dc", outputs=("dc_all",))
     body.op("Mul", "dc_all", "g", outputs=("di",))
-    body.op("Mul", "dh_all", "tc", outputs=("do",))
     body.op("Mul", "dc_all", "c_prev", outputs=("df",))
     body.op("Mul", "dc_all", "i", outputs=("dg",))
     for gate in "iof":
@@ -147,10 +148,11 @@ def _backward_body(recurrent: str, hidden: int) -> GraphProto:
     body.op("Mul", "g", "g", outputs=("g2",))
     body.op("Mul", "dg", "g2", outputs=("dg2",))
     body.op("Sub", "dg", "dg2", outputs=("pg",))
-    body.op("Concat", "pi", "po", "pf", "pg", outputs=("dp",), axis=1)
-    body.op("MatMul", "dp", recurrent, outputs=("dh_prev",))
+    body.op("Concat", "pi", "po", "pf", "pg", outputs=("dp",), axis=0)
+    body.op("MatMul", recurrent, "dp", outputs=("dh_prev",))
     body.op("Mul", "dc_all", "f", outputs=("dc_prev",))
-    return body.build(["dh_prev", "dc_prev", "dp"])
+    body.op("Transpose", "dp", outputs=("rows",), perm=[1, 0])
+    return body.build(["dh_prev", "dc_prev", "rows"])
 
 
 @rule("Scan")
@@ -162,33 +164,29 @@ def scan(context: Backward, node: Node, grads: list[str | None]) -> list[str | N
     graph = context.graph
     reverse = node.attrs["scan_input_directions"][0]
     h0, c0, inputs = node.inputs
-    _, _, all_h, all_c, gates = node.outputs
-    turned = body.node[0].input[1]
-    hidden = context.shape(turned)[0]
+    _, _, all_h, *kept = node.outputs
+    recurrent = body.node[0].input[0]
+    hidden = context.shape(recurrent)[1]
     d_last_h, d_last_c, d_all = (
         grad or graph.op("ConstantOfShape", graph.op("Shape", name))
         for grad, name in zip(grads[:3], (h0, c0, all_h), strict=True)
     )
-    recurrent = graph.op("Transpose", turned, perm=[1, 0])
-    previous_c = _shifted(graph, all_c, c0, reverse)
     dh0, dc0, dp = graph.op(
         "Scan",
         d_last_h,
         d_last_c,
         d_all,
-        gates,
-        all_c,
-        previous_c,
+        *kept,
         outputs=3,
-        body=_backward_body(recurrent, hidden),
+        body=_backward_body(graph.op("Transpose", recurrent, perm=[1, 0]), hidden),
         num_scan_inputs=4,
         scan_input_directions=[_BACK - reverse] * 4,
         scan_output_directions=[_BACK - reverse],
     )
-    if context.needs(turned):
-        before = graph.op("Reshape", _shifted(graph, all_h, h0, reverse), graph.ints(-1, hidden))
-        columns = graph.op("Reshape", dp, graph.ints(-1, 4 * hidden))
-        context.add(turned, graph.op("Gemm", before, columns, transA=1))
+    if context.needs(recurrent):
+        before = _shifted(graph, all_h, graph.op("Transpose", h0, perm=[1, 0]), reverse)
+        rows = graph.op("Reshape", before, graph.ints(-1, hidden))
+        context.add(recurrent, graph.op("Gemm", graph.op("Reshape", dp, graph.ints(-1, 4 * hidden)), rows, transA=1))
     return [dh0, dc0, dp if context.needs(inputs) else None]
 
 
