@@ -89,6 +89,7 @@ class MqttLink:
         self._answered = threading.Event()
         self._resubscribing: set[int] = set()
         self._refused: ReasonCode | None = None
+        self._failed = False
         self._connected = False
         self._connects = 0
         self._sent_bytes = 0
@@ -130,13 +131,13 @@ class MqttLink:
             properties.SessionExpiryInterval = SESSION_EXPIRY_S
         self._client.connect(address.host, address.port, keepalive=KEEPALIVE_S, properties=properties)
         self._client.loop_start()
-        if self._wait_for(lambda: self._connects > 0 or self._refused is not None, CONNECT_TIMEOUT_S):
-            if self._refused is None:
-                return
-            self._stop()
-            raise _Refused(str(self._refused))
+        self._wait_for(lambda: self._connects > 0 or self._failed, CONNECT_TIMEOUT_S)
+        if self._connects:
+            return
         self._stop()
-        raise TimeoutError("it accepts connections but does not answer")
+        if self._refused is not None:
+            raise _Refused(str(self._refused))
+        raise TimeoutError("it closes the connection" if self._failed else "it does not answer")
 
     @property
     def connected(self) -> bool:
@@ -229,6 +230,7 @@ class MqttLink:
     def _on_connect(self, client: paho.Client, _data: Any, _flags: Any, reason: ReasonCode, _props: Any) -> None:
         if reason.is_failure:
             self._refused = reason
+            self._failed = True
             self._answered.set()
             return
         self._connected = True
@@ -242,6 +244,7 @@ class MqttLink:
 
     def _on_disconnect(self, _client: paho.Client, _data: Any, _flags: Any, reason: ReasonCode, _props: Any) -> None:
         self._connected = False
+        self._failed = True
         log.debug("link down: %s", reason)
         self._answered.set()
 
