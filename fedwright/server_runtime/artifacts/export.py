@@ -20,6 +20,7 @@ from fedwright.protocol.errors import BuildError, UnsupportedOperator
 from fedwright.server_runtime.artifacts.autodiff.graph import OPSET, Graph, Node, Value
 from fedwright.server_runtime.artifacts.autodiff.lowering import lower
 from fedwright.server_runtime.artifacts.autodiff.measure import measure
+from fedwright.server_runtime.artifacts.autodiff.patterns import mark_patterns
 from fedwright.server_runtime.artifacts.autodiff.simplify import simplify
 from fedwright.server_runtime.artifacts.structure import ModelSpec
 
@@ -107,6 +108,8 @@ def export(
     norms = _norm_parameters(module)
     if rewrite is not None:
         rewrite(graph, norms)
+    if training:
+        mark_patterns(graph)
     running = _running(graph)
     if lower(graph, only=None if training else _ALWAYS_LOWERED) or rewrite is not None:
         measure(graph)
