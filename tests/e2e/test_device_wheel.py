@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,8 @@ from fedwright.protocol.link import connect
 from fedwright.protocol.link.broker import Broker
 from fedwright.server_runtime.config import config_from_dict
 from fedwright.server_runtime.run import execute
-from helpers.tools import make_environment, pip_install, run
+from helpers.layout import DEVICE_SIDE, TORCH_BACKEND, below, modules_of
+from helpers.tools import REPO, make_environment, pip_install, run
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
@@ -48,6 +50,27 @@ def shares(tmp_path_factory) -> dict[str, Path]:
 def bare_environment(home: Path) -> dict[str, str]:
     """Variables of a login on a board: nothing of the developer's Python leaks in."""
     return {"PATH": os.environ["PATH"], "HOME": str(home), "LANG": "C.UTF-8"}
+
+
+def test_the_wheel_holds_every_file_of_the_package(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if name.startswith("fedwright/")}
+    files = [path for path in (REPO / "fedwright").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+
+    assert packed == {str(path.relative_to(REPO)) for path in files}
+
+
+def test_the_device_side_imports_from_the_wheel(device_python, tmp_path):
+    names = [
+        module.name
+        for module in modules_of(REPO / "fedwright")
+        if any(below(module.name, side) for side in DEVICE_SIDE) and module.name != TORCH_BACKEND
+    ]
+    program = "import importlib, sys; print(len([importlib.import_module(name) for name in sys.argv[1:]]))"
+
+    said = run([str(device_python), "-I", "-c", program, *names], env=bare_environment(tmp_path))
+
+    assert int(said) == len(names) > 15
 
 
 def test_nothing_heavy_is_importable(device_python):
