@@ -1,6 +1,9 @@
 """The portable trainer against numpy arithmetic written out by hand."""
 
+import os
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -174,3 +177,42 @@ def test_memory_goes_back_when_a_trainer_is_gone():
 
     assert held > 20_000_000
     assert left < held / 4
+
+
+SQUEEZED = """
+import resource
+import numpy as np
+from fedwright.device_runtime import facts
+from fedwright.device_runtime.train.portable import PortableTrainer
+from fedwright.protocol.errors import OverBudget
+from helpers.tiny_artifact import make_artifact, start_weights
+
+def batch(n):
+    return {"x": np.ones((n, 3), np.float32), "y": np.zeros(n, np.int64)}
+
+trainer = PortableTrainer(make_artifact())
+trainer.load(start_weights())
+trainer.step(batch(4), learning_rate=0.1, seed=0)
+before, large = trainer.snapshot(), batch(2_000_000)
+used = int(open("/proc/self/status").read().split("VmData:")[1].split()[0]) * 1024
+resource.setrlimit(resource.RLIMIT_DATA, (used + 50_000_000,) * 2)
+try:
+    trainer.step(large, learning_rate=0.1, seed=0)
+except OverBudget as err:
+    assert err.need_bytes > err.free_bytes, err
+    assert all(np.array_equal(trainer.snapshot()[name], before[name]) for name in before)
+    trainer.step(batch(4), learning_rate=0.1, seed=0)
+    print("refused and alive")
+"""
+
+
+def test_running_out_of_memory_is_over_budget_and_the_trainer_lives():
+    helpers = Path(__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", SQUEEZED],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(helpers)},
+    )
+    assert done.stdout == "refused and alive\n", done.stderr
+    assert done.stderr == ""

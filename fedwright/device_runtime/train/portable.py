@@ -8,8 +8,9 @@ import onnxruntime as ort
 
 from fedwright.device_runtime.train import session as sessions
 from fedwright.device_runtime.train.base import Array, StepResult, Tensors
+from fedwright.device_runtime.train.check import need_bytes
 from fedwright.protocol.artifact import Artifact, Slot, TensorSpec
-from fedwright.protocol.errors import BadArtifact, DeviceError
+from fedwright.protocol.errors import BadArtifact
 
 
 class PortableTrainer:
@@ -48,6 +49,11 @@ class PortableTrainer:
         self._fill(sessions.checked(weights, _specs(kept), what="weights"))
         self._fill(_zeros(slot for slot in self.manifest.slots if slot.role == "optimizer"))
 
+    def give_sides(self, sides: Tensors) -> None:
+        """Replace the side inputs by others of the same shapes."""
+        for name, array in sessions.checked(sides, self.manifest.sides, what="side inputs").items():
+            self._sides[name].update_inplace(np.ascontiguousarray(array).reshape(array.shape))
+
     def step(self, batch: Tensors, *, learning_rate: float, seed: int) -> StepResult:
         """One optimizer step on a batch named as in the manifest; a step that fails leaves the slots as they were."""
         binding = self._bindings[self._now]
@@ -58,7 +64,7 @@ class PortableTrainer:
         try:
             self._session("train.onnx").run_with_iobinding(binding)
         except sessions.RUNTIME_ERRORS as err:
-            raise DeviceError(f"training step failed in onnxruntime: {sessions.first_line(err)}") from err
+            raise sessions.failure("training step", err, need_bytes=self._need_bytes(batch)) from err
         self._now = 1 - self._now
         correct = self._metrics.get("correct")
         return StepResult(
@@ -79,7 +85,7 @@ class PortableTrainer:
         try:
             session.run_with_iobinding(binding)
         except sessions.RUNTIME_ERRORS as err:
-            raise DeviceError(f"evaluation failed in onnxruntime: {sessions.first_line(err)}") from err
+            raise sessions.failure("evaluation", err, need_bytes=self._need_bytes(batch)) from err
         logits, embedding = binding.copy_outputs_to_cpu()
         return logits, embedding
 
@@ -103,6 +109,9 @@ class PortableTrainer:
                 graph, what=name, threads=self._threads, provider=self._provider, frozen=self._frozen
             )
         return self._sessions[name]
+
+    def _need_bytes(self, batch: Tensors) -> int:
+        return need_bytes(self.manifest, len(batch[self.manifest.batch[0].name]))
 
     def _values(self, tensors: Tensors) -> dict[str, ort.OrtValue]:
         # Contiguous because an OrtValue on the CPU shares the array's memory.

@@ -1,6 +1,7 @@
 """Sessions of the stock onnxruntime, set up the way training graphs need them."""
 
 import ctypes
+import re
 from collections.abc import Sequence
 from functools import cache
 
@@ -8,9 +9,10 @@ import numpy as np
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
+from fedwright.device_runtime import facts
 from fedwright.device_runtime.train.base import Array, Tensors
 from fedwright.protocol.artifact import TensorSpec
-from fedwright.protocol.errors import BadArtifact, BadBlob, ConfigError, DataError
+from fedwright.protocol.errors import BadArtifact, BadBlob, ConfigError, DataError, DeviceError, OverBudget
 from fedwright.protocol.onnxscan import scan
 
 CPU = "CPUExecutionProvider"
@@ -28,8 +30,9 @@ RUNTIME_ERRORS = (
     RuntimeError,
 )
 
-_DTYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(bool)": np.bool_}
+_NO_MEMORY = re.compile(r"Failed to allocate memory(?: for requested buffer of size (\d+))?|bad[_ ]alloc")
 
+_DTYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(bool)": np.bool_}
 
 # A graph of one Identity: running it is how the shared arena is told to give memory back.
 _IDENTITY = bytes.fromhex(
@@ -68,6 +71,8 @@ def open_session(
     try:
         return ort.InferenceSession(graph, options, providers=providers)
     except RUNTIME_ERRORS as err:
+        if _NO_MEMORY.search(str(err)):
+            raise failure(what, err, need_bytes=len(graph)) from err
         raise BadArtifact(f"onnxruntime {ort.__version__} cannot load {what}: {first_line(err)}") from err
 
 
@@ -77,7 +82,8 @@ def _options(threads: int) -> ort.SessionOptions:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    options.log_severity_level = 3
+    # Fatal only: errors come as exceptions, and once is enough.
+    options.log_severity_level = 4
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.use_env_allocators", "1")
     return options
@@ -121,6 +127,15 @@ def release_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def failure(what: str, err: BaseException, *, need_bytes: int) -> DeviceError:
+    """What a failed run means: OverBudget when memory ran out, else what onnxruntime said."""
+    short = _NO_MEMORY.search(str(err))
+    if short is None:
+        return DeviceError(f"{what} failed in onnxruntime: {first_line(err)}")
+    free = facts.free_bytes()
+    return OverBudget(max(need_bytes, free + int(short[1] or 1)), free)
 
 
 def first_line(err: BaseException) -> str:
