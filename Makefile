@@ -10,12 +10,13 @@ export FEDWRIGHT_DATA := $(abspath ../shared/data)
 endif
 endif
 
-.PHONY: help setup demo test check bench-train-step clean
+.PHONY: help setup demo test check fuzz bench-train-step clean
 
 help:
 	@echo "make demo    a broker, a server and eight emulated devices on this machine: about a minute"
 	@echo "make test    everything: check, then unit, contract and end-to-end tests"
 	@echo "make check   ruff, formatting, types"
+	@echo "make fuzz    hours of hostile bytes against every decoder; not part of make test"
 	@echo "make bench-train-step   CPU time and memory of a training step, beside torch's"
 	@echo "make setup   only the virtual environment .venv (demo and test make it when it is missing)"
 	@echo "make clean   remove what the above made"
@@ -38,6 +39,9 @@ check: $(READY)
 
 test: check
 	$(BIN)/python -m pytest $(ARGS)
+
+fuzz: $(READY)
+	$(BIN)/python -m pytest tests/protocol --hypothesis-profile=long --timeout=0 $(ARGS)
 
 bench-train-step: $(READY)
 	@$(BIN)/fedwright bench train-step $(ARGS)

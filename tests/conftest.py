@@ -12,6 +12,7 @@ TIERS = {"contracts": 1, "e2e": 2}
 
 # A busy machine makes single examples slow; pytest-timeout ends what really hangs.
 settings.register_profile("fedwright", deadline=None)
+settings.register_profile("long", deadline=None, max_examples=20_000)
 settings.load_profile("fedwright")
 
 

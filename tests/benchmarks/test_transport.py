@@ -1,0 +1,49 @@
+"""The transport benchmark measures what it says, on small numbers."""
+
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from fedwright.benchmarks import transport
+from fedwright.protocol.errors import LinkError
+from fedwright.protocol.link.broker import Broker
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    with Broker() as running:
+        yield running
+
+
+def test_a_transfer_is_compared_with_a_raw_relay(broker: Broker) -> None:
+    table = transport.measure_transfer(broker, 1_000_000, repeats=1)
+
+    assert table["size_mb"] == 1.0
+    assert table["ratio"] == pytest.approx(table["pulled_mb_per_s"] / table["raw_mb_per_s"], rel=0.05)
+    assert table["pulled_mb_per_s"] > 0
+
+
+def test_every_device_is_pulled_from_and_heard(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "IDLE_S", 0.1)
+    monkeypatch.setattr(transport, "LINKS_PER_PROCESS", 3)
+
+    uploads = transport.measure_uploads(broker, 4, 300_000)
+    crowd = transport.measure_crowd(broker, 4)
+
+    assert (uploads["devices"], crowd["devices"]) == (4, 4)
+    assert 0 < uploads["wall_s"] < 60
+    assert 0 < crowd["reports_s"] < 60
+    assert psutil.Process().children(recursive=True) == [psutil.Process(broker.pid)]
+
+
+def test_a_broker_that_dies_ends_the_benchmark_in_one_sentence(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    broker.kill()
+
+    with pytest.raises(LinkError, match="did not start"):
+        transport.measure_uploads(broker, 1, 1000)
+    assert "connection refused" in capfd.readouterr().err
