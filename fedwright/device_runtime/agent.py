@@ -211,8 +211,8 @@ class Agent:
         try:
             for ref in _refs(entry.task):
                 self._fetch(ref)
-        except BadBlob as err:
-            self._refuse("bad_blob", str(err))
+        except (BadBlob, DeviceError) as err:
+            self._refuse_for(err)
             return
         if not self._downloads:
             self._start(entry.task)
@@ -235,8 +235,8 @@ class Agent:
             if not download.done:
                 return
             download.finish()
-        except BadBlob as err:
-            log.warning("blob %s: %s", chunk.sha256[:12], err)
+        except (BadBlob, DeviceError) as err:
+            self._refuse_for(err)
             return
         del self._downloads[chunk.sha256]
         self._begin()
@@ -273,9 +273,19 @@ class Agent:
         err = work.exception()
         if isinstance(err, Stopped) or entry is None:
             return
-        if err is None:
-            self._answer(self._update(entry.task, work.result()))
-        elif isinstance(err, OverBudget):
+        if err is not None:
+            self._refuse_for(err)
+            return
+        try:
+            update = self._update(entry.task, work.result())
+        except (DeviceError, OSError) as failed:
+            self._refuse_for(failed)
+            return
+        self._answer(update)
+
+    def _refuse_for(self, err: BaseException) -> None:
+        """Tell the server why the task in hand came to nothing."""
+        if isinstance(err, OverBudget):
             self._refuse("over_budget", str(err), need_bytes=err.need_bytes, free_bytes=err.free_bytes)
         elif isinstance(err, MemoryError):
             self._refuse("over_budget", "ran out of memory while training", free_bytes=facts.free_bytes())
@@ -285,7 +295,7 @@ class Agent:
             self._refuse("bad_blob", str(err))
         else:
             if not isinstance(err, FedwrightError):
-                log.error("task %s failed", entry.task.task, exc_info=err)
+                log.error("the task failed", exc_info=err)
             self._refuse("failed", f"{type(err).__name__}: {err}"[:500])
 
     def _update(self, task: Task, result: Result) -> Update:
@@ -297,7 +307,9 @@ class Agent:
         )
         ref = None
         if result.tensors:
-            ref = self._uploads.offer(self._have.residual.encode(task, result.tensors), inline=False)
+            blob = self._have.residual.encode(task, result.tensors)
+            # The server's choice of chunk holds both ways: some brokers take only small messages.
+            ref = self._uploads.offer(blob, chunk_bytes=task.weights.chunk_bytes, inline=False)
         return Update(task=task.task, round=task.round, stats=stats, tensors=ref)
 
     def _refuse(self, reason: str, detail: str, *, need_bytes: int = 0, free_bytes: int = 0) -> None:

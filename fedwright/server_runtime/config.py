@@ -59,6 +59,7 @@ class FleetSection:
     )
     deadline_s: float = field(default=600.0, metadata=_help("a round closes after this long with those who answered"))
     join_timeout_s: float = field(default=600.0, metadata=_help("give up when too few devices came in this time"))
+    chunk_kib: int = field(default=256, metadata=_help("size of a chunk; some brokers take at most 128"))
     trust: str | None = field(
         default=None, metadata=_help("folder of `fedwright server enroll`; for an mqtts broker and signed tasks")
     )
@@ -72,6 +73,7 @@ class FleetSection:
         check_range("quorum_ratio", self.quorum_ratio, above=0, high=1)
         check_range("deadline_s", self.deadline_s, above=0)
         check_range("join_timeout_s", self.join_timeout_s, above=0)
+        check_range("chunk_kib", self.chunk_kib, low=1, high=4096)
         if self.per_round is not None:
             check_range("per_round", self.per_round, low=1)
             if self.sample_ratio != 1.0:
@@ -180,6 +182,35 @@ class ExportSection:
 
 
 @dataclass(frozen=True)
+class SimulateSection:
+    """The fleet that `fedwright simulate` runs in this machine; a server over a broker does not read it."""
+
+    dataset: str = field(default="digits", metadata=_help("a name from `fedwright datasets`"))
+    partition: Literal["iid", "dirichlet", "balanced-dirichlet", "shards", "few-classes", "owner"] = field(
+        default="dirichlet", metadata=_help("iid, dirichlet, balanced-dirichlet, shards, few-classes or owner")
+    )
+    devices: int = field(default=20, metadata=_help("how many devices; 'owner' makes one per person or publication"))
+    alpha: float = field(default=0.5, metadata=_help("of the Dirichlet partitions; smaller is less alike"))
+    per_device: int = field(default=2, metadata=_help("shards, or classes, of each device"))
+    least: int = field(default=10, metadata=_help("rows that every device gets at least (dirichlet)"))
+    rows: int | None = field(default=None, metadata=_help("use only so many training examples"))
+    profiles: str | None = field(default=None, metadata=_help("a fleet of `fedwright profiles` that gives memory"))
+    processes: int | None = field(default=None, metadata=_help("how many in parallel; 0 = inside this one"))
+    evaluate_every: int = field(default=5, metadata=_help("measure every device after so many rounds; 0 = at the end"))
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        check_range("devices", self.devices, low=1, high=100_000)
+        check_range("alpha", self.alpha, above=0)
+        check_range("per_device", self.per_device, low=1)
+        check_range("least", self.least, low=1)
+        check_range("evaluate_every", self.evaluate_every, low=0)
+        for name in ("rows", "processes"):
+            if getattr(self, name) is not None:
+                check_range(name, getattr(self, name), low=0 if name == "processes" else 1)
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """All of one run."""
 
@@ -191,6 +222,7 @@ class RunConfig:
     update: UpdateSection = field(default_factory=UpdateSection)
     server: ServerSection = field(default_factory=ServerSection)
     export: ExportSection = field(default_factory=ExportSection)
+    simulate: SimulateSection = field(default_factory=SimulateSection)
 
 
 SECTIONS: dict[str, type[Any]] = {
@@ -201,6 +233,7 @@ SECTIONS: dict[str, type[Any]] = {
     "update": UpdateSection,
     "server": ServerSection,
     "export": ExportSection,
+    "simulate": SimulateSection,
 }
 
 

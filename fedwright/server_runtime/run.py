@@ -1,6 +1,6 @@
 """Puts a run together: folder, store, method and coordinator, from a config or from what an earlier process left."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from fedwright.server_runtime.methods.base import Method, Setting
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.buffered import BufferedCoordinator
 from fedwright.server_runtime.rounds.coordinator import Coordinator, Options
-from fedwright.server_runtime.rounds.desk import Desk
+from fedwright.server_runtime.rounds.desk import Desk, Talks
 from fedwright.server_runtime.rounds.exchange import Exchange
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.sampling import derive_seed
@@ -58,6 +58,20 @@ class RunFolder:
 
 
 @dataclass(frozen=True)
+class Meeting:
+    """How the server meets its devices: over a link, or in this process.
+
+    started: gets the method and the planner before the first round. sync: False outlives a kill but not a power cut.
+    """
+
+    talk: Callable[[BlobStore], Talks]
+    observer: events.Observer = events.ignore
+    started: Callable[[Method, Planner], None] = lambda method, planner: None
+    sync: bool = True
+    dismiss: bool = True
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What a finished run leaves."""
 
@@ -75,27 +89,37 @@ def execute(
     config: RunConfig, text: str, *, link: Link, observer: events.Observer = events.ignore, dismiss: bool = True
 ) -> Outcome:
     """Run a config to its end, or go on where an earlier process stopped; `text` is the config as written."""
+
+    def talk(blobs: BlobStore) -> Talks:
+        return Exchange(link, config.fleet.name, blobs=blobs, sign=_signer(config))
+
+    return meet(config, text, Meeting(talk, observer, dismiss=dismiss))
+
+
+def meet(config: RunConfig, text: str, meeting: Meeting) -> Outcome:
+    """`execute` over any way to speak with devices."""
     folder = folder_of(config)
     folder.path.mkdir(parents=True, exist_ok=True)
-    store = SqliteRoundStore(folder.store)
+    store = SqliteRoundStore(folder.store, sync=meeting.sync)
     try:
-        blobs = BlobStore(folder.blobs)
+        blobs = BlobStore(folder.blobs, sync=meeting.sync)
         builder = Builder(folder.artifacts)
         desk = Desk(
-            Exchange(link, config.fleet.name, blobs=blobs, sign=_signer(config)),
-            Planner(config.run.name, builder, blobs, config.fleet.deadline_s),
+            meeting.talk(blobs),
+            Planner(config.run.name, builder, blobs, config.fleet.deadline_s, config.fleet.chunk_kib * 1024),
             store=store,
             update_norm=config.update.clip_norm,
-            observer=observer,
+            observer=meeting.observer,
         )
         record = store.run()
         if record is None:
             reports = desk.gather(config.fleet.devices, timeout_s=config.fleet.join_timeout_s)
             record = RunRecord(config.run.name, text, infer_spec(config.model, reports))
             store.save_run(record)
-        method = make_method(config, record.spec)
+        method = make_method(config, record.spec, builder)
+        meeting.started(method, desk.planner)
         coordinate(desk, _options(config)).run(method, record.spec)
-        if dismiss:
+        if meeting.dismiss:
             desk.dismiss_all(f"run {config.run.name} is complete")
         model = _export(folder, builder, method) if config.export.global_model else None
         metrics = [closed.metrics for closed in store.closed() if closed.metrics]
@@ -121,8 +145,11 @@ def infer_spec(section: ModelSection, reports: Mapping[str, Report]) -> ModelSpe
     return ModelSpec(section.model, shape, classes)
 
 
-def make_method(config: RunConfig, spec: ModelSpec) -> Method:
-    """The configured method at its birth; the same config gives the same method on every machine."""
+def make_method(config: RunConfig, spec: ModelSpec, builder: Builder | None = None) -> Method:
+    """The configured method at its birth; the same config gives the same method on every machine.
+
+    builder: lets the method ask what a structure needs of a device.
+    """
     module = zoo.create(spec, seed=derive_seed(config.run.seed, "initial weights"))
     setting = Setting(
         spec=spec,
@@ -134,6 +161,7 @@ def make_method(config: RunConfig, spec: ModelSpec) -> Method:
         seed=config.run.seed,
         returns=Returns(codec=config.update.codec, keep_ratio=config.update.keep_ratio),
         combine=Combine(config.update.combine, config.update.trim_ratio),
+        manifest=None if builder is None else lambda structure: builder.build(structure).manifest,
     )
     return registry.find(config.method.name).make(config.method.params, setting)
 

@@ -1,5 +1,6 @@
 """A checkpoint of training every few seconds, so that a power cut costs seconds and not the task."""
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from fedwright.device_runtime.store.journal import replace_file
 from fedwright.device_runtime.train.base import Tensors
 from fedwright.protocol import tensors
 from fedwright.protocol.errors import BadBlob
+
+log = logging.getLogger(__name__)
 
 EVERY_S = 5.0
 
@@ -36,10 +39,13 @@ class Checkpoint:
         return self._clock() - self._saved_s >= self._every_s
 
     def save(self, task: str, step: int, loss_first: float, slots: Tensors) -> None:
-        """Replace the checkpoint."""
+        """Replace the checkpoint; with a full disk the older one stays."""
         note = {"task": task, "step": str(step), "loss_first": repr(loss_first)}
-        replace_file(self._path, tensors.save(slots, note))
         self._saved_s = self._clock()
+        try:
+            replace_file(self._path, tensors.save(slots, note))
+        except OSError as err:
+            log.warning("no checkpoint can be written (%s); free some space at %s", err.strerror, self._path.parent)
 
     def load(self, task: str) -> Saved | None:
         """The checkpoint if it is of this task and readable; the clock for the next one starts anew."""

@@ -1,6 +1,7 @@
 """The device's journal: which task it has, how it answered, which are over. Survives a power cut at any moment."""
 
 import fcntl
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ from msgspec import Struct, structs
 
 from fedwright.protocol.errors import IdentityTaken
 from fedwright.protocol.messages import Refusal, Task, Update
+
+log = logging.getLogger(__name__)
 
 # A task that was delivered twice arrives again soon or never; this many ids are plenty.
 KEEP_FINISHED = 64
@@ -66,8 +69,12 @@ class Journal:
         self._lock.close()
 
     def _write(self, file: _File) -> None:
-        replace_file(self._path, msgspec.msgpack.encode(file))
+        """Memory first: with a full disk the agent goes on, it only could not continue after a restart."""
         self._file = file
+        try:
+            replace_file(self._path, msgspec.msgpack.encode(file))
+        except OSError as err:
+            log.warning("the journal cannot be written (%s); free some space at %s", err.strerror, self._path.parent)
 
 
 def replace_file(path: Path, data: bytes) -> None:

@@ -4,15 +4,16 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from fedwright.protocol.errors import BadBlob, BadUpdate, NoQuorum
-from fedwright.protocol.messages import Dismiss, Gone, Refusal, Report, Update, Why
+from fedwright.protocol.messages import BlobRef, Dismiss, Gone, Refusal, Report, Task, Update, Why
 from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.intake.admission import check_stats, clip_norm, read_update, report_problem
 from fedwright.server_runtime.intake.registry import Registry
 from fedwright.server_runtime.methods.base import Tensors
 from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.exchange import Exchange, Heard, Pulled
+from fedwright.server_runtime.rounds.exchange import Heard, Pulled
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.store import Planned, Reply, RoundStore
 
@@ -20,6 +21,38 @@ log = logging.getLogger(__name__)
 
 # The longest wait for a message, so that deadlines and contested ids are looked at in time.
 TICK_S = 0.5
+
+
+class Talks(Protocol):
+    """What the desk needs of whoever speaks with the devices: the exchange over a link, or a fleet in this process."""
+
+    def challenge(self, device: str) -> None:
+        """Ask whoever is alive under this id to report."""
+        ...
+
+    def assign(self, device: str, boot: str, task: Task) -> None:
+        """Send a task to one boot of a device until it is acknowledged."""
+        ...
+
+    def withdraw(self, task: str) -> None:
+        """Stop sending a task."""
+        ...
+
+    def acknowledge(self, device: str, task: str, *, problem: str = "") -> None:
+        """Tell a device that its update or refusal is durable here (or was not used, and why)."""
+        ...
+
+    def dismiss(self, device: str, dismissal: Dismiss) -> None:
+        """Tell a device to leave."""
+        ...
+
+    def pull(self, device: str, ref: BlobRef) -> None:
+        """Fetch a blob from a device; a Pulled event tells when it is here."""
+        ...
+
+    def poll(self, timeout_s: float) -> list[Heard | Pulled]:
+        """Wait for messages at most this long and return what the coordinator must know."""
+        ...
 
 
 @dataclass
@@ -35,7 +68,7 @@ class Desk:
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: Talks,
         planner: Planner,
         *,
         store: RoundStore,

@@ -215,16 +215,17 @@ class Exchange:
         pull = self._pulled_from(device, chunk.sha256)
         if pull is None:
             return
+        pull.download.accept(chunk.index, chunk.data)
+        if not pull.download.done:
+            self._ask(chunk.sha256, pull)
+            return
+        del self._pulls[chunk.sha256]
         try:
-            pull.download.accept(chunk.index, chunk.data)
-            if pull.download.done:
-                del self._pulls[chunk.sha256]
-                pull.download.finish()
-                events.append(Pulled(device, chunk.sha256))
-                return
+            pull.download.finish()
         except BadBlob as err:
-            self._warn(device, str(err))
-        self._ask(chunk.sha256, pull)
+            events.append(Pulled(device, chunk.sha256, str(err)))
+            return
+        events.append(Pulled(device, chunk.sha256))
 
     def _pulled_from(self, device: str, sha256: str) -> _Pull | None:
         pull = self._pulls.get(sha256)

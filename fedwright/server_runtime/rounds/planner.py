@@ -9,7 +9,7 @@ from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import tensors
 from fedwright.protocol.artifact import Artifact, Manifest
 from fedwright.protocol.blobs import BlobStore, make_ref
-from fedwright.protocol.messages import BlobRef, Task
+from fedwright.protocol.messages import CHUNK_BYTES, BlobRef, Task
 from fedwright.server_runtime.artifacts.structure import Structure
 from fedwright.server_runtime.methods.base import Assignment, Emission, Tensors
 from fedwright.server_runtime.rounds.store import Planned, Position
@@ -31,6 +31,7 @@ class Planner:
     builder: Builds
     blobs: BlobStore
     deadline_s: float
+    chunk_bytes: int = CHUNK_BYTES
     _artifacts: dict[str, tuple[BlobRef, Manifest]] = field(default_factory=dict)
 
     def manifest(self, structure: Structure) -> Manifest:
@@ -68,16 +69,19 @@ class Planner:
         """Methods may emit one dictionary for many devices: it is serialised and hashed once."""
         key = id(values)
         if key not in refs:
-            refs[key] = make_ref(self.blobs.path(self.blobs.put_bytes(tensors.save(values))), inline=False)
+            refs[key] = self._offer(tensors.save(values))
         return refs[key]
 
     def _artifact(self, structure: Structure) -> tuple[BlobRef, Manifest]:
         key = structure.key()
         if key not in self._artifacts:
             built = self.builder.build(structure)
-            sha256 = self.blobs.put_bytes(artifacts.pack(built))
-            self._artifacts[key] = (make_ref(self.blobs.path(sha256), inline=False), built.manifest)
+            self._artifacts[key] = (self._offer(artifacts.pack(built)), built.manifest)
         return self._artifacts[key]
+
+    def _offer(self, data: bytes) -> BlobRef:
+        self.blobs.put_bytes(data)
+        return make_ref(data, chunk_bytes=self.chunk_bytes, inline=False)
 
 
 def task_id(run: str, position: Position, device: str) -> str:
