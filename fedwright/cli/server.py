@@ -169,7 +169,9 @@ def _enroll(args: argparse.Namespace) -> int:
     authority = trust.Authority.open(args.trust)
     if not (args.trust / "broker" / "mosquitto.conf").exists():
         trust.secure_broker(authority, fleet=args.fleet, hosts=[address.host, *args.host], port=address.port)
-        print(f"broker: run mosquitto -c {args.trust / 'broker' / 'mosquitto.conf'} on {address.host}")
+        folder = args.trust / "broker"
+        print(f"broker: run mosquitto -c {folder / 'mosquitto.conf'} on {address.host}")
+        print(f"        (started by root it runs as mosquitto, so first: chown -R mosquitto {folder})")
     for device in args.devices:
         bundle = trust.enroll(authority, device, fleet=args.fleet, broker=args.broker)
         print(

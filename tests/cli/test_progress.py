@@ -1,0 +1,60 @@
+"""What a person sees of a run: lines where there is no terminal, a live table where there is one."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from fedwright.cli import progress as module
+from fedwright.cli.progress import Progress
+from fedwright.protocol.messages import Stats
+from fedwright.server_runtime.rounds import events
+from helpers.fleet import report
+
+STATS = Stats(samples=24, steps=3, train_s=1.0, cpu_s=1.0, peak_rss_bytes=1, holdout=8, correct_before=2)
+STORY: list[events.Event] = [
+    events.DeviceJoined("pi", report()),
+    events.StagePlanned(1, ("pi",), False),
+    events.UpdateTaken(1, "pi", STATS, 2.5),
+    events.DeviceLost("pi"),
+    events.DeviceJoined("pi", report()),
+    events.DeviceTurnedAway("nano", "its data has another shape"),
+    events.TaskFailed(1, "tx2", "no answer within 60 s"),
+    events.RoundClosed(1, {"updates": 1.0, "loss": 0.5, "accuracy_before": 0.25}, 3.0),
+    events.StagePlanned(2, ("pi",), True),
+]
+
+
+def tell(monkeypatch: pytest.MonkeyPatch, *, terminal: bool) -> tuple[str, Progress]:
+    """What is written while the story happens, and the progress at its end."""
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=100)
+    monkeypatch.setattr(module, "Console", lambda stderr: console)
+    with Progress(3, 2) as progress:
+        for event in STORY:
+            progress(event)
+    return out.getvalue(), progress
+
+
+def test_without_a_terminal_there_are_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    text, _ = tell(monkeypatch, terminal=False)
+
+    assert text.splitlines() == [
+        "pi joined with 24 samples (1 of 2 devices are here)",
+        "pi lost its connection",
+        "nano was turned away: its data has another shape",
+        "round 1: tx2 did not answer: no answer within 60 s",
+        "round 1/3 took 3.0 s, 1 updates, loss 0.500, accuracy of the model sent out 25.0%",
+    ]
+
+
+def test_on_a_terminal_there_is_a_live_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    text, progress = tell(monkeypatch, terminal=True)
+
+    assert "round 1/3 took 3.0 s" in text
+    view = Console(width=100, file=io.StringIO(), record=True)
+    view.print(progress._render())
+    lines = view.export_text().splitlines()
+    assert "measuring" in lines[0]
+    assert any(line.split() == ["pi", "measuring", "25.0%", "2.5"] for line in lines)
+    assert any(line.split() == ["tx2", "failed"] for line in lines)
