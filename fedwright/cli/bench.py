@@ -20,6 +20,7 @@ SUITES = {
         "fedwright.benchmarks.train_step",
         "CPU time, wall time and memory of a training step, against torch",
     ),
+    "chaos": ("fedwright.benchmarks.chaos", "kills and cuts at random moments, against a run left in peace"),
     "transport": ("fedwright.benchmarks.transport", "speed of blobs and messages, against a raw TCP relay"),
 }
 PACKAGES = ("fedwright", "onnxruntime", "numpy", "torch", "onnx", "paho-mqtt")
@@ -45,6 +46,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--seeds", type=int, default=None, metavar="N", help="how many seeds, where a suite has any")
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the results as JSON")
     parser.add_argument("--strict", action="store_true", help="exit code 1 unless every check holds")
+    parser.add_argument("--kills", type=int, default=None, metavar="N", help="chaos: how many kills")
     parser.add_argument("--models", nargs="+", metavar="MODEL", help="train-step: models to measure")
     parser.add_argument("--threads", nargs="+", type=int, metavar="N", help="train-step: thread counts (1 2)")
     parser.add_argument(

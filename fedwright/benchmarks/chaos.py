@@ -1,0 +1,261 @@
+"""`fedwright bench chaos`: kill the server, the broker and devices, cut the link, and compare with a run left in peace.
+
+Everything is real: a broker, a server process that is resumed after each kill, and agent processes behind a link that
+can be cut. Kills come at seeded random moments. A run counts as unharmed when no update is lost, none is counted twice
+and the final state has the bytes of the undisturbed run.
+"""
+
+import argparse
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from fedwright.protocol.errors import RoundError
+from fedwright.protocol.link.broker import Broker
+from fedwright.protocol.link.shaping import Proxy
+from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
+from fedwright.server_runtime.run import RunFolder
+
+DEVICES = ("a", "b", "c")
+ROUNDS = 6
+VICTIMS = ("server", "broker", "device", "link")
+# Between two kills: from the middle of a start to several rounds later.
+PAUSE_S = (0.2, 4.0)
+CUT_S = 0.5
+RUN_TIMEOUT_S = 300.0
+
+CONFIG = """
+[run]
+name = "chaos"
+seed = 5
+rounds = {rounds}
+folder = "{folder}"
+
+[fleet]
+broker = "{broker}"
+devices = {devices}
+deadline_s = 120
+
+[model]
+model = "cnn-small"
+
+[method]
+name = "fedavg"
+
+[train]
+epochs = 8
+batch = 8
+
+[update]
+codec = "int8"
+"""
+
+
+@dataclass
+class Outcome:
+    """What became of one run."""
+
+    rounds: int
+    digest: str
+    lost: int
+    twice: int
+    kills: Counter[str] = field(default_factory=Counter)
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """As many runs as it takes for `--kills` kills; `--quick` makes six of them."""
+    wanted = args.kills if args.kills is not None else 6 if args.quick else 40
+    peace = play(kills=0, seed=0)
+    runs: list[Outcome] = []
+    while sum(sum(outcome.kills.values()) for outcome in runs) < wanted:
+        left = wanted - sum(sum(outcome.kills.values()) for outcome in runs)
+        runs.append(play(kills=left, seed=len(runs) + 1))
+    kills = sum((outcome.kills for outcome in runs), Counter[str]())
+    same = sum(outcome.digest == peace.digest for outcome in runs)
+    lost, twice = sum(outcome.lost for outcome in runs), sum(outcome.twice for outcome in runs)
+    return {
+        "seeds": list(range(1, len(runs) + 1)),
+        "tables": {
+            "kills": [{"victim": victim, "kills": kills[victim]} for victim in VICTIMS],
+            "runs": [
+                {
+                    "seed": seed,
+                    "kills": sum(outcome.kills.values()),
+                    "rounds finished": outcome.rounds,
+                    "updates lost": outcome.lost,
+                    "counted twice": outcome.twice,
+                    "same bytes": outcome.digest == peace.digest,
+                }
+                for seed, outcome in enumerate(runs, 1)
+            ],
+        },
+        "checks": [
+            _check("updates lost", lost, 0),
+            _check("updates counted twice", twice, 0),
+            _check("rounds finished", sum(outcome.rounds for outcome in runs), ROUNDS * len(runs)),
+            _check("runs that end with the bytes of the undisturbed one", same, len(runs)),
+        ],
+    }
+
+
+def play(*, kills: int, seed: int, rounds: int = ROUNDS) -> Outcome:
+    """One run from start to end with up to this many kills."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        fleet = stack.enter_context(_fleet(folder, rounds))
+        made = _disturb(fleet, kills, random.Random(seed))
+        fleet.finish()
+        return _outcome(RunFolder(folder / "chaos"), rounds, made)
+
+
+class _Fleet:
+    """The processes of one run; whatever dies is started again."""
+
+    def __init__(self, folder: Path, broker: Broker, proxy: Proxy, rounds: int) -> None:
+        self.broker = broker
+        self.proxy = proxy
+        self._folder = folder
+        self._config = folder / "chaos.toml"
+        self._config.write_text(CONFIG.format(rounds=rounds, folder=folder, broker=broker.url, devices=len(DEVICES)))
+        self._devices = {device: self._start_device(device) for device in DEVICES}
+        self._server = self._start_server()
+
+    def kill_server(self) -> None:
+        """SIGKILL, then resume."""
+        _kill(self._server)
+        self._server = self._start_server()
+
+    def kill_device(self, device: str) -> None:
+        """SIGKILL, then start again with the same state folder."""
+        _kill(self._devices[device])
+        self._devices[device] = self._start_device(device)
+
+    def running(self, wait_s: float) -> bool:
+        """Wait; False as soon as the server has ended."""
+        try:
+            self._server.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            return True
+        return False
+
+    def finish(self) -> None:
+        """Wait for the end of the run."""
+        try:
+            code = self._server.wait(RUN_TIMEOUT_S)
+        except subprocess.TimeoutExpired as err:
+            raise RoundError(f"the run did not end within {RUN_TIMEOUT_S:.0f} s; see {self._folder}") from err
+        if code != 0:
+            log = (self._folder / "server.out").read_text()[-2000:]
+            raise RoundError(f"the server ended with code {code}: {log}")
+
+    def close(self) -> None:
+        """End every process."""
+        for process in (self._server, *self._devices.values()):
+            _kill(process)
+
+    def _start_server(self) -> subprocess.Popen[bytes]:
+        known = _is_recorded(RunFolder(self._folder / "chaos"))
+        words = ["resume", str(self._folder / "chaos")] if known else ["run", str(self._config)]
+        return self._start("server.out", ["server", *words])
+
+    def _start_device(self, device: str) -> subprocess.Popen[bytes]:
+        words = ["--device", device, "--broker", self.proxy.url, "--data", f"npz:{_data_file(self._folder, device)}"]
+        words += ["--state", str(self._folder / "state"), "--threads", "1"]
+        return self._start(f"{device}.out", ["device", "run", *words])
+
+    def _start(self, log_name: str, words: list[str]) -> subprocess.Popen[bytes]:
+        with (self._folder / log_name).open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "fedwright", *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+
+@contextmanager
+def _fleet(folder: Path, rounds: int) -> Iterator[_Fleet]:
+    with Broker() as broker:
+        address = urlsplit(broker.url)
+        with Proxy(str(address.hostname), int(address.port or 0)) as proxy:
+            fleet = _Fleet(folder, broker, proxy, rounds)
+            try:
+                yield fleet
+            finally:
+                fleet.close()
+
+
+def _disturb(fleet: _Fleet, kills: int, rng: random.Random) -> Counter[str]:
+    made: Counter[str] = Counter()
+    while sum(made.values()) < kills and fleet.running(rng.uniform(*PAUSE_S)):
+        victim = rng.choice(VICTIMS)
+        made[victim] += 1
+        if victim == "server":
+            fleet.kill_server()
+        elif victim == "device":
+            fleet.kill_device(rng.choice(DEVICES))
+        elif victim == "broker":
+            fleet.broker.kill()
+            fleet.broker.restart()
+        else:
+            fleet.proxy.cut()
+            fleet.running(CUT_S)
+            fleet.proxy.mend()
+    return made
+
+
+def _outcome(folder: RunFolder, rounds: int, kills: Counter[str]) -> Outcome:
+    store = SqliteRoundStore(folder.store)
+    try:
+        closed = store.closed()
+        absorbed = Counter(task for stage in closed for task in stage.absorbed)
+        lost = 0
+        for stage in closed:
+            plan, replies = store.plan(stage.position) or [], store.replies(stage.position)
+            updates = {task for task, reply in replies.items() if reply.outcome == "update"}
+            lost += sum(planned.task.task not in updates or planned.task.task not in absorbed for planned in plan)
+        twice = sum(count - 1 for count in absorbed.values())
+        return Outcome(len(closed), closed[-1].state if closed else "", lost, twice, kills)
+    finally:
+        store.close()
+
+
+def _is_recorded(folder: RunFolder) -> bool:
+    """Whether the server got as far as making the run durable, so that it can be resumed."""
+    if not folder.store.exists():
+        return False
+    store = SqliteRoundStore(folder.store)
+    try:
+        return store.run() is not None
+    finally:
+        store.close()
+
+
+def _data_file(folder: Path, device: str) -> Path:
+    """A small data set of its own for each device: bright rows tell the class."""
+    path = folder / f"{device}.npz"
+    if not path.exists():
+        rng = np.random.default_rng(list(device.encode()))
+        y = rng.integers(0, 4, 150)
+        x = rng.normal(size=(150, 1, 8, 8)).astype(np.float32)
+        x[np.arange(150), 0, 2 * y] += 2
+        np.savez(path, x=x, y=y, classes=4)
+    return path
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+def _check(name: str, value: int, target: int) -> dict[str, Any]:
+    return {"name": name, "value": value, "target": target, "holds": value == target}
