@@ -205,7 +205,8 @@ def _squeeze(array: Array) -> Array | None:
 def _to_bf16(tensor: Array) -> Array:
     """The upper half of each float32, rounded to the nearest and to even on a tie."""
     bits = np.ascontiguousarray(tensor).view(np.uint32)
-    return ((bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16).astype(np.uint16)
+    rounded: Array = ((bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16).astype(np.uint16)
+    return rounded
 
 
 def _channels(shape: Sequence[int]) -> int:

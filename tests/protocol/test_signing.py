@@ -92,9 +92,7 @@ def test_a_signed_message_is_accepted() -> None:
     assert codec.decode(payload).body == Ack("t1")
 
 
-@pytest.mark.parametrize(
-    "message", [Ack("t1"), Dismiss("b", "run_over", "bye")], ids=["ack", "dismiss"]
-)
+@pytest.mark.parametrize("message", [Ack("t1"), Dismiss("b", "run_over", "bye")], ids=["ack", "dismiss"])
 def test_an_unsigned_order_is_refused(message: Ack | Dismiss) -> None:
     payload = codec.encode(message, sender="server", boot="b")
 
