@@ -79,7 +79,8 @@ def _agent_options(parser: argparse.ArgumentParser, *, required: bool) -> None:
     add("--fleet", help="fleet to join (default: the bundle's, else default)")
     add("--state", type=Path, default=default_state(), metavar="DIR", help="journal and blobs (default: %(default)s)")
     add("--threads", type=_whole, default=0, metavar="N", help="threads to train with (default: one per core)")
-    add("--backend", default="portable", help="portable, classic or torch (default: %(default)s)")
+    add("--backend", default="portable", help="portable or classic (default: %(default)s)")
+    add("--provider", default="cpu", help="cpu, cuda or auto (default: %(default)s)")
     add("--holdout", type=float, default=0.2, metavar="RATIO", help="share kept for measuring (default: %(default)s)")
     add("--profile", default="", help="name of the emulated device, for the report")
     add("--evaluate-only", action="store_true", help="measure models on the data, never train")
@@ -102,6 +103,7 @@ def config_of(args: argparse.Namespace) -> AgentConfig:
         state=args.state,
         threads=args.threads,
         backend=args.backend,
+        provider=args.provider,
         holdout_ratio=args.holdout,
         profile=args.profile,
         trains=not args.evaluate_only,

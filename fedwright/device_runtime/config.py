@@ -18,7 +18,8 @@ def default_state() -> Path:
 class AgentConfig:
     """One agent: who it is, where its broker and its data are, what it may use.
 
-    threads: 0 means one per core. backend: portable, classic or torch. profile: name of an emulated
+    threads: 0 means one per core. backend: portable or classic. provider: cpu, cuda or auto (cuda where
+    the installed onnxruntime can). profile: name of an emulated
     device, for the report only. trains: False makes a device that only evaluates. once: leave when the
     server says that the run is over, instead of waiting for the next one. bundle: folder that enrolment
     made; without one the agent is in development mode.
@@ -31,6 +32,7 @@ class AgentConfig:
     state: Path = field(default_factory=default_state)
     threads: int = 0
     backend: str = "portable"
+    provider: str = "cpu"
     holdout_ratio: float = 0.2
     profile: str = ""
     trains: bool = True

@@ -90,7 +90,7 @@ def arguments(config: AgentConfig) -> list[str]:
     """The options of `fedwright device run` that give this config again."""
     words = ["--broker", config.broker, "--device", config.device, "--data", config.data, "--fleet", config.fleet]
     words += ["--state", str(config.state), "--threads", str(config.threads), "--backend", config.backend]
-    words += ["--holdout", repr(config.holdout_ratio)]
+    words += ["--provider", config.provider, "--holdout", repr(config.holdout_ratio)]
     for option, value in (("--profile", config.profile), ("--bundle", config.bundle)):
         if value:
             words += [option, str(value)]

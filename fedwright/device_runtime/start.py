@@ -1,7 +1,6 @@
 """Puts an agent together from its settings and runs it until it is dismissed or asked to stop."""
 
 import logging
-import os
 import signal
 from pathlib import Path
 
@@ -33,7 +32,7 @@ def run_agent(config: AgentConfig) -> None:
     """Run one device in the foreground; SIGTERM and SIGINT end it cleanly."""
     topics.check_name(config.device, what="device id")
     topics.check_name(config.fleet, what="fleet")
-    threads = config.threads or os.cpu_count() or 1
+    threads = config.threads or facts.cores()
     data = load(config.data, holdout_ratio=config.holdout_ratio, seed=SPLIT_SEED)
     folder = config.state / config.fleet / config.device
     journal = Journal(folder)
@@ -43,7 +42,7 @@ def run_agent(config: AgentConfig) -> None:
         blobs=BlobStore(folder / "blobs", limit_bytes=BLOB_LIMIT_BYTES),
         journal=journal,
         residual=Residual(folder),
-        tools=make_tools(config.backend, threads=threads, folder=folder),
+        tools=make_tools(config.backend, threads=threads, folder=folder, provider=config.provider),
         trains=config.trains,
     )
     try:
@@ -52,21 +51,21 @@ def run_agent(config: AgentConfig) -> None:
         journal.close()
 
 
-def make_tools(backend: str, *, threads: int, folder: Path) -> Tools:
+def make_tools(backend: str, *, threads: int, folder: Path, provider: str = "cpu") -> Tools:
     """The trainer, the check and the checkpoint file of a device."""
     backends = {"portable": _portable, "classic": _classic}
     if backend not in backends:
         raise ConfigError(f"unknown backend {backend!r}; choose one of {', '.join(backends)}")
-    make_trainer, check = backends[backend](threads)
+    make_trainer, check = backends[backend](threads, provider)
     return Tools(make_trainer, check, Checkpoint(folder / "checkpoint"))
 
 
-def _portable(threads: int) -> tuple[MakeTrainer, CheckArtifact]:
+def _portable(threads: int, provider: str) -> tuple[MakeTrainer, CheckArtifact]:
     from fedwright.device_runtime.train.check import check_artifact
     from fedwright.device_runtime.train.portable import PortableTrainer
 
     def make_trainer(artifact: Artifact, sides: Tensors, frozen: Tensors) -> Trainer:
-        return PortableTrainer(artifact, threads=threads, sides=sides, frozen=frozen)
+        return PortableTrainer(artifact, threads=threads, provider=provider, sides=sides, frozen=frozen)
 
     def check(artifact: Artifact, recipe: Recipe) -> None:
         check_artifact(artifact, free_bytes=facts.free_bytes(), batch=recipe.batch)
@@ -74,9 +73,12 @@ def _portable(threads: int) -> tuple[MakeTrainer, CheckArtifact]:
     return make_trainer, check
 
 
-def _classic(threads: int) -> tuple[MakeTrainer, CheckArtifact]:
+def _classic(threads: int, provider: str) -> tuple[MakeTrainer, CheckArtifact]:
     from fedwright.device_runtime.train.classic import ClassicTrainer
     from fedwright.device_runtime.train.classic_check import check_classic
+
+    if provider != "cpu":
+        raise ConfigError(f"the classic backend runs on the cpu, not on {provider!r}; use --backend portable")
 
     def make_trainer(artifact: Artifact, sides: Tensors, frozen: Tensors) -> Trainer:
         return ClassicTrainer(artifact, threads=threads, sides=sides, frozen=frozen)

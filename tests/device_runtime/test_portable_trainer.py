@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedwright.device_runtime.train import session as sessions
 from fedwright.device_runtime.train.portable import PortableTrainer
 from fedwright.protocol.artifact import SUPPLIED, TensorSpec
 from fedwright.protocol.errors import BadArtifact, BadBlob, ConfigError, DataError
@@ -151,6 +152,22 @@ def test_a_frozen_tensor_that_only_training_reads_is_given_to_training_only():
 def test_a_provider_that_is_not_there_is_named():
     with pytest.raises(ConfigError, match=r"NoSuchProvider.*CPUExecutionProvider"):
         PortableTrainer(make_artifact(), provider="NoSuchProvider")
+
+
+@pytest.mark.parametrize(
+    ("available", "asked", "taken"),
+    [
+        pytest.param(
+            ["CUDAExecutionProvider", "CPUExecutionProvider"], "auto", "CUDAExecutionProvider", id="auto, gpu"
+        ),
+        pytest.param(["CPUExecutionProvider"], "auto", "CPUExecutionProvider", id="auto, none"),
+        pytest.param(["CUDAExecutionProvider", "CPUExecutionProvider"], "cpu", "CPUExecutionProvider", id="cpu"),
+        pytest.param(["CUDAExecutionProvider", "CPUExecutionProvider"], "cuda", "CUDAExecutionProvider", id="cuda"),
+    ],
+)
+def test_providers_by_short_name(monkeypatch, available, asked, taken):
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: available)
+    assert sessions.pick_provider(asked) == taken
 
 
 def test_a_graph_onnxruntime_cannot_load_is_a_bad_artifact():

@@ -37,6 +37,7 @@ def test_the_command_line_gives_the_same_config_again(tmp_path):
         tmp_path,
         fleet="north",
         threads=2,
+        provider="auto",
         holdout_ratio=0.1,
         profile="pi-4",
         trains=False,

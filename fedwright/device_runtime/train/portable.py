@@ -21,7 +21,7 @@ class PortableTrainer:
         artifact: Artifact,
         *,
         threads: int = 1,
-        provider: str | None = None,
+        provider: str = "cpu",
         sides: Tensors | None = None,
         frozen: Tensors | None = None,
     ) -> None:
@@ -29,15 +29,15 @@ class PortableTrainer:
         self._artifact = artifact
         self._threads = threads
         self._provider = sessions.pick_provider(provider)
-        self._device = sessions.device_type(self._provider)
-        self._frozen = self._values(sessions.checked(frozen or {}, self.manifest.frozen, what="frozen tensors"))
-        self._sides = self._values(sessions.checked(sides or {}, self.manifest.sides, what="side inputs"))
+        self._frozen = _values(sessions.checked(frozen or {}, self.manifest.frozen, what="frozen tensors"))
         self._sessions: dict[str, ort.InferenceSession] = {}
         self._bindings: list[ort.IOBinding] = []
         weakref.finalize(self, _close, self._sessions, self._bindings).atexit = False
         train = self._session("train.onnx")
+        device = sessions.device_type(train)
+        self._sides = _values(sessions.checked(sides or {}, self.manifest.sides, what="side inputs"), device)
         # An output bound to its own input buffer changes results, so every slot exists twice.
-        self._slots = tuple(self._values(_zeros(self.manifest.slots)) for _ in range(2))
+        self._slots = tuple(_values(_zeros(self.manifest.slots), device) for _ in range(2))
         self._now = 0
         self._loss = sessions.scalar_buffer(train, self.manifest.loss)
         self._metrics = {name: sessions.scalar_buffer(train, name) for name in self.manifest.metrics}
@@ -113,13 +113,6 @@ class PortableTrainer:
     def _need_bytes(self, batch: Tensors) -> int:
         return need_bytes(self.manifest, len(batch[self.manifest.batch[0].name]))
 
-    def _values(self, tensors: Tensors) -> dict[str, ort.OrtValue]:
-        # Contiguous because an OrtValue on the CPU shares the array's memory.
-        return {
-            name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array).reshape(array.shape), self._device, 0)
-            for name, array in tensors.items()
-        }
-
     def _bind(
         self, session: ort.InferenceSession, read: dict[str, ort.OrtValue], write: dict[str, ort.OrtValue]
     ) -> ort.IOBinding:
@@ -147,6 +140,14 @@ def _close(opened: dict[str, ort.InferenceSession], bindings: list[ort.IOBinding
     bindings.clear()
     opened.clear()
     sessions.release_memory()
+
+
+def _values(tensors: Tensors, device: str = "cpu") -> dict[str, ort.OrtValue]:
+    # Contiguous because an OrtValue on the CPU shares the array's memory.
+    return {
+        name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array).reshape(array.shape), device, 0)
+        for name, array in tensors.items()
+    }
 
 
 def _specs(slots: Iterable[Slot]) -> list[TensorSpec]:

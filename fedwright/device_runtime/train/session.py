@@ -16,6 +16,7 @@ from fedwright.protocol.errors import BadArtifact, BadBlob, ConfigError, DataErr
 from fedwright.protocol.onnxscan import scan
 
 CPU = "CPUExecutionProvider"
+CUDA = "CUDAExecutionProvider"
 
 # onnxruntime's errors share no base class of their own.
 RUNTIME_ERRORS = (
@@ -40,18 +41,20 @@ _IDENTITY = bytes.fromhex(
 )
 
 
-def pick_provider(provider: str | None) -> str:
-    """The execution provider to use: the CPU unless another is asked for and there."""
-    wanted = provider or CPU
+def pick_provider(provider: str) -> str:
+    """The execution provider by its short or full name; `auto` is CUDA where this onnxruntime has it, else the CPU."""
     available = ort.get_available_providers()
+    if provider == "auto":
+        return CUDA if CUDA in available else CPU
+    wanted = {"cpu": CPU, "cuda": CUDA}.get(provider, provider)
     if wanted not in available:
         raise ConfigError(f"execution provider {wanted!r} is not in this onnxruntime; it has {', '.join(available)}")
     return wanted
 
 
-def device_type(provider: str) -> str:
-    """Where tensors of a provider live, in onnxruntime's words."""
-    return "cuda" if provider in ("CUDAExecutionProvider", "TensorrtExecutionProvider") else "cpu"
+def device_type(session: ort.InferenceSession) -> str:
+    """Where a session keeps its tensors; onnxruntime itself falls back to the CPU when CUDA does not start."""
+    return "cuda" if session.get_providers()[0] == CUDA else "cpu"
 
 
 def open_session(
