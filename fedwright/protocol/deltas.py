@@ -29,6 +29,8 @@ LEVEL = 1
 PAYS_RATIO = 0.97
 SMALLEST_BYTES = 256
 MAX_ENTRIES = 2**31
+# Larger ones would make values of int8 that float32 cannot hold.
+MAX_SCALE = np.finfo(np.float32).max / 128
 _STORED: dict[str, npt.DTypeLike] = {"float32": np.float32, "bf16": np.uint16, "int8": np.int8}
 
 
@@ -141,6 +143,8 @@ def _decode_one(entry: Entry, pieces: Mapping[str, Array], name: str) -> Array:
     scales = None
     if entry.codec == "int8":
         scales = _expect(pieces.get(f"s:{name}"), (_channels(entry.shape),), np.float32, f"scales of {name}")
+        if not ((scales >= 0) & (scales <= MAX_SCALE)).all():
+            raise BadBlob(f"scales of {name} are not finite or not positive")
     if entry.indices == "none":
         return _restore(values.reshape(entry.shape), scales)
     dense = np.zeros(size, dtype=values.dtype)

@@ -219,6 +219,10 @@ def test_a_bomb_is_refused_before_it_is_unpacked() -> None:
     [
         ({"codec": "int8", "shape": [4], "count": 4}, {"v": np.zeros(4, np.int8)}),
         ({"codec": "int8", "shape": [4], "count": 4}, {"v": np.zeros(4, np.float32), "s": np.ones(1, np.float32)}),
+        *(
+            ({"codec": "int8", "shape": [4], "count": 4}, {"v": np.zeros(4, np.int8), "s": np.full(1, bad, np.float32)})
+            for bad in (np.nan, np.inf, -1.0, 1e38)
+        ),
         ({"codec": "bf16", "shape": [4], "count": 3}, {"v": np.zeros(3, np.uint16)}),
         ({"codec": "bf16", "shape": [4], "count": 5}, {"v": np.zeros(5, np.uint16)}),
         ({"codec": "bf16", "shape": [4], "count": 2, "indices": "gaps"}, {"v": np.zeros(2, np.uint16)}),
@@ -230,7 +234,21 @@ def test_a_bomb_is_refused_before_it_is_unpacked() -> None:
         ({"codec": "gzip", "shape": [4], "count": 4}, {"v": np.zeros(4, np.float32)}),
         ({"codec": "bf16", "shape": [-4], "count": 4}, {"v": np.zeros(4, np.uint16)}),
     ],
-    ids=["no scales", "wrong type", "few", "many", "no indices", "bitmap", "no zstd", "unknown codec", "negative"],
+    ids=[
+        "no scales",
+        "wrong type",
+        "nan",
+        "infinite",
+        "negative scale",
+        "huge scale",
+        "few",
+        "many",
+        "no indices",
+        "bitmap",
+        "no zstd",
+        "unknown codec",
+        "negative",
+    ],
 )
 def test_forged_deltas_are_refused(entry: dict[str, Any], pieces: dict[str, Array]) -> None:
     with pytest.raises(BadBlob):
