@@ -12,6 +12,8 @@ from fedwright.server_runtime.artifacts.autodiff.conv_forms import Form, Geometr
 FEW_CHANNELS = 4
 # Output positions per sample from which one product per sample beats one product over all samples.
 MANY_POSITIONS = 200
+# Samples to reckon with where the batch size decides.
+ORDINARY_BATCH = 32
 # Image positions up to which a depthwise convolution is faster as a dense matrix per channel.
 DENSE_POSITIONS = 64
 
@@ -51,3 +53,9 @@ def dense_pays(sizes: Geometry) -> bool:
     """Is this depthwise convolution faster as one small dense matrix per channel?"""
     single = sizes.depthwise and sizes.channels_out == sizes.group
     return single and max(prod(sizes.size_in), sizes.positions) <= DENSE_POSITIONS
+
+
+def scaling_weights_pays(sizes: Geometry) -> bool:
+    """Is a factor per output channel cheaper on the weights than on the output of an ordinary batch?"""
+    weights = sizes.channels_in // sizes.group * prod(sizes.kernel)
+    return 2 * weights < ORDINARY_BATCH * sizes.positions

@@ -1,5 +1,6 @@
 """A mutable ONNX graph under construction: nodes, constants, inputs, outputs and what is known of every value."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, overload
@@ -52,7 +53,10 @@ class Composite:
 
 
 class Graph:
-    """Nodes in execution order over named values; every method keeps names unique."""
+    """Nodes in execution order over named values; every method keeps names unique.
+
+    uses: how often each value was read when lowering began.
+    """
 
     def __init__(self, inputs: Sequence[Value] = ()) -> None:
         self.nodes: list[Node] = []
@@ -61,6 +65,7 @@ class Graph:
         self.inputs: list[Value] = []
         self.outputs: list[Value] = []
         self.composites: dict[str, Composite] = {}
+        self.uses: Counter[str] = Counter()
         self.module = ""
         self._shapes: dict[str, Shape] = {}
         self._dtypes: dict[str, np.dtype[Any]] = {}

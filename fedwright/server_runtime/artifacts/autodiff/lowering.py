@@ -5,6 +5,7 @@ for each of the node's outputs and returns True, or returns False to leave the n
 nodes it appends are measured afterwards.
 """
 
+from collections import Counter
 from collections.abc import Callable
 
 from fedwright.server_runtime.artifacts.autodiff.graph import Graph, Node
@@ -26,6 +27,8 @@ def lowering(*op_types: str) -> Callable[[Lowering], Lowering]:
 
 def lower(graph: Graph, *, only: frozenset[str] | None = None) -> bool:
     """Apply every lowering (or those of `only` these operators) once, in execution order; True if anything changed."""
+    graph.uses = Counter(name for node in graph.nodes for name in node.inputs)
+    graph.uses.update(value.name for value in graph.outputs)
     old, graph.nodes = graph.nodes, []
     changed = False
     for node in old:

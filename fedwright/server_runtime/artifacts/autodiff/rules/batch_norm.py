@@ -1,28 +1,45 @@
 """Batch normalisation in training mode: batch statistics, then the affine map per channel that inference uses.
 
-With m values per channel, u = (x - mean) * inv and inv = (variance + eps)^-1/2:
-    d_scale = sum(dy * u)      d_bias = sum(dy)
-    dx = a * dy + k * x + c    a = scale * inv, k = -a * inv^2 * cov, c = -a * mean(dy) - k * mean,
-                               cov = mean(dy * x) - mean * mean(dy)
+With m values per channel, inv = (variance + eps)^-1/2, a = scale * inv and cov = mean(dy * x) - mean * mean(dy):
+    d_scale = m * inv * cov      d_bias = m * mean(dy)
+    dx = a * (dy + k * x + c)    k = -inv^2 * cov, c = -mean(dy) - k * mean
 so the normalised value is never stored.
+
+A convolution right before it joins in. It subtracts the running mean (normalisation does not see shifts), which keeps
+the mean small, so that the variance is safe in one pass as mean(x^2) - mean^2. And where its weights are smaller
+than its output, they are multiplied by `a` instead of dx.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
+from fedwright.server_runtime.artifacts.autodiff.conv_forms import Geometry
+from fedwright.server_runtime.artifacts.autodiff.conv_table import input_form, scaling_weights_pays, weight_form
 from fedwright.server_runtime.artifacts.autodiff.engine import Backward
 from fedwright.server_runtime.artifacts.autodiff.graph import Composite, Graph, Node
 from fedwright.server_runtime.artifacts.autodiff.lowering import lowering
 
 
 @dataclass(frozen=True)
-class Statistics:
-    """Names of a batch's mean and variance per channel, and of the number of values behind them."""
+class Batch:
+    """Names of a layer's input, its mean and variance per channel, and of the number of values behind them."""
 
+    x: str
     mean: str
     variance: str
     count: str
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Backflow:
+    """Names of what the backward pass of a layer makes: dx = factor * unscaled, d_scale and d_bias."""
+
+    unscaled: str
+    factor: str
+    d_scale: str
+    d_bias: str
 
 
 @lowering("BatchNormalization")
@@ -30,26 +47,50 @@ def batch_normalization(graph: Graph, node: Node) -> bool:
     """Statistics from the batch; running statistics follow as torch updates them (unbiased variance)."""
     if not node.attrs.get("training_mode", 0):
         return False
-    x, scale, bias = node.inputs[:3]
-    epsilon = node.attrs.get("epsilon", 1e-5)
-    batch = _statistics(graph, x)
-    y = graph.op("BatchNormalization", x, scale, bias, batch.mean, batch.variance, epsilon=epsilon)
+    x, scale, bias, running_mean = node.inputs[:4]
+    convolution = _convolution_before(graph, x)
+    if convolution is not None:
+        _subtract(graph, convolution, running_mean)
+    batch = _statistics(graph, x, node.attrs.get("epsilon", 1e-5), small_mean=convolution is not None)
+    y = graph.op("BatchNormalization", x, scale, bias, batch.mean, batch.variance, epsilon=batch.epsilon)
     graph.rename_output(y, node.outputs[0])
-    graph.composites[node.outputs[0]] = Composite(
-        (x, scale, bias), lambda context, dy: _gradient(context, dy, x, scale, batch, epsilon)
-    )
-    _update_running(graph, node, batch)
+    if convolution is None:
+        made = Composite((x, scale, bias), lambda context, dy: _gradient(context, dy, batch, scale))
+    else:
+        inputs = (*convolution.inputs[:2], scale, bias)
+        made = Composite(inputs, lambda context, dy: _joint_gradient(context, dy, batch, scale, convolution))
+    graph.composites[node.outputs[0]] = made
+    _update_running(graph, node, batch, shifted=convolution is not None)
     return True
 
 
-def _statistics(graph: Graph, x: str) -> Statistics:
-    """Mean and biased variance per channel, in two passes: one pass would cancel when the mean is large."""
+def _convolution_before(graph: Graph, x: str) -> Node | None:
+    """The convolution that makes x, if nobody else reads x and it has no bias of its own."""
+    node = next((node for node in reversed(graph.nodes) if x in node.outputs), None)
+    usable = node is not None and node.op == "Conv" and len(node.inputs) == 2 and graph.uses.get(x) == 1
+    return node if usable else None
+
+
+def _subtract(graph: Graph, convolution: Node, running_mean: str) -> None:
+    """Let the convolution add minus the running mean, which costs nothing there."""
+    graph.nodes.remove(convolution)
+    convolution.inputs.append(graph.op("Neg", running_mean))
+    graph.nodes.append(convolution)
+
+
+def _statistics(graph: Graph, x: str, epsilon: float, *, small_mean: bool) -> Batch:
+    """Mean and biased variance per channel; in two passes where the mean may be large, as one would cancel."""
     rank = len(graph.shape(x))
     mean = _channel_mean(graph, x, rank)
-    centred = graph.op("Sub", x, graph.op("Reshape", mean, graph.ints(-1, *[1] * (rank - 2))))
-    variance = _channel_mean(graph, graph.op("Mul", centred, centred), rank)
+    if small_mean:
+        square = _channel_mean(graph, graph.op("Mul", x, x), rank)
+        difference = graph.op("Sub", square, graph.op("Mul", mean, mean))
+        variance = graph.op("Max", difference, graph.scalar(0.0))
+    else:
+        centred = graph.op("Sub", x, graph.op("Reshape", mean, graph.ints(-1, *[1] * (rank - 2))))
+        variance = _channel_mean(graph, graph.op("Mul", centred, centred), rank)
     size = graph.op("Cast", graph.op("Size", x), to=1)
-    return Statistics(mean, variance, graph.op("Div", size, graph.scalar(graph.shape(x)[1])))
+    return Batch(x, mean, variance, graph.op("Div", size, graph.scalar(graph.shape(x)[1])), epsilon)
 
 
 def _channel_mean(graph: Graph, x: str, rank: int) -> str:
@@ -59,36 +100,62 @@ def _channel_mean(graph: Graph, x: str, rank: int) -> str:
     return graph.op("ReduceMean", x, axes=[0], keepdims=0)
 
 
-def _update_running(graph: Graph, node: Node, batch: Statistics) -> None:
+def _update_running(graph: Graph, node: Node, batch: Batch, *, shifted: bool) -> None:
+    """keep * old + (1 - keep) * new; a shifted mean is already the difference of new and old."""
     keep = node.attrs.get("momentum", 0.9)
     fewer = graph.op("Max", graph.op("Sub", batch.count, graph.scalar(1.0)), graph.scalar(1.0))
     unbiased = graph.op("Mul", batch.variance, graph.op("Div", batch.count, fewer))
-    for old, new, output in zip(node.inputs[3:], (batch.mean, unbiased), node.outputs[1:3], strict=False):
-        kept = graph.op("Mul", old, graph.scalar(keep))
+    for index, new in enumerate((batch.mean, unbiased)):
+        old, output = node.inputs[3 + index], node.outputs[1 + index]
+        kept = old if shifted and index == 0 else graph.op("Mul", old, graph.scalar(keep))
         graph.rename_output(graph.op("Add", kept, graph.op("Mul", new, graph.scalar(1.0 - keep))), output)
 
 
-def _gradient(context: Backward, dy: str, x: str, scale: str, batch: Statistics, epsilon: float) -> list[str | None]:
-    graph, rank = context.graph, len(context.shape(x))
-    shifted = graph.op("Add", batch.variance, graph.scalar(epsilon))
-    inv = graph.op("Reciprocal", graph.op("Sqrt", shifted))
-    mean_dy = _channel_mean(graph, dy, rank)
-    mean_dyx = _channel_mean(graph, graph.op("Mul", dy, x), rank)
+def _gradient(context: Backward, dy: str, batch: Batch, scale: str) -> list[str | None]:
+    back = _backflow(context, dy, batch, scale)
+    dx = _scaled(context, back, batch) if context.needs(batch.x) else None
+    return [dx, back.d_scale, back.d_bias]
+
+
+def _joint_gradient(context: Backward, dy: str, batch: Batch, scale: str, convolution: Node) -> list[str | None]:
+    """Gradients of the convolution's input and weight, of scale and of bias."""
+    graph = context.graph
+    source, weight = convolution.inputs[:2]
+    sizes = Geometry.of(convolution, context.shape(source), context.shape(weight), context.shape(batch.x))
+    back = _backflow(context, dy, batch, scale)
+    fold = scaling_weights_pays(sizes)
+    column = graph.op("Reshape", back.factor, graph.ints(-1, *[1] * (1 + sizes.rank)))
+    flow = back.unscaled if fold else _scaled(context, back, batch)
+    dx = dw = None
+    if context.needs(source):
+        scaled = graph.op("Mul", weight, column) if fold else weight
+        dx = input_form(sizes)(graph, sizes, scaled, flow)
+    if context.needs(weight):
+        dw = weight_form(sizes)(graph, sizes, source, flow)
+        dw = graph.op("Mul", dw, column) if fold else dw
+    return [dx, dw, back.d_scale, back.d_bias]
+
+
+def _backflow(context: Backward, dy: str, batch: Batch, scale: str) -> Backflow:
+    graph, shape = context.graph, context.shape(batch.x)
+    inv = graph.op("Reciprocal", graph.op("Sqrt", graph.op("Add", batch.variance, graph.scalar(batch.epsilon))))
+    mean_dy = _channel_mean(graph, dy, len(shape))
+    mean_dyx = _channel_mean(graph, graph.op("Mul", dy, batch.x), len(shape))
     cov = graph.op("Sub", mean_dyx, graph.op("Mul", batch.mean, mean_dy))
     unit = graph.op("Mul", inv, cov)
-    dx = None
-    if context.needs(x):
-        a = graph.op("Mul", scale, inv)
-        k = graph.op("Neg", graph.op("Mul", graph.op("Mul", a, inv), unit))
-        c = graph.op("Neg", graph.op("Add", graph.op("Mul", a, mean_dy), graph.op("Mul", k, batch.mean)))
-        channels = context.shape(x)[1]
-        none = graph.constant(np.zeros(channels, np.float32), "zeros")
-        dx = graph.op("Add", _affine(graph, dy, a, none, channels), _affine(graph, x, k, c, channels))
-    return [dx, graph.op("Mul", unit, batch.count), graph.op("Mul", mean_dy, batch.count)]
+    k = graph.op("Neg", graph.op("Mul", inv, unit))
+    c = graph.op("Neg", graph.op("Add", mean_dy, graph.op("Mul", k, batch.mean)))
+    zeros, ones = (graph.constant(np.full(shape[1], value, np.float32), "fill") for value in (0, 1))
+    line = graph.op("BatchNormalization", batch.x, k, c, zeros, ones, epsilon=0.0)
+    return Backflow(
+        unscaled=graph.op("Add", dy, line),
+        factor=graph.op("Mul", scale, inv),
+        d_scale=graph.op("Mul", unit, batch.count),
+        d_bias=graph.op("Mul", mean_dy, batch.count),
+    )
 
 
-def _affine(graph: Graph, value: str, factor: str, shift: str, channels: int) -> str:
-    """value * factor + shift per channel, in one pass."""
-    zeros = graph.constant(np.zeros(channels, np.float32), "zeros")
-    ones = graph.constant(np.ones(channels, np.float32), "ones")
-    return graph.op("BatchNormalization", value, factor, shift, zeros, ones, epsilon=0.0)
+def _scaled(context: Backward, back: Backflow, batch: Batch) -> str:
+    rank = len(context.shape(batch.x))
+    column = context.graph.op("Reshape", back.factor, context.graph.ints(-1, *[1] * (rank - 2)))
+    return context.graph.op("Mul", back.unscaled, column)
