@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
     from fedwright.benchmarks.demo import DemoOptions, run_demo
     from fedwright.cli.progress import Progress
+    from fedwright.cli.signals import terminable
     from fedwright.cli.tables import device_table
     from fedwright.protocol.strict import check_range
 
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     check_range("--rounds", args.rounds, low=1, high=1000)
     check_range("--seed", args.seed, low=0, high=2**31)
     options = DemoOptions(args.method, args.devices, args.rounds, args.seed, args.keep)
-    with Progress(args.rounds, args.devices) as progress:
+    with terminable(), Progress(args.rounds, args.devices) as progress:
         result = run_demo(options, progress)
     found = as_json(result)
     title = f"{args.method}, {args.rounds} rounds, {args.devices} devices over {result.broker}"

@@ -89,6 +89,7 @@ def _execute(config: "RunConfig", text: str, json_file: Path | None) -> int:
     from rich.console import Console
 
     from fedwright.cli.progress import Progress
+    from fedwright.cli.signals import terminable
     from fedwright.cli.tables import device_table
     from fedwright.server_runtime.past import open_run
     from fedwright.server_runtime.run import execute, folder_of
@@ -98,7 +99,7 @@ def _execute(config: "RunConfig", text: str, json_file: Path | None) -> int:
     logging.basicConfig(
         level=logging.INFO, filename=folder.path / "server.log", format="%(asctime)s %(levelname)s %(message)s"
     )
-    with ExitStack() as stack:
+    with terminable(), ExitStack() as stack:
         link = _link(config.fleet, folder.path, stack)
         progress = stack.enter_context(Progress(config.run.rounds, config.fleet.devices))
         try:

@@ -83,7 +83,8 @@ def test_the_exported_model_runs_on_a_stock_onnxruntime(
 
 @pytest.mark.broker
 @pytest.mark.slow
-def test_ctrl_c_stops_everything(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "kill"])
+def test_an_interrupt_stops_everything(tmp_path: Path, sign: signal.Signals) -> None:
     command = [*DEMO, "--devices", "2", "--rounds", "1000", "--keep", str(tmp_path / "kept")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
         assert process.stderr is not None
@@ -91,7 +92,7 @@ def test_ctrl_c_stops_everything(tmp_path: Path) -> None:
             if line.startswith("round 1/"):
                 break
         children = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(sign)
         said = process.stderr.read()
 
     assert process.returncode == 130
