@@ -8,7 +8,7 @@ from types import TracebackType
 from fedwright.device_runtime.emulate.device import EmulatedDevice, Host, Outcome
 from fedwright.device_runtime.emulate.limits import CpuLimiter, cpu_limiter
 from fedwright.device_runtime.emulate.meter import Meter
-from fedwright.device_runtime.emulate.profiles import load_profile
+from fedwright.device_runtime.emulate.profiles import DeviceProfile, load_profile
 
 # The rest of the host's cores is for the server and the broker.
 USABLE_CORES = 0.8
@@ -21,9 +21,10 @@ class EmulatedFleet:
         self._host = Host(folder, limiter or cpu_limiter(), Meter(), slowdown)
         self.devices: dict[str, EmulatedDevice] = {}
 
-    def start(self, device: str, profile: str, command: Sequence[str]) -> EmulatedDevice:
-        """Start one device."""
-        started = EmulatedDevice(device, load_profile(profile), command=command, host=self._host)
+    def start(self, device: str, profile: str | DeviceProfile, command: Sequence[str]) -> EmulatedDevice:
+        """Start one device with a profile of its own or one from the package, by name."""
+        found = load_profile(profile) if isinstance(profile, str) else profile
+        started = EmulatedDevice(device, found, command=command, host=self._host)
         self.devices[device] = started
         return started
 
