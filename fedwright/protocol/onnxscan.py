@@ -53,8 +53,9 @@ class Outline:
     inner: list[Tensor] = field(default_factory=list)
 
 
-# What a field may hold: one number, numbers (packed or not), one text or message, several, or what is not looked at.
-_N, _NS, _T, _TS, _ANY = "number", "numbers", "text", "texts", "anything"
+# What a field may hold: one number, numbers (packed or not), one text or message, several, names that only have to
+# be names, or what is not looked at.
+_N, _NS, _T, _TS, _NAMES, _ANY = "number", "numbers", "text", "texts", "names", "anything"
 
 # Field numbers of onnx.proto. What is missing here is refused: training_info, functions, sparse tensors, sequences.
 _Layout = dict[int, tuple[str, str]]
@@ -72,7 +73,7 @@ _MODEL: _Layout = {
 _OPSET: _Layout = {1: ("domain", _T), 2: ("version", _N)}
 _GRAPH: _Layout = {
     1: ("node", _TS),
-    2: ("name", _ANY),
+    2: ("name", _NAMES),
     5: ("initializer", _TS),
     10: ("doc_string", _ANY),
     11: ("input", _TS),
@@ -81,9 +82,9 @@ _GRAPH: _Layout = {
     16: ("metadata_props", _ANY),
 }
 _NODE: _Layout = {
-    1: ("input", _ANY),
-    2: ("output", _ANY),
-    3: ("name", _ANY),
+    1: ("input", _NAMES),
+    2: ("output", _NAMES),
+    3: ("name", _NAMES),
     4: ("op_type", _T),
     5: ("attribute", _TS),
     6: ("doc_string", _ANY),
@@ -139,9 +140,13 @@ class _Record(NamedTuple):
         found = self.part(name)
         if found is None:
             return ""
-        if len(found) > MAX_NAME_BYTES:
-            raise ValueError(f"a {name} of {len(found)} bytes")
-        return str(found, "utf-8")
+        return _decoded(name, found)
+
+
+def _decoded(name: str, part: memoryview) -> str:
+    if len(part) > MAX_NAME_BYTES:
+        raise ValueError(f"a {name} of {len(part)} bytes")
+    return str(part, "utf-8")
 
 
 def scan(data: bytes, *, what: str) -> Outline:
@@ -334,9 +339,17 @@ def _keep_texts(record: _Record, name: str, wire: int, value: int | memoryview) 
     record.parts.setdefault(name, []).append(value)
 
 
+def _check_name(record: _Record, name: str, wire: int, value: int | memoryview) -> None:
+    """onnxruntime puts names into its messages, and cannot when they are not text."""
+    if wire != _BYTES or isinstance(value, int):
+        raise ValueError(f"{name} has wire type {wire}")
+    _decoded(name, value)
+
+
 _KEEP: dict[str, Callable[[_Record, str, int, int | memoryview], None]] = {
     _N: _keep_number,
     _NS: _keep_numbers,
     _T: _keep_text,
     _TS: _keep_texts,
+    _NAMES: _check_name,
 }

@@ -113,6 +113,7 @@ def nested(depth):
         pytest.param(part(7, part(1, part(4, b"\xff\xfe"))), "utf-8", id="name not text"),
         pytest.param(part(7, part(1, part(4, b"A" * 2000))), "2000 bytes", id="name too long"),
         pytest.param(part(7, part(1, key(4, 0) + b"\x01")), "wire type 0", id="name a number"),
+        pytest.param(part(7, part(1, part(1, b"\xff"))), "utf-8", id="input name not text"),
         pytest.param(nested(9), "nested", id="nested too deep"),
         pytest.param(nested(4000), "nested", id="nested to break the stack"),
         pytest.param(part(7, part(1, b"") * (MAX_NODES + 1)), "more than", id="too many nodes"),

@@ -72,8 +72,9 @@ def open_session(
         options.add_external_initializers(wanted, [frozen[name] for name in wanted])
     providers = [provider] if provider == CPU else [provider, CPU]
     try:
-        return ort.InferenceSession(graph, options, providers=providers)
-    except RUNTIME_ERRORS as err:
+        # Without the retry of its Python half, which prints.
+        return ort.InferenceSession(graph, options, providers=providers, enable_fallback=0)
+    except (*RUNTIME_ERRORS, ValueError) as err:
         if _NO_MEMORY.search(str(err)):
             raise failure(what, err, need_bytes=len(graph)) from err
         raise BadArtifact(f"onnxruntime {ort.__version__} cannot load {what}: {first_line(err)}") from err
