@@ -85,7 +85,11 @@ class Progress:
         """The bar and one line per device."""
         head = Table.grid(padding=(0, 2))
         elapsed = f"{time.monotonic() - self._began_s:.0f} s"
-        head.add_row(ProgressBar(total=self._rounds, completed=self._closed, width=30), self._headline, elapsed)
+        head.add_row(
+            ProgressBar(self._rounds, self._closed, width=30, complete_style="cyan", finished_style="green"),
+            self._headline,
+            elapsed,
+        )
         table = Table(box=None, padding=(0, 2, 0, 0))
         for column in ("device", "state", "accuracy", "seconds"):
             table.add_column(column, style="dim" if column == "seconds" else "")
