@@ -1,60 +1,85 @@
 """How much memory a step needs, from the life of every value in execution order."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import shape_inference
 
-from fedwright.server_runtime.artifacts.autodiff.graph import Graph
+from fedwright.server_runtime.artifacts.autodiff.graph import Graph, Node, outer_names
 
 _SMALL, _LARGE = 1, 33
-_COPIES = 2
+_IN_PLACE = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
+
+Sizes = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
 
 
 def estimate(graph: Graph) -> tuple[int, int]:
     """(fixed bytes, bytes per example) of one step.
 
-    Fixed: inputs and outputs that are state (held twice, read and written) and frozen weights. The peak of live
-    values is found at two batch sizes; the line through them gives the share of each example.
+    Fixed: inputs and outputs that are state (held twice, read and written), frozen weights, constants. The peak of
+    live values is found at two batch sizes; the line through them gives the share of each example.
     """
     model = shape_inference.infer_shapes(graph.to_model(), data_prop=True)
-    dims = {item.name: _dims(item) for item in [*model.graph.value_info, *model.graph.output]}
-    low, high = (_peak(graph, dims, batch) for batch in (_SMALL, _LARGE))
+    sizes = {item.name: _dims(item) for item in [*model.graph.value_info, *model.graph.output]}
+    nodes, outputs = execution_order(graph), {value.name for value in graph.outputs}
+    low, high = (_peak(nodes, sizes, outputs, batch) for batch in (_SMALL, _LARGE))
     per_sample = max(0, (high - low) // (_LARGE - _SMALL))
-    held = sum(_bytes(v.shape, v.dtype, 1) for v in graph.inputs if -1 not in v.shape)
-    held += sum(_bytes(v.shape, v.dtype, 1) for v in graph.outputs if -1 not in v.shape)
+    held = sum(_bytes(v.shape, v.dtype, 1) for v in [*graph.inputs, *graph.outputs] if -1 not in v.shape)
     held += sum(_bytes(v.shape, v.dtype, 1) for v in graph.external.values())
     held += sum(array.nbytes for array in graph.initializers.values())
     return held + max(0, low - per_sample), per_sample
 
 
-def _dims(item: onnx.ValueInfoProto) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
+def _dims(item: onnx.ValueInfoProto) -> tuple[tuple[int, ...], np.dtype[Any]]:
     tensor = item.type.tensor_type
     shape = tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor.shape.dim)
     return shape, onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
 
 
-def _bytes(shape: tuple[int, ...], dtype: np.dtype[np.generic], batch: int) -> int:
+def _bytes(shape: tuple[int, ...], dtype: np.dtype[Any], batch: int) -> int:
     return math.prod(batch if dim == -1 else dim for dim in shape) * dtype.itemsize
 
 
-def _peak(graph: Graph, dims: dict[str, tuple[tuple[int, ...], np.dtype[np.generic]]], batch: int) -> int:
-    """Largest sum of live intermediate values when the nodes run in order."""
-    outputs = {value.name for value in graph.outputs}
-    last = {name: i for i, node in enumerate(graph.nodes) for name in node.inputs}
+def execution_order(graph: Graph) -> list[Node]:
+    """The order in which onnxruntime runs the nodes: back from the last node that nobody reads, later inputs first."""
+    made = {name: i for i, node in enumerate(graph.nodes) for name in node.outputs if name}
+    sources = [sorted({made[n] for n in [*node.inputs, *outer_names(node)] if n in made}) for node in graph.nodes]
+    read = {i for source in sources for i in source}
+    stack = [(i, False) for i in range(len(graph.nodes)) if i not in read]
+    seen: set[int] = set()
+    order = []
+    while stack:
+        index, done = stack.pop()
+        if done:
+            order.append(graph.nodes[index])
+        elif index not in seen:
+            seen.add(index)
+            stack.append((index, True))
+            stack.extend((source, False) for source in sources[index] if source not in seen)
+    return order
+
+
+def _peak(nodes: Sequence[Node], sizes: Sizes, skip: set[str], batch: int) -> int:
+    """Largest sum of live intermediate values; a reshaped value shares the memory of its source."""
+    shared: dict[str, str] = {}
+    last: dict[str, int] = {}
+    for index, node in enumerate(nodes):
+        if node.op in _IN_PLACE:
+            shared[node.outputs[0]] = shared.get(node.inputs[0], node.inputs[0])
+        for name in [*node.inputs, *outer_names(node)]:
+            last[shared.get(name, name)] = index
     live: dict[str, int] = {}
     now = peak = 0
-    for index, node in enumerate(graph.nodes):
+    for index, node in enumerate(nodes):
         for name in node.outputs:
-            if name and name not in outputs:
-                shape, dtype = dims.get(name) or (
-                    (graph.shape(name), graph.dtype(name)) if graph.knows(name) else ((), np.dtype(np.float32))
-                )
-                live[name] = _bytes(shape, dtype, batch)
+            if name and name not in skip and name not in shared and name in sizes:
+                live[name] = _bytes(*sizes[name], batch)
                 now += live[name]
         peak = max(peak, now)
-        for name in node.inputs:
-            if last[name] == index and name in live:
+        for name in {shared.get(name, name) for name in [*node.inputs, *node.outputs]}:
+            if last.get(name, index) == index and name in live:
                 now -= live.pop(name)
     return peak

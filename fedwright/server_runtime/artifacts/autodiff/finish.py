@@ -20,7 +20,20 @@ def finish(graph: Graph, outputs: Sequence[tuple[str, str]]) -> None:
         graph.outputs.append(Value(name, shape, dtype, free="any"))
     _rename(graph, renamed)
     graph.prune()
+    _leaves_last(graph)
     _shorten(graph)
+
+
+def _leaves_last(graph: Graph) -> None:
+    """Put nodes that nobody reads at the end, the ones that should run first last.
+
+    onnxruntime walks back from such nodes beginning with the last one, so this makes it run each update right after
+    its gradient, while in plain order it would run the whole backward pass first and keep all gradients until then.
+    """
+    read = {name for node in graph.nodes for name in [*node.inputs, *outer_names(node)]}
+    leaves = [node for node in graph.nodes if read.isdisjoint(node.outputs)]
+    ends = {id(node) for node in leaves}
+    graph.nodes = [node for node in graph.nodes if id(node) not in ends] + leaves[::-1]
 
 
 def _rename(graph: Graph, renamed: dict[str, str]) -> None:
