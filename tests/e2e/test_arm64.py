@@ -16,7 +16,7 @@ from fedwright.server_runtime.artifacts.structure import ModelSpec, Optimizer, S
 from helpers import one_task
 from helpers.arm64_root import arm64_root
 
-pytestmark = [pytest.mark.arm64, pytest.mark.slow]
+pytestmark = [pytest.mark.arm64, pytest.mark.slow, pytest.mark.timeout(900)]
 
 PI_4, PI_5 = "cortex-a72", "cortex-a76"
 # Held out are a quarter of the samples; the rest is one batch, the same in every step.

@@ -25,7 +25,7 @@ from helpers import one_task, trainer_contract
 from helpers.classic_environment import classic_python
 from helpers.tools import REPO, run
 
-pytestmark = [pytest.mark.classic, pytest.mark.slow]
+pytestmark = [pytest.mark.classic, pytest.mark.slow, pytest.mark.timeout(900)]
 
 LENET = ModelSpec("lenet", (1, 8, 8), 10)
 STEPS = 20

@@ -17,7 +17,7 @@ from fedwright.server_runtime.run import execute
 from helpers.layout import DEVICE_SIDE, TORCH_BACKEND, below, modules_of
 from helpers.tools import REPO, make_environment, pip_install, run
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
 
 ABSENT = ["torch", "onnx", "sklearn", "scipy", "matplotlib", "rich", "amqtt", "cryptography"]
 # numpy and onnxruntime are nearly all of it; torch alone would be 750 MB.

@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from helpers.tools import CONSTRAINTS, cached, extra_requirements, require_tool, run
+from helpers.tools import CONSTRAINTS, cached, extra_requirements, missing, require_tool, run
 
 LAYOUT = "2"
 DEBIAN_PACKAGES = ["python3-minimal", "libpython3-stdlib", "libstdc++6", "libgcc-s1"]
@@ -106,7 +106,15 @@ def _unpack_debian(folder: Path, apt: Path) -> None:
     command += [f"-o{key}={value}" for key, value in options.items()]
     # A source without ARM64 packages makes `update` complain; `install` tells whether enough was found.
     subprocess.run([*command, "update"], capture_output=True, timeout=120, check=False)
-    run([*command, "--download-only", "install", *DEBIAN_PACKAGES])
+    fetched = subprocess.run(
+        [*command, "--download-only", "install", *DEBIAN_PACKAGES],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    if fetched.returncode != 0:
+        missing(f"apt's sources here have no ARM64 packages: {fetched.stderr.strip()[-200:]}")
     for package in sorted((apt / "cache/archives").glob("*.deb")):
         run(["dpkg-deb", "-x", str(package), str(folder)])
 
