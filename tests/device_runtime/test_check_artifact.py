@@ -11,6 +11,9 @@ from onnx import TensorProto, helper, numpy_helper
 from fedwright.device_runtime.train.check import OPERATORS, check_artifact, need_bytes
 from fedwright.protocol.artifact import SUPPLIED, Slot, TensorSpec, pack, unpack
 from fedwright.protocol.errors import BadArtifact, OverBudget
+from fedwright.server_runtime import zoo
+from fedwright.server_runtime.artifacts.builder import build
+from fedwright.server_runtime.artifacts.structure import ModelSpec, Objective, Optimizer, Structure
 from helpers.tiny_artifact import CLASSES, FEATURES, eval_model, make_artifact, train_model
 
 
@@ -197,3 +200,18 @@ def test_memory_is_predicted_before_it_is_used():
     assert need > 82_000_000
     assert (refusal.value.need_bytes, refusal.value.free_bytes) == (need, need - 1)
     check_artifact(artifact, batch=31, free_bytes=need - 1)
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [
+        Structure(ModelSpec("cnn-small", (1, 8, 8), 4), Objective(proximal=0.1), Optimizer("adam", clip_norm=1.0)),
+        Structure(ModelSpec("cnn-gn", (3, 16, 16), 4)),
+        Structure(ModelSpec("vit-tiny", (3, 16, 16), 4)),
+        Structure(ModelSpec("lstm-lm", (6,), 9)),
+        Structure(ModelSpec("mlp-lora", (12,), 4), trainable=("head",)),
+    ],
+    ids=lambda structure: structure.spec.model,
+)
+def test_what_the_builder_makes_passes(structure):
+    check_artifact(build(structure, zoo.create(structure.spec, seed=0)), batch=4)

@@ -223,13 +223,41 @@ except OverBudget as err:
 """
 
 
+def run_program(text):
+    """Run Python text in a process of its own."""
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=env)
+
+
 def test_running_out_of_memory_is_over_budget_and_the_trainer_lives():
-    helpers = Path(__file__).parents[1]
-    done = subprocess.run(
-        [sys.executable, "-c", SQUEEZED],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(helpers)},
-    )
+    done = run_program(SQUEEZED)
     assert done.stdout == "refused and alive\n", done.stderr
     assert done.stderr == ""
+
+
+THREADS = """
+from concurrent.futures import ThreadPoolExecutor
+from fedwright.device_runtime.train.portable import PortableTrainer
+from helpers.tiny_artifact import make_artifact, start_weights
+import numpy as np
+
+def train(seed):
+    rng = np.random.default_rng(seed)
+    batch = {"x": rng.normal(size=(64, 3)).astype(np.float32), "y": rng.integers(0, 4, 64)}
+    trainer = PortableTrainer(make_artifact())
+    trainer.load(start_weights())
+    for _ in range(5):
+        trainer.step(batch, learning_rate=0.1, seed=0)
+    return trainer.weights()["W"].tobytes()
+
+with ThreadPoolExecutor(8) as pool:
+    together = list(pool.map(train, [*range(8)] * 4))
+assert together == [train(seed) for seed in range(8)] * 4
+print("same")
+"""
+
+
+def test_trainers_in_many_threads_do_not_disturb_each_other():
+    # In a process of its own, where the first sessions of all are made at once.
+    done = run_program(THREADS)
+    assert done.stdout == "same\n", done.stderr

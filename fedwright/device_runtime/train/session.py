@@ -2,6 +2,7 @@
 
 import ctypes
 import re
+import threading
 from collections.abc import Sequence
 from functools import cache
 
@@ -41,6 +42,10 @@ _IDENTITY = bytes.fromhex(
 )
 
 
+# Many trainers may live in one process, each in its thread; the arena is registered once.
+_lock = threading.Lock()
+
+
 def pick_provider(provider: str) -> str:
     """The execution provider by its short or full name; `auto` is CUDA where this onnxruntime has it, else the CPU."""
     available = ort.get_available_providers()
@@ -62,7 +67,8 @@ def open_session(
 ) -> ort.InferenceSession:
     """A lean session: no memory pattern (peak RSS), no spinning (shared cores), frozen tensors supplied from memory."""
     # Made before any large session, so that its own few bytes do not lie in a region that is to be given back.
-    _shrinker()
+    with _lock:
+        _shrinker()
     options = _options(threads)
     # ALL would add NCHWc reorders around pooling, which cost more than they save in a training graph.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
@@ -125,8 +131,9 @@ def _shrinker() -> tuple[ort.InferenceSession, ort.IOBinding, ort.RunOptions]:
 
 def release_memory() -> None:
     """Give the memory of the arena that no session uses back to the system."""
-    session, binding, run = _shrinker()
-    session.run_with_iobinding(binding, run)
+    with _lock:
+        session, binding, run = _shrinker()
+        session.run_with_iobinding(binding, run)
     # glibc keeps what is freed below its sliding threshold (up to 32 MB a piece) unless told to let go.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
