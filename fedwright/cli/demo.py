@@ -6,6 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedwright.cli.arguments import new_file
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -32,7 +34,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add("--devices", type=int, default=8, metavar="N", help="how many devices to emulate (default: %(default)s)")
     add("--rounds", type=int, default=10, metavar="R", help="how many rounds to train (default: %(default)s)")
     add("--seed", type=int, default=1, metavar="S", help="of the data split and the training (default: %(default)s)")
-    add("--json", type=Path, metavar="FILE", help="write the result as JSON too")
+    add("--json", type=new_file, metavar="FILE", help="write the result as JSON too")
     add("--keep", type=Path, metavar="FOLDER", help="keep logs, data and state of all sides in this new folder")
     parser.set_defaults(run=run)
 

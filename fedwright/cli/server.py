@@ -8,6 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedwright.cli.arguments import new_file
+
 if TYPE_CHECKING:
     from fedwright.server_runtime.config import FleetSection, RunConfig
     from fedwright.server_runtime.past import PastRun
@@ -21,11 +23,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     commands = server.add_subparsers(metavar="COMMAND", required=True)
     run = _command(commands, "run", "run a config to its end", "fedwright server run run.toml")
     run.add_argument("config", metavar="CONFIG", type=Path, help="a TOML file; `fedwright init` writes one")
-    run.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON too")
+    run.add_argument("--json", type=new_file, metavar="FILE", help="write the result as JSON too")
     run.set_defaults(run=_run)
     resume = _command(commands, "resume", "go on with a run that was stopped", "fedwright server resume runs/run")
     resume.add_argument("run_folder", metavar="RUN", type=Path, help="the folder of the run")
-    resume.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON too")
+    resume.add_argument("--json", type=new_file, metavar="FILE", help="write the result as JSON too")
     resume.set_defaults(run=_resume)
     status = _command(commands, "status", "say how far a run has come", "fedwright server status runs/run --json")
     status.add_argument("run_folder", metavar="RUN", type=Path, nargs="?", help="default: the newest in runs/")
@@ -49,7 +51,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "write a trained model as one ONNX file",
         "fedwright server export --device pi-07 model.onnx",
     )
-    export.add_argument("file", metavar="FILE", type=Path, help="where to write it")
+    export.add_argument("file", metavar="FILE", type=new_file, help="where to write it")
     export.add_argument("--device", default="", metavar="ID", help="the model of this device (default: the global one)")
     export.add_argument("--run", dest="run_folder", type=Path, metavar="RUN", help="default: the newest in runs/")
     export.set_defaults(run=_export)

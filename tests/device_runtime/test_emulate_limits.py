@@ -57,6 +57,8 @@ def test_a_process_that_is_gone_is_no_error(limiter: CpuLimiter, burner: subproc
 
     limiter.remove(burner.pid)
     limiter.remove(burner.pid)
+    limiter.add(burner.pid, 0.25)
+    limiter.remove(burner.pid)
 
 
 def test_without_cgroups_the_governor_is_chosen(tmp_path: Path) -> None:

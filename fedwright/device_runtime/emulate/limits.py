@@ -27,8 +27,9 @@ Mechanism = Literal["cgroup v1 quota", "cgroup v2 quota", "stop/continue governo
 class CpuLimiter(Protocol):
     """Holds processes to a share of one core.
 
-    - `add` MUST hold the process, all of its threads and its later children, to `share` from now on.
-    - `remove` MUST let it run freely again; a process that is gone, or was never added, is no error.
+    - `add` MUST hold the process with all of its threads to `share` from now on.
+    - `remove` MUST let it run freely again.
+    - A process that is gone, or was never added, MUST be no error.
     - `close` MUST remove all.
     """
 
@@ -105,8 +106,9 @@ class CgroupLimiter:
         """Hold a process to a share of one core."""
         group = self._name(str(pid))
         self._make(group, share)
-        (group / "cgroup.procs").write_text(str(pid))
         self._groups[pid] = group
+        with contextlib.suppress(ProcessLookupError):
+            (group / "cgroup.procs").write_text(str(pid))
 
     def remove(self, pid: int) -> None:
         """Let a process go."""
