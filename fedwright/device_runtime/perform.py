@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ from msgspec import structs
 from fedwright.device_runtime.data.local import LocalData
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.train.base import StepResult, Tensors, Trainer
+from fedwright.device_runtime.train.kept import Kept
 from fedwright.device_runtime.train.loop import Evaluation, class_prototypes, evaluate, total_steps, train
 from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import tensors
@@ -31,6 +32,7 @@ class Tools:
     make_trainer: MakeTrainer
     check: CheckArtifact
     checkpoint: Checkpoint
+    kept: Kept = field(default_factory=Kept)
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,7 @@ def perform(
 ) -> Result:
     """Do the task; continues from the checkpoint when it belongs to this task."""
     wall_s, cpu_s = time.monotonic(), time.process_time()
-    artifact = artifacts.unpack(inputs.artifact.read_bytes())
-    tools.check(artifact, task.recipe)
-    trainer = tools.make_trainer(artifact, _load(inputs.sides), _load(inputs.frozen))
+    trainer = _trainer(task, inputs, tools)
     received = tensors.load(inputs.weights)
     trainer.load(received)
     before = evaluate(trainer, data) if task.returns.evaluate else None
@@ -86,6 +86,22 @@ def perform(
             task_s=time.monotonic() - wall_s,
         ),
     )
+
+
+def _trainer(task: Task, inputs: Inputs, tools: Tools) -> Trainer:
+    """The trainer of the last round if it is of the same artifact, else a new one from a checked artifact."""
+    # Side inputs and a frozen base are bound when a trainer is made, so such a trainer is of one task only.
+    plain = inputs.sides is None and inputs.frozen is None
+    kept = tools.kept.take(task.artifact.sha256, batch=task.recipe.batch)
+    if plain and kept is not None:
+        return kept
+    artifact = artifacts.unpack(inputs.artifact.read_bytes())
+    tools.check(artifact, task.recipe)
+    trainer = tools.make_trainer(artifact, _load(inputs.sides), _load(inputs.frozen))
+    if plain:
+        fixed_bytes = artifact.manifest.fixed_bytes
+        tools.kept.put(task.artifact.sha256, trainer, batch=task.recipe.batch, fixed_bytes=fixed_bytes)
+    return trainer
 
 
 def _train(
