@@ -12,6 +12,12 @@ from pathlib import Path
 from fedwright.device_runtime.config import AgentConfig, default_state
 from fedwright.protocol.errors import ConfigError
 
+EXAMPLES = """examples:
+  fedwright device doctor                                               what is missing on this board
+  fedwright device run --broker mqtt://host:1883 --data npz:data.npz    serve in the foreground
+  sudo fedwright device install-service --bundle DIR --data npz:data.npz    serve from now on
+"""
+
 RUN_EXAMPLE = """example:
   fedwright device run --broker mqtt://host:1883 --data npz:data.npz --device pi-07
 
@@ -29,7 +35,7 @@ MARKS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the commands of a device."""
-    device = subparsers.add_parser("device", help="run, check or install the agent on a device")
+    device = _command(subparsers, "device", "run, check or install the agent on a device", EXAMPLES)
     commands = device.add_subparsers(metavar="COMMAND", required=True)
     run = _command(commands, "run", "run the agent in the foreground", RUN_EXAMPLE)
     _agent_options(run, required=True)
@@ -112,6 +118,12 @@ def config_of(args: argparse.Namespace) -> AgentConfig:
     )
 
 
+def _with_broker(config: AgentConfig) -> AgentConfig:
+    if not config.broker:
+        raise ConfigError("no broker is given; add --broker mqtt://host:1883 or --bundle DIR")
+    return config
+
+
 def default_device() -> str:
     """The host's name, as far as it may stand in a topic."""
     return re.sub(r"[^A-Za-z0-9_.\-]", "-", socket.gethostname())[:64] or "device"
@@ -131,10 +143,7 @@ def _run(args: argparse.Namespace) -> int:
         format="%(asctime)s %(levelname)s %(message)s",
         stream=sys.stderr,
     )
-    config = config_of(args)
-    if not config.broker:
-        raise ConfigError("no broker is given; add --broker mqtt://host:1883 or --bundle DIR")
-    run_agent(config)
+    run_agent(_with_broker(config_of(args)))
     return 0
 
 
@@ -153,7 +162,7 @@ def _doctor(args: argparse.Namespace) -> int:
 def _install(args: argparse.Namespace) -> int:
     from fedwright.device_runtime.service import SYSTEM_STATE, install, make_unit
 
-    config = config_of(args)
+    config = _with_broker(config_of(args))
     if args.state is None:
         config = replace(config, state=default_state() if args.user else SYSTEM_STATE)
     unit = make_unit(config, system=not args.user, unit_dir=args.unit_dir, user=args.run_as)

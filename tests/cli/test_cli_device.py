@@ -54,6 +54,21 @@ def test_wrong_usage_exits_with_2(words, capsys):
     assert "usage" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["run", "install-service"])
+def test_without_a_broker_the_error_says_what_to_give(command, capsys):
+    assert main(["device", command, "--data", "npz:d.npz"]) == 1
+    assert "--broker mqtt://host:1883 or --bundle DIR" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["run"], ["doctor"], ["install-service"]], ids=" ".join)
+def test_help_shows_an_example(words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["device", *words, "--help"])
+    assert stop.value.code == 0
+    _, _, examples = capsys.readouterr().out.partition("example")
+    assert "fedwright device" in examples
+
+
 def test_doctor_prints_one_line_each_and_fails_when_something_does(tmp_path, capsys):
     np.savez(tmp_path / "d.npz", x=np.zeros((10, 3)), y=np.arange(10) % 2)
     good = ["device", "doctor", "--data", str(tmp_path / "d.npz"), "--state", str(tmp_path)]
