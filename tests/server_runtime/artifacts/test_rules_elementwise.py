@@ -17,6 +17,8 @@ UNARY = {
     "Relu": ({}, torch.relu),
     "LeakyRelu": ({"alpha": 0.2}, lambda x: functional.leaky_relu(x, 0.2)),
     "Elu": ({"alpha": 0.7}, lambda x: functional.elu(x, 0.7)),
+    "Selu": ({}, lambda x: functional.selu(x)),
+    "Softsign": ({}, lambda x: functional.softsign(x)),
     "Softplus": ({}, functional.softplus),
     "Sigmoid": ({}, torch.sigmoid),
     "Tanh": ({}, torch.tanh),
@@ -91,6 +93,14 @@ def test_sum_of_three(shape: tuple[int, ...]) -> None:
     found = layer_gradients(lambda g: g.op("Sum", "x", "b", "c"), arrays)
 
     assert relative_error(found, torch_gradients(lambda x, b, c: x + b + c, arrays)) < 1e-4
+
+
+def test_mean_of_two() -> None:
+    arrays = {"x": _normal((3, 4)), "b": _normal((4,), 1)}
+
+    found = layer_gradients(lambda g: g.op("Mean", "x", "b"), arrays)
+
+    assert relative_error(found, torch_gradients(lambda x, b: (x + b) / 2, arrays)) < 1e-4
 
 
 @pytest.mark.parametrize(

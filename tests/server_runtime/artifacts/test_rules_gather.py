@@ -108,3 +108,11 @@ def test_scatter_nd_adds_repeated_rows() -> None:
 
     wanted = torch_gradients(lambda x, i, u: x.index_add(0, i[:, 0], u), arrays)
     assert relative_error(found, wanted) < 1e-4
+
+
+def test_the_largest_entries() -> None:
+    arrays = {"x": _normal(3, 6)}
+
+    found = layer_gradients(lambda g: g.op("TopK", "x", g.ints(2), outputs=2, axis=1)[0], arrays)
+
+    assert relative_error(found, torch_gradients(lambda x: x.topk(2, 1).values, arrays)) < 1e-4

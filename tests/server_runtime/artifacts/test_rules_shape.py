@@ -44,6 +44,39 @@ def test_moves(name: str, batch: int) -> None:
     assert relative_error(layer_gradients(layer, arrays), torch_gradients(reference, arrays)) < 1e-4
 
 
+@pytest.mark.parametrize("mode", ["DCR", "CRD"])
+def test_depth_to_space(mode: str) -> None:
+    arrays = {"x": _normal(2, 8, 2, 3)}
+
+    def reference(x):
+        order = (0, 3, 4, 1, 5, 2) if mode == "DCR" else (0, 1, 4, 2, 5, 3)
+        return x.reshape(2, 2, 2, 2, 2, 3).permute(order).reshape(2, 2, 4, 6)
+
+    found = layer_gradients(lambda g: g.op("DepthToSpace", "x", blocksize=2, mode=mode), arrays)
+
+    assert relative_error(found, torch_gradients(reference, arrays)) < 1e-4
+
+
+def test_space_to_depth() -> None:
+    arrays = {"x": _normal(2, 3, 4, 6)}
+
+    def reference(x):
+        return x.reshape(2, 3, 2, 2, 3, 2).permute(0, 3, 5, 1, 2, 4).reshape(2, 12, 2, 3)
+
+    found = layer_gradients(lambda g: g.op("SpaceToDepth", "x", blocksize=2), arrays)
+
+    assert relative_error(found, torch_gradients(reference, arrays)) < 1e-4
+
+
+@pytest.mark.parametrize("upper", [0, 1])
+def test_triangles(upper: int) -> None:
+    arrays = {"x": _normal(2, 4, 4)}
+
+    found = layer_gradients(lambda g: g.op("Trilu", "x", upper=upper), arrays)
+
+    assert relative_error(found, torch_gradients(lambda x: x.triu() if upper else x.tril(), arrays)) < 1e-4
+
+
 @settings(deadline=None, max_examples=12)
 @given(start=st.integers(-6, 5), stop=st.integers(-6, 6), step=st.sampled_from([1, 2, 3]), also_rows=st.booleans())
 def test_slices(start: int, stop: int, step: int, also_rows: bool) -> None:

@@ -47,39 +47,30 @@ def _int(graph: Graph, value: int) -> str:
 def _draw(graph: Graph, x: str, number: int) -> str:
     """A number below 2^31 - 1 for every element of x."""
     shape = graph.shape(x)
-    free = shape.index(-1) if -1 in shape else 0
+    seed = graph.op("Mod", SEED, _int(graph, _PRIME))
+    mixed = graph.op("Add", graph.op("Mul", seed, _int(graph, _FACTORS[0])), _int(graph, _FACTORS[3] * (number + 1)))
     if shape.count(-1) > 1:
-        size = graph.op("Size", x)
-        rows = _hash(graph, graph.op("Range", _int(graph, 0), size, _int(graph, 1)), number)
+        rows = _hash(graph, graph.op("Size", x), mixed)
         return _square(graph, graph.op("Reshape", rows, graph.op("Shape", x)))
+    free = shape.index(-1) if -1 in shape else 0
     count = graph.op("Gather", graph.op("Shape", x), _int(graph, free))
-    rows = _hash(graph, graph.op("Range", _int(graph, 0), count, _int(graph, 1)), number)
+    rows = _hash(graph, count, mixed)
     rows = graph.op("Reshape", rows, graph.ints(*(-1 if i == free else 1 for i in range(len(shape)))))
     rest = [1 if i == free else dim for i, dim in enumerate(shape)]
-    places = _hash_values(np.arange(int(np.prod(rest)), dtype=np.int64) + _FACTORS[3] * (number + 1) % _HALF)
-    return _square(graph, graph.op("Add", rows, graph.constant(places.reshape(rest), "places")))
+    # constant, so the runtime computes it once when it loads the graph
+    places = _hash(graph, _int(graph, int(np.prod(rest))), _int(graph, _FACTORS[2] * (number + 1)))
+    return _square(graph, graph.op("Add", rows, graph.op("Reshape", places, graph.ints(*rest))))
 
 
-def _hash(graph: Graph, index: str, number: int) -> str:
-    """Hashed indices below 2^30 that depend on the seed and on which dropout this is."""
-    seed = graph.op("Mod", SEED, _int(graph, _PRIME))
-    start = graph.op("Add", graph.op("Mul", seed, _int(graph, _FACTORS[0])), _int(graph, _FACTORS[3] * (number + 1)))
-    start = graph.op("Mod", start, _int(graph, _PRIME))
-    start = graph.op("Mod", graph.op("Mul", start, start), _int(graph, _PRIME))
+def _hash(graph: Graph, count: str, start: str) -> str:
+    """Hashes below 2^30 of 0, 1, ... count - 1 from a starting number."""
+    start = _square(graph, graph.op("Mod", start, _int(graph, _PRIME)))
+    index = graph.op("Range", _int(graph, 0), count, _int(graph, 1))
     value = graph.op("Add", graph.op("Mul", index, _int(graph, _FACTORS[1])), start)
     for factor in _FACTORS[1:3]:
-        value = graph.op("Mod", value, _int(graph, _PRIME))
-        value = graph.op("Mod", graph.op("Mul", value, value), _int(graph, _PRIME))
+        value = _square(graph, graph.op("Mod", value, _int(graph, _PRIME)))
         value = graph.op("Add", graph.op("Mul", value, _int(graph, factor)), _int(graph, factor))
     return graph.op("Mod", value, _int(graph, _HALF))
-
-
-def _hash_values(values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """The same kind of hash for places, which are constants."""
-    for factor in _FACTORS[1:3]:
-        values = values * factor % _PRIME
-        values = values * values % _PRIME
-    return values % _HALF
 
 
 def _square(graph: Graph, value: str) -> str:

@@ -32,6 +32,13 @@ def add(ctx: Backward, node: Node, grads: Grads) -> Grads:
     return [ctx.unbroadcast(only(grads), out, name) if ctx.needs(name) else None for name in node.inputs]
 
 
+@rule("Mean")
+def mean(ctx: Backward, node: Node, grads: Grads) -> Grads:
+    """y = (a + b + ...) / n"""
+    share = ctx.graph.op("Mul", only(grads), ctx.graph.scalar(1.0 / len(node.inputs)))
+    return add(ctx, node, [share])
+
+
 @rule("Sub")
 def sub(ctx: Backward, node: Node, grads: Grads) -> Grads:
     """y = a - b"""
@@ -113,6 +120,24 @@ def elu(ctx: Backward, node: Node, grads: Grads) -> Grads:
     if alpha != 1.0:
         slope = g.op("Where", g.op("Greater", y, g.scalar(0.0)), g.scalar(1.0), slope)
     return [g.op("Mul", only(grads), slope)]
+
+
+@rule("Selu")
+def selu(ctx: Backward, node: Node, grads: Grads) -> Grads:
+    """y = gamma x where x > 0, gamma alpha (exp(x) - 1) elsewhere, where dx = dy (y + gamma alpha)"""
+    g, y = ctx.graph, node.outputs[0]
+    alpha, gamma = float(node.attrs.get("alpha", 1.6732632)), float(node.attrs.get("gamma", 1.0507010))
+    below = g.op("Add", y, g.scalar(alpha * gamma))
+    slope = g.op("Where", g.op("Greater", y, g.scalar(0.0)), g.scalar(gamma), below)
+    return [g.op("Mul", only(grads), slope)]
+
+
+@rule("Softsign")
+def softsign(ctx: Backward, node: Node, grads: Grads) -> Grads:
+    """y = x / (1 + |x|); dx = dy (1 - |y|)^2"""
+    g = ctx.graph
+    rest = g.op("Sub", g.scalar(1.0), g.op("Abs", node.outputs[0]))
+    return [g.op("Mul", only(grads), g.op("Mul", rest, rest))]
 
 
 @rule("Softplus")

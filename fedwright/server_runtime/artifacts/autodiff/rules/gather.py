@@ -63,6 +63,14 @@ def gather_elements(ctx: Backward, node: Node, grads: Grads) -> Grads:
     return [ctx.graph.op("ScatterElements", zeros, indices, only(grads), axis=axis, reduction="add"), None]
 
 
+@rule("TopK")
+def top_k(ctx: Backward, node: Node, grads: Grads) -> Grads:
+    """dx = zeros with dy at the entries that were picked"""
+    x, indices = node.inputs[0], node.outputs[1]
+    axis = int(node.attrs.get("axis", -1))
+    return [ctx.graph.op("ScatterElements", _zeros_like(ctx, x), indices, only(grads), axis=axis), None]
+
+
 @rule("ScatterElements")
 def scatter_elements(ctx: Backward, node: Node, grads: Grads) -> Grads:
     """Written entries pass dy to the updates; overwritten ones none to the data"""

@@ -22,6 +22,27 @@ def transpose(ctx: Backward, node: Node, grads: Grads) -> Grads:
     return [ctx.graph.op("Transpose", only(grads), perm=np.argsort(perm).tolist())]
 
 
+@rule("Trilu")
+def trilu(ctx: Backward, node: Node, grads: Grads) -> Grads:
+    """dx = the same triangle of dy"""
+    rest = [name for name in node.inputs[1:] if name]
+    return [ctx.graph.op("Trilu", only(grads), *rest, upper=int(node.attrs.get("upper", 1))), None]
+
+
+@rule("DepthToSpace", "SpaceToDepth")
+def depth_and_space(ctx: Backward, node: Node, grads: Grads) -> Grads:
+    """Each undoes the other; channels in rows of columns (CRD) are put in order by a transpose first"""
+    g, size = ctx.graph, int(node.attrs["blocksize"])
+    if node.op == "SpaceToDepth":
+        return [g.op("DepthToSpace", only(grads), blocksize=size, mode="DCR")]
+    dx = g.op("SpaceToDepth", only(grads), blocksize=size)
+    if node.attrs.get("mode", "DCR") == "DCR":
+        return [dx]
+    _, channels, height, width = ctx.shape(node.inputs[0])
+    split = g.op("Reshape", dx, g.ints(-1, size * size, channels // (size * size), height * width))
+    return [ctx.reshape_like(g.op("Transpose", split, perm=[0, 2, 1, 3]), node.inputs[0])]
+
+
 @rule("Expand")
 def expand(ctx: Backward, node: Node, grads: Grads) -> Grads:
     """dx = dy summed over the repeats"""
