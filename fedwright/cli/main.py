@@ -24,6 +24,7 @@ GROUPS = [
     Group("fedwright.cli.demo", {"demo": "a whole fleet on this machine: broker, server and emulated devices"}),
     Group("fedwright.cli.server", {"server": "run, resume, look at or export a run on the host"}),
     Group("fedwright.cli.device", {"device": "run, check or install the agent on a device"}),
+    Group("fedwright.cli.simulate", {"simulate": "run a config on this machine, hundreds of devices"}),
     Group("fedwright.cli.bench", {"bench": "measure what the project promises"}),
     Group("fedwright.cli.artifact", {"artifact": "turn a model into a training graph"}),
     Group(

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from fedwright.server_runtime.evaluate.records import DeviceRecord
 
 MB = 1e6
-COLUMNS = ("samples", "accur.\nbefore", "accur.\nafter", "s per\nround", "CPU\ns", "peak\nMB", "up\nMB", "down\nMB")
+COLUMNS = ("samples", "width", "accur.\nbefore", "accur.\nafter", "s per\nround", "CPU\ns", "peak\nMB", "up\nMB", "down\nMB")
 
 
 def record_row(record: "DeviceRecord") -> dict[str, Any]:
@@ -18,6 +18,7 @@ def record_row(record: "DeviceRecord") -> dict[str, Any]:
     return {
         "id": record.device,
         "samples": record.samples,
+        "width": record.width,
         "accuracy_before": record.accuracy_before,
         "accuracy_after": record.accuracy_after,
         "round_s": record.round_s,
@@ -37,6 +38,7 @@ def device_table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
             row["id"],
             *([row["profile"]] if with_profile else []),
             str(row["samples"]),
+            f"{row['width']:.2f}",
             _percent(row["accuracy_before"]),
             _percent(row["accuracy_after"]),
             f"{row['round_s']:.2f}",

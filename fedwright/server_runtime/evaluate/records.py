@@ -3,15 +3,20 @@
 from dataclasses import dataclass, field
 
 from fedwright.protocol.messages import Stats
+from fedwright.server_runtime.zoo import width_of
 from fedwright.server_runtime.rounds.store import Position, RoundStore
 
 
 @dataclass
 class DeviceRecord:
-    """One device over all rounds; accuracies are those of the model it was sent, on its own held-out data."""
+    """One device over all rounds; accuracies are those of the model it was sent, on its own held-out data.
+
+    width: mean share of the channels in each group of the model it was last sent.
+    """
 
     device: str
     samples: int = 0
+    width: float = 1.0
     rounds: int = 0
     accuracy_before: float | None = None
     accuracy_after: float | None = None
@@ -36,6 +41,7 @@ def device_records(store: RoundStore, *, rounds: int) -> dict[str, DeviceRecord]
             reply = replies.get(planned.task.task)
             if reply is not None and reply.update is not None:
                 record = records.setdefault(planned.device, DeviceRecord(planned.device))
+                record.width = width_of(planned.assignment.structure.spec)
                 _add(record, reply.update.stats, evaluation=position.round > rounds)
     return records
 

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from fedwright.protocol.artifact import Manifest
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Recipe, Report, Returns, Stats
 from fedwright.server_runtime.artifacts.structure import ModelSpec, Optimizer, Structure
@@ -17,11 +18,15 @@ Tensors = dict[str, Array]
 
 @dataclass(frozen=True)
 class Assignment:
-    """What one device does in this round. `recipe.epochs == 0` means: evaluate only."""
+    """What one device does in this round. `recipe.epochs == 0` means: evaluate only.
+
+    mark: the method's own note, such as where a window begins; it is kept with the plan and never sent.
+    """
 
     structure: Structure
     recipe: Recipe
     returns: Returns = field(default_factory=Returns)
+    mark: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,8 @@ class Relay:
 class Setting:
     """What every method gets at its birth: the task, the common training recipe and one seed.
 
-    returns: how updates travel. combine: how averaging methods average.
+    returns: how updates travel. combine: how averaging methods average. manifest: what a structure's artifact
+    needs (None where nobody builds any).
     """
 
     spec: ModelSpec
@@ -74,6 +80,7 @@ class Setting:
     seed: int
     returns: Returns = field(default_factory=Returns)
     combine: Combine = field(default_factory=Combine)
+    manifest: Callable[[Structure], Manifest] | None = None
 
 
 class Method(Protocol):

@@ -32,7 +32,7 @@ class Planner:
     blobs: BlobStore
     deadline_s: float
     chunk_bytes: int = CHUNK_BYTES
-    _artifacts: dict[str, tuple[BlobRef, Manifest]] = field(default_factory=dict)
+    _artifacts: dict[Structure, tuple[BlobRef, Manifest]] = field(default_factory=dict)
 
     def manifest(self, structure: Structure) -> Manifest:
         """What the artifact of this structure reads and writes."""
@@ -73,11 +73,10 @@ class Planner:
         return refs[key]
 
     def _artifact(self, structure: Structure) -> tuple[BlobRef, Manifest]:
-        key = structure.key()
-        if key not in self._artifacts:
+        if structure not in self._artifacts:
             built = self.builder.build(structure)
-            self._artifacts[key] = (self._offer(artifacts.pack(built)), built.manifest)
-        return self._artifacts[key]
+            self._artifacts[structure] = (self._offer(artifacts.pack(built)), built.manifest)
+        return self._artifacts[structure]
 
     def _offer(self, data: bytes) -> BlobRef:
         self.blobs.put_bytes(data)

@@ -28,6 +28,7 @@ __all__ = [
     "full_sizes",
     "scaled",
     "sizes_of",
+    "width_of",
 ]
 
 MODELS: dict[str, ModelEntry] = {
@@ -86,6 +87,16 @@ def scaled(spec: ModelSpec, width: float, *, rounding: Literal["floor", "ceil"] 
     sizes = {group: group_size(size, width, rounding) for group, size in full.items() if group not in uncut}
     kept = {group: size for group, size in spec.sizes if group in uncut}
     return replace(spec, sizes=tuple(sorted((kept if width == 1 else sizes | kept).items())))
+
+
+def width_of(spec: ModelSpec) -> float:
+    """Mean share of the channels that are left in each group; depths and ranks do not count."""
+    if not spec.sizes:
+        return 1.0
+    full, sizes = full_sizes(spec), sizes_of(spec)
+    uncut = () if spec.model.startswith(_OWN) else MODELS[spec.model].uncut
+    shares = [sizes[group] / full[group] for group in full if group not in uncut]
+    return sum(shares) / len(shares) if shares else 1.0
 
 
 def _entry(name: str) -> ModelEntry:

@@ -1,0 +1,84 @@
+"""A data set dealt out to the devices of a simulation."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedwright.benchmarks import datasets
+from fedwright.benchmarks import partition as ways
+from fedwright.benchmarks.datasets import DataSet, Limit
+from fedwright.benchmarks.partition import Share, Split
+from fedwright.protocol.errors import ConfigError
+from fedwright.server_runtime.config import SimulateSection
+from fedwright.server_runtime.rounds.sampling import derive_seed
+
+Array = NDArray[Any]
+SPLIT = Split(val=0.0, test=0.2)
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """All examples once, and the rows of each device: to train on, to choose by, to test on."""
+
+    x: Array
+    y: Array
+    classes: int
+    shares: Mapping[str, Share]
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one example."""
+        return tuple(self.x.shape[1:])
+
+
+def deal(section: SimulateSection, *, seed: int, split: Split = SPLIT) -> Dealt:
+    """Load the data set and deal it as the section says; the same seed deals the same rows."""
+    tests = None if section.rows is None else max(1, section.rows // 5)
+    data = datasets.load(section.dataset, limit=Limit(train=section.rows, test=tests))
+    if data.kind == "graph":
+        raise ConfigError(f"data set {section.dataset} is one graph, which cannot be dealt row by row; choose another")
+    if section.partition == "owner":
+        return _by_given_owner(data)
+    x, y = np.concatenate([data.x_train, data.x_test]), np.concatenate([data.y_train, data.y_test]).astype(np.int64)
+    rng = np.random.default_rng(derive_seed(seed, "partition"))
+    return Dealt(x, y, len(data.classes), _shares(section, y, rng, split))
+
+
+def _shares(section: SimulateSection, y: Array, rng: np.random.Generator, split: Split) -> dict[str, Share]:
+    devices = section.devices
+    if section.partition == "iid":
+        return ways.by_iid(len(y), devices, rng=rng, split=split)
+    if section.partition == "dirichlet":
+        return ways.by_dirichlet(y, devices, alpha=section.alpha, rng=rng, split=split, least=section.least)
+    if section.partition == "balanced-dirichlet":
+        return ways.by_balanced_dirichlet(y, devices, alpha=section.alpha, rng=rng, split=split)
+    if section.partition == "shards":
+        return ways.by_shards(y, devices, shards=section.per_device, rng=rng, split=split)
+    return ways.by_few_classes(y, devices, classes_each=section.per_device, rng=rng, split=split)
+
+
+def _by_given_owner(data: DataSet) -> Dealt:
+    """One device per owner; a data set's own division into train, val and test is kept."""
+    if data.owner_train is None or data.owner_test is None:
+        raise ConfigError(f"data set {data.name} does not say who made each example; choose another partition")
+    parts = [(data.x_train, data.y_train, data.owner_train), None, (data.x_test, data.y_test, data.owner_test)]
+    if "x_val" in data.extra:
+        parts[1] = (data.extra["x_val"], data.extra["y_val"], data.extra["owner_val"])
+    present = [part for part in parts if part is not None]
+    starts, at = [], 0
+    for part in parts:
+        starts.append(at)
+        at += 0 if part is None else len(part[1])
+    ids = list(ways.by_owner(np.asarray(data.owner_train, np.int64), data.owners, rng=np.random.default_rng(0)))
+    shares = {}
+    for device, owner in zip(ids, np.unique(data.owner_train).tolist(), strict=True):
+        rows = [
+            np.empty(0, np.int64) if part is None else start + np.flatnonzero(part[2] == owner)
+            for part, start in zip(parts, starts, strict=True)
+        ]
+        shares[device] = Share(*rows)
+    x = np.concatenate([part[0] for part in present])
+    return Dealt(x, np.concatenate([part[1] for part in present]).astype(np.int64), len(data.classes), shares)

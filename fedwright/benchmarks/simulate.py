@@ -1,0 +1,178 @@
+"""`fedwright simulate`: a config's whole run in this machine, with the same tasks, plans and bytes as over a broker."""
+
+import os
+import tempfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from msgspec import structs
+
+from fedwright import __version__
+from fedwright.benchmarks.dealing import Dealt, deal
+from fedwright.benchmarks.local_fleet import Crew, LocalFleet
+from fedwright.benchmarks.simulate_worker import Measure, Part, Place
+from fedwright.device_runtime import facts
+from fedwright.device_runtime.emulate.profiles import load_fleet, load_profile
+from fedwright.device_runtime.train.loop import Evaluation
+from fedwright.protocol import artifact as artifacts
+from fedwright.protocol import tensors
+from fedwright.protocol.blobs import BlobStore
+from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.messages import DataSummary, Report
+from fedwright.server_runtime import run as runs
+from fedwright.server_runtime.artifacts.structure import Structure
+from fedwright.server_runtime.config import RunConfig
+from fedwright.server_runtime.methods.base import Method, Tensors
+from fedwright.server_runtime.rounds import events
+from fedwright.server_runtime.rounds.desk import Talks
+from fedwright.server_runtime.rounds.planner import Builds, Planner
+
+# Devices that share this machine's processors say nothing about deadlines.
+FOREVER_S = 1e7
+EVALUATIONS = "evaluations.json"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One device's model after a round, on the device's own data."""
+
+    device: str
+    correct: int
+    n: int
+    loss: float
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the samples classified right; 0 without samples."""
+        return self.correct / self.n if self.n else 0.0
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """All devices after a round; `part` says on which part of their data."""
+
+    round: int
+    part: Part
+    devices: tuple[Measured, ...]
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What a simulation leaves: the run's outcome, periodic measurements, seconds per round."""
+
+    outcome: runs.Outcome
+    evaluations: list[Evaluated]
+    round_s: list[float]
+    folder: Path
+
+
+def simulate(
+    config: RunConfig,
+    text: str,
+    *,
+    observer: events.Observer = events.ignore,
+    dealt: Dealt | None = None,
+    parts: tuple[Part, ...] = ("test",),
+) -> Simulated:
+    """Run a config to its end in this machine, or go on where an earlier simulation stopped.
+
+    dealt: data other than what the config names. parts: what to measure on every few rounds.
+    """
+    dealt = dealt or deal(config.simulate, seed=config.run.seed)
+    reports = make_reports(config, dealt)
+    fleet = replace(config.fleet, devices=len(reports), deadline_s=FOREVER_S)
+    config = replace(config, fleet=fleet)
+    folder = runs.folder_of(config)
+    with tempfile.TemporaryDirectory(prefix="fedwright-simulate-") as data:
+        free = {device: report.free_bytes for device, report in reports.items()}
+        devices = folder.path / "devices"
+        place = Place(Path(data), folder.blobs.absolute(), devices.absolute(), dealt.classes, dealt.shares, free)
+        processes = config.simulate.processes
+        folder.blobs.mkdir(parents=True, exist_ok=True)
+        with Crew(dealt, place, processes=os.cpu_count() or 1 if processes is None else processes) as crew:
+            watch = _Watch(config, crew, folder.path / EVALUATIONS, observer, parts)
+
+            def talk(blobs: BlobStore) -> Talks:
+                return LocalFleet(reports, crew, devices=devices)
+
+            outcome = runs.meet(config, text, runs.Meeting(talk, watch, watch.begin, sync=False))
+    return Simulated(outcome, watch.evaluations, watch.round_s, folder.path)
+
+
+def make_reports(config: RunConfig, dealt: Dealt) -> dict[str, Report]:
+    """What each simulated device would report; a fleet of profiles gives it that board's memory."""
+    board, free_bytes = facts.board(threads=1), facts.free_bytes()
+    names: list[str] = []
+    if config.simulate.profiles is not None:
+        names = list(load_fleet(config.simulate.profiles).profiles(len(dealt.shares)))
+    reports = {}
+    for number, (device, share) in enumerate(dealt.shares.items()):
+        if not len(share.train):
+            raise ConfigError(f"simulated device {device} got nothing to train on; take fewer devices or more data")
+        counts = np.bincount(dealt.y[share.train], minlength=dealt.classes).tolist()
+        reports[device] = Report(
+            agent=__version__,
+            board=structs.replace(board, profile=names[number]) if names else board,
+            free_bytes=load_profile(names[number]).memory_bytes if names else free_bytes,
+            data=DataSummary(len(share.train), len(share.test), list(dealt.input_shape), dealt.classes, counts),
+        )
+    return reports
+
+
+@dataclass
+class _Watch:
+    """Passes events on and measures every device every few rounds, outside of the run's own plan."""
+
+    config: RunConfig
+    crew: Crew
+    file: Path
+    observer: events.Observer
+    parts: tuple[Part, ...]
+    evaluations: list[Evaluated] = field(default_factory=list)
+    round_s: list[float] = field(default_factory=list)
+    method: Method | None = None
+    planner: Planner | None = None
+
+    def begin(self, method: Method, planner: Planner) -> None:
+        """Take up the measurements that an earlier process made."""
+        self.method, self.planner = method, planner
+        if self.file.exists():
+            self.evaluations = msgspec.json.decode(self.file.read_bytes(), type=list[Evaluated])
+
+    def __call__(self, event: events.Event) -> None:
+        """Take an event of the run."""
+        self.observer(event)
+        if not isinstance(event, events.RoundClosed):
+            return
+        self.round_s.append(event.seconds)
+        every = self.config.simulate.evaluate_every
+        due = event.round == self.config.run.rounds or (every and event.round % every == 0)
+        if due and self.method is not None and self.planner is not None:
+            build = self.planner.builder
+            self.evaluations += measure_fleet(self.method, build, self.crew, number=event.round, parts=self.parts)
+            self.file.write_bytes(msgspec.json.encode(self.evaluations))
+
+
+def measure_fleet(
+    method: Method, build: Builds, crew: Crew, *, number: int, parts: tuple[Part, ...]
+) -> list[Evaluated]:
+    """Each device's own model, at its own width, on the device's own data."""
+    kept: dict[int, tuple[Tensors, str]] = {}
+    jobs: list[Measure] = []
+    for device in crew.devices:
+        spec, weights = method.personal(device)
+        if id(weights) not in kept:
+            # The dictionary is kept too: its id must not go to another one while ids are compared.
+            kept[id(weights)] = (weights, crew.models.put_bytes(tensors.save(weights)))
+        artifact = crew.models.put_bytes(artifacts.pack(build.build(Structure(spec))))
+        jobs.append(Measure(device, artifact, kept[id(weights)][1]))
+    results = [_evaluated(number, part, crew.measure([replace(job, part=part) for job in jobs])) for part in parts]
+    for _, sha256 in kept.values():
+        crew.models.remove(sha256)
+    return results
+
+
+def _evaluated(number: int, part: Part, found: list[tuple[str, Evaluation]]) -> Evaluated:
+    return Evaluated(number, part, tuple(Measured(device, e.correct, e.n, e.loss) for device, e in found))

@@ -1,0 +1,103 @@
+"""`fedwright simulate`: a config's whole run in this machine, without a broker, hundreds of devices."""
+
+import argparse
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedwright.benchmarks.simulate import Simulated
+    from fedwright.server_runtime.config import RunConfig
+
+EXAMPLE = """example:
+  fedwright init fedavg > run.toml
+  fedwright simulate run.toml --json result.json
+
+The section [simulate] of the config says which data set is dealt to how many devices. The same seed gives the same
+model as over a broker. Interrupted, the same command goes on where it stopped.
+"""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `simulate`."""
+    parser = subparsers.add_parser(
+        "simulate",
+        help="run a config on this machine, hundreds of devices in a few processes",
+        description="Run a config with in-process devices that do the same tasks as real ones.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("config", metavar="CONFIG", type=Path, help="a TOML file; `fedwright init` writes one")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON too")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the simulation and print what each device came to."""
+    from rich.console import Console
+
+    from fedwright.benchmarks.simulate import simulate
+    from fedwright.cli.progress import Progress
+    from fedwright.cli.tables import device_table
+    from fedwright.server_runtime.config import config_from_text, read_text
+    from fedwright.server_runtime.past import check_unclaimed
+    from fedwright.server_runtime.run import folder_of
+
+    text = read_text(args.config)
+    config = config_from_text(text, where=args.config.name)
+    check_unclaimed(config, text)
+    folder = folder_of(config).path
+    folder.mkdir(parents=True, exist_ok=True)
+    logging.basicConfig(level=logging.INFO, filename=folder / "simulate.log", format="%(asctime)s %(message)s")
+    with Progress(config.run.rounds, config.simulate.devices) as progress:
+        try:
+            found = simulate(config, text, observer=progress)
+        except KeyboardInterrupt:
+            print(f"nothing is lost; the same command goes on from {folder}", file=sys.stderr)
+            raise
+    result = as_json(config, found)
+    console = Console()
+    console.print(device_table(f"{config.method.name}, {config.run.rounds} rounds", result["devices"]))
+    console.print("\n" + summary_line(result), highlight=False, soft_wrap=True)
+    if args.json is not None:
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
+    return 0
+
+
+def summary_line(result: dict[str, Any]) -> str:
+    """The last measurement in one line."""
+    last = result["evaluations"][-1]
+    parts = [f"{name.replace('_', ' ')} {last[name]:.1%}" for name in ("mean", "worst", "p10", "weighted_mean")]
+    return f"after round {last['round']}: accuracy " + ", ".join(parts) + f"; perplexity {last['perplexity']:.2f}"
+
+
+def as_json(config: "RunConfig", found: "Simulated") -> dict[str, Any]:
+    """The result for programs."""
+    from fedwright.cli.tables import record_row
+    from fedwright.server_runtime.evaluate.metrics import fleet_summary
+
+    return {
+        "run": config.run.name,
+        "folder": str(found.folder),
+        "method": config.method.name,
+        "rounds": config.run.rounds,
+        "round_s": found.round_s,
+        "metrics": found.outcome.metrics,
+        "devices": [record_row(record) for _, record in sorted(found.outcome.devices.items())],
+        "evaluations": [
+            {
+                "round": entry.round,
+                "part": entry.part,
+                **fleet_summary(
+                    [device.accuracy for device in entry.devices if device.n],
+                    [device.loss for device in entry.devices if device.n],
+                    [device.n for device in entry.devices if device.n],
+                ),
+                "devices": {d.device: {"accuracy": d.accuracy, "loss": d.loss, "n": d.n} for d in entry.devices},
+            }
+            for entry in found.evaluations
+        ],
+        "model_path": None if found.outcome.model is None else str(found.outcome.model),
+    }

@@ -1,0 +1,51 @@
+"""Small simulated runs, and the same runs by real agents over a broker in memory."""
+
+import json
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from fedwright.device_runtime.data.local import LocalData
+from fedwright.server_runtime.config import config_from_text
+from helpers.fleet import Running
+
+
+def make_config(folder: Path, *, method="fedavg", rounds=2, processes=0, **sections):
+    """A config of a small run on digits, as data and as text; `sections` adds or replaces keys."""
+    tables = {
+        "run": {"name": "run", "folder": str(folder), "rounds": rounds, "seed": 5},
+        "fleet": {"devices": 4, "name": "test"},
+        "model": {"model": "cnn-small"},
+        "method": {"name": method},
+        "train": {"batch": 32, "learning_rate": 0.1},
+        "export": {"global_model": False},
+        "simulate": {"devices": 4, "rows": 320, "alpha": 1.0, "evaluate_every": 1, "processes": processes},
+    }
+    for name, changes in sections.items():
+        tables[name] = {**tables.get(name, {}), **changes}
+    lines = []
+    for name, keys in tables.items():
+        lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in keys.items())]
+    text = "\n".join(lines) + "\n"
+    return config_from_text(text, where="test"), text
+
+
+def local_data(dealt) -> dict[str, LocalData]:
+    """Each device's data as its agent would hold it."""
+    found = {}
+    for device, share in dealt.shares.items():
+        y = dealt.y[share.train]
+        counts = tuple(np.bincount(y, minlength=dealt.classes).tolist())
+        rest = (dealt.x[share.test], dealt.y[share.test], dealt.classes, counts, dealt.input_shape)
+        found[device] = LocalData(dealt.x[share.train], y, *rest)
+    return found
+
+
+@contextmanager
+def run_agents(broker, folder: Path, data: dict[str, LocalData]):
+    """Real agents in threads, one per device."""
+    with ExitStack() as stack:
+        for device, own in data.items():
+            stack.callback(Running(broker, device, folder, data=own).stop)
+        yield
