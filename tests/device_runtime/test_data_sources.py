@@ -129,6 +129,8 @@ def test_python_function_returns_a_pair_or_a_mapping(tmp_path, monkeypatch):
         pytest.param({"x_holdout": np.zeros((1, 3)), "y_holdout": np.zeros(1, int)}, "x_holdout", id="holdout shape"),
         pytest.param({"x_holdout": np.zeros((0, 2)), "y_holdout": np.zeros(0, int)}, "empty", id="empty holdout"),
         pytest.param({"classes": 2}, "label 2 is out of range", id="label over classes"),
+        pytest.param({"y": np.arange(10) * 10**9}, "more than 1000000", id="labels with gaps"),
+        pytest.param({"x": np.full((10, 2), 1e300)}, "infinite in sample 0", id="too large for float32"),
         pytest.param({"classes": 0.5}, "whole number", id="classes"),
     ],
 )

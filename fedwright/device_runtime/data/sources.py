@@ -22,6 +22,8 @@ Rows = NDArray[np.int64] | slice
 Reader = Callable[[str, Options], Raw]
 
 _CHECK_ROWS = 1024
+# What a report can carry; a larger label is a mistake, not a class.
+MAX_CLASSES = 1_000_000
 
 
 def load(source: str, *, holdout_ratio: float, seed: int) -> LocalData:
@@ -107,7 +109,8 @@ def _inputs(x: Array, *, where: str) -> NDArray[np.float32]:
     if 0 in x.shape[1:]:
         raise DataError(f"{where}: samples have the empty shape {list(x.shape[1:])}")
     scaled = x.dtype == np.uint8 and x.ndim >= 3
-    result: NDArray[np.float32] = x if x.dtype == np.float32 else x.astype(np.float32)  # type: ignore[assignment]
+    with np.errstate(over="ignore"):
+        result: NDArray[np.float32] = x if x.dtype == np.float32 else x.astype(np.float32)  # type: ignore[assignment]
     if scaled:
         result /= 255
     # By parts, so that the check of a memory-mapped file needs next to no memory.
@@ -139,6 +142,10 @@ def _check_pair(x: Array, y: Labels, *, where: str) -> None:
 def _classes(declared: int | None, labels: list[Labels], *, where: str) -> int:
     lowest, highest = min(int(part.min(initial=0)) for part in labels), max(int(part.max(initial=0)) for part in labels)
     classes = highest + 1 if declared is None else declared
+    if classes > MAX_CLASSES:
+        raise DataError(
+            f"{where}: {classes} classes are more than {MAX_CLASSES}; number the labels from 0 without gaps"
+        )
     if lowest < 0 or highest >= classes:
         bad = lowest if lowest < 0 else highest
         raise DataError(f"{where}: label {bad} is out of range; {classes} classes are numbered 0 to {classes - 1}")
