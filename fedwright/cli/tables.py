@@ -10,7 +10,17 @@ if TYPE_CHECKING:
     from fedwright.server_runtime.evaluate.records import DeviceRecord
 
 MB = 1e6
-COLUMNS = ("samples", "width", "accur.\nbefore", "accur.\nafter", "s per\nround", "CPU\ns", "peak\nMB", "up\nMB", "down\nMB")
+COLUMNS = (
+    "samples",
+    "width",
+    "accur.\nbefore",
+    "accur.\nafter",
+    "s per\nround",
+    "CPU\ns",
+    "peak\nMB",
+    "up\nMB",
+    "down\nMB",
+)
 
 
 def record_row(record: "DeviceRecord") -> dict[str, Any]:

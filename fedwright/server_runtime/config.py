@@ -193,7 +193,7 @@ class SimulateSection:
     alpha: float = field(default=0.5, metadata=_help("of the Dirichlet partitions; smaller is less alike"))
     per_device: int = field(default=2, metadata=_help("shards, or classes, of each device"))
     least: int = field(default=10, metadata=_help("rows that every device gets at least (dirichlet)"))
-    rows: int | None = field(default=None, metadata=_help("use only so many training examples, and a fifth as many for tests"))
+    rows: int | None = field(default=None, metadata=_help("use only so many training examples"))
     profiles: str | None = field(default=None, metadata=_help("a fleet of `fedwright profiles` that gives memory"))
     processes: int | None = field(default=None, metadata=_help("how many in parallel; 0 = inside this one"))
     evaluate_every: int = field(default=5, metadata=_help("measure every device after so many rounds; 0 = at the end"))

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from fedwright.protocol.messages import Stats
-from fedwright.server_runtime.zoo import width_of
 from fedwright.server_runtime.rounds.store import Position, RoundStore
+from fedwright.server_runtime.zoo import width_of
 
 
 @dataclass
