@@ -42,14 +42,15 @@ def correct(graph: Graph, logits: str, labels: str) -> str:
 
 def cross_entropy(graph: Graph, logits: str, labels: str) -> str:
     """mean_B -log p[y]; its gradient is (p - onehot(y)) / B, made in one step."""
-    classes = graph.shape(logits)[-1]
     log_p = graph.op("LogSoftmax", logits, axis=-1)
-    picked = graph.op("GatherElements", log_p, graph.op("Unsqueeze", labels, graph.ints(1)), axis=1)
+    column = graph.op("Unsqueeze", labels, graph.ints(1))
+    picked = graph.op("GatherElements", log_p, column, axis=1)
     loss = graph.op("Neg", graph.op("ReduceMean", picked, keepdims=0))
 
     def gradient(context: Backward, grad: str) -> list[str | None]:
         g = context.graph
-        excess = g.op("Sub", g.op("Exp", log_p), one_hot(g, labels, classes))
+        less = g.op("Sub", g.op("Exp", picked), g.scalar(1.0))
+        excess = g.op("ScatterElements", g.op("Exp", log_p), column, less, axis=1)
         return [g.op("Mul", excess, g.op("Div", grad, count_rows(g, logits)))]
 
     graph.composites[loss] = Composite((logits,), gradient)

@@ -64,14 +64,13 @@ def _mark_gelu(graph: Graph, erf: Node, producers: dict[str, Node], readers: dic
 
 
 def _gelu_gradient(ctx: Backward, x: str, dy: str) -> str:
-    """dx = dy/2 (1 + erf(h) + 2/sqrt(pi) h exp(-h^2)) with h = x / sqrt 2"""
+    """dx = dy (1/2 + erf(h)/2 + h exp(-h^2) / sqrt(pi)) with h = x / sqrt 2"""
     g = ctx.graph
     h = g.op("Mul", x, g.scalar(math.sqrt(0.5)))
-    # the factor 2/sqrt(pi) goes into the exponent, which saves a pass
-    bell = g.op("Exp", g.op("Sub", g.scalar(math.log(2 / math.sqrt(math.pi))), g.op("Mul", h, h)))
-    slope = g.op("Add", g.op("Erf", h), g.op("Mul", h, bell))
-    half = g.op("Mul", dy, g.scalar(0.5))
-    return g.op("Mul", half, g.op("Add", slope, g.scalar(1.0)))
+    # HardSigmoid is the affine map here; the factor 1/sqrt(pi) goes into the exponent: each saves a pass over memory
+    share = g.op("HardSigmoid", g.op("Erf", h), alpha=0.5, beta=0.5)
+    bell = g.op("Exp", g.op("Sub", g.scalar(-0.5 * math.log(math.pi)), g.op("Mul", h, h)))
+    return g.op("Mul", dy, g.op("Add", share, g.op("Mul", h, bell)))
 
 
 def _mark_attention(graph: Graph, softmax: Node, readers: dict[str, list[Node]]) -> None:
