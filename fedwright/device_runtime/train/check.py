@@ -18,8 +18,8 @@ from fedwright.protocol.onnxscan import Outline, Value, scan
 
 # A session of a small graph without its tensors, on top of a process that has the runtime loaded.
 SESSION_BYTES = 16 * 1024 * 1024
-# Measured memory per sample is 1.5 to 2.5 times the live tensors of the manifest: workspace of convolutions, another
-# order of execution, gaps in the arena.
+# Measured memory per sample is 1.2 to 2.0 times the live tensors that the manifest counts: workspace of convolutions
+# and gaps in the arena.
 ARENA_RATIO = 2.0
 
 SCALARS = {"learning_rate": "float32", "seed": "int64"}
