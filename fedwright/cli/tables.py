@@ -1,6 +1,6 @@
 """Tables of devices, for people and for programs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     from fedwright.server_runtime.evaluate.records import DeviceRecord
 
 MB = 1e6
-COLUMNS = (
-    "samples",
-    "width",
-    "accur.\nbefore",
-    "accur.\nafter",
-    "s per\nround",
-    "CPU\ns",
-    "peak\nMB",
-    "up\nMB",
-    "down\nMB",
+NUMBERS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("samples", "samples", str),
+    ("width", "width", lambda value: f"{value:.2f}"),
+    ("accur.\nbefore", "accuracy_before", lambda value: "-" if value is None else f"{value:.1%}"),
+    ("accur.\nafter", "accuracy_after", lambda value: "-" if value is None else f"{value:.1%}"),
+    ("s per\nround", "round_s", lambda value: f"{value:.2f}"),
+    ("CPU\ns", "cpu_s", lambda value: f"{value:.1f}"),
+    ("peak\nMB", "peak_rss_bytes", lambda value: f"{value / MB:.0f}"),
+    ("up\nMB", "bytes_up", lambda value: f"{value / MB:.2f}"),
+    ("down\nMB", "bytes_down", lambda value: f"{value / MB:.2f}"),
 )
 
 
@@ -40,23 +40,13 @@ def record_row(record: "DeviceRecord") -> dict[str, Any]:
 
 
 def device_table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
-    """One line per device."""
-    with_profile = any("profile" in row for row in rows)
-    table = plain_table(title, ["device", *(["profile"] if with_profile else [])], COLUMNS)
+    """One line per device; the width is shown where devices have less than the whole model."""
+    texts = ["id", "profile"] if any("profile" in row for row in rows) else ["id"]
+    narrow = any(row["width"] != 1 for row in rows)
+    numbers = [column for column in NUMBERS if narrow or column[1] != "width"]
+    table = plain_table(title, ["device", *texts[1:]], [heading for heading, _, _ in numbers])
     for row in rows:
-        table.add_row(
-            row["id"],
-            *([row["profile"]] if with_profile else []),
-            str(row["samples"]),
-            f"{row['width']:.2f}",
-            _percent(row["accuracy_before"]),
-            _percent(row["accuracy_after"]),
-            f"{row['round_s']:.2f}",
-            f"{row['cpu_s']:.1f}",
-            f"{row['peak_rss_bytes'] / MB:.0f}",
-            f"{row['bytes_up'] / MB:.2f}",
-            f"{row['bytes_down'] / MB:.2f}",
-        )
+        table.add_row(*(row[key] for key in texts), *(show(row[key]) for _, key, show in numbers))
     return table
 
 
@@ -69,7 +59,3 @@ def plain_table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Tab
     for column in numbers:
         table.add_column(column, justify="right")
     return table
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"

@@ -1,0 +1,48 @@
+"""Tables of devices fit on a terminal and show only columns that say something."""
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from fedwright.cli.tables import device_table, record_row
+from fedwright.server_runtime.evaluate.records import DeviceRecord
+
+RECORD = DeviceRecord(
+    "pi4-1",
+    samples=158,
+    accuracy_before=0.026,
+    accuracy_after=1.0,
+    task_s=[0.5, 0.7],
+    cpu_s=1.44,
+    peak_rss_bytes=82_000_000,
+    bytes_up=680_000,
+    bytes_down=1_000_000,
+)
+
+
+def shown(*records: DeviceRecord, profile: str | None = None) -> list[str]:
+    """The lines of a table on a terminal of 80 columns."""
+    rows = [record_row(record) | ({"profile": profile} if profile else {}) for record in records]
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(device_table("title", rows))
+    return console.export_text().splitlines()
+
+
+def test_a_line_per_device() -> None:
+    # 0.6 s is the mean of the two rounds.
+    assert shown(RECORD)[-1].split() == ["pi4-1", "158", "2.6%", "100.0%", "0.60", "1.4", "82", "0.68", "1.00"]
+
+
+def test_what_was_not_measured_is_a_dash() -> None:
+    assert shown(DeviceRecord("new"))[-1].split() == ["new", "0", "-", "-", "0.00", "0.0", "0", "0.00", "0.00"]
+
+
+@pytest.mark.parametrize(("width", "columns"), [(1.0, 9), (0.5, 10)], ids=["whole model", "half of it"])
+def test_the_width_is_shown_where_it_differs(width: float, columns: int) -> None:
+    assert len(shown(replace(RECORD, width=width))[-1].split()) == columns
+
+
+def test_the_demo_table_fits_into_80_columns() -> None:
+    assert "raspberry-pi-4" in shown(RECORD, profile="raspberry-pi-4")[-1]
