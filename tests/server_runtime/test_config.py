@@ -94,7 +94,7 @@ MISTAKES = {
         "per_round = 2\nsample_ratio = 0.5",
         " [fleet] per_round and sample_ratio are both",
     ),
-    "mqtts without trust": ('trust = "trust"\n', "", " [fleet] broker is an mqtts address but trust is not set; make"),
+    "mqtts without trust": ('trust = "trust"\n', "", " [fleet] broker is an mqtts address but trust is not set"),
     "buffer zero": ("per_round = 2", "buffer = 0", " [fleet] buffer is 0 but must be at least 1"),
     "unknown codec": (
         "[run]",

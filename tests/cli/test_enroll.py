@@ -1,0 +1,54 @@
+"""`fedwright server enroll` makes what a secured fleet needs and says what to do with it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedwright.cli.main import main
+
+BROKER = "mqtts://hub.example:8883"
+
+
+def test_the_first_call_makes_authority_broker_and_bundles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trust = tmp_path / "trust"
+
+    assert main(["server", "enroll", "pi-01", "pi-02", "--broker", BROKER, "--trust", str(trust)]) == 0
+
+    said = capsys.readouterr().out
+    assert f"mosquitto -c {trust / 'broker' / 'mosquitto.conf'} on hub.example" in said
+    for device in ("pi-01", "pi-02"):
+        bundle = trust / "devices" / device
+        assert f"{device}: copy {bundle} to the device" in said
+        assert json.loads((bundle / "bundle.json").read_text())["broker"] == BROKER
+    assert f'set trust = "{trust}"' in said
+
+
+def test_a_later_call_keeps_authority_and_broker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--broker", BROKER, "--trust", str(tmp_path)]
+    assert main(["server", "enroll", "pi-01", *arguments]) == 0
+    kept = [(tmp_path / name).read_bytes() for name in ("ca.pem", "broker/cert.pem")]
+    capsys.readouterr()
+
+    assert main(["server", "enroll", "pi-02", *arguments]) == 0
+
+    assert [(tmp_path / name).read_bytes() for name in ("ca.pem", "broker/cert.pem")] == kept
+    assert "mosquitto" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("device", "broker", "message"),
+    [
+        ("pi-01", "mqtt://hub.example:1883", "need an mqtts:// address"),
+        ("pi/01", BROKER, "must be 1 to 64 of the characters"),
+        ("server", BROKER, "would have the server's name"),
+    ],
+    ids=["no TLS", "bad id", "the server's name"],
+)
+def test_a_mistake_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], device: str, broker: str, message: str
+) -> None:
+    assert main(["server", "enroll", device, "--broker", broker, "--trust", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
