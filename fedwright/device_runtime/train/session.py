@@ -100,14 +100,15 @@ def _options(threads: int) -> ort.SessionOptions:
 
 
 def _share_arena() -> None:
-    """One arena for all sessions, growing by what is asked for.
+    """One arena for all sessions, so that training and evaluation use the same memory.
 
-    Training and evaluation then use the same memory, and no power of two is reserved that a memory limit counts.
+    It grows by powers of two: regions of just the size asked for cannot be joined again, which for deep nets takes a
+    sixth more resident memory.
     """
     config = ort.OrtArenaCfg(
         {
             "max_mem": 0,
-            "arena_extend_strategy": 1,
+            "arena_extend_strategy": 0,
             "initial_chunk_size_bytes": -1,
             "max_dead_bytes_per_chunk": -1,
         }
