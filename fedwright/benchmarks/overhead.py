@@ -58,8 +58,8 @@ def measure(broker: Broker, *, devices: int, rounds: int) -> dict[str, Any]:
     return {
         "devices": devices,
         "parameters": int(sum(value.size for value in weights.values())),
-        "round_s": min(seconds[1:]),
-        "device_cpu_s": (cpu[-1] - cpu[0]) / rounds / devices,
+        "round_s": round(min(seconds[1:]), 3),
+        "device_cpu_s": round((cpu[-1] - cpu[0]) / rounds / devices, 4),
     }
 
 

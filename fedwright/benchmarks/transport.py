@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from fedwright.benchmarks import overhead
 from fedwright.benchmarks.transport_peer import BUFFER_BYTES, FLEET
 from fedwright.protocol import codec, topics
 from fedwright.protocol.blobs import BlobStore
@@ -42,6 +43,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         trips = measure_round_trips(broker, 200)
         uploads = measure_uploads(broker, uploaders, upload_bytes)
         crowd = measure_crowd(broker, idle)
+        rounds = overhead.measure(broker, devices=10, rounds=3 if quick else 10)
         kind = broker.kind
     return {
         "broker": kind,
@@ -50,12 +52,15 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             "reliable round trip": [trips],
             "uploads of many devices": [uploads],
             "idle devices": [crowd],
+            "rounds of devices that do nothing": [rounds],
         },
         "checks": [
             _check("blob transfer / two-hop raw TCP relay", transfer["ratio"], ">= 0.25", transfer["ratio"] >= 0.25),
             _check("broker memory growth, MB", transfer["broker_growth_mb"], "< 20", transfer["broker_growth_mb"] < 20),
             _check("server memory growth, MB", uploads["server_growth_mb"], "< 50", uploads["server_growth_mb"] < 50),
             _check("reports of all devices, s", crowd["reports_s"], "< 10", crowd["reports_s"] < 10),
+            _check("round of ten devices that do nothing, s", rounds["round_s"], "< 0.5", rounds["round_s"] < 0.5),
+            _check("CPU s per device and round", rounds["device_cpu_s"], "< 0.05", rounds["device_cpu_s"] < 0.05),
             _check("server CPU while idle, share", crowd["idle_cpu_ratio"], "< 0.02", crowd["idle_cpu_ratio"] < 0.02),
         ],
     }
