@@ -59,6 +59,7 @@ class Backward:
         self._rows: dict[str, list[str]] = {}
         self._pieces: dict[str, list[Piece]] = {}
         self._stacked: dict[tuple[str, ...], str] = {}
+        self._again: dict[str, str] = {}
 
     def needs(self, name: str) -> bool:
         """Does a gradient with respect to this value matter?"""
@@ -75,6 +76,12 @@ class Backward:
     def const_value(self, name: str) -> Array | None:
         """The value of a constant, None for anything else."""
         return self.graph.const_value(name)
+
+    def saved(self, name: str) -> str:
+        """A forward value for use in the backward pass: itself, or made again when that is cheaper than keeping it."""
+        if name in self.graph.recompute and name not in self._again:
+            self._again[name] = self.graph.recompute[name](self)
+        return self._again.get(name, name)
 
     def add(self, name: str, grad: str) -> None:
         """Contribute a gradient of a value (a rule may also just return it)."""

@@ -55,7 +55,8 @@ class Composite:
 class Graph:
     """Nodes in execution order over named values; every method keeps names unique.
 
-    uses: how often each value was read when lowering began.
+    uses: how often each value was read when lowering began. recompute: how to make a value again in the backward
+    pass, for values that cost more to keep than to make.
     """
 
     def __init__(self, inputs: Sequence[Value] = ()) -> None:
@@ -65,6 +66,7 @@ class Graph:
         self.inputs: list[Value] = []
         self.outputs: list[Value] = []
         self.composites: dict[str, Composite] = {}
+        self.recompute: dict[str, Callable[[Any], str]] = {}
         self.uses: Counter[str] = Counter()
         self.module = ""
         self._shapes: dict[str, Shape] = {}

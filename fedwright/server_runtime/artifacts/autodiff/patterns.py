@@ -60,15 +60,37 @@ def _mark_gelu(graph: Graph, erf: Node, producers: dict[str, Node], readers: dic
     one = _scalar(graph, _other(shifted, erf.outputs[0]))
     half = _scalar(graph, _other(halved, product.outputs[0]))
     if _is(one, 1.0) and _is(half, 0.5) and _other(product, shifted.outputs[0]) == x:
-        graph.composites[halved.outputs[0]] = Composite((x,), lambda ctx, dy: [_gelu_gradient(ctx, x, dy)])
+        _add_gelu(graph, x, halved.outputs[0], readers)
 
 
-def _gelu_gradient(ctx: Backward, x: str, dy: str) -> str:
-    """dx = dy (1/2 + erf(h)/2 + h exp(-h^2) / sqrt(pi)) with h = x / sqrt 2"""
+def _add_gelu(graph: Graph, x: str, y: str, readers: dict[str, list[Node]]) -> None:
+    """Differentiate y = gelu(x) from x alone; if only a matrix product reads y, do not even keep y for it."""
+    shares: dict[Backward, tuple[str, str]] = {}
+
+    def halves(ctx: Backward) -> tuple[str, str]:
+        """h = x / sqrt 2 and (1 + erf(h)) / 2, made once for both uses."""
+        if ctx not in shares:
+            g = ctx.graph
+            h = g.op("Mul", x, g.scalar(math.sqrt(0.5)))
+            # HardSigmoid is the affine map here, which saves a pass over memory
+            shares[ctx] = h, g.op("HardSigmoid", g.op("Erf", h), alpha=0.5, beta=0.5)
+        return shares[ctx]
+
+    graph.composites[y] = Composite((x,), lambda ctx, dy: [_gelu_gradient(ctx, *halves(ctx), dy)])
+    reshape = _only_reader(readers, y, "Reshape")
+    if reshape is not None and _only_reader(readers, reshape.outputs[0], "Gemm"):
+        target = reshape.inputs[1]
+        graph.recompute[reshape.outputs[0]] = lambda ctx: str(
+            ctx.graph.op("Reshape", ctx.graph.op("Mul", x, halves(ctx)[1]), target)
+        )
+    elif _only_reader(readers, y, "Gemm"):
+        graph.recompute[y] = lambda ctx: str(ctx.graph.op("Mul", x, halves(ctx)[1]))
+
+
+def _gelu_gradient(ctx: Backward, h: str, share: str, dy: str) -> str:
+    """dx = dy ((1 + erf(h)) / 2 + h exp(-h^2) / sqrt(pi)) with h = x / sqrt 2"""
     g = ctx.graph
-    h = g.op("Mul", x, g.scalar(math.sqrt(0.5)))
-    # HardSigmoid is the affine map here; the factor 1/sqrt(pi) goes into the exponent: each saves a pass over memory
-    share = g.op("HardSigmoid", g.op("Erf", h), alpha=0.5, beta=0.5)
+    # the factor 1/sqrt(pi) goes into the exponent, which saves a pass over memory
     bell = g.op("Exp", g.op("Sub", g.scalar(-0.5 * math.log(math.pi)), g.op("Mul", h, h)))
     return g.op("Mul", dy, g.op("Add", share, g.op("Mul", h, bell)))
 

@@ -19,7 +19,8 @@ def gemm(ctx: Backward, node: Node, grads: Grads) -> Grads:
             left, right = (dy, a) if flip_b else (a, dy)
             ctx.add(b, ctx.graph.op("Gemm", left, right, transA=flip_b, transB=flip_b))
         else:
-            ctx.add_product(b, *((dy, a) if flip_b else (a, dy)))
+            kept = ctx.saved(a)
+            ctx.add_product(b, *((dy, kept) if flip_b else (kept, dy)))
     if len(node.inputs) > 2 and node.inputs[2] and ctx.needs(node.inputs[2]):
         _gemm_bias(ctx, node, _scaled(ctx, only(grads), float(node.attrs.get("beta", 1.0))))
     return [None, None, None]
