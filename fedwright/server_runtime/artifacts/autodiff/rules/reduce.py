@@ -110,9 +110,24 @@ def softmax(ctx: Backward, node: Node, grads: Grads) -> Grads:
     """dx = y (dy - sum y dy)"""
     g, y, dy = ctx.graph, node.outputs[0], only(grads)
     axis = int(node.attrs.get("axis", -1)) % len(ctx.shape(y))
-    product = g.op("Mul", y, dy)
-    total = g.op("ReduceSum", product, g.ints(axis), keepdims=1)
-    return [g.op("Sub", product, g.op("Mul", y, total))]
+    mixed = mixed_values(ctx, y, dy) if axis == len(ctx.shape(y)) - 1 else None
+    # In attention, sum y dy over the keys is sum o do over the far fewer values of o = y v.
+    left, right = mixed or (y, dy)
+    total = g.op("ReduceSum", g.op("Mul", left, right), g.ints(axis), keepdims=1)
+    return [g.op("Mul", y, g.op("Sub", dy, total))]
+
+
+def mixed_values(ctx: Backward, y: str, dy: str) -> tuple[str, str] | None:
+    """(o, do) if y is only used in o = y v, so that dy = do v'; None otherwise."""
+    makers = ctx.graph.producers()
+    maker = makers.get(dy)
+    turned = makers.get(maker.inputs[1]) if maker is not None and maker.op == "MatMul" else None
+    if maker is None or turned is None or turned.op != "Transpose":
+        return None
+    uses = [n for n in ctx.graph.nodes if n.op == "MatMul" and n.inputs == [y, turned.inputs[0]]]
+    if len(uses) != 1 or ctx.shape(uses[0].outputs[0])[:-1] != ctx.shape(y)[:-1]:
+        return None
+    return uses[0].outputs[0], maker.inputs[0]
 
 
 @rule("LogSoftmax")
