@@ -80,7 +80,13 @@ class Stepper:
             last.inputs.append(slot)
             last.attrs["beta"] = momentum
             return grad
-        return g.op("Add", g.op("Mul", slot, g.scalar(momentum)), grad)
+        kept = g.op("Mul", slot, g.scalar(momentum))
+        if _is_scatter_into_zeros(g, last, grad):
+            # the sums go straight into the old momentum instead of into zeros
+            g.nodes[-2:] = [g.nodes[-1], last]
+            last.inputs[0] = kept
+            return grad
+        return g.op("Add", kept, grad)
 
     def _adam(self, name: str, grad: str) -> str:
         """m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; w = w - rate m' / (sqrt(v') + eps) with m', v' bias-corrected"""
@@ -115,6 +121,12 @@ class Stepper:
 
 def _is_plain_gemm(node: Node, output: str) -> bool:
     return node.op == "Gemm" and node.outputs == [output] and len(node.inputs) == 2
+
+
+def _is_scatter_into_zeros(graph: Graph, node: Node, output: str) -> bool:
+    if node.op != "ScatterElements" or node.outputs != [output] or node.attrs.get("reduction") != "add":
+        return False
+    return any(node.inputs[0] in other.outputs and other.op == "ConstantOfShape" for other in graph.nodes)
 
 
 def clip(graph: Graph, gradients: dict[str, str], limit: float) -> dict[str, str]:

@@ -78,6 +78,22 @@ def test_gradient_norm_is_clipped_as_torch_does(limit: float) -> None:
         np.testing.assert_allclose(slots[name], wanted[name], rtol=2e-5, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.parametrize("case", ["sgd", "momentum", "decay", "adam"])
+def test_embeddings_with_repeated_words_equal_torch(case: str) -> None:
+    torch.manual_seed(5)
+    optimizer, make = CASES[case]
+    module = nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(12, 4))
+    rng = np.random.default_rng(6)
+    batches = [{"x": rng.integers(0, 7, (5, 3)), "y": rng.integers(0, 4, 5)} for _ in range(4)]
+    stepper = Stepper(build(structure_of((3,), 4, optimizer=optimizer), module), initial_weights(module))
+
+    for batch in batches:
+        stepper.step(batch, learning_rate=0.1)
+
+    for name, wanted in _train_torch(module, make, batches).items():
+        np.testing.assert_allclose(stepper.slots[name], wanted, rtol=2e-5, atol=1e-5, err_msg=name)
+
+
 def test_the_learning_rate_is_an_input() -> None:
     module, (batch,) = _module(), _batches(1)
     artifact = build(structure_of((6,), 4), module)

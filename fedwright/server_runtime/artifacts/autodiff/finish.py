@@ -46,7 +46,7 @@ def _shorten(graph: Graph) -> None:
     """Number values and constants in the order of their first use."""
     public = {value.name for value in [*graph.inputs, *graph.outputs]} | set(graph.external)
     public |= {name for node in graph.nodes for name in outer_names(node)}
-    names: dict[str, str] = {name: name for name in public}
+    names: dict[str, str] = {name: name for name in sorted(public)}
     for index, node in enumerate(graph.nodes):
         for name in [*node.inputs, *node.outputs]:
             if name and name not in names:
