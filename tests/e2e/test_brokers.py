@@ -1,0 +1,49 @@
+"""Whole rounds over both real brokers, MQTT 5 and 3.1.1, with the broker killed in the middle of a round."""
+
+import pytest
+
+from fedwright.protocol import tensors
+from fedwright.protocol.link import connect
+from fedwright.protocol.link.broker import Broker
+from fedwright.protocol.link.memory import MemoryBroker
+from fedwright.server_runtime.rounds import events
+from helpers.fleet import Server, agents
+
+pytestmark = pytest.mark.broker
+DEVICES = ("a", "b", "c")
+
+
+class Real:
+    """A real broker with the face of the one in memory."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+
+    def link(self, client_id, *, will=None):
+        return connect(self.broker.url, client_id=client_id, will=will)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> bytes:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    broker = MemoryBroker()
+    with agents(broker, folder, *DEVICES):
+        return tensors.save(Server(broker, folder, devices=3, rounds=3).run().state())
+
+
+@pytest.mark.parametrize("kind", ["mosquitto", "amqtt"])
+def test_a_run_outlives_its_broker_and_ends_with_the_same_bytes(kind, tmp_path, undisturbed):
+    with Broker(kind=kind) as broker:
+        real = Real(broker)
+
+        def kill_once(event):
+            if isinstance(event, events.StagePlanned) and event.round == 2:
+                broker.kill()
+                broker.restart()
+
+        server = Server(real, tmp_path, devices=3, rounds=3)
+        with agents(real, tmp_path, *DEVICES):
+            state = server.run(observer=kill_once).state()
+
+    assert tensors.save(state) == undisturbed
+    assert not server.seen(events.TaskFailed)
