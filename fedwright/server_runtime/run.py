@@ -7,6 +7,7 @@ from pathlib import Path
 from fedwright.protocol import codec, tensors
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.files import lock_folder
 from fedwright.protocol.link.base import Link
 from fedwright.protocol.messages import Report, Returns
 from fedwright.server_runtime import zoo
@@ -100,6 +101,11 @@ def meet(config: RunConfig, text: str, meeting: Meeting) -> Outcome:
     """`execute` over any way to speak with devices."""
     folder = folder_of(config)
     folder.path.mkdir(parents=True, exist_ok=True)
+    lock = lock_folder(folder.path)
+    if lock is None:
+        raise ConfigError(
+            f"another server is at work on the run in {folder.path}; stop it, or give this run another name"
+        )
     store = SqliteRoundStore(folder.store, sync=meeting.sync)
     try:
         blobs = BlobStore(folder.blobs, sync=meeting.sync)
@@ -126,6 +132,7 @@ def meet(config: RunConfig, text: str, meeting: Meeting) -> Outcome:
         return Outcome(device_records(store, rounds=config.run.rounds), metrics, model)
     finally:
         store.close()
+        lock.close()
 
 
 def coordinate(desk: Desk, options: Options) -> Coordinator | BufferedCoordinator:

@@ -12,6 +12,7 @@ from fedwright.cli.main import main
 from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.emulate.device import agent_command
 from fedwright.device_runtime.emulate.fleet import EmulatedFleet
+from fedwright.protocol.files import lock_folder
 from fedwright.protocol.link.broker import Broker
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
@@ -90,6 +91,14 @@ def test_a_complete_run_resumes_to_the_same_result(done: Path) -> None:
     after = json.loads((done / "again.json").read_text())
     assert after["devices"] == before["devices"]
     assert after["metrics"] == before["metrics"]
+
+
+def test_a_second_server_may_not_work_on_the_same_run(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lock = lock_folder(done / "runs" / "night")
+    assert lock is not None
+    with lock:
+        assert main(["server", "resume", "runs/night"]) == 1
+    assert "another server is at work on the run in" in capsys.readouterr().err
 
 
 def test_another_config_may_not_take_over_a_run(done: Path, capsys: pytest.CaptureFixture[str]) -> None:

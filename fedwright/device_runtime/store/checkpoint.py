@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedwright.device_runtime.store.journal import replace_file
 from fedwright.device_runtime.train.base import Tensors
 from fedwright.protocol import tensors
 from fedwright.protocol.errors import BadBlob
+from fedwright.protocol.files import replace_file
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,6 @@
 """The device's journal: which task it has, how it answered, which are over. Survives a power cut at any moment."""
 
-import fcntl
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
@@ -11,6 +9,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from fedwright.protocol.errors import IdentityTaken
+from fedwright.protocol.files import lock_folder, replace_file
 from fedwright.protocol.messages import Refusal, Task, Update
 
 log = logging.getLogger(__name__)
@@ -77,30 +76,12 @@ class Journal:
             log.warning("the journal cannot be written (%s); free some space at %s", err.strerror, self._path.parent)
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Put `data` at `path` so that after a crash either the old or the new content is there, never a mix."""
-    part = path.with_suffix(".new")
-    with part.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 def _lock(folder: Path) -> IO[bytes]:
-    lock = (folder / "lock").open("wb")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as err:
-        lock.close()
+    lock = lock_folder(folder)
+    if lock is None:
         raise IdentityTaken(
             f"another agent on this machine uses the state folder {folder}; stop it or give this one another --state"
-        ) from err
+        )
     return lock
 
 

@@ -6,10 +6,10 @@ a task that is done again after a crash starts from the same place.
 
 from pathlib import Path
 
-from fedwright.device_runtime.store.journal import replace_file
 from fedwright.device_runtime.train.base import Tensors
 from fedwright.protocol import deltas, tensors
 from fedwright.protocol.errors import BadBlob
+from fedwright.protocol.files import replace_file
 from fedwright.protocol.messages import Task
 
 

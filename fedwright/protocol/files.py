@@ -1,0 +1,32 @@
+"""Files that survive a power cut, and folders that belong to one process at a time."""
+
+import fcntl
+import os
+from pathlib import Path
+from typing import IO
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Put `data` at `path` so that after a crash either the old or the new content is there, never a mix."""
+    part = path.with_suffix(".new")
+    with part.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def lock_folder(folder: Path) -> IO[bytes] | None:
+    """A lock that lasts until it is closed or the process ends, however it ends; None when another process has it."""
+    lock = (folder / "lock").open("wb")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        return None
+    return lock
