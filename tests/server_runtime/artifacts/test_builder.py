@@ -1,6 +1,9 @@
 """Artifacts: cache, determinism, free batch size, frozen bases, evaluation mode, errors."""
 
 import copy
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +45,31 @@ def test_equal_structures_give_equal_bytes() -> None:
     first, second = (Builder().build(Structure(SPEC, optimizer=Optimizer(momentum=0.9))) for _ in range(2))
 
     assert pack(first) == pack(second)
+
+
+def test_two_processes_build_the_same_bytes() -> None:
+    program = (
+        "import hashlib\n"
+        "from fedwright.protocol.artifact import pack\n"
+        "from fedwright.server_runtime.artifacts.builder import Builder\n"
+        "from fedwright.server_runtime.artifacts.structure import ModelSpec, Structure\n"
+        "artifact = Builder().build(Structure(ModelSpec('lstm-lm', (5,), 50)))\n"
+        "print(hashlib.sha256(pack(artifact)).hexdigest())\n"
+    )
+    # the hash seed is what differs between processes: it decides the order of sets
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        for seed in ("1", "2")
+    ]
+
+    assert runs[0].stdout == runs[1].stdout
+    assert len(runs[0].stdout.strip()) == 64
 
 
 def test_weights_do_not_enter_the_artifact() -> None:
@@ -196,6 +224,27 @@ def test_an_unused_parameter_is_kept_as_it_is() -> None:
     stepper.step(_batch(4))
 
     np.testing.assert_array_equal(stepper.slots["idle"], [1.0, 1.0])
+
+
+def test_a_parameter_that_the_loss_does_not_reach_is_kept_as_it_is() -> None:
+    class Detached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(32, 500), nn.Linear(500, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(torch.sign(self.body(x.flatten(1))))
+
+    module = Detached()
+    weights = initial_weights(module)
+    artifact = build(structure_of((2, 4, 4), 3, optimizer=Optimizer(momentum=0.9, weight_decay=0.1)), module)
+    stepper = Stepper(artifact, weights)
+
+    stepper.step(_batch(4))
+
+    np.testing.assert_array_equal(stepper.slots["body.weight"], weights["body.weight"])
+    assert np.all(stepper.slots["head.weight"] != weights["head.weight"])
+    assert len(artifact.train) < 20_000
 
 
 def test_an_operator_without_a_rule_is_named_with_its_module() -> None:

@@ -196,7 +196,7 @@ def needed_values(graph: Graph, wrt: Sequence[str]) -> set[str]:
 def differentiate(
     graph: Graph, loss: str, wrt: Sequence[str], *, ready: Callable[[str, str], None] | None = None
 ) -> dict[str, str]:
-    """Append the backward pass of a scalar and return the name of the gradient of each of `wrt`.
+    """Append the backward pass of a scalar and return the gradient of each of `wrt` that the scalar depends on.
 
     `ready` is called with (parameter, gradient) as soon as a gradient is complete, so that what it
     appends (an update) runs before the rest of the backward pass and frees the gradient early.
@@ -216,11 +216,6 @@ def differentiate(
                 gradients[name] = grad
                 if ready is not None:
                     ready(name, grad)
-    missing = [name for name in wrt if name not in gradients]
-    for name in missing:
-        gradients[name] = graph.constant(np.zeros(graph.shape(name), np.float32), "zero")
-        if ready is not None:
-            ready(name, gradients[name])
     return gradients
 
 
