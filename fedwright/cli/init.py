@@ -70,17 +70,18 @@ def starter_config(entry: "Entry") -> str:
 
     parts = [HEADER.format(title=f"{entry.name}: {entry.summary}")]
     for name, cls in SECTIONS.items():
-        parts.append(_table(name, cls))
+        changed = {"model": entry.model} if name == "model" else {}
+        parts.append(_table(name, cls, changed=changed))
         if name == "model":
             parts.append(_table("method", entry.params, first=[f'name = "{entry.name}"']))
     return "\n".join(parts)
 
 
-def _table(name: str, cls: type[Any], *, first: list[str] | None = None) -> str:
+def _table(name: str, cls: type[Any], *, first: list[str] | None = None, changed: dict[str, Any] | None = None) -> str:
     """One section and the sections inside it."""
     lines, inner = [f"[{name}]", *(first or [])], []
     for field in dataclasses.fields(cls):
-        value = _default(field)
+        value = (changed or {}).get(field.name, _default(field))
         if dataclasses.is_dataclass(value):
             inner.append(_table(f"{name}.{field.name}", type(value)))
             continue

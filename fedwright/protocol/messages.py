@@ -49,13 +49,19 @@ class Board(Struct, frozen=True):
 
 
 class DataSummary(Struct, frozen=True):
-    """What a device says about its data, and nothing more."""
+    """What a device says about its data, and nothing more.
+
+    score_counts: how often each token occurs, where that says more than class_counts. pixel_std: mean standard
+    deviation of an image's pixels.
+    """
 
     samples: Count
     holdout: Count
     input_shape: Annotated[list[Annotated[int, Meta(ge=1, le=1_000_000)]], Meta(max_length=8)]
     classes: Annotated[int, Meta(ge=1, le=1_000_000)]
     class_counts: Annotated[list[Count], Meta(max_length=1_000_000)] | None = None
+    score_counts: Annotated[list[Count], Meta(max_length=1_000_000)] | None = None
+    pixel_std: Annotated[float, Meta(ge=0)] | None = None
 
 
 class Report(Struct, tag="report", frozen=True):

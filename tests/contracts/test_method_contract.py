@@ -3,12 +3,25 @@
 import numpy as np
 import pytest
 
-from fedwright.protocol.messages import Stats
+from fedwright.protocol.messages import DataSummary, Stats
+from fedwright.server_runtime import zoo
+from fedwright.server_runtime.artifacts.builder import initial_weights
+from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.methods.base import Absorbed
 from fedwright.server_runtime.methods.registry import METHODS, find
 from helpers.fleet import report, setting
 
-REPORTS = {device: report() for device in ("a", "b", "c")}
+COUNTS = {"a": [8, 8, 8, 0], "b": [1, 1, 12, 10], "c": [6, 6, 6, 6]}
+SHAPE, CLASSES = (1, 8, 8), 4
+
+
+def described(device: str, **changes):
+    """A report with class counts."""
+    data = DataSummary(samples=24, holdout=8, input_shape=list(SHAPE), classes=CLASSES, class_counts=COUNTS[device])
+    return report(data=data, **changes)
+
+
+REPORTS = {device: described(device) for device in COUNTS}
 STATS = Stats(samples=10, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
 
 every_method = pytest.mark.parametrize("name", sorted(METHODS))
@@ -16,7 +29,15 @@ every_method = pytest.mark.parametrize("name", sorted(METHODS))
 
 def make(name: str):
     entry = find(name)
-    return entry.make(entry.params(), setting())
+    spec = ModelSpec(entry.model, SHAPE, CLASSES)
+    return entry.make(entry.params(), setting(spec=spec, initial=initial_weights(zoo.create(spec, seed=1))))
+
+
+def made_known(name: str):
+    """A method that has met the devices."""
+    method = make(name)
+    method.assign(REPORTS, 1)
+    return method
 
 
 def play_round(method, number: int, change: float) -> None:
@@ -42,7 +63,7 @@ def test_a_method_says_what_it_is(name):
 
 @every_method
 def test_devices_that_learn_nothing_change_nothing(name):
-    method = make(name)
+    method = made_known(name)
     before = {key: value.copy() for key, value in method.personal("a")[1].items()}
     play_round(method, 1, change=0.0)
     for key, value in method.personal("a")[1].items():
@@ -51,7 +72,7 @@ def test_devices_that_learn_nothing_change_nothing(name):
 
 @every_method
 def test_a_round_changes_the_model(name):
-    method = make(name)
+    method = made_known(name)
     before = {key: value.copy() for key, value in method.personal("a")[1].items()}
     play_round(method, 1, change=0.25)
     assert any(not np.allclose(value, before[key]) for key, value in method.personal("a")[1].items())
@@ -82,5 +103,5 @@ def test_a_restored_method_goes_on_to_the_same_bytes(name):
 @every_method
 def test_devices_that_do_not_train_get_no_training_task(name):
     method = make(name)
-    assignments = method.assign({"a": report(), "watcher": report(trains=False)}, 1)
+    assignments = method.assign({"a": described("a"), "watcher": described("b", trains=False)}, 1)
     assert "watcher" not in assignments or assignments["watcher"].recipe.epochs == 0

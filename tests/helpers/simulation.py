@@ -11,13 +11,13 @@ from fedwright.server_runtime.config import config_from_text
 from helpers.fleet import Running
 
 
-def make_config(folder: Path, *, method="fedavg", rounds=2, processes=0, **sections):
+def make_config(folder: Path, *, rounds=2, processes=0, **sections):
     """A config of a small run on digits, as data and as text; `sections` adds or replaces keys."""
     tables = {
         "run": {"name": "run", "folder": str(folder), "rounds": rounds, "seed": 5},
         "fleet": {"devices": 4, "name": "test"},
         "model": {"model": "cnn-small"},
-        "method": {"name": method},
+        "method": {"name": "fedavg"},
         "train": {"batch": 32, "learning_rate": 0.1},
         "export": {"global_model": False},
         "simulate": {"devices": 4, "rows": 320, "alpha": 1.0, "evaluate_every": 1, "processes": processes},
@@ -26,7 +26,7 @@ def make_config(folder: Path, *, method="fedavg", rounds=2, processes=0, **secti
         tables[name] = {**tables.get(name, {}), **changes}
     lines = []
     for name, keys in tables.items():
-        lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in keys.items())]
+        lines += [f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in keys.items())]
     text = "\n".join(lines) + "\n"
     return config_from_text(text, where="test"), text
 
@@ -49,3 +49,10 @@ def run_agents(broker, folder: Path, data: dict[str, LocalData]):
         for device, own in data.items():
             stack.callback(Running(broker, device, folder, data=own).stop)
         yield
+
+
+def _toml(value) -> str:
+    """A value in TOML: inline tables, else as in JSON."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
+    return json.dumps(value)

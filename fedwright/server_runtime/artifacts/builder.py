@@ -109,7 +109,7 @@ class _Train:
 
 
 def _train_graph(structure: Structure, module: nn.Module, trainable: list[str], frozen: frozenset[str]) -> _Train:
-    forward = export(module, structure.spec, training=True, frozen=frozen, rewrite=_fiarse(structure, trainable))
+    forward = export(module, structure.spec, training=True, frozen=frozen, rewrite=_rewrite(structure, trainable))
     graph = forward.graph
     trained = [name for name in trainable if name in forward.parameters]
     loss = append_loss(graph, forward, structure, trained)
@@ -139,14 +139,18 @@ def _slot(name: str, graph: Graph, role: str) -> Slot:
     return Slot(name, f"next/{name}", list(graph.shape(name)), role)  # type: ignore[arg-type]
 
 
-def _fiarse(structure: Structure, trainable: list[str]) -> Rewrite | None:
+def _rewrite(structure: Structure, trainable: list[str]) -> Rewrite | None:
     """The rewriting of the forward graph that an objective asks for."""
-    if not structure.objective.fiarse:
+    objective = structure.objective
+    if not objective.fiarse and not objective.scaler:
         return None
 
     def rewrite(graph: Graph, norms: frozenset[str]) -> None:
-        read = {value.name for value in graph.inputs}
-        objectives.fiarse_masks(graph, [name for name in trainable if name not in norms and name in read])
+        if objective.scaler and not norms:
+            objectives.scale_hidden(graph, objective.scaler)
+        if objective.fiarse:
+            read = {value.name for value in graph.inputs}
+            objectives.fiarse_masks(graph, [name for name in trainable if name not in norms and name in read])
 
     return rewrite
 

@@ -105,7 +105,7 @@ def export(
     simplify(graph, measure(graph))
     embedding = find_embedding(graph, outputs[-1], has_head=hasattr(module, "head"))
     embedding = _flat(graph, embedding)
-    norms = _norm_parameters(module)
+    norms = norm_parameters(module)
     if rewrite is not None:
         rewrite(graph, norms)
     if training:
@@ -136,7 +136,8 @@ def _running(graph: Graph) -> dict[str, str]:
     return found
 
 
-def _norm_parameters(module: nn.Module) -> frozenset[str]:
+def norm_parameters(module: nn.Module) -> frozenset[str]:
+    """The parameters of normalisation layers."""
     kinds = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
     layers = [(prefix, layer) for prefix, layer in module.named_modules() if isinstance(layer, kinds)]
     return frozenset(f"{prefix}.{name}" for prefix, layer in layers for name, _ in layer.named_parameters())

@@ -60,10 +60,9 @@ def append_loss(graph: Graph, forward: Forward, structure: Structure, trained: l
 
 def _check(forward: Forward, structure: Structure) -> None:
     objective, model = structure.objective, structure.spec.model
-    if objective.exits != (len(forward.logits) > 1):
+    if objective.exits and len(forward.logits) == 1:
         raise BuildError(
-            f"{model} returns {len(forward.logits)} sets of logits but exits is {str(objective.exits).lower()}; "
-            f"a multi-exit objective needs a model that returns a tuple, any other needs one tensor"
+            f"{model} returns one set of logits but exits is true; a multi-exit objective needs a model with several"
         )
     if objective.distill and objective.teacher is None:
         raise BuildError(f"the objective of {model} distils but names no teacher; set its teacher")

@@ -132,6 +132,19 @@ def exits(graph: Graph, logits: Sequence[str], labels: str, *, distill: float, t
     return graph.op("Mul", graph.op("Sum", *terms), graph.scalar(1.0 / weight))
 
 
+def scale_hidden(graph: Graph, rate: float) -> None:
+    """Divide what hidden convolutions and linear layers give by `rate` (HeteroFL's scaler); logits stay."""
+    forward, graph.nodes = graph.nodes, []
+    logits = {value.name for value in graph.outputs}
+    renamed: dict[str, str] = {}
+    for node in forward:
+        node.inputs = [renamed.get(name, name) for name in node.inputs]
+        graph.nodes.append(node)
+        made = node.outputs[0]
+        if node.op in ("Conv", "Gemm") and made not in logits:
+            renamed[made] = graph.op("Mul", made, graph.scalar(1.0 / rate), shape=graph.shape(made))
+
+
 def fiarse_masks(graph: Graph, parameters: Sequence[str]) -> None:
     """Let the forward pass read w [|w| >= theta] instead of w (FIARSE).
 

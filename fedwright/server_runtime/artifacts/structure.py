@@ -48,6 +48,8 @@ class Objective:
                                                side input `class_mask` [classes]
     exits: multi-exit loss with self-distillation (the module returns a tuple of logits, shallow to deep)
     fiarse: mask gradient of FIARSE            side input `threshold`
+    scaler: outputs of hidden convolutions and linear layers are divided by this while training (0 = not; HeteroFL);
+            models with normalisation are left as they are, because it would undo that
     element_masks: gradients and values of masked-out entries stay zero; side inputs `mask/<parameter>`
     """
 
@@ -63,6 +65,7 @@ class Objective:
     exit_distill: float = 0.0
     exit_temperature: float = 3.0
     fiarse: bool = False
+    scaler: float = 0.0
     element_masks: bool = False
 
 

@@ -20,13 +20,13 @@ Tensors = dict[str, Array]
 class Assignment:
     """What one device does in this round. `recipe.epochs == 0` means: evaluate only.
 
-    mark: the method's own note, such as where a window begins; it is kept with the plan and never sent.
+    marks: the method's own note, such as where a window begins; it is kept with the plan and never sent.
     """
 
     structure: Structure
     recipe: Recipe
     returns: Returns = field(default_factory=Returns)
-    mark: int = 0
+    marks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -122,12 +122,13 @@ class Method(Protocol):
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the registry."""
+    """One line of the registry; `model` is one that the method can train, to start from."""
 
     name: str
     summary: str
     params: type[Any]
     make: Callable[[Any, Setting], Method]
+    model: str = "cnn-small"
 
 
 METHODS: dict[str, Entry] = {}

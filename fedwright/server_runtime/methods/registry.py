@@ -1,6 +1,19 @@
 """All methods there are: importing this module registers them."""
 
+from fedwright.server_runtime.methods import hasa
 from fedwright.server_runtime.methods.base import METHODS, Entry, find
-from fedwright.server_runtime.methods.baselines import fedavg
+from fedwright.server_runtime.methods.baselines import fedavg, feddropout, fedprox, fedrolex, fiarse, heterofl, scalefl
 
-__all__ = ["METHODS", "Entry", "fedavg", "find"]
+__all__ = [
+    "METHODS",
+    "Entry",
+    "fedavg",
+    "feddropout",
+    "fedprox",
+    "fedrolex",
+    "fiarse",
+    "find",
+    "hasa",
+    "heterofl",
+    "scalefl",
+]

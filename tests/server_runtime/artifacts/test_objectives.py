@@ -207,6 +207,33 @@ def test_fiarse_masks_weights_and_scales_their_gradient(net: Net, batch: dict[st
     _same(found, (loss, {name: grad * factors[name].numpy() for name, grad in plain.items()}))
 
 
+def test_the_scaler_divides_hidden_layers_only(batch: dict[str, np.ndarray]) -> None:
+    torch.manual_seed(4)
+    module = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, CLASSES))
+
+    found = graph_gradients(module, batch, CLASSES, objective=Objective(scaler=0.25))
+
+    twin = _twin(module)
+    first = torch.relu(twin[0](_x(batch)) / 0.25)
+    _same(found, collect(_cross_entropy(twin[4](torch.tanh(twin[2](first) / 0.25)), batch), twin))
+
+
+def test_normalised_models_have_no_scaler(net: Net) -> None:
+    plain = build(structure_of((6,), CLASSES), net)
+    scaled = build(structure_of((6,), CLASSES, objective=Objective(scaler=0.5)), net)
+
+    assert plain.train == scaled.train
+
+
+def test_without_an_exit_objective_the_deepest_exit_is_trained(batch: dict[str, np.ndarray]) -> None:
+    torch.manual_seed(2)
+    module = TwoExits()
+
+    loss, _ = graph_gradients(module, batch, CLASSES)
+
+    assert loss == pytest.approx(_cross_entropy(_twin(module)(_x(batch))[1], batch).item(), rel=1e-5)
+
+
 def test_masked_entries_stay_zero_under_momentum_and_decay(net: Net, batch: dict[str, np.ndarray]) -> None:
     rng = np.random.default_rng(6)
     weights = initial_weights(net)
@@ -244,7 +271,7 @@ def test_side_inputs_are_declared_with_their_shapes(net: Net) -> None:
 @pytest.mark.parametrize(
     ("objective", "message"),
     [
-        (Objective(exits=True), "returns 1 sets of logits"),
+        (Objective(exits=True), "returns one set of logits"),
         (Objective(distill=1.0), "names no teacher"),
         (Objective(cross_entropy=0.0), "no term that depends on the data"),
     ],

@@ -1,0 +1,49 @@
+"""FedProx: FedAvg whose devices are held near the global model by a proximal term.
+
+Paper: Li et al., Federated Optimization in Heterogeneous Networks (MLSys 2020).
+Implemented: the term µ/2 ||w − W_t||² over all trainable weights; µ = 0 is FedAvg bit for bit.
+Left out: γ-inexact local solutions; a device's work is set by epochs.
+Differs: nothing.
+"""
+
+from dataclasses import dataclass, field
+
+from fedwright.protocol.strict import check_range
+from fedwright.server_runtime import zoo
+from fedwright.server_runtime.artifacts.structure import Objective, Structure
+from fedwright.server_runtime.methods.base import Assignment, Emission, Entry, Setting, Tensors, register
+from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
+
+
+@dataclass(frozen=True)
+class FedProxParams:
+    """mu: the paper's µ."""
+
+    mu: float = field(default=0.01, metadata={"help": "weight of the proximal term; 0 is FedAvg"})
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        check_range("mu", self.mu, low=0)
+
+
+class FedProx(FedAvg):
+    """W ← W + Σ n_i Δ_i / Σ n_i, with w_i near argmin f_i(w) + µ/2 ||w − W||²."""
+
+    def __init__(self, params: FedProxParams, setting: Setting) -> None:
+        super().__init__(FedAvgParams(), setting)
+        self._mu = params.mu
+        self._structure = Structure(setting.spec, Objective(proximal=params.mu), setting.optimizer)
+        self._trained = [name for name, _ in zoo.create(setting.spec, seed=0).named_parameters()]
+        self._centre: tuple[Tensors, Tensors] = ({}, {})
+
+    def emit(self, device: str, assignment: Assignment) -> Emission:
+        """The global weights, which are also the centre; all devices share one dictionary of each."""
+        if not self._mu:
+            return super().emit(device, assignment)
+        weights = super().emit(device, assignment).weights
+        if self._centre[0] is not weights:
+            self._centre = (weights, {f"centre/{name}": weights[name] for name in self._trained})
+        return Emission(weights, self._centre[1])
+
+
+register(Entry("fedprox", "FedAvg with devices held near the global model", FedProxParams, FedProx))

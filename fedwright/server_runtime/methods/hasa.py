@@ -1,0 +1,179 @@
+"""HASA: wider submodels for devices whose data is less like everyone's, under a fixed budget.
+
+Paper: HASA (arXiv 2606.07621, 2026).
+Implemented: Algorithm 1 with the rules uniform, size, mixed, inverse and hasa; budgets of widths and of their squares;
+caps from the memory that a device reports; aggregation by the original FedAvg (protocol A) and selective (protocol B);
+scores from counts (classes of labels, tokens of text) and from the pixels of images.
+Left out: scores from the features of a frozen encoder.
+Differs: widths are allocated over all devices known so far, so that devices may come later or take part by turns.
+Counts come with a device's report; `blocks/scores.py` has the sum under pairwise masks for when they must stay hidden.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.messages import Report
+from fedwright.protocol.strict import check_range
+from fedwright.server_runtime import zoo
+from fedwright.server_runtime.artifacts.structure import ModelSpec, Structure
+from fedwright.server_runtime.blocks.allocation import Budget, Rule, allocate
+from fedwright.server_runtime.blocks.scores import heterogeneity
+from fedwright.server_runtime.evaluate.metrics import realised_budget
+from fedwright.server_runtime.methods.base import Entry, Setting, Tensors, register
+from fedwright.server_runtime.methods.sliced import Sliced, need_bytes
+
+ROSTER = "note/roster"
+
+
+@dataclass(frozen=True)
+class HasaParams:
+    """The paper's symbols: B budget, [rmin, rmax] least and most, T passes, g size_share, a smoothing.
+
+    square: the budget counts r² (for CNNs). tolerance: scale until the budget is met so closely, instead of T passes.
+    """
+
+    rule: Rule = field(default="hasa", metadata={"help": "hasa, uniform, size, mixed or inverse"})
+    budget: float = field(default=0.5, metadata={"help": "mean width over all samples"})
+    least: float = field(default=0.2, metadata={"help": "smallest width of any device"})
+    most: float = field(default=0.8, metadata={"help": "largest width of any device"})
+    square: bool = field(default=False, metadata={"help": "the budget counts squares of widths"})
+    passes: int = field(default=2, metadata={"help": "how often widths are scaled to the budget and clipped"})
+    tolerance: float | None = field(default=None, metadata={"help": "or: scale until the budget is met so closely"})
+    size_share: float = field(default=0.5, metadata={"help": "mixed: how much the number of samples counts"})
+    smoothing: float = field(default=0.1, metadata={"help": "added to every count"})
+    score: Literal["counts", "pixels"] = field(default="counts", metadata={"help": "counts, or pixels of images"})
+    aggregation: Literal["original", "selective"] = field(
+        default="selective", metadata={"help": "original: untrained entries count as unchanged; selective: not at all"}
+    )
+    memory_ratio: float = field(default=1.0, metadata={"help": "share of its free memory that a device may use"})
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        self.limits()
+        check_range("size_share", self.size_share, low=0, high=1)
+        check_range("smoothing", self.smoothing, low=0)
+        check_range("memory_ratio", self.memory_ratio, above=0)
+
+    def limits(self) -> Budget:
+        """The budget as the allocation reads it."""
+        power = 2 if self.square else 1
+        return Budget(self.budget, self.least, self.most, power, self.passes, self.tolerance)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the allocation knows of a device, from its first report."""
+
+    samples: int
+    free_bytes: int
+    counts: tuple[int, ...] = ()
+    pixels: float = 0.0
+
+
+class Hasa(Sliced):
+    """r_i = clip(s (rmin + (rmax − rmin) h̃_i), rmin, u_i), then W ← W + mean of the changes at width r_i."""
+
+    def __init__(self, params: HasaParams, setting: Setting) -> None:
+        self.params = params
+        self.diluted = params.aggregation == "original"
+        self._known: dict[str, Known] = {}
+        self._widths: dict[str, float] = {}
+        self._curve: tuple[float, float, float] | None = None
+        super().__init__(setting)
+
+    def note(self, reports: Mapping[str, Report]) -> None:
+        """Remember new devices and allocate widths anew when there are any."""
+        new = {d: self._describe(d, r) for d, r in sorted(reports.items()) if r.trains and d not in self._known}
+        if new:
+            self._known |= new
+            self._allocate()
+
+    def _describe(self, device: str, report: Report) -> Known:
+        data = report.data
+        counts = data.class_counts if data.score_counts is None else data.score_counts
+        if self.params.score == "pixels":
+            if data.pixel_std is None:
+                raise ConfigError(f"device {device} reports no pixels to score; set method.score to 'counts'")
+            return Known(data.samples, report.free_bytes, pixels=data.pixel_std)
+        if self.params.rule in ("uniform", "size"):
+            return Known(data.samples, report.free_bytes)
+        if not counts or not any(counts):
+            raise ConfigError(f"device {device} reports no class counts, which hasa scores; choose the rule 'size'")
+        return Known(data.samples, report.free_bytes, tuple(counts))
+
+    def _allocate(self) -> None:
+        known = dict(sorted(self._known.items()))
+        scores = np.array([entry.pixels for entry in known.values()])
+        if any(entry.counts for entry in known.values()):
+            classes = max(len(entry.counts) for entry in known.values())
+            padded = [np.array(entry.counts + (0,) * (classes - len(entry.counts))) for entry in known.values()]
+            scores = heterogeneity(padded, smoothing=self.params.smoothing)
+        widths = allocate(
+            self.params.rule,
+            scores,
+            [entry.samples for entry in known.values()],
+            self.params.limits(),
+            caps=[self._cap(device, entry) for device, entry in known.items()],
+            size_share=self.params.size_share,
+        )
+        self._widths = dict(zip(known, widths.tolist(), strict=True))
+
+    def _cap(self, device: str, known: Known) -> float:
+        """u_i: the largest width whose training fits into the device's free memory."""
+        if self.setting.manifest is None:
+            return self.params.most
+        room = self.params.memory_ratio * known.free_bytes
+        widths = np.linspace(self.params.least, self.params.most, 101)
+        fitting = widths[np.polyval(self._memory_curve(), widths) <= room]
+        if not len(fitting):
+            raise ConfigError(
+                f"device {device} has room for {room / 1e6:.0f} MB but width {self.params.least} needs more; "
+                f"lower method.least or leave the device out"
+            )
+        return float(fitting[-1])
+
+    def _memory_curve(self) -> tuple[float, float, float]:
+        """Bytes as a square function of the width, through three structures that are built."""
+        if self._curve is None:
+            widths = [self.params.least, (self.params.least + self.params.most) / 2, self.params.most]
+            need = [need_bytes(self.setting, Structure(zoo.scaled(self.setting.spec, width))) for width in widths]
+            degree = 2 if widths[0] < widths[2] else 0
+            self._curve = tuple(np.pad(np.polyfit(widths, need, degree), (2 - degree, 0)).tolist())
+        return self._curve
+
+    def width_of(self, device: str) -> float:
+        """The device's width; the most for one that has not reported."""
+        return self._widths.get(device, self.params.most)
+
+    def spec_of(self, device: str) -> ModelSpec:
+        """The first floor(r C) channels of every group."""
+        return zoo.scaled(self.setting.spec, self.width_of(device))
+
+    def advance(self) -> dict[str, float]:
+        """Apply the mean change; the budget that the widths came to."""
+        metrics = super().advance()
+        samples = [self._known[device].samples for device in self._widths]
+        if samples:
+            power = 2 if self.params.square else 1
+            metrics["budget"] = realised_budget(list(self._widths.values()), samples, power=power)
+        return metrics
+
+    def state(self) -> Tensors:
+        """The global weights, and the devices whose data decides the widths."""
+        roster = msgspec.json.encode(self._known, order="sorted")
+        return {**super().state(), ROSTER: np.frombuffer(roster, np.uint8)}
+
+    def restore(self, state: Tensors) -> None:
+        """Continue from a saved state."""
+        self._known = msgspec.json.decode(state[ROSTER].tobytes(), type=dict[str, Known])
+        super().restore(state)
+        if self._known:
+            self._allocate()
+
+
+register(Entry("hasa", "wider submodels for devices whose data is unlike everyone's", HasaParams, Hasa))

@@ -1,0 +1,280 @@
+"""What methods share whose devices train submodels cut out of one global model.
+
+A submodel is a spec with smaller channel groups and a plan {group: indices} that says which channels it has. Changes
+are averaged entry by entry over the devices that trained it; other entries stay.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.messages import Recipe, Report
+from fedwright.server_runtime import zoo
+from fedwright.server_runtime.artifacts.export import initial_weights, norm_parameters
+from fedwright.server_runtime.artifacts.structure import ModelSpec, Objective, Structure
+from fedwright.server_runtime.blocks.averaging import DilutedMean
+from fedwright.server_runtime.blocks.robust import Mean, make_mean
+from fedwright.server_runtime.blocks.slicing import Axes, Plan, prefix_plan, take
+from fedwright.server_runtime.methods.base import Absorbed, Assignment, Emission, Relay, Setting, Tensors
+from fedwright.server_runtime.rounds.sampling import derive_seed
+
+ADVANCED, FREE = "note/advanced", "note/free"
+# Room for what the runtime itself takes beside a step's own tensors.
+MEMORY_RATIO = 1.25
+
+
+def _help(text: str) -> dict[str, str]:
+    return {"help": text}
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Sizes that devices may have, and which device gets which.
+
+    in_turn: by the number at the end of a device's id (without one, drawn from the id). memory: the largest that fits
+    into what the device reported as free.
+    """
+
+    sizes: tuple[float, ...] = field(
+        default=(1.0, 0.5, 0.25, 0.125, 0.0625), metadata=_help("share of the model that a device may have")
+    )
+    by: Literal["width", "params"] = field(default="width", metadata=_help("sizes count channels, or parameters"))
+    choose: Literal["in_turn", "memory"] = field(
+        default="in_turn", metadata=_help("in_turn by the number in the device's id, or memory: the largest that fits")
+    )
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        if not self.sizes:
+            raise ConfigError("sizes is empty; give at least one such as 1.0")
+        for size in self.sizes:
+            if not 0 < size <= 1:
+                raise ConfigError(f"sizes has {size} but a size is above 0 and at most 1")
+
+
+class Sliced:
+    """The four hooks for submodels; a method says which spec a device gets and which channels that means."""
+
+    rounding: Literal["floor", "ceil"] = "floor"
+    # Whether an update counts by the device's samples, or every device the same.
+    by_samples = True
+    # HASA's protocol A: what a device did not train counts as unchanged instead of not at all.
+    diluted = False
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.weights: Tensors = dict(setting.initial)
+        self.axes: Axes = zoo.axes_of(setting.spec)
+        self.full = zoo.full_sizes(setting.spec)
+        self.advanced = 0
+        self._sent: dict[tuple[ModelSpec, tuple[int, ...]], Tensors] = {}
+        self._change = self._new_mean()
+
+    def spec_of(self, device: str) -> ModelSpec:
+        """The submodel's sizes for a device that has reported."""
+        raise NotImplementedError
+
+    def note(self, reports: Mapping[str, Report]) -> None:
+        """Take in what the devices report, before specs are asked for."""
+
+    def plan_of(self, device: str, spec: ModelSpec, marks: tuple[int, ...]) -> Plan:
+        """Which channels the submodel has: by default the first of every group."""
+        return prefix_plan(self.full, zoo.sizes_of(spec))
+
+    def marks_of(self, device: str, round_number: int) -> tuple[int, ...]:
+        """What must be remembered of this round to find the plan again."""
+        return ()
+
+    def objective_of(self, spec: ModelSpec, round_number: int) -> Objective:
+        """The training objective; cross-entropy unless the method adds terms."""
+        return Objective()
+
+    def sides_of(self, device: str, assignment: Assignment) -> Tensors:
+        """Side inputs of the objective."""
+        return {}
+
+    def assign(self, reports: Mapping[str, Report], round_number: int) -> dict[str, Assignment]:
+        """Everyone trains a submodel of its size."""
+        self.note(reports)
+        return {
+            device: self.assignment(device, round_number) for device, report in sorted(reports.items()) if report.trains
+        }
+
+    def assignment(self, device: str, round_number: int) -> Assignment:
+        """One device's part of a round."""
+        setting, spec = self.setting, self.spec_of(device)
+        recipe = Recipe(
+            batch=setting.batch,
+            learning_rate=setting.learning_rate,
+            seed=derive_seed(setting.seed, "data order", round_number, device),
+            epochs=setting.epochs,
+        )
+        structure = Structure(spec, self.objective_of(spec, round_number), setting.optimizer)
+        return Assignment(structure, recipe, setting.returns, self.marks_of(device, round_number))
+
+    def emit(self, device: str, assignment: Assignment) -> Emission:
+        """The device's part of the global weights; devices with the same part share one dictionary."""
+        weights = self.submodel(device, assignment.structure.spec, assignment.marks)
+        return Emission(weights, self.sides_of(device, assignment))
+
+    def submodel(self, device: str, spec: ModelSpec, marks: tuple[int, ...]) -> Tensors:
+        """The tensors of a submodel."""
+        key = (spec, marks)
+        if key not in self._sent:
+            whole = {name: self.weights[name] for name in names_of(spec)}
+            self._sent[key] = take(whole, self.axes, self.plan_of(device, spec, marks))
+        return self._sent[key]
+
+    def absorb(self, device: str, reply: Absorbed) -> Relay | None:
+        """Fold the change in where the device trained."""
+        assignment = reply.assignment
+        plan = self.plan_of(device, assignment.structure.spec, assignment.marks)
+        weight = reply.weight * (reply.stats.samples if self.by_samples else 1)
+        self._change.add(self.trained(reply), plan, weight)
+        return None
+
+    def trained(self, reply: Absorbed) -> Tensors:
+        """The part of a change that counts: by default all."""
+        return reply.tensors
+
+    def advance(self) -> dict[str, float]:
+        """Apply the mean change."""
+        change = self._change.result()
+        self.weights = {name: (value + change[name]).astype(value.dtype) for name, value in self.weights.items()}
+        self.advanced += 1
+        self._begin()
+        return {}
+
+    def _begin(self) -> None:
+        self._sent.clear()
+        self._change = self._new_mean()
+
+    def _new_mean(self) -> Mean | DilutedMean:
+        nothing = {name: np.zeros_like(value) for name, value in self.weights.items()}
+        return DilutedMean(nothing, self.axes) if self.diluted else make_mean(self.setting.combine, nothing, self.axes)
+
+    def personal(self, device: str) -> tuple[ModelSpec, Tensors]:
+        """The device's submodel as of the last round; the whole model for no device in particular."""
+        if not device:
+            return self.setting.spec, self.weights
+        spec = self.spec_of(device)
+        return spec, self.submodel(device, spec, self.marks_of(device, max(1, self.advanced)))
+
+    def state(self) -> Tensors:
+        """The global weights and how often they advanced."""
+        return {**self.weights, ADVANCED: np.array(self.advanced, np.int64)}
+
+    def restore(self, state: Tensors) -> None:
+        """Continue from a saved state."""
+        self.advanced = int(state[ADVANCED])
+        self.weights = {name: state[name] for name in self.setting.initial}
+        self._begin()
+
+
+class Leveled(Sliced):
+    """Submodels in a few sizes."""
+
+    def __init__(self, levels: Levels, setting: Setting) -> None:
+        super().__init__(setting)
+        self.levels = levels
+        self._free: dict[str, int] = {}
+        self.specs = self.make_specs()
+        self._need: list[int] | None = None
+
+    def make_specs(self) -> list[ModelSpec]:
+        """The spec of every level, in the order of the levels."""
+        return [self._scaled(size) for size in self.levels.sizes]
+
+    def _scaled(self, size: float) -> ModelSpec:
+        spec = self.setting.spec
+        width = size if self.levels.by == "width" else width_for_params(spec, size, rounding=self.rounding)
+        return zoo.scaled(spec, width, rounding=self.rounding)
+
+    def note(self, reports: Mapping[str, Report]) -> None:
+        """Remember how much memory each device had when it came."""
+        for device, report in reports.items():
+            self._free.setdefault(device, report.free_bytes)
+
+    def level_of(self, device: str) -> int:
+        """Which level a device has."""
+        if self.levels.choose == "in_turn" or device not in self._free or self.setting.manifest is None:
+            return number_of(device, self.setting.seed) % len(self.specs)
+        if self._need is None:
+            self._need = [need_bytes(self.setting, Structure(spec, self.objective_of(spec, 1))) for spec in self.specs]
+        fitting = [level for level, need in enumerate(self._need) if need <= self._free[device]]
+        if not fitting:
+            raise ConfigError(
+                f"device {device} has {self._free[device]} bytes free but the smallest of the sizes needs "
+                f"{min(self._need)}; add a smaller size or leave the device out"
+            )
+        return max(fitting, key=lambda level: self.levels.sizes[level])
+
+    def spec_of(self, device: str) -> ModelSpec:
+        """The submodel of the device's level."""
+        return self.specs[self.level_of(device)]
+
+    def state(self) -> Tensors:
+        """Where memory decides, also the memory of each device."""
+        free = msgspec.json.encode(self._free, order="sorted")
+        kept = {FREE: np.frombuffer(free, np.uint8)} if self.levels.choose == "memory" else {}
+        return {**super().state(), **kept}
+
+    def restore(self, state: Tensors) -> None:
+        """Continue from a saved state."""
+        super().restore(state)
+        if FREE in state:
+            self._free = msgspec.json.decode(state[FREE].tobytes(), type=dict[str, int])
+
+
+def number_of(device: str, seed: int) -> int:
+    """The number at the end of an id, or one drawn from the id."""
+    digits = re.search(r"(\d+)$", device)
+    return int(digits.group(1)) if digits else derive_seed(seed, "level", device)
+
+
+def need_bytes(setting: Setting, structure: Structure) -> int:
+    """Memory that training a structure takes on a device."""
+    assert setting.manifest is not None
+    manifest = setting.manifest(replace(structure, optimizer=setting.optimizer))
+    return int(MEMORY_RATIO * (manifest.fixed_bytes + setting.batch * manifest.sample_bytes))
+
+
+@lru_cache(maxsize=256)
+def names_of(spec: ModelSpec) -> tuple[str, ...]:
+    """The tensors of a model at its sizes; a shallower one lacks some."""
+    return tuple(initial_weights(zoo.create(spec, seed=0)))
+
+
+def norm_names(spec: ModelSpec) -> frozenset[str]:
+    """The parameters of a model's normalisation layers."""
+    return norm_parameters(zoo.create(spec, seed=0))
+
+
+@lru_cache(maxsize=256)
+def count_params(spec: ModelSpec) -> int:
+    """Parameters of a model at its sizes."""
+    return sum(value.numel() for value in zoo.create(spec, seed=0).parameters())
+
+
+def width_for_params(spec: ModelSpec, share: float, *, rounding: Literal["floor", "ceil"] = "floor") -> float:
+    """The largest width whose submodel has at most this share of the parameters."""
+    if share == 1:
+        return 1.0
+    limit = share * count_params(spec)
+    steps = max(zoo.full_sizes(spec).values(), default=1)
+    low, high = 0, steps
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = count_params(zoo.scaled(spec, middle / steps, rounding=rounding)) <= limit
+        low, high = (middle, high) if fits else (low, middle)
+    if low == 0:
+        raise ConfigError(
+            f"no width of {spec.model} has at most {share:g} of its parameters; give a larger size or a larger model"
+        )
+    return low / steps

@@ -1,0 +1,50 @@
+"""Every registered method learns digits in a simulation, with submodels that the devices can train."""
+
+import numpy as np
+import pytest
+
+from fedwright.benchmarks.simulate import simulate
+from fedwright.server_runtime.methods.registry import METHODS
+from helpers.simulation import make_config
+
+# Methods with sizes get ones that a model this small can have.
+PARAMS = {
+    "heterofl": {"levels": {"sizes": [1.0, 0.5]}},
+    "fedrolex": {"levels": {"sizes": [1.0, 0.5]}},
+    "fiarse": {"sizes": [1.0, 0.5]},
+    "hasa": {"budget": 0.6, "most": 1.0, "least": 0.4},
+}
+
+
+def run(folder, method: str, **changes):
+    """A short simulation of a method on the model it is meant for."""
+    model = METHODS[method].model
+    config, text = make_config(
+        folder,
+        rounds=3,
+        model={"model": model},
+        train={"batch": 16, "learning_rate": 0.05, "epochs": 3, "optimizer": {"momentum": 0.9}},
+        method={"name": method, **PARAMS.get(method, {}), **changes},
+    )
+    return simulate(config, text)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_a_method_learns(tmp_path, method):
+    found = run(tmp_path, method)
+
+    records = found.outcome.devices.values()
+    assert all(record.rounds == 3 for record in records)
+    accuracy = [np.mean([device.accuracy for device in entry.devices]) for entry in found.evaluations]
+    assert accuracy[-1] > max(0.2, np.mean([record.accuracy_before for record in records]) + 0.05)
+
+
+def test_widths_are_those_of_the_devices(tmp_path):
+    widths = {d: record.width for d, record in run(tmp_path, "heterofl").outcome.devices.items()}
+    assert widths == {"device-0": 1.0, "device-1": 0.5, "device-2": 1.0, "device-3": 0.5}
+
+
+def test_hasa_reports_the_budget_it_realised(tmp_path):
+    found = run(tmp_path, "hasa", tolerance=1e-4)
+    assert found.outcome.metrics[-1]["budget"] == pytest.approx(0.6, abs=1e-3)
+    assert len({record.width for record in found.outcome.devices.values()}) > 1

@@ -1,0 +1,78 @@
+"""Scores from counts, checked by head; secure sums that show only the sum."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from fedwright.protocol.errors import ConfigError
+from fedwright.server_runtime.blocks.scores import distribution, divergence, heterogeneity, masked, unmask_sum
+from fedwright.server_runtime.evaluate.metrics import paired
+
+
+def test_smoothed_distribution():
+    np.testing.assert_allclose(distribution(np.array([3, 0]), smoothing=0.5), [3.5 / 4, 0.5 / 4])
+
+
+def test_divergence_of_opposites_is_log_two():
+    assert divergence(np.array([1.0, 0.0]), np.array([0.0, 1.0])) == pytest.approx(np.log(2))
+    assert divergence(np.array([0.4, 0.6]), np.array([0.4, 0.6])) == 0.0
+
+
+def test_the_device_unlike_the_others_scores_highest():
+    scores = heterogeneity([np.array([50, 50]), np.array([55, 45]), np.array([0, 30])])
+    assert scores.argmax() == 2
+
+
+def test_equal_devices_score_zero():
+    np.testing.assert_allclose(heterogeneity([np.array([2, 8])] * 3, smoothing=0.0), 0.0, atol=1e-15)
+
+
+def test_masks_cancel_in_the_sum_and_hide_each_part():
+    counts = {"a": np.array([3, 0, 7]), "b": np.array([1, 1, 1]), "c": np.array([0, 9, 2])}
+    secrets = {pair: number for number, pair in enumerate(itertools.combinations(counts, 2))}
+    parts = []
+    for device, own in counts.items():
+        shared = {other: secrets[tuple(sorted((device, other)))] for other in counts if other != device}
+        parts.append(masked(device, own, shared))
+        assert not np.array_equal(parts[-1].astype(np.int64), own)
+    np.testing.assert_array_equal(unmask_sum(parts), [4, 10, 10])
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ([np.array([], np.int64)], "one non-negative number per class"),
+        ([np.array([-1, 2])], "one non-negative number per class"),
+        ([np.array([1, 2]), np.array([1, 2, 3])], "different numbers of classes"),
+    ],
+    ids=["empty classes", "negative", "unequal"],
+)
+def test_wrong_counts_are_one_sentence(counts, message):
+    with pytest.raises(ConfigError, match=message):
+        heterogeneity(counts)
+
+
+def test_no_samples_without_smoothing():
+    with pytest.raises(ConfigError, match="no counted sample"):
+        distribution(np.array([0, 0]), smoothing=0.0)
+
+
+def test_paired_statistics_by_head():
+    found = paired([1.0, 2.0, 3.0, 4.0], [0.0, 1.0, 2.0, 1.0])
+    # differences 1 1 1 3: mean 1.5, standard deviation 1, t = 1.5 / (1 / 2)
+    assert (found.mean, found.wins, found.pairs) == (1.5, 4, 4)
+    assert found.t == pytest.approx(3.0)
+    assert found.effect == pytest.approx(1.5)
+    assert found.wilcoxon_p == pytest.approx(0.125)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("a", "b", "p"), [([1.0], [0.0], 1.0), ([1, 2], [1, 2], 1.0)], ids=["one pair", "equal"])
+def test_pairs_that_say_nothing(a, b, p):
+    assert paired(a, b).t_p == p
+
+
+def test_unequal_lengths_cannot_be_paired():
+    with pytest.raises(ConfigError, match="cannot be paired"):
+        paired([1, 2], [1])
