@@ -97,7 +97,7 @@ def bias_gradient(graph: Graph, dy: str, rank: int) -> str:
 
 
 def pad(graph: Graph, value: str, before: Sequence[int], after: Sequence[int]) -> str:
-    """Zeros around the last axes of a value of rank 2 + len(before)."""
+    """Zeros around the last axes of a value of rank 2 + len(before); a negative number cuts off instead."""
     if not any(before) and not any(after):
         return value
     return graph.op("Pad", value, graph.ints(0, 0, *before, 0, 0, *after))
@@ -133,7 +133,7 @@ def _tap(graph: Graph, sizes: Geometry, padded: str, tap: Shape) -> str:
 
 def _stack(graph: Graph, sizes: Geometry, parts: list[str], order: str) -> str:
     """dW from matrices that, one below the other, are [taps * in, out] ("io") or [taps * out, in] ("oi")."""
-    joined = parts[0] if len(parts) == 1 else graph.op("Concat", *parts, axis=0)
+    joined = _join(graph, parts, 0)
     taps, inner, outer = len(sizes.taps), sizes.channels_in // sizes.group, sizes.channels_out
     if order == "io":
         cube = graph.op("Reshape", joined, graph.ints(taps, inner, outer))
@@ -199,22 +199,26 @@ def dw_shifted(graph: Graph, sizes: Geometry, x: str, dy: str) -> str:
 
 
 def dw_block(graph: Graph, sizes: Geometry, x: str, dy: str) -> str:
-    """Images, stride 1 down the rows: x shifted along rows, dY shifted down, then one product for all taps."""
+    """Images, stride 1: x shifted along its rows, dY shifted down, then one product for all taps."""
     flat = graph.ints(0, 0, -1)
-    (begin, left), (_, right) = sizes.begin, sizes.end
-    shifted = _side_by_side(graph, sizes, pad(graph, x, (0, left), (0, right)))
-    moved = []
+    (top, left), (high, wide), (out_high, out_wide) = sizes.begin, sizes.size_in, sizes.size_out
+    beside, below = [], []
+    for column in range(sizes.kernel[1]):
+        right = column * sizes.dilation[1] - left
+        beside.append(pad(graph, x, (0, -right), (0, out_wide - wide + right)))
     for row in range(sizes.kernel[0]):
-        down = row * sizes.dilation[0] - begin
-        below = sizes.size_in[0] - sizes.size_out[0] - down
-        moved.append(pad(graph, dy, (down, 0), (below, 0)))
-    joined = moved[0] if len(moved) == 1 else graph.op("Concat", *moved, axis=1)
-    columns = graph.op("Transpose", graph.op("Reshape", joined, flat), perm=[0, 2, 1])
-    each = graph.op("MatMul", graph.op("Reshape", shifted, flat), columns)
-    total = graph.op("ReduceSum", each, graph.ints(0), keepdims=0)
+        down = row * sizes.dilation[0] - top
+        below.append(pad(graph, dy, (down, 0), (high - out_high - down, 0)))
+    rows = graph.op("Reshape", _join(graph, beside, 1), flat)
+    columns = graph.op("Transpose", graph.op("Reshape", _join(graph, below, 1), flat), perm=[0, 2, 1])
+    total = graph.op("ReduceSum", graph.op("MatMul", rows, columns), graph.ints(0), keepdims=0)
     height, width = sizes.kernel
     cube = graph.op("Reshape", total, graph.ints(width, sizes.channels_in, height, sizes.channels_out))
     return graph.op("Transpose", cube, perm=[3, 1, 2, 0])
+
+
+def _join(graph: Graph, parts: list[str], axis: int) -> str:
+    return parts[0] if len(parts) == 1 else graph.op("Concat", *parts, axis=axis)
 
 
 def dw_positions_first(graph: Graph, sizes: Geometry, x: str, dy: str) -> str:
@@ -250,7 +254,7 @@ def dw_depthwise(graph: Graph, sizes: Geometry, x: str, dy: str) -> str:
         seen = window(graph, padded, _tap_ranges(sizes, (row, 0), [0]))
         pairs = graph.op("MatMul", left_side, graph.op("Reshape", seen, graph.ints(0, -1, wide_in)))
         parts.append(graph.op("Reshape", pairs, graph.ints(0, 1, wide_out * wide_in)))
-    joined = parts[0] if height == 1 else graph.op("Concat", *parts, axis=1)
+    joined = _join(graph, parts, 1)
     diagonals = graph.op("MatMul", joined, graph.constant(pick.reshape(-1, width), "diagonals"))
     return graph.op("Reshape", diagonals, graph.ints(sizes.channels_out, 1, height, width))
 
@@ -263,7 +267,7 @@ def _side_by_side(graph: Graph, sizes: Geometry, padded: str) -> str:
     for column in range(sizes.kernel[last]):
         tap[last] = column
         parts.append(window(graph, padded, _tap_ranges(sizes, tuple(tap), [last])))
-    return parts[0] if len(parts) == 1 else graph.op("Concat", *parts, axis=1)
+    return _join(graph, parts, 1)
 
 
 def dx_transposed(graph: Graph, sizes: Geometry, weight: str, dy: str) -> str:

@@ -10,8 +10,11 @@ from fedwright.server_runtime.artifacts.autodiff.conv_forms import Form, Geometr
 
 # Input channels up to which products per tap are too thin to pay.
 FEW_CHANNELS = 4
+# Channels from which large products over all samples are best on small images.
+MANY_CHANNELS = 128
 # Output positions per sample from which one product per sample beats one product over all samples.
 MANY_POSITIONS = 200
+FEW_POSITIONS = 32
 # Samples to reckon with where the batch size decides.
 ORDINARY_BATCH = 32
 # Image positions up to which a depthwise convolution is faster as a dense matrix per channel.
@@ -27,9 +30,12 @@ def weight_form(sizes: Geometry) -> Form:
         return forms.dw_per_sample if wide < sizes.positions else forms.dw_channels_first
     if sizes.channels_in <= FEW_CHANNELS or sizes.rank == 1:
         return forms.dw_shifted
-    if prod(sizes.stride) > 1 or sizes.positions < MANY_POSITIONS:
-        return forms.dw_positions_first
-    return forms.dw_block if sizes.rank == 2 else forms.dw_per_sample
+    if sizes.positions >= MANY_POSITIONS and prod(sizes.stride) == 1 and sizes.rank == 2:
+        return forms.dw_block
+    wide = max(sizes.channels_in, sizes.channels_out) >= MANY_CHANNELS
+    if wide and sizes.positions < (MANY_POSITIONS if prod(sizes.stride) == 1 else FEW_POSITIONS):
+        return forms.dw_channels_first
+    return forms.dw_positions_first
 
 
 def _grouped(sizes: Geometry) -> Form:
