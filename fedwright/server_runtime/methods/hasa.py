@@ -67,10 +67,10 @@ class HasaParams:
 
 @dataclass(frozen=True)
 class Known:
-    """What the allocation knows of a device, from its first report."""
+    """What the allocation knows of a device, from its first report; cap: the width that fits its memory."""
 
     samples: int
-    free_bytes: int
+    cap: float
     counts: tuple[int, ...] = ()
     pixels: float = 0.0
 
@@ -94,17 +94,17 @@ class Hasa(Sliced):
             self._allocate()
 
     def _describe(self, device: str, report: Report) -> Known:
-        data = report.data
+        data, cap = report.data, self._cap(device, report.free_bytes)
         counts = data.class_counts if data.score_counts is None else data.score_counts
         if self.params.score == "pixels":
             if data.pixel_std is None:
                 raise ConfigError(f"device {device} reports no pixels to score; set method.score to 'counts'")
-            return Known(data.samples, report.free_bytes, pixels=data.pixel_std)
+            return Known(data.samples, cap, pixels=data.pixel_std)
         if self.params.rule in ("uniform", "size"):
-            return Known(data.samples, report.free_bytes)
+            return Known(data.samples, cap)
         if not counts or not any(counts):
             raise ConfigError(f"device {device} reports no class counts, which hasa scores; choose the rule 'size'")
-        return Known(data.samples, report.free_bytes, tuple(counts))
+        return Known(data.samples, cap, tuple(counts))
 
     def _allocate(self) -> None:
         known = dict(sorted(self._known.items()))
@@ -118,16 +118,16 @@ class Hasa(Sliced):
             scores,
             [entry.samples for entry in known.values()],
             self.params.limits(),
-            caps=[self._cap(device, entry) for device, entry in known.items()],
+            caps=[entry.cap for entry in known.values()],
             size_share=self.params.size_share,
         )
         self._widths = dict(zip(known, widths.tolist(), strict=True))
 
-    def _cap(self, device: str, known: Known) -> float:
+    def _cap(self, device: str, free_bytes: int) -> float:
         """u_i: the largest width whose training fits into the device's free memory."""
         if self.setting.manifest is None:
             return self.params.most
-        room = self.params.memory_ratio * known.free_bytes
+        room = self.params.memory_ratio * free_bytes
         widths = np.linspace(self.params.least, self.params.most, 101)
         fitting = widths[np.polyval(self._memory_curve(), widths) <= room]
         if not len(fitting):

@@ -1,0 +1,69 @@
+"""Every method over a real broker, with agents that know nothing of it, ends with the bytes of its simulation."""
+
+from dataclasses import replace
+
+import pytest
+
+from fedwright.benchmarks.dealing import deal
+from fedwright.benchmarks.simulate import simulate
+from fedwright.protocol.blobs import BlobStore
+from fedwright.protocol.link import connect
+from fedwright.protocol.link.broker import Broker
+from fedwright.server_runtime import run as runs
+from fedwright.server_runtime.methods.registry import METHODS
+from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
+from helpers.simulation import local_data, make_config, run_agents
+
+PARAMS = {
+    "hasa": {"budget": 0.6, "most": 1.0, "least": 0.4},
+    "heterofl": {"levels": {"sizes": [1.0, 0.5]}},
+    "fedrolex": {"levels": {"sizes": [1.0, 0.5]}},
+    "fiarse": {"sizes": [1.0, 0.25]},
+}
+
+
+class Links:
+    """Links to a broker at an address, by name."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def link(self, name: str):
+        """A new connection."""
+        return connect(self._url, client_id=name)
+
+
+@pytest.fixture(scope="module")
+def links():
+    """A real broker."""
+    with Broker() as broker:
+        yield Links(broker.url)
+
+
+def final_state(folder) -> bytes:
+    """The last saved state of the run in a folder."""
+    store = SqliteRoundStore(folder / "run/rounds.sqlite")
+    try:
+        return BlobStore(folder / "run/blobs").read(store.closed()[-1].state)
+    finally:
+        store.close()
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_a_method_over_mqtt(tmp_path, links, method):
+    config, text = make_config(
+        tmp_path / "mqtt",
+        method={"name": method, **PARAMS.get(method, {})},
+        model={"model": METHODS[method].model},
+        fleet={"devices": 3},
+        simulate={"devices": 3, "evaluate_every": 0},
+    )
+    with run_agents(links, tmp_path / "devices", local_data(deal(config.simulate, seed=config.run.seed))):
+        link = links.link("server")
+        outcome = runs.execute(config, text, link=link)
+        link.close()
+
+    simulate(replace(config, run=replace(config.run, folder=str(tmp_path / "simulated"))), text)
+    assert final_state(tmp_path / "mqtt") == final_state(tmp_path / "simulated")
+    assert [record.rounds for record in outcome.devices.values()] == [2, 2, 2]
