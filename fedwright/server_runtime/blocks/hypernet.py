@@ -1,0 +1,297 @@
+"""A network that writes the weights of other networks from a description of whom they are for.
+
+trunk   h = f(v), a few linear layers; with `normalise` h = layernorm(tanh(·)) / sqrt(hidden), so that ||h|| = 1
+heads   omega = W h + b, the heads of all target tensors side by side in one matrix W [d, hidden]
+chunked omega = b + concat_c(W h([v; e_c])), one head of `chunk` outputs shared by all pieces c, for large targets
+
+Learning moves omega towards what a device made of it: with change = final - initial, the gradient of
+1/2 ||omega - final||^2 is -change, so phi ← phi - rate * mean_n J_n' (-change_n).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from fedwright.protocol.errors import ConfigError
+
+Array = NDArray[Any]
+Tensors = dict[str, Array]
+
+# Participants are generated and differentiated this many at a time, so that memory does not grow with their number.
+BATCH = 32
+HEAD, BIAS, PIECES = "head.weight", "head.bias", "pieces"
+PENDING_INPUTS, PENDING_CHANGES, PENDING_WEIGHTS = "pending.inputs", "pending.changes", "pending.weights"
+MOMENTUM = "momentum/"
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a hypernetwork is made; `chunk` outputs at a time with piece embeddings of size `piece` (None = all at once).
+
+    shared: only b learns, so that everyone gets the same weights (the ablation without personalisation).
+    """
+
+    inputs: int
+    hidden: int
+    layers: int = 1
+    normalise: bool = False
+    chunk: int | None = None
+    piece: int = 32
+    shared: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """The optimizer of a hypernetwork: SGD; the norm of the mean gradient is clipped first."""
+
+    rate: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip_norm: float | None = None
+
+
+@dataclass(frozen=True)
+class Start:
+    """How it begins: b is a network that can learn already, W is small (`spread` by tensor, else `default_spread`)."""
+
+    weights: Mapping[str, Array]
+    spread: Mapping[str, float]
+    default_spread: float = 1e-3
+
+
+class Hypernet:
+    """Generates weights for many descriptions at once and learns from the changes that devices made to them."""
+
+    def __init__(self, form: Form, start: Start, *, seed: int, device: str = "cpu") -> None:
+        self.form = form
+        self._device = torch.device(device)
+        self._shapes = {name: value.shape for name, value in start.weights.items()}
+        self._values = {
+            name: torch.from_numpy(value).to(self._device) for name, value in _initial(form, start, seed).items()
+        }
+        self._momentum: dict[str, Tensor] = {}
+        self._pending: list[tuple[Array, Array, float]] = []
+
+    @property
+    def outputs(self) -> int:
+        """How many weights it writes."""
+        return sum(math.prod(shape) for shape in self._shapes.values())
+
+    @property
+    def parameters(self) -> int:
+        """How many weights it has itself."""
+        return sum(value.numel() for value in self._values.values())
+
+    def generate(self, inputs: Array) -> list[Tensors]:
+        """The weights for each row of `inputs` [n, descriptor]."""
+        made: list[Tensors] = []
+        with torch.no_grad():
+            for rows in _batches(self._checked(inputs), self._batch()):
+                flat = self._forward(self._values, self._tensor(rows)).cpu().numpy()
+                made += [self._split(row) for row in flat]
+        return made
+
+    def add(self, row: Array, change: Mapping[str, Array], weight: float = 1.0) -> None:
+        """Remember what a device made of the weights for this description: final minus initial."""
+        if change.keys() != self._shapes.keys():
+            odd = sorted(change.keys() ^ self._shapes.keys())[:3]
+            raise ValueError(f"a change must name every generated tensor and no other, unlike {', '.join(odd)}")
+        flat = np.concatenate([np.asarray(change[name], np.float32).reshape(-1) for name in self._shapes])
+        self._pending.append((self._checked(row[None])[0], flat, weight))
+
+    def reach(self, inputs: Array, step: Step) -> float:
+        """rate (1 + ||h||²): how far a step moves the weights, where 1 is the device's result and above 2 diverges."""
+        with torch.no_grad():
+            hidden = self._trunk(self._values, self._with_pieces(self._values, self._tensor(self._checked(inputs))))
+            return float(step.rate * (1.0 + (hidden * hidden).sum(-1).max()))
+
+    def check_step(self, inputs: Array, step: Step) -> float:
+        """`reach`, or an error when that step cannot be stable."""
+        reach = self.reach(inputs, step)
+        limit = 2.0 * (1.0 + step.momentum)
+        if not reach < limit:
+            raise ConfigError(
+                f"a hypernetwork step of {step.rate:g} moves the generated weights {reach:.2g} times as far as the "
+                f"device did and must stay below {limit:.2g}; lower the rate to about {step.rate / reach:.2g}"
+            )
+        return reach
+
+    def learn(self, step: Step, *, one_by_one: bool = False) -> float:
+        """Follow the mean of the remembered changes, or each in turn; returns the norm of the last gradient."""
+        pending, self._pending = self._pending, []
+        if not one_by_one:
+            return self._learn(pending, step)
+        return [0.0, *(self._learn([entry], step) for entry in pending)][-1]
+
+    def input_gradient(self, row: Array, change: Mapping[str, Array]) -> Array:
+        """J' (-change) with respect to the description itself, for descriptions that are learnt."""
+        given = self._tensor(self._checked(row[None])).requires_grad_()
+        flat = np.concatenate([np.asarray(change[name], np.float32).reshape(-1) for name in self._shapes])
+        (grad,) = torch.autograd.grad(self._forward(self._values, given), given, -self._tensor(flat[None]))
+        found: Array = grad[0].cpu().numpy()
+        return found
+
+    def state(self) -> Tensors:
+        """All that it depends on, as arrays."""
+        state = {name: value.cpu().numpy().copy() for name, value in self._values.items()}
+        state |= {MOMENTUM + name: value.cpu().numpy().copy() for name, value in self._momentum.items()}
+        if self._pending:
+            inputs, changes, weights = zip(*self._pending, strict=True)
+            state[PENDING_INPUTS], state[PENDING_CHANGES] = np.stack(inputs), np.stack(changes)
+            state[PENDING_WEIGHTS] = np.array(weights, np.float64)
+        return state
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Continue from a saved state."""
+        self._values = {name: self._tensor(state[name].copy()) for name in self._values}
+        self._momentum = {
+            name: self._tensor(state[MOMENTUM + name].copy()) for name in self._values if MOMENTUM + name in state
+        }
+        self._pending = []
+        if PENDING_INPUTS in state:
+            parts = (state[PENDING_INPUTS], state[PENDING_CHANGES], state[PENDING_WEIGHTS])
+            self._pending = [(row, change, float(weight)) for row, change, weight in zip(*parts, strict=True)]
+
+    def _learn(self, pending: Sequence[tuple[Array, Array, float]], step: Step) -> float:
+        total = sum(weight for _, _, weight in pending)
+        if total <= 0:
+            return 0.0
+        learnt = [BIAS] if self.form.shared else list(self._values)
+        gradient = {name: torch.zeros_like(self._values[name]) for name in learnt}
+        for start in range(0, len(pending), self._batch()):
+            part = pending[start : start + self._batch()]
+            rows = self._tensor(np.stack([row for row, _, _ in part]))
+            pulls = self._tensor(np.stack([change * np.float32(-weight / total) for _, change, weight in part]))
+            live = {name: self._values[name].detach().requires_grad_() for name in learnt}
+            written = self._forward({**self._values, **live}, rows)
+            found = torch.autograd.grad(written, list(live.values()), pulls, allow_unused=True)
+            for name, part_gradient in zip(live, found, strict=True):
+                if part_gradient is not None:
+                    gradient[name] += part_gradient
+        return self._descend(gradient, step)
+
+    def _descend(self, gradient: dict[str, Tensor], step: Step) -> float:
+        norm = math.sqrt(sum(float((value * value).sum()) for value in gradient.values()))
+        scale = 1.0 if step.clip_norm is None or norm <= step.clip_norm else step.clip_norm / norm
+        for name, value in gradient.items():
+            pull = value.mul_(scale)
+            if step.weight_decay:
+                pull = pull.add_(self._values[name], alpha=step.weight_decay)
+            if step.momentum:
+                kept = self._momentum.get(name)
+                pull = self._momentum[name] = pull if kept is None else kept.mul_(step.momentum).add_(pull)
+            self._values[name] = self._values[name] - step.rate * pull
+        return norm
+
+    def _forward(self, values: Mapping[str, Tensor], rows: Tensor) -> Tensor:
+        """[n, inputs] to [n, d]."""
+        hidden = self._trunk(values, self._with_pieces(values, rows))
+        written = hidden @ values[HEAD].T
+        if self.form.chunk is not None:
+            written = written.reshape(len(rows), -1)[:, : self.outputs]
+        return written + values[BIAS]
+
+    def _with_pieces(self, values: Mapping[str, Tensor], rows: Tensor) -> Tensor:
+        """Every row once per piece, with the piece's embedding behind it."""
+        if self.form.chunk is None:
+            return rows
+        pieces = values[PIECES]
+        many = rows[:, None, :].expand(-1, len(pieces), -1)
+        return torch.cat([many, pieces.expand(len(rows), -1, -1)], dim=-1)
+
+    def _trunk(self, values: Mapping[str, Tensor], rows: Tensor) -> Tensor:
+        for layer in range(self.form.layers):
+            if layer:
+                rows = torch.relu(rows)
+            rows = functional.linear(rows, values[f"trunk{layer}.weight"], values[f"trunk{layer}.bias"])
+        if self.form.normalise:
+            rows = functional.layer_norm(torch.tanh(rows), (self.form.hidden,)) / math.sqrt(self.form.hidden)
+        return rows
+
+    def _batch(self) -> int:
+        """Large targets one participant at a time."""
+        return 1 if self.form.chunk is not None else BATCH
+
+    def _checked(self, inputs: Array) -> Array:
+        if inputs.ndim != 2 or inputs.shape[1] != self.form.inputs:
+            raise ConfigError(
+                f"a description has {inputs.shape[-1]} numbers but the hypernetwork reads {self.form.inputs}; "
+                f"all devices must describe their data in the same way"
+            )
+        if not np.isfinite(inputs).all():
+            raise ConfigError("a description holds numbers that are not finite; look for broken values in its data")
+        return np.asarray(inputs, np.float32)
+
+    def _tensor(self, array: Array) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+    def _split(self, flat: Array) -> Tensors:
+        found, end = {}, 0
+        for name, shape in self._shapes.items():
+            start, end = end, end + math.prod(shape)
+            found[name] = flat[start:end].reshape(shape)
+        return found
+
+
+def _initial(form: Form, start: Start, seed: int) -> Tensors:
+    """Trunk as torch makes linear layers; head weights small, head bias the start weights."""
+    rng = np.random.default_rng(seed)
+    values: Tensors = {}
+    width = form.inputs + (form.piece if form.chunk is not None else 0)
+    for layer in range(form.layers):
+        bound = 1.0 / math.sqrt(width)
+        values[f"trunk{layer}.weight"] = rng.uniform(-bound, bound, (form.hidden, width)).astype(np.float32)
+        values[f"trunk{layer}.bias"] = rng.uniform(-bound, bound, form.hidden).astype(np.float32)
+        width = form.hidden
+    flat = [np.asarray(value, np.float32).reshape(-1) for value in start.weights.values()]
+    values[BIAS] = np.concatenate(flat)
+    if form.chunk is None:
+        rows = [
+            _head(rng, part.size, form, start.spread.get(name, start.default_spread))
+            for name, part in zip(start.weights, flat, strict=True)
+        ]
+        values[HEAD] = np.concatenate(rows)
+        return values
+    values[HEAD] = _head(rng, form.chunk, form, start.default_spread)
+    pieces = -(-values[BIAS].size // form.chunk)
+    values[PIECES] = rng.normal(0.0, 1.0, (pieces, form.piece)).astype(np.float32)
+    return values
+
+
+def _head(rng: np.random.Generator, rows: int, form: Form, spread: float) -> Array:
+    # Drawn even where it is not used, so that forms with one seed share the rest of their weights.
+    drawn = rng.standard_normal((rows, form.hidden), dtype=np.float32) * np.float32(spread)
+    return np.zeros_like(drawn) if form.shared else drawn
+
+
+def _batches(rows: Array, size: int) -> list[Array]:
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """(v - mean) / std per coordinate over the fleet; coordinates that are the same everywhere become 0."""
+
+    mean: Array
+    std: Array
+
+    @classmethod
+    def of(cls, rows: Array) -> "Scaling":
+        """Over descriptors [n, l]; a single device has nothing to be compared with and is left as it is."""
+        mean, std = rows.mean(axis=0), rows.std(axis=0)
+        if len(rows) == 1:
+            return cls(np.zeros_like(mean, np.float32), np.ones_like(std, np.float32))
+        same = std <= 1e-6 * np.maximum(1.0, np.abs(mean))
+        return cls(mean.astype(np.float32), np.where(same, np.inf, std).astype(np.float32))
+
+    def apply(self, row: Array) -> Array:
+        """A standardised descriptor."""
+        scaled: Array = ((row - self.mean) / self.std).astype(np.float32)
+        return scaled

@@ -1,0 +1,159 @@
+"""The hypernetwork: signs, batches, saved states, standardised descriptions."""
+
+import numpy as np
+import pytest
+
+from fedwright.protocol.errors import ConfigError
+from fedwright.server_runtime.blocks.hypernet import Form, Hypernet, Scaling, Start, Step
+
+TARGET = {"a.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "a.bias": np.zeros(2, np.float32)}
+PLAIN = Form(inputs=4, hidden=8, normalise=True)
+FORMS = {"whole": PLAIN, "deep": Form(4, 8, layers=3), "chunked": Form(4, 8, normalise=True, chunk=3, piece=2)}
+every_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+
+
+def make(form=PLAIN, **changes):
+    return Hypernet(form, Start(TARGET, {}, **{"default_spread": 0.1, **changes}), seed=3)
+
+
+def rows(n, seed=0):
+    return np.random.default_rng(seed).normal(size=(n, 4)).astype(np.float32)
+
+
+def distance(net, row, final):
+    made = net.generate(row[None])[0]
+    return np.sqrt(sum(((made[name] - final[name]) ** 2).sum() for name in final))
+
+
+def change_to(net, row, final):
+    made = net.generate(row[None])[0]
+    return {name: final[name] - made[name] for name in final}
+
+
+@every_form
+def test_a_step_brings_the_weights_nearer_to_the_devices_result(form):
+    net, row = make(form), rows(1)[0]
+    final = {name: value + 1 for name, value in TARGET.items()}
+    before = distance(net, row, final)
+    net.add(row, change_to(net, row, final))
+    net.learn(Step(0.05))
+    assert distance(net, row, final) < before
+
+
+@every_form
+def test_the_sign_as_printed_would_lead_away(form):
+    net, row = make(form), rows(1)[0]
+    final = {name: value + 1 for name, value in TARGET.items()}
+    before = distance(net, row, final)
+    net.add(row, {name: -value for name, value in change_to(net, row, final).items()})
+    net.learn(Step(0.05))
+    assert distance(net, row, final) > before
+
+
+def test_a_step_of_half_lands_on_the_result_when_the_hidden_norm_is_one():
+    # rate (1 + ||h||²) = 1 with ||h|| = 1; a zero head gives the trunk no gradient, so nothing else moves
+    net, row = make(default_spread=0.0), rows(1)[0]
+    final = {name: value + 0.5 for name, value in TARGET.items()}
+    net.add(row, change_to(net, row, final))
+    assert net.reach(row[None], Step(0.5)) == pytest.approx(1.0, abs=1e-3)
+    net.learn(Step(0.5))
+    assert distance(net, row, final) < 1e-3
+
+
+def test_it_begins_with_the_start_weights_where_its_head_is_zero():
+    made = make(default_spread=0.0).generate(rows(2))
+    for one in made:
+        np.testing.assert_array_equal(one["a.weight"], TARGET["a.weight"])
+
+
+@every_form
+def test_many_at_once_are_the_same_as_one_by_one(form):
+    net, many = make(form), rows(40)
+    together = net.generate(many)
+    for row, made in zip(many, together, strict=True):
+        np.testing.assert_allclose(net.generate(row[None])[0]["a.weight"], made["a.weight"], atol=1e-6)
+
+
+@every_form
+def test_the_mean_gradient_is_that_of_its_parts(form):
+    """One step on two changes moves as two half steps from the same place would."""
+    both, first, second = make(form), make(form), make(form)
+    start, (one, two) = both.state(), rows(2)
+    ones = {name: np.ones_like(value) for name, value in TARGET.items()}
+    both.add(one, ones)
+    both.add(two, ones)
+    first.add(one, ones)
+    second.add(two, ones)
+    for net in (both, first, second):
+        net.learn(Step(0.1))
+    for name, value in start.items():
+        moved = (first.state()[name] - value + second.state()[name] - value) / 2
+        np.testing.assert_allclose(both.state()[name] - value, moved, atol=1e-6)
+
+
+@every_form
+def test_a_restored_one_goes_on_to_the_same_bytes(form):
+    step = Step(0.1, momentum=0.9, weight_decay=0.01, clip_norm=1.0)
+    ones = {name: np.ones_like(value) for name, value in TARGET.items()}
+    net, (one, two) = make(form), rows(2)
+    net.add(one, ones)
+    net.learn(step)
+    net.add(two, ones, 0.5)
+    other = make(form, default_spread=0.7)
+    other.restore(net.state())
+    for each in (net, other):
+        each.add(one, ones)
+        each.learn(step)
+    assert net.state().keys() == other.state().keys()
+    for name, value in net.state().items():
+        np.testing.assert_array_equal(other.state()[name], value)
+
+
+def test_a_shared_one_gives_everyone_the_same_and_still_learns():
+    net, (one, two) = make(Form(4, 8, normalise=True, shared=True)), rows(2)
+    net.add(one, {name: np.ones_like(value) for name, value in TARGET.items()})
+    net.learn(Step(1.0))
+    made = net.generate(np.stack([one, two]))
+    np.testing.assert_array_equal(made[0]["a.weight"], made[1]["a.weight"])
+    np.testing.assert_allclose(made[0]["a.weight"], TARGET["a.weight"] + 1, atol=1e-6)
+
+
+def test_one_by_one_is_a_step_for_each():
+    together, apart = make(), make()
+    for net in (together, apart):
+        net.add(rows(1)[0], {name: np.ones_like(value) for name, value in TARGET.items()})
+        net.add(rows(1)[0], {name: np.ones_like(value) for name, value in TARGET.items()})
+    together.learn(Step(0.1))
+    apart.learn(Step(0.1), one_by_one=True)
+    np.testing.assert_allclose(together.state()["head.bias"] - make().state()["head.bias"], 0.1, atol=1e-6)
+    np.testing.assert_allclose(apart.state()["head.bias"] - make().state()["head.bias"], 0.2, atol=1e-6)
+
+
+def test_a_step_that_diverges_is_refused():
+    with pytest.raises(ConfigError, match="lower the rate to about"):
+        make().check_step(rows(3), Step(1.5))
+    assert make().check_step(rows(3), Step(0.9)) == pytest.approx(1.8, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [(np.zeros(3, np.float32), "has 3 numbers but"), (np.array([0, np.nan, 0, 0], np.float32), "not finite")],
+    ids=["length", "nan"],
+)
+def test_a_bad_description_is_refused(row, words):
+    with pytest.raises(ConfigError, match=words):
+        make().generate(row[None])
+
+
+def test_descriptions_are_standardised_over_the_fleet():
+    fleet = np.array([[1, 10, 7], [3, 30, 7]], np.float32)
+    scaling = Scaling.of(fleet)
+    np.testing.assert_allclose([scaling.apply(row) for row in fleet], [[-1, -1, 0], [1, 1, 0]])
+    np.testing.assert_allclose(scaling.apply(np.array([5, 20, 9], np.float32)), [3, 0, 0])
+
+
+def test_large_targets_need_few_weights_of_their_own():
+    target = {"w": np.zeros((1000, 1000), np.float32)}
+    net = Hypernet(Form(16, 32, normalise=True, chunk=8192), Start(target, {}), seed=0)
+    assert net.outputs == 1_000_000
+    assert net.parameters - net.outputs < 300_000
