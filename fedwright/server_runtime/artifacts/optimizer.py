@@ -44,22 +44,31 @@ class Stepper:
         """Append the update of one parameter; entries where `mask` is zero become and stay zero."""
         if mask is not None:
             grad = self.graph.op("Mul", grad, mask)
+        shape = self.graph.shape(name)
+        grad = _line(self.graph, grad, shape)
         new = self._sgd(name, grad) if self.optimizer.kind == "sgd" else self._adam(name, grad)
+        new = _shaped(self.graph, new, shape)
         if mask is not None:
             new = self.graph.op("Mul", new, mask)
         self.updates.parameters[name] = new
 
-    def _state(self, kind: str, name: str) -> str:
-        return self.graph.add_input(Value(f"{kind}/{name}", self.graph.shape(name)))
+    def _state(self, kind: str, name: str) -> tuple[str, str]:
+        """A new slot and its value as the arithmetic wants it."""
+        slot = self.graph.add_input(Value(f"{kind}/{name}", self.graph.shape(name)))
+        return slot, _line(self.graph, slot, self.graph.shape(name))
+
+    def _weight(self, name: str) -> str:
+        return _line(self.graph, name, self.graph.shape(name))
 
     def _keep(self, slot: str, value: str) -> None:
-        self.updates.states.append(State(slot, value, self.graph.shape(slot)))
+        shape = self.graph.shape(slot)
+        self.updates.states.append(State(slot, _shaped(self.graph, value, shape), shape))
 
     def _decayed(self, name: str, grad: str) -> str:
         """g + decay * w"""
         if self.optimizer.weight_decay == 0.0:
             return grad
-        decay = self.graph.op("Mul", name, self.graph.scalar(self.optimizer.weight_decay))
+        decay = self.graph.op("Mul", self._weight(name), self.graph.scalar(self.optimizer.weight_decay))
         return self.graph.op("Add", grad, decay)
 
     def _sgd(self, name: str, grad: str) -> str:
@@ -67,10 +76,10 @@ class Stepper:
         g = self.graph
         step = self._decayed(name, grad)
         if self.optimizer.momentum:
-            slot = self._state("momentum", name)
-            step = self._momentum(slot, step)
+            slot, old = self._state("momentum", name)
+            step = self._momentum(old, step)
             self._keep(slot, step)
-        return g.op("Sub", name, g.op("Mul", step, self._rate))
+        return g.op("Sub", self._weight(name), g.op("Mul", step, self._rate))
 
     def _momentum(self, slot: str, grad: str) -> str:
         g, momentum = self.graph, self.optimizer.momentum
@@ -95,18 +104,18 @@ class Stepper:
             self._adam_scalars()
         if o.kind == "adam":
             grad = self._decayed(name, grad)
-        slot_m, slot_v = self._state("adam_m", name), self._state("adam_v", name)
-        m = g.op("Add", g.op("Mul", slot_m, g.scalar(o.beta1)), g.op("Mul", grad, g.scalar(1 - o.beta1)))
+        (slot_m, old_m), (slot_v, old_v) = self._state("adam_m", name), self._state("adam_v", name)
+        m = g.op("Add", g.op("Mul", old_m, g.scalar(o.beta1)), g.op("Mul", grad, g.scalar(1 - o.beta1)))
         square = g.op("Mul", g.op("Mul", grad, grad), g.scalar(1 - o.beta2))
-        v = g.op("Add", g.op("Mul", slot_v, g.scalar(o.beta2)), square)
+        v = g.op("Add", g.op("Mul", old_v, g.scalar(o.beta2)), square)
         self._keep(slot_m, m)
         self._keep(slot_v, v)
         root = g.op("Add", g.op("Mul", g.op("Sqrt", v), self._adam_scale), g.scalar(o.eps))
         step = g.op("Div", g.op("Mul", m, self._adam_rate), root)
         if o.kind == "adamw" and o.weight_decay:
             kept = g.op("Sub", g.scalar(1.0), g.op("Mul", self._rate, g.scalar(o.weight_decay)))
-            return g.op("Sub", g.op("Mul", name, kept), step)
-        return g.op("Sub", name, step)
+            return g.op("Sub", g.op("Mul", self._weight(name), kept), step)
+        return g.op("Sub", self._weight(name), step)
 
     def _adam_scalars(self) -> None:
         """rate / (1 - b1^t) and 1 / sqrt(1 - b2^t), shared by all parameters."""
@@ -117,6 +126,19 @@ class Stepper:
         second = g.op("Sub", g.scalar(1.0), g.op("Pow", g.scalar(o.beta2), step))
         self._adam_rate = g.op("Div", self._rate, first)
         self._adam_scale = g.op("Reciprocal", g.op("Sqrt", second))
+
+
+def _slow(shape: Shape) -> bool:
+    """onnxruntime takes a hundred times as long to multiply [n, m, 1, 1] by a number as to multiply [n * m]."""
+    return len(shape) > 2 and shape[-1] == 1
+
+
+def _line(graph: Graph, value: str, shape: Shape) -> str:
+    return graph.op("Reshape", value, graph.ints(-1)) if _slow(shape) else value
+
+
+def _shaped(graph: Graph, value: str, shape: Shape) -> str:
+    return graph.op("Reshape", value, graph.ints(*shape)) if _slow(shape) else value
 
 
 def _is_plain_gemm(node: Node, output: str) -> bool:
@@ -135,4 +157,8 @@ def clip(graph: Graph, gradients: dict[str, str], limit: float) -> dict[str, str
     norm = graph.op("Sqrt", graph.op("Sum", *squares))
     ratio = graph.op("Div", graph.scalar(limit), graph.op("Add", norm, graph.scalar(_CLIP_EPS)))
     scale = graph.op("Min", ratio, graph.scalar(1.0))
-    return {name: graph.op("Mul", grad, scale) for name, grad in gradients.items()}
+    shapes = {name: graph.shape(name) for name in gradients}
+    return {
+        name: _shaped(graph, graph.op("Mul", _line(graph, grad, shapes[name]), scale), shapes[name])
+        for name, grad in gradients.items()
+    }

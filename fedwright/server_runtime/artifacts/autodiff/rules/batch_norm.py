@@ -17,7 +17,7 @@ import numpy as np
 from fedwright.server_runtime.artifacts.autodiff.conv_forms import Geometry
 from fedwright.server_runtime.artifacts.autodiff.conv_table import input_form, scaling_weights_pays, weight_form
 from fedwright.server_runtime.artifacts.autodiff.engine import Backward
-from fedwright.server_runtime.artifacts.autodiff.graph import Composite, Graph, Node
+from fedwright.server_runtime.artifacts.autodiff.graph import Composite, Graph, Node, Shape
 from fedwright.server_runtime.artifacts.autodiff.lowering import lowering
 
 
@@ -124,15 +124,14 @@ def _joint_gradient(context: Backward, dy: str, batch: Batch, scale: str, convol
     sizes = Geometry.of(convolution, context.shape(source), context.shape(weight), context.shape(batch.x))
     back = _backflow(context, dy, batch, scale)
     fold = scaling_weights_pays(sizes)
-    column = graph.op("Reshape", back.factor, graph.ints(-1, *[1] * (1 + sizes.rank)))
     flow = back.unscaled if fold else _scaled(context, back, batch)
     dx = dw = None
     if context.needs(source):
-        scaled = graph.op("Mul", weight, column) if fold else weight
+        scaled = _times_rows(graph, weight, back.factor, context.shape(weight)) if fold else weight
         dx = input_form(sizes)(graph, sizes, scaled, flow)
     if context.needs(weight):
         dw = weight_form(sizes)(graph, sizes, source, flow)
-        dw = graph.op("Mul", dw, column) if fold else dw
+        dw = _times_rows(graph, dw, back.factor, context.shape(weight)) if fold else dw
     return [dx, dw, back.d_scale, back.d_bias]
 
 
@@ -159,3 +158,10 @@ def _scaled(context: Backward, back: Backflow, batch: Batch) -> str:
     rank = len(context.shape(batch.x))
     column = context.graph.op("Reshape", back.factor, context.graph.ints(-1, *[1] * (rank - 2)))
     return context.graph.op("Mul", back.unscaled, column)
+
+
+def _times_rows(graph: Graph, weight: str, factor: str, shape: Shape) -> str:
+    """Each output channel's weights times its factor, as matrices: a kernel of one element would be slow."""
+    column = graph.op("Reshape", factor, graph.ints(-1, 1))
+    rows = graph.op("Mul", graph.op("Reshape", weight, graph.ints(shape[0], -1)), column)
+    return graph.op("Reshape", rows, graph.ints(*shape))
