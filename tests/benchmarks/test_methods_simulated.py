@@ -12,6 +12,8 @@ PARAMS = {
     "heterofl": {"levels": {"sizes": [1.0, 0.5]}},
     "fedrolex": {"levels": {"sizes": [1.0, 0.5]}},
     "fiarse": {"sizes": [1.0, 0.5]},
+    # The papers' steps are meant for thousands of rounds.
+    "pfedhn": {"server_rate": 0.6, "momentum": 0.0, "parallel": True},
     "hasa": {"budget": 0.6, "most": 1.0, "least": 0.4},
 }
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
@@ -118,6 +118,21 @@ class Method(Protocol):
     def restore(self, state: Tensors) -> None:
         """Continue from a saved state."""
         ...
+
+
+@runtime_checkable
+class Meets(Protocol):
+    """A method that wants to know every device that is here, not only those that take part in a round."""
+
+    def meet(self, reports: Mapping[str, Report]) -> None:
+        """Take in the reports of all devices present; called before `assign` and before the last `personal`."""
+        ...
+
+
+def meet(method: Method, reports: Mapping[str, Report]) -> None:
+    """Introduce the devices that are here to a method that wants to know them."""
+    if isinstance(method, Meets):
+        method.meet(reports)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,16 @@
 
 from fedwright.server_runtime.methods import hasa
 from fedwright.server_runtime.methods.base import METHODS, Entry, find
-from fedwright.server_runtime.methods.baselines import fedavg, feddropout, fedprox, fedrolex, fiarse, heterofl, scalefl
+from fedwright.server_runtime.methods.baselines import (
+    fedavg,
+    feddropout,
+    fedprox,
+    fedrolex,
+    fiarse,
+    heterofl,
+    pfedhn,
+    scalefl,
+)
 
 __all__ = [
     "METHODS",
@@ -15,5 +24,6 @@ __all__ = [
     "find",
     "hasa",
     "heterofl",
+    "pfedhn",
     "scalefl",
 ]

@@ -12,7 +12,7 @@ from msgspec import structs
 from fedwright.protocol import tensors
 from fedwright.protocol.errors import NoQuorum
 from fedwright.server_runtime.artifacts.structure import ModelSpec
-from fedwright.server_runtime.methods.base import Absorbed, Method
+from fedwright.server_runtime.methods.base import Absorbed, Method, meet
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.coordinator import Options, evaluate_fleet, fleet_metrics, own_blobs
 from fedwright.server_runtime.rounds.desk import Desk
@@ -79,9 +79,11 @@ class BufferedCoordinator:
         """Give every idle device a task from the newest model; plans are durable before they are sent."""
         busy = {planned.device for planned in self._desk.out()}
         room = (self._options.per_round or len(self._desk.present())) - len(busy)
-        idle = {device: report for device, report in self._desk.present().items() if device not in busy}
+        present = self._desk.present()
+        idle = {device: report for device, report in present.items() if device not in busy and report.trains}
         if room <= 0 or not idle:
             return
+        meet(method, present)
         chosen = dict(list(idle.items())[:room])
         position = Position(self._version, self._stage)
         assignments = {

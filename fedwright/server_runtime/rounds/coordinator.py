@@ -13,7 +13,7 @@ from fedwright.protocol import tensors
 from fedwright.protocol.errors import NoQuorum, RoundError
 from fedwright.protocol.messages import Recipe, Returns
 from fedwright.server_runtime.artifacts.structure import ModelSpec, Structure
-from fedwright.server_runtime.methods.base import Absorbed, Assignment, Emission, Method, Relay
+from fedwright.server_runtime.methods.base import Absorbed, Assignment, Emission, Method, Relay, meet
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.desk import Desk
 from fedwright.server_runtime.rounds.sampling import sample
@@ -91,8 +91,10 @@ class Coordinator:
 
     def _assign(self, method: Method, number: int) -> dict[str, Assignment]:
         reports = self._desk.gather(self._options.devices, timeout_s=self._options.join_timeout_s)
-        count = self._options.per_round or max(1, round(self._options.sample_ratio * len(reports)))
-        chosen = sample(list(reports), count=count, seed=self._options.seed, round_number=number)
+        meet(method, reports)
+        training = [device for device, report in reports.items() if report.trains]
+        count = self._options.per_round or max(1, round(self._options.sample_ratio * len(training)))
+        chosen = sample(training, count=count, seed=self._options.seed, round_number=number)
         assignments = method.assign({device: reports[device] for device in chosen}, number)
         if not assignments:
             raise RoundError(f"the method gave nobody anything to do in round {number}; check its settings")
@@ -166,6 +168,7 @@ def evaluate_fleet(desk: Desk, method: Method, options: Options) -> None:
     plan = desk.store.plan(position)
     if plan is None:
         assignments, emissions = {}, {}
+        meet(method, desk.present())
         for device in desk.present():
             spec, weights = method.personal(device)
             recipe = Recipe(batch=64, learning_rate=0.0, seed=0, epochs=0)

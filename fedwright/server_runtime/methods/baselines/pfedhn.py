@@ -1,0 +1,183 @@
+"""pFedHN: a hypernetwork writes every device's whole model and learns from what the devices make of it.
+
+Paper: Shamsian et al., Personalized Federated Learning using Hypernetworks (ICML 2021); with class indicators as the
+baseline of HyperFLoRA (SDM 2024).
+Implemented: trunk with one linear head per tensor; the vector-Jacobian product with (initial − final); learnt embedding
+per device, or the indicator of the classes that a device holds, which also serves devices that never train; the
+parallel form that averages over the devices of a round.
+Left out: personal classifiers that stay on the device (pFedHN-PC); momentum of the embeddings.
+Differs: heads start at the initialisation of the target net instead of at random, and without weight decay. Without
+`parallel`, the devices of one round all start from the same hypernetwork, which then follows one after the other; with
+fleet.per_round = 1 that is the paper's loop. Running statistics are averaged as in FedAvg.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.messages import Report
+from fedwright.protocol.strict import check_range
+from fedwright.server_runtime.artifacts.structure import ModelSpec, Structure
+from fedwright.server_runtime.blocks.hypernet import Form, Hypernet, Start, Step
+from fedwright.server_runtime.blocks.robust import Mean, make_mean
+from fedwright.server_runtime.methods.base import (
+    Absorbed,
+    Array,
+    Assignment,
+    Emission,
+    Entry,
+    Relay,
+    Setting,
+    Tensors,
+    register,
+)
+from fedwright.server_runtime.methods.written import Known, bits, floats, indicator_of, parameters_of, recipe_for
+from fedwright.server_runtime.rounds.sampling import derive_seed
+
+HYPERNET, BUFFER = "hypernet/", "buffer/"
+
+
+@dataclass(frozen=True)
+class PFedHNParams:
+    """hidden, layers: the trunk. server_rate, momentum, weight_decay, clip_norm: the outer optimizer."""
+
+    describe: Literal["classes", "embedding"] = field(
+        default="classes", metadata={"help": "what a model is written from: the device's classes, or a learnt vector"}
+    )
+    embedding: int = field(default=8, metadata={"help": "size of a learnt vector; the paper takes 1 + devices / 4"})
+    hidden: int = field(default=100, metadata={"help": "width of the trunk"})
+    layers: int = field(default=4, metadata={"help": "linear layers of the trunk"})
+    server_rate: float = field(default=0.01, metadata={"help": "learning rate of the hypernetwork"})
+    momentum: float = field(default=0.9, metadata={"help": "momentum of the hypernetwork's optimizer"})
+    weight_decay: float = field(default=0.0, metadata={"help": "weight decay of the hypernetwork; the paper has 0.001"})
+    clip_norm: float = field(default=50.0, metadata={"help": "largest norm of the hypernetwork's gradient"})
+    parallel: bool = field(default=False, metadata={"help": "average over a round's devices instead of one by one"})
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        for key in ("embedding", "hidden", "layers"):
+            check_range(key, getattr(self, key), low=1)
+        check_range("server_rate", self.server_rate, above=0)
+        check_range("clip_norm", self.clip_norm, above=0)
+        check_range("weight_decay", self.weight_decay, low=0)
+        check_range("momentum", self.momentum, low=0, high=0.999)
+
+    def step(self) -> Step:
+        """The outer optimizer."""
+        return Step(self.server_rate, self.momentum, self.weight_decay, self.clip_norm)
+
+
+class PFedHN:
+    """φ ← φ − β J' (ω_i − ω_i'), for each device i in turn or as a mean."""
+
+    def __init__(self, params: PFedHNParams, setting: Setting) -> None:
+        self._params = params
+        self._setting = setting
+        self._structure = Structure(setting.spec, optimizer=setting.optimizer)
+        generated = parameters_of(setting)
+        inputs = setting.spec.classes if params.describe == "classes" else params.embedding
+        form = Form(inputs, params.hidden, params.layers)
+        self._hypernet = Hypernet(form, Start(generated, {}), seed=derive_seed(setting.seed, "hypernetwork"))
+        self._buffers = {name: value for name, value in setting.initial.items() if name not in generated}
+        self._change = self._new_mean()
+        self._known = Known()
+        self._made: dict[str, Tensors] = {}
+
+    @property
+    def hypernet(self) -> Hypernet:
+        """The network that writes the models."""
+        return self._hypernet
+
+    def meet(self, reports: Mapping[str, Report]) -> None:
+        """Take in what every device says of its classes."""
+        for device in self._known.missing(reports):
+            try:
+                self._known.note(device, self._described(device, reports[device]))
+            except ConfigError as err:
+                self._known.refuse(device, err)
+
+    def _described(self, device: str, report: Report) -> Array:
+        if self._params.describe == "classes":
+            return indicator_of(report, self._setting.spec.classes)
+        rng = np.random.default_rng(derive_seed(self._setting.seed, "embedding", device))
+        return rng.standard_normal(self._params.embedding, dtype=np.float32)
+
+    def assign(self, reports: Mapping[str, Report], round_number: int) -> dict[str, Assignment]:
+        """Everyone trains the whole model; all models of the round are written at once."""
+        self.meet(reports)
+        devices = [device for device in sorted(reports) if reports[device].trains and device in self._known.rows]
+        if not devices:
+            return {}
+        rows = np.stack([self._known.rows[device] for device in devices])
+        if round_number == 1:
+            self._hypernet.check_step(rows, self._params.step())
+        self._made = dict(zip(devices, self._hypernet.generate(rows), strict=True))
+        return {
+            device: Assignment(
+                self._structure,
+                recipe_for(self._setting, round_number, device),
+                self._setting.returns,
+                bits(self._known.rows[device]),
+            )
+            for device in devices
+        }
+
+    def emit(self, device: str, assignment: Assignment) -> Emission:
+        """The model written for this device."""
+        return Emission({**self._made[device], **self._buffers})
+
+    def absorb(self, device: str, reply: Absorbed) -> Relay | None:
+        """Remember the change; a learnt vector follows it at once."""
+        row = floats(reply.assignment.marks)
+        change = {name: value for name, value in reply.tensors.items() if name not in self._buffers}
+        self._hypernet.add(row, change, reply.weight)
+        if self._params.describe == "embedding":
+            gradient = self._hypernet.input_gradient(row, change)
+            self._known.rows[device] = row - np.float32(self._params.server_rate) * gradient
+        else:
+            self._known.note(device, row)
+        kept = {name: reply.tensors[name] for name in self._buffers}
+        self._change.add(kept, {}, reply.stats.samples * reply.weight)
+        return None
+
+    def advance(self) -> dict[str, float]:
+        """Let the hypernetwork learn from the round's changes."""
+        norm = self._hypernet.learn(self._params.step(), one_by_one=not self._params.parallel)
+        change = self._change.result()
+        self._buffers = {name: (value + change[name]).astype(value.dtype) for name, value in self._buffers.items()}
+        self._change = self._new_mean()
+        self._made = {}
+        return {"hypernet_gradient": norm}
+
+    def _new_mean(self) -> Mean:
+        axes = {name: (None,) * value.ndim for name, value in self._buffers.items()}
+        nothing = {name: np.zeros_like(value) for name, value in self._buffers.items()}
+        return make_mean(self._setting.combine, nothing, axes)
+
+    def personal(self, device: str) -> tuple[ModelSpec, Tensors]:
+        """The model written for this device; for an unknown one, from the mean of all descriptions."""
+        row = self._known.rows.get(device)
+        if row is None:
+            rows = [self._known.rows[name] for name in sorted(self._known.rows)]
+            row = np.mean(rows, axis=0) if rows else np.zeros(self._hypernet.form.inputs, np.float32)
+        return self._setting.spec, {**self._hypernet.generate(row[None])[0], **self._buffers}
+
+    def state(self) -> Tensors:
+        """The hypernetwork, running statistics and the devices' descriptions."""
+        hypernet = {HYPERNET + name: value for name, value in self._hypernet.state().items()}
+        buffers = {BUFFER + name: value for name, value in self._buffers.items()}
+        return {**hypernet, **buffers, **self._known.state()}
+
+    def restore(self, state: Tensors) -> None:
+        """Continue from a saved state."""
+        self._hypernet.restore({n.removeprefix(HYPERNET): v for n, v in state.items() if n.startswith(HYPERNET)})
+        self._buffers = {name: state[BUFFER + name] for name in self._buffers}
+        self._known.restore(state)
+        self._change = self._new_mean()
+        self._made = {}
+
+
+register(Entry("pfedhn", "a hypernetwork writes every device's whole model", PFedHNParams, PFedHN))

@@ -1,0 +1,84 @@
+"""What methods share whose server writes a device's weights from what the device says about its data."""
+
+import logging
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.messages import Recipe, Report
+from fedwright.server_runtime import zoo
+from fedwright.server_runtime.methods.base import Array, Setting, Tensors
+from fedwright.server_runtime.rounds.sampling import derive_seed
+
+log = logging.getLogger(__name__)
+
+KNOWN = "known/"
+
+
+def recipe_for(setting: Setting, round_number: int, device: str) -> Recipe:
+    """The run's common recipe with this device's own data order in this round."""
+    return Recipe(
+        batch=setting.batch,
+        learning_rate=setting.learning_rate,
+        seed=derive_seed(setting.seed, "data order", round_number, device),
+        epochs=setting.epochs,
+    )
+
+
+def indicator_of(report: Report, classes: int) -> Array:
+    """1 for every class that the device holds, else 0; a device that does not say holds all."""
+    counts = report.data.class_counts
+    if counts is None:
+        return np.ones(classes, np.float32)
+    found = np.zeros(classes, np.float32)
+    found[: len(counts)] = np.asarray(counts[:classes]) > 0
+    if not found.any():
+        raise ConfigError("it holds no class at all, so no model can be made for it; give it labelled data")
+    return found
+
+
+def parameters_of(setting: Setting) -> Tensors:
+    """The initial weights without running statistics."""
+    names = [name for name, _ in zoo.create(setting.spec, seed=0).named_parameters()]
+    return {name: setting.initial[name] for name in names}
+
+
+def bits(row: Array) -> tuple[int, ...]:
+    """Numbers exactly, in the form of a plan's marks."""
+    return tuple(np.asarray(row, np.float32).view(np.uint32).tolist())
+
+
+def floats(marks: tuple[int, ...]) -> Array:
+    """The numbers that `bits` was given."""
+    return np.array(marks, np.uint32).view(np.float32)
+
+
+class Known:
+    """What each device said of itself when it came; the first word counts, so that its model does not jump."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Array] = {}
+        self._warned: set[str] = set()
+
+    def note(self, device: str, row: Array) -> None:
+        """Remember a description unless there is one."""
+        self.rows.setdefault(device, row)
+
+    def refuse(self, device: str, problem: Exception) -> None:
+        """Leave a device out and say why, once."""
+        if device not in self._warned:
+            self._warned.add(device)
+            log.warning("device %s gets the common model and does not train: %s", device, problem)
+
+    def missing(self, reports: Mapping[str, Report]) -> list[str]:
+        """Devices that are not known yet, in the order of their ids."""
+        return [device for device in sorted(reports) if device not in self.rows]
+
+    def state(self) -> Tensors:
+        """As tensors, in the order of ids."""
+        return {KNOWN + device: row for device, row in sorted(self.rows.items())}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Continue from a saved state."""
+        self.rows = {name.removeprefix(KNOWN): row for name, row in state.items() if name.startswith(KNOWN)}

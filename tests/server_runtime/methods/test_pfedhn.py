@@ -1,0 +1,82 @@
+"""pFedHN: who gets which model, learnt descriptions, devices without classes."""
+
+import numpy as np
+import pytest
+
+from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.messages import DataSummary, Stats
+from fedwright.server_runtime import zoo
+from fedwright.server_runtime.artifacts.builder import initial_weights
+from fedwright.server_runtime.artifacts.structure import ModelSpec
+from fedwright.server_runtime.methods.base import Absorbed
+from fedwright.server_runtime.methods.baselines.pfedhn import PFedHN, PFedHNParams
+from helpers.fleet import report, setting
+
+SPEC = ModelSpec("cnn-small", (1, 8, 8), 4)
+STATS = Stats(samples=10, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
+COUNTS = {"a": [8, 8, 0, 0], "b": [0, 0, 8, 8], "c": [1, 1, 0, 0]}
+
+
+def make(**changes):
+    return PFedHN(PFedHNParams(**changes), setting(spec=SPEC, initial=initial_weights(zoo.create(SPEC, seed=1))))
+
+
+def reports(**more):
+    counts = {**COUNTS, **more}
+    return {d: report(data=DataSummary(24, 8, [1, 8, 8], 4, class_counts=c)) for d, c in counts.items()}
+
+
+def play(method, change, *, known=None, number=1):
+    """A round in which the first two devices move their weights by `change` in opposite directions."""
+    assignments = method.assign(known or reports(), number)
+    emissions = {device: method.emit(device, assignments[device]) for device in ("a", "b")}
+    for device, way in (("a", change), ("b", -change)):
+        sent = {name: np.full_like(value, way) for name, value in emissions[device].weights.items()}
+        method.absorb(device, Absorbed(sent, STATS, assignments[device]))
+    method.advance()
+
+
+def mean_of(method, device):
+    return float(np.mean(method.personal(device)[1]["head.weight"]))
+
+
+def test_devices_with_the_same_classes_get_the_same_model_without_training():
+    method = make(server_rate=0.5, parallel=True)
+    for number in range(1, 6):
+        play(method, 0.1, number=number)
+    assert mean_of(method, "c") == mean_of(method, "a") > mean_of(method, "b")
+
+
+def test_learnt_vectors_follow_their_devices():
+    method = make(describe="embedding", server_rate=0.1)
+    play(method, 0.1)
+    known = method.state()
+    assert not np.array_equal(known["known/a"], make(describe="embedding")._described("a", reports()["a"]))
+    np.testing.assert_array_equal(known["known/c"], make(describe="embedding")._described("c", reports()["c"]))
+
+
+def test_a_device_without_any_class_is_left_out_and_gets_the_common_model(caplog):
+    method = make()
+    assignments = method.assign(reports(empty=[0, 0, 0, 0]), 1)
+    assert set(assignments) == {"a", "b", "c"}
+    assert "holds no class at all" in caplog.text
+    np.testing.assert_array_equal(method.personal("empty")[1]["head.bias"], method.personal("")[1]["head.bias"])
+
+
+def test_a_step_too_large_is_refused_before_the_first_round():
+    with pytest.raises(ConfigError, match="lower the rate"):
+        make(server_rate=50.0).assign(reports(), 1)
+
+
+def test_a_round_that_was_planned_by_another_process_is_absorbed_alike():
+    """After a kill the plan is there but nobody has met the devices."""
+    whole, resumed = make(parallel=True), make(parallel=True)
+    assignments = whole.assign(reports(), 1)
+    for method in (whole, resumed):
+        for device, assignment in sorted(assignments.items()):
+            sent = {name: np.full_like(value, 0.1) for name, value in whole.emit(device, assignment).weights.items()}
+            method.absorb(device, Absorbed(sent, STATS, assignment))
+    whole.advance()
+    resumed.advance()
+    for name, value in whole.state().items():
+        np.testing.assert_array_equal(resumed.state()[name], value)
