@@ -1,7 +1,7 @@
 """A data set dealt out to the devices of a simulation."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,16 @@ def deal(section: SimulateSection, *, seed: int, split: Split = SPLIT) -> Dealt:
     x, y = np.concatenate([data.x_train, data.x_test]), np.concatenate([data.y_train, data.y_test]).astype(np.int64)
     rng = np.random.default_rng(derive_seed(seed, "partition"))
     return Dealt(x, y, len(data.classes), _shares(section, y, rng, split))
+
+
+def thin(dealt: Dealt, share: float, *, seed: int) -> Dealt:
+    """The same devices with only a share of their training rows, at least 32 where there are as many."""
+    rng = np.random.default_rng(derive_seed(seed, "thin"))
+    shares = {}
+    for device, own in sorted(dealt.shares.items()):
+        kept = min(len(own.train), max(32, round(share * len(own.train))))
+        shares[device] = replace(own, train=np.sort(rng.choice(own.train, kept, replace=False)))
+    return replace(dealt, shares=shares)
 
 
 def _shares(section: SimulateSection, y: Array, rng: np.random.Generator, split: Split) -> dict[str, Share]:

@@ -10,6 +10,7 @@ import numpy as np
 from msgspec import structs
 
 from fedwright import __version__
+from fedwright.benchmarks.datasets.titles import PAD, UNKNOWN
 from fedwright.benchmarks.dealing import Dealt, deal
 from fedwright.benchmarks.local_fleet import Crew, LocalFleet
 from fedwright.benchmarks.simulate_worker import Measure, Part, Place
@@ -116,9 +117,21 @@ def make_reports(config: RunConfig, dealt: Dealt) -> dict[str, Report]:
             agent=__version__,
             board=structs.replace(board, profile=names[number]) if names else board,
             free_bytes=load_profile(names[number]).memory_bytes if names else free_bytes,
-            data=DataSummary(len(share.train), len(share.test), list(dealt.input_shape), dealt.classes, counts),
+            data=DataSummary(
+                len(share.train),
+                len(share.test),
+                list(dealt.input_shape),
+                dealt.classes,
+                counts,
+                score_counts=_word_counts(counts) if dealt.x.dtype.kind == "i" else None,
+            ),
         )
     return reports
+
+
+def _word_counts(counts: list[int]) -> list[int]:
+    """How often each word follows, without those that stand for padding and for all rare words."""
+    return [0 if word in (PAD, UNKNOWN) else count for word, count in enumerate(counts)]
 
 
 @dataclass

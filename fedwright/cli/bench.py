@@ -22,6 +22,9 @@ SUITES = {
     ),
     "chaos": ("fedwright.benchmarks.chaos", "kills and cuts at random moments, against a run left in peace"),
     "transport": ("fedwright.benchmarks.transport", "speed of blobs and messages, against a raw TCP relay"),
+    "hasa-titles": ("fedwright.benchmarks.hasa_titles", "who should get wide models: HASA's rules on Medium titles"),
+    "sizes-fashion": ("fedwright.benchmarks.sizes_fashion", "submodel methods at 1/64 to 1 of the parameters"),
+    "aggregate": ("fedwright.benchmarks.aggregate", "averaging submodels, against a plain copy"),
 }
 PACKAGES = ("fedwright", "onnxruntime", "numpy", "torch", "onnx", "paho-mqtt")
 

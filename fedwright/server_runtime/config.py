@@ -156,6 +156,7 @@ class UpdateSection:
         default="mean", metadata=_help("mean, or trimmed_mean or median where some devices may be wrong or hostile")
     )
     trim_ratio: float = field(default=0.1, metadata=_help("share that trimmed_mean leaves out at each end"))
+    evaluate: bool = field(default=True, metadata=_help("devices measure the model before and after they train it"))
 
     def __post_init__(self) -> None:
         """Check values."""

@@ -166,7 +166,9 @@ def make_method(config: RunConfig, spec: ModelSpec, builder: Builder | None = No
         batch=config.train.batch,
         epochs=config.train.epochs,
         seed=config.run.seed,
-        returns=Returns(codec=config.update.codec, keep_ratio=config.update.keep_ratio),
+        returns=Returns(
+            codec=config.update.codec, keep_ratio=config.update.keep_ratio, evaluate=config.update.evaluate
+        ),
         combine=Combine(config.update.combine, config.update.trim_ratio),
         manifest=None if builder is None else lambda structure: builder.build(structure).manifest,
     )

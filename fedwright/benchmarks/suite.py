@@ -1,0 +1,113 @@
+"""Comparisons as data: a suite's TOML says what is run; its jobs are simulations, several at a time."""
+
+import json
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import tomllib
+
+from fedwright.benchmarks.dealing import deal, thin
+from fedwright.benchmarks.simulate import Evaluated, simulate
+from fedwright.benchmarks.simulate_worker import Part
+from fedwright.server_runtime.config import config_from_dict
+from fedwright.server_runtime.evaluate.metrics import fleet_summary
+from fedwright.server_runtime.evaluate.records import DeviceRecord
+
+
+@dataclass(frozen=True)
+class Job:
+    """One simulation: a name, a seed, a config as data, and which share of the training rows it uses."""
+
+    name: str
+    seed: int
+    config: Mapping[str, Any]
+    share: float = 1.0
+    parts: tuple[Part, ...] = ("test",)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a job left."""
+
+    name: str
+    seed: int
+    evaluations: list[Evaluated]
+    devices: dict[str, DeviceRecord]
+    metrics: list[dict[str, float]]
+
+    def curve(self, part: Part, figure: str) -> list[float]:
+        """One figure of the fleet over the rounds that were measured."""
+        return [summary(entry)[figure] for entry in self.evaluations if entry.part == part]
+
+
+def summary(entry: Evaluated) -> dict[str, float]:
+    """The fleet's figures after one round; devices without samples do not count."""
+    measured = [device for device in entry.devices if device.n]
+    return fleet_summary([d.accuracy for d in measured], [d.loss for d in measured], [d.n for d in measured])
+
+
+def read_suite(name: str, *, quick: bool) -> dict[str, Any]:
+    """A suite's file; with `quick` the keys of its table [quick] replace those of [suite]."""
+    text = resources.files("fedwright.benchmarks").joinpath("suites", f"{name}.toml").read_text(encoding="utf-8")
+    found = tomllib.loads(text)
+    if quick:
+        found["suite"] |= found.get("quick", {})
+    return found
+
+
+def merged(base: Mapping[str, Any], *changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with some keys of some sections replaced."""
+    result = {name: dict(section) for name, section in base.items()}
+    for change in changes:
+        for name, section in change.items():
+            result[name] = {**result.get(name, {}), **section}
+    return result
+
+
+def run_jobs(jobs: Sequence[Job], *, processes: int | None = None) -> list[Finished]:
+    """All jobs, in their order; as many at a time as there are cores, so that no core waits for a slow device."""
+    count = min(len(jobs), processes or os.cpu_count() or 1)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(count, context) as pool:
+        return list(pool.map(run_job, jobs))
+
+
+def run_job(job: Job) -> Finished:
+    """One simulation inside this process."""
+    with tempfile.TemporaryDirectory(prefix="fedwright-suite-") as folder:
+        data = merged(
+            job.config,
+            {
+                "run": {"name": "job", "folder": folder, "seed": job.seed},
+                "simulate": {"processes": 0},
+                "export": {"global_model": False},
+            },
+        )
+        config = config_from_dict(data, where=f"suite job {job.name}")
+        dealt = deal(config.simulate, seed=job.seed)
+        if job.share < 1:
+            dealt = thin(dealt, job.share, seed=job.seed)
+        found = simulate(config, json.dumps(data), dealt=dealt, parts=job.parts)
+    return Finished(job.name, job.seed, found.evaluations, found.outcome.devices, found.outcome.metrics)
+
+
+def check(name: str, value: float, target: str, *, holds: bool) -> dict[str, Any]:
+    """One promise of a suite with what was measured."""
+    return {"name": name, "value": round(float(value), 4), "target": target, "holds": bool(holds)}
+
+
+def mean(values: Iterable[float]) -> float:
+    """The mean of at least one value."""
+    listed = list(values)
+    return sum(listed) / len(listed)
+
+
+def seeds_of(suite: Mapping[str, Any], asked: int | None) -> list[int]:
+    """Seeds 1, 2, … as many as asked for or as the suite says."""
+    return list(range(1, (asked or int(suite["seeds"])) + 1))

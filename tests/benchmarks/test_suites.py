@@ -1,0 +1,119 @@
+"""Suites: their files are read strictly, their jobs run, and their checks say what was measured."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fedwright.benchmarks import aggregate, hasa_titles, sizes_fashion
+from fedwright.benchmarks.dealing import deal, thin
+from fedwright.benchmarks.simulate import Evaluated, Measured
+from fedwright.benchmarks.suite import Finished, Job, merged, read_suite, run_job, seeds_of
+from fedwright.server_runtime.config import SimulateSection, config_from_dict
+from fedwright.server_runtime.evaluate.records import DeviceRecord
+
+DEVICES = ("d0", "d1", "d2", "d3")
+
+
+def finished(name: str, *, seed=1, val=(3.0, 2.0, 4.0), test=(0.1, 0.2, 0.3), width=0.5) -> Finished:
+    """A job whose devices are all alike: losses on val and accuracies on test by round."""
+    entries = []
+    for number, (loss, accuracy) in enumerate(zip(val, test, strict=True), 1):
+        own = [Measured(d, 0, 100, np.log(loss)) for d in DEVICES]
+        entries.append(Evaluated(number, "val", tuple(own)))
+        own = [Measured(d, round(100 * accuracy), 100, np.log(10 - 10 * accuracy)) for d in DEVICES]
+        entries.append(Evaluated(number, "test", tuple(own)))
+    records = {d: DeviceRecord(d, samples=10, width=width) for d in DEVICES}
+    return Finished(name, seed, entries, records, [])
+
+
+@pytest.mark.parametrize("name", ["hasa-titles", "sizes-fashion"])
+@pytest.mark.parametrize("quick", [False, True])
+def test_suite_files_hold_valid_configs(name, quick):
+    found = read_suite(name, quick=quick)
+    params = found.get("params", {"hasa": {}})
+    for method, own in params.items():
+        config = merged(found["config"], {"method": {"name": method, **own}, "run": {"rounds": 1}})
+        assert config_from_dict(config, where=name).method.name == method
+    assert found["suite"]["rounds"] >= (8 if quick else 12)
+
+
+def test_the_round_is_chosen_on_validation_data():
+    job = finished("hasa")
+    assert hasa_titles.chosen(job) == 1
+    assert hasa_titles.figure(job, "mean") == pytest.approx(0.2)
+
+
+def test_checks_compare_with_inverse_and_size():
+    better, worse = finished("hasa"), finished("inverse", test=(0.1, 0.15, 0.3))
+    runs = {"hasa": [better], "inverse": [worse], "size": [better]}
+    found = {entry["name"]: entry for entry in hasa_titles.checks(runs, budget=0.5)}
+
+    assert found["hasa - inverse, mean accuracy in points"] == {
+        "name": "hasa - inverse, mean accuracy in points",
+        "value": 5.0,
+        "target": "> 0",
+        "holds": True,
+    }
+    assert found["hasa - inverse, perplexity"]["value"] == pytest.approx(-0.5)
+    assert not found["hasa - size, mean accuracy in points"]["holds"]
+    assert found["realised budget of hasa"]["holds"]
+
+
+def test_a_missed_budget_does_not_hold():
+    runs = {"hasa": [finished("hasa", width=0.4)]}
+    assert [entry["holds"] for entry in hasa_titles.checks(runs, budget=0.5)] == [False]
+
+
+def test_the_difference_to_uniform_is_a_curve():
+    rows = hasa_titles.curve([finished("hasa")], [finished("uniform", test=(0.05, 0.25, 0.3))])
+    assert [round(row["hasa - uniform"], 6) for row in rows] == [5.0, -5.0, 0.0]
+
+
+def test_sizes_are_grouped_as_the_methods_dealt_them():
+    job = finished("fiarse")
+    own = tuple(Measured(f"device-{i}", i, 10, 1.0) for i in range(8))
+    job = Finished("fiarse", 1, [Evaluated(1, "test", own)], job.devices, [])
+    assert sizes_fashion.by_size(job, 4) == pytest.approx([0.2, 0.3, 0.4, 0.5])
+
+
+def test_sizes_checks_name_the_smallest_size():
+    runs = {name: [finished(name)] for name in ("heterofl", "fedrolex", "feddropout", "fiarse")}
+    found = sizes_fashion.checks(runs, [1.0, 0.25, 0.0625, 0.015625])
+    assert len(found) == 5
+    assert not any(entry["holds"] for entry in found)
+
+
+def test_thinning_keeps_every_device_and_its_tests():
+    whole = deal(SimulateSection(devices=3, alpha=5.0), seed=1)
+    fewer = thin(whole, 0.5, seed=1)
+    for device, share in whole.shares.items():
+        assert len(fewer.shares[device].train) == round(0.5 * len(share.train))
+        assert set(fewer.shares[device].train) <= set(share.train)
+        np.testing.assert_array_equal(fewer.shares[device].test, share.test)
+
+
+def test_a_job_is_a_simulation():
+    config = {
+        "run": {"rounds": 1},
+        "model": {"model": "mlp"},
+        "method": {"name": "hasa", "least": 0.25, "budget": 0.5},
+        "simulate": {"devices": 3, "rows": 200, "alpha": 5.0, "evaluate_every": 1},
+        "update": {"evaluate": False},
+    }
+    found = run_job(Job("small", 1, config, share=0.5, parts=("test",)))
+    assert len(found.curve("test", "mean")) == 1
+    assert {record.rounds for record in found.devices.values()} == {1}
+
+
+def test_seeds_as_asked():
+    assert seeds_of({"seeds": 3}, None) == [1, 2, 3]
+    assert seeds_of({"seeds": 3}, 1) == [1]
+
+
+def test_aggregate_measures_against_a_copy():
+    found = aggregate.run(SimpleNamespace(quick=True))
+    names = {entry["name"] for entry in found["checks"]}
+    assert names == {"speed against a copy at 11 M parameters", "memory of a round, in models"}
+    memory = next(entry for entry in found["checks"] if entry["name"].startswith("memory"))
+    assert memory["holds"]
