@@ -11,6 +11,7 @@ than its output, they are multiplied by `a` instead of dx.
 """
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from fedwright.server_runtime.artifacts.autodiff.conv_table import input_form, s
 from fedwright.server_runtime.artifacts.autodiff.engine import Backward
 from fedwright.server_runtime.artifacts.autodiff.graph import Composite, Graph, Node, Shape
 from fedwright.server_runtime.artifacts.autodiff.lowering import lowering
+
+# Positions per channel and sample from which a dot product per row beats multiplying and summing.
+DOT_POSITIONS = 200
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ def _statistics(graph: Graph, x: str, epsilon: float, *, small_mean: bool) -> Ba
     rank = len(graph.shape(x))
     mean = _channel_mean(graph, x, rank)
     if small_mean:
-        square = _channel_mean(graph, graph.op("Mul", x, x), rank)
+        square = _mean_product(graph, x, x, graph.shape(x))
         difference = graph.op("Sub", square, graph.op("Mul", mean, mean))
         variance = graph.op("Max", difference, graph.scalar(0.0))
     else:
@@ -98,6 +102,20 @@ def _channel_mean(graph: Graph, x: str, rank: int) -> str:
     if rank > 2:
         x = graph.op("ReduceMean", x, axes=list(range(2, rank)), keepdims=0)
     return graph.op("ReduceMean", x, axes=[0], keepdims=0)
+
+
+def _mean_product(graph: Graph, a: str, b: str, shape: Shape) -> str:
+    """Mean of a * b per channel, without storing the product where the runtime has a faster way."""
+    positions = prod(shape[2:])
+    if positions >= DOT_POSITIONS:
+        rows = [graph.op("Reshape", value, graph.ints(-1, 1, positions)) for value in (a, b)]
+        dots = graph.op("MatMul", rows[0], graph.op("Transpose", rows[1], perm=[0, 2, 1]))
+        sums = graph.op("Reshape", dots, graph.ints(-1, shape[1]))
+    elif a == b and positions > 1:
+        sums = graph.op("ReduceSumSquare", a, axes=list(range(2, len(shape))), keepdims=0)
+    else:
+        return _channel_mean(graph, graph.op("Mul", a, b), len(shape))
+    return graph.op("Mul", graph.op("ReduceMean", sums, axes=[0], keepdims=0), graph.scalar(1.0 / positions))
 
 
 def _update_running(graph: Graph, node: Node, batch: Batch, *, shifted: bool) -> None:
@@ -139,7 +157,7 @@ def _backflow(context: Backward, dy: str, batch: Batch, scale: str) -> Backflow:
     graph, shape = context.graph, context.shape(batch.x)
     inv = graph.op("Reciprocal", graph.op("Sqrt", graph.op("Add", batch.variance, graph.scalar(batch.epsilon))))
     mean_dy = _channel_mean(graph, dy, len(shape))
-    mean_dyx = _channel_mean(graph, graph.op("Mul", dy, batch.x), len(shape))
+    mean_dyx = _mean_product(graph, dy, batch.x, shape)
     cov = graph.op("Sub", mean_dyx, graph.op("Mul", batch.mean, mean_dy))
     unit = graph.op("Mul", inv, cov)
     k = graph.op("Neg", graph.op("Mul", inv, unit))

@@ -12,6 +12,7 @@ Grads = list[str | None]
 
 # HardSigmoid with a huge slope is the fastest step function: 1 above zero, 0 at and below it.
 _STEEP = 3e38
+_POWER = 2.0**100
 
 
 def step(ctx: Backward, value: str) -> str:
@@ -255,10 +256,27 @@ def clip(ctx: Backward, node: Node, grads: Grads) -> Grads:
     high = node.inputs[2] if len(node.inputs) > 2 else ""
     if any(ctx.needs(limit) for limit in (low, high) if limit):
         raise UnsupportedOperator("Clip with trained limits", node.name, node.module)
+    if (mask := _between(ctx, y, low, high)) is not None:
+        return [g.op("Mul", only(grads), mask)]
     above = y if _is_zero(ctx, low) else g.op("Sub", y, low) if low else ""
     below = g.op("Sub", high, y) if high else ""
     inside = g.op("Mul", above, below) if above and below else above or below
     return [g.op("Mul", only(grads), step(ctx, inside)) if inside else only(grads)]
+
+
+def _between(ctx: Backward, y: str, low: str, high: str) -> str | None:
+    """1 where low < y < high, else 0, by |y - middle| < half; None where rounding would blur a limit."""
+    limits = [ctx.const_value(name) if name else None for name in (low, high)]
+    if limits[0] is None or limits[1] is None or limits[0].size != 1 or limits[1].size != 1:
+        return None
+    bottom, top = (np.float32(limit.item()) for limit in limits if limit is not None)
+    middle, half = (bottom + top) / np.float32(2), (top - bottom) / np.float32(2)
+    # A power of two as slope and a middle of few digits keep the sum exact at both limits.
+    if bottom - middle != -half or top - middle != half or float(half) * 4 != round(float(half) * 4):
+        return None
+    g = ctx.graph
+    distance = g.op("Abs", g.op("Sub", y, g.scalar(float(middle))))
+    return g.op("HardSigmoid", distance, alpha=-_POWER, beta=float(half) * _POWER)
 
 
 def _is_zero(ctx: Backward, name: str) -> bool:
