@@ -43,10 +43,13 @@ class Builder:
     def build(self, structure: Structure, module: nn.Module | None = None) -> Artifact:
         """The artifact of a structure; `module` is what its spec stands for (None = ask the zoo)."""
         key = _cache_key(structure)
-        artifact = self._built.get(key) or self._read(key)
+        # The name of a module of the user's own says nothing about its code, which may change from run to run.
+        lasting = not structure.spec.model.startswith("python:")
+        artifact = self._built.get(key) or (self._read(key) if lasting else None)
         if artifact is None:
             artifact = build(structure, zoo.create(structure.spec, seed=0) if module is None else module)
-            self._write(key, artifact)
+            if lasting:
+                self._write(key, artifact)
         self._built[key] = artifact
         return artifact
 

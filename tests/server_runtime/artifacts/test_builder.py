@@ -1,6 +1,7 @@
 """Artifacts: cache, determinism, free batch size, frozen bases, evaluation mode, errors."""
 
 import copy
+import importlib
 import os
 import subprocess
 import sys
@@ -104,6 +105,25 @@ def test_a_damaged_cache_file_is_built_anew(tmp_path: Path) -> None:
 
     assert Builder(tmp_path).build(Structure(SPEC)) == first
     assert path.read_bytes() == pack(first)
+
+
+def test_a_users_module_is_never_taken_from_an_older_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    source = tmp_path / "mine_that_changes.py"
+    spec = ModelSpec("python:mine_that_changes:make", (6,), 3)
+    hidden = []
+    for size in (5, 17):
+        source.write_text(
+            "from torch import nn\n"
+            "def make(input_shape, classes):\n"
+            f"    return nn.Sequential(nn.Linear(6, {size}), nn.ReLU(), nn.Linear({size}, classes))\n"
+        )
+        monkeypatch.delitem(sys.modules, "mine_that_changes", raising=False)
+        importlib.invalidate_caches()
+        artifact = Builder(tmp_path / "cache").build(Structure(spec))
+        hidden.append(artifact.manifest.slots[0].shape[0])
+
+    assert hidden == [5, 17]
 
 
 def test_graphs_use_only_standard_operators_of_an_old_opset() -> None:

@@ -1,5 +1,7 @@
 """Gradients of matrix products."""
 
+import numpy as np
+
 from fedwright.protocol.errors import UnsupportedOperator
 from fedwright.server_runtime.artifacts.autodiff.engine import Backward, rule
 from fedwright.server_runtime.artifacts.autodiff.graph import Node
@@ -99,18 +101,29 @@ def _matmul_vector(ctx: Backward, node: Node, dy: str) -> Grads:
 
 @rule("Einsum")
 def einsum(ctx: Backward, node: Node, grads: Grads) -> Grads:
-    """The gradient of each operand is the einsum of dy with the other operands."""
+    """The gradient of each operand is the einsum of dy with the other operands.
+
+    A label that stands in this operand alone was summed away: a vector of ones spreads the gradient over it again.
+    """
     terms, out = _einsum_terms(ctx, node)
+    if any(len(set(term)) != len(term) for term in [*terms, out]):
+        raise UnsupportedOperator("Einsum with a repeated label", node.name, node.module)
     results: Grads = []
     for index, name in enumerate(node.inputs):
+        if not ctx.needs(name):
+            results.append(None)
+            continue
         others = [i for i in range(len(terms)) if i != index]
         reachable = set(out).union(*(set(terms[i]) for i in others))
-        repeated = any(len(set(term)) != len(term) for term in [*terms, out])
-        if repeated or not set(terms[index]) <= reachable:
-            raise UnsupportedOperator("Einsum with summed or repeated labels", node.name, node.module)
-        equation = ",".join([out, *(terms[i] for i in others)]) + "->" + terms[index]
-        sources = [only(grads), *(node.inputs[i] for i in others)]
-        results.append(ctx.graph.op("Einsum", *sources, equation=equation) if ctx.needs(name) else None)
+        summed = {
+            label: size for label, size in zip(terms[index], ctx.shape(name), strict=True) if label not in reachable
+        }
+        if -1 in summed.values():
+            raise UnsupportedOperator("Einsum that sums over the batch", node.name, node.module)
+        ones = [ctx.graph.constant(np.ones(size, np.float32)) for size in summed.values()]
+        equation = ",".join([out, *(terms[i] for i in others), *summed]) + "->" + terms[index]
+        sources = [only(grads), *(node.inputs[i] for i in others), *ones]
+        results.append(ctx.graph.op("Einsum", *sources, equation=equation))
     return results
 
 
