@@ -1,0 +1,71 @@
+"""`fedwright bench`: which suites run, what is written, and what the exit code says."""
+
+import argparse
+import json
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from fedwright.cli import bench
+from fedwright.cli.main import main
+
+KEYS = {"suite", "command", "versions", "machine", "seeds", "tables", "checks"}
+
+
+@pytest.fixture
+def suite(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A suite of this test's own; what it returns can be changed."""
+    result = {
+        "tables": {"speed": [{"model": "a", "ratio": 0.5}]},
+        "checks": [{"name": "ratio", "value": 0.5, "target": "<= 1.0", "holds": True}],
+    }
+    module = ModuleType("own_suite")
+    module.run = lambda args: json.loads(json.dumps(result))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "own_suite", module)
+    monkeypatch.setattr(bench, "present_suites", lambda: {"own": ("own_suite", "a suite of this test")})
+    return result
+
+
+def test_list_names_every_suite(capsys):
+    assert main(["bench", "--list"]) == 0
+
+    assert "train-step" in capsys.readouterr().out
+
+
+def test_json_has_the_promised_form(suite, tmp_path):
+    file = tmp_path / "out.json"
+
+    assert main(["bench", "own", "--json", str(file)]) == 0
+
+    written = json.loads(file.read_text())
+    assert set(written) == KEYS
+    assert written["suite"] == "own"
+    assert written["checks"] == suite["checks"]
+
+
+@pytest.mark.parametrize(("holds", "strict", "code"), [(True, True, 0), (False, True, 1), (False, False, 0)])
+def test_strict_turns_a_missed_target_into_the_exit_code(suite, holds, strict, code):
+    suite["checks"][0]["holds"] = holds
+
+    assert main(["bench", "own", *(["--strict"] if strict else [])]) == code
+
+
+def test_unknown_suite_is_one_sentence(capsys):
+    assert main(["bench", "nonsense"]) == 1
+
+    assert "unknown suite 'nonsense'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_train_step_measures_both_sides():
+    from fedwright.benchmarks import train_step
+
+    result = train_step.run(argparse.Namespace(models=["mlp"], threads=[1], quick=True))
+
+    (row,) = result["tables"]["steps"]
+    assert row["cpu_ratio"] == pytest.approx(row["portable_cpu_ms"] / row["torch_cpu_ms"])
+    assert 20 < row["portable_peak_mb"] < row["torch_peak_mb"]
+    assert {check["name"] for check in result["checks"]} == {"agent import, CPU s", "agent import, peak MB"}
+    assert result["tables"]["install_mb"]["device"] < result["tables"]["install_mb"]["torch"]
