@@ -86,7 +86,7 @@ class Worker:
             return Refusal(task.task, "failed", str(err))
         ref = None
         if result.tensors:
-            blob = Residual(self._folder(device)).encode(task, result.tensors)
+            blob = Residual(self._folder(device)).encode(task, result.tensors, result.masks)
             self._blobs.put_bytes(blob)
             ref = make_ref(blob, inline=False)
         return Update(task=task.task, round=task.round, stats=result.stats, tensors=ref)

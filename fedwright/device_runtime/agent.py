@@ -307,7 +307,7 @@ class Agent:
         )
         ref = None
         if result.tensors:
-            blob = self._have.residual.encode(task, result.tensors)
+            blob = self._have.residual.encode(task, result.tensors, result.masks)
             # The server's choice of chunk holds both ways: some brokers take only small messages.
             ref = self._uploads.offer(blob, chunk_bytes=task.weights.chunk_bytes, inline=False)
         return Update(task=task.task, round=task.round, stats=stats, tensors=ref)

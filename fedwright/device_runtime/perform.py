@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +14,11 @@ from fedwright.device_runtime.train.base import StepResult, Tensors, Trainer
 from fedwright.device_runtime.train.kept import Kept
 from fedwright.device_runtime.train.loop import Evaluation, class_prototypes, evaluate, total_steps, train
 from fedwright.protocol import artifact as artifacts
-from fedwright.protocol import tensors
+from fedwright.protocol import deltas, tensors
 from fedwright.protocol.artifact import Artifact
 from fedwright.protocol.messages import Recipe, Returns, Stats, Task
+
+MASK = "mask/"
 
 MakeTrainer = Callable[[Artifact, Tensors, Tensors], Trainer]
 """Makes a trainer from an artifact, its side inputs and its frozen tensors."""
@@ -47,10 +49,14 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Result:
-    """What a task came to; `tensors` is empty when none were asked for."""
+    """What a task came to; `tensors` is empty when none were asked for.
+
+    masks: for tensors that came as some of their entries, which.
+    """
 
     tensors: Tensors
     stats: Stats
+    masks: Tensors = field(default_factory=dict)
 
 
 class Stopped(Exception):
@@ -67,12 +73,13 @@ def perform(
 ) -> Result:
     """Do the task; continues from the checkpoint when it belongs to this task."""
     wall_s, cpu_s = time.monotonic(), time.process_time()
-    trainer = _trainer(task, inputs, tools)
-    received = tensors.load(inputs.weights)
+    received, masks = deltas.load(inputs.weights)
+    trainer = _trainer(task, inputs, tools, masks=masks)
     trainer.load(received)
     before = evaluate(trainer, data) if task.returns.evaluate else None
-    stats = _train(task, trainer, data, checkpoint=tools.checkpoint, should_stop=should_stop)
-    trains = total_steps(task.recipe, len(data.y)) > 0
+    own = _chosen(data, task.recipe)
+    stats = _train(task, trainer, own, checkpoint=tools.checkpoint, should_stop=should_stop)
+    trains = total_steps(task.recipe, len(own.y)) > 0
     after = evaluate(trainer, data) if task.returns.evaluate and trains else before
     result = _returned(trainer, received, data, task.returns)
     return Result(
@@ -85,23 +92,43 @@ def perform(
             cpu_s=time.process_time() - cpu_s,
             task_s=time.monotonic() - wall_s,
         ),
+        masks,
     )
 
 
-def _trainer(task: Task, inputs: Inputs, tools: Tools) -> Trainer:
+def _chosen(data: LocalData, recipe: Recipe) -> LocalData:
+    """The samples that a recipe trains on."""
+    if recipe.classes is None:
+        return data
+    rows = np.isin(data.y, recipe.classes)
+    return replace(data, x=data.x[rows], y=data.y[rows])
+
+
+def _trainer(task: Task, inputs: Inputs, tools: Tools, *, masks: Tensors) -> Trainer:
     """The trainer of the last round if it is of the same artifact, else a new one from a checked artifact."""
     # Side inputs and a frozen base are bound when a trainer is made, so such a trainer is of one task only.
-    plain = inputs.sides is None and inputs.frozen is None
+    plain = inputs.sides is None and inputs.frozen is None and not masks
     kept = tools.kept.take(task.artifact.sha256, batch=task.recipe.batch)
     if plain and kept is not None:
         return kept
     artifact = artifacts.unpack(inputs.artifact.read_bytes())
     tools.check(artifact, task.recipe)
-    trainer = tools.make_trainer(artifact, _load(inputs.sides), _load(inputs.frozen))
+    sides = _mask_sides(artifact, masks) | _load(inputs.sides)
+    trainer = tools.make_trainer(artifact, sides, _load(inputs.frozen))
     if plain:
         fixed_bytes = artifact.manifest.fixed_bytes
         tools.kept.put(task.artifact.sha256, trainer, batch=task.recipe.batch, fixed_bytes=fixed_bytes)
     return trainer
+
+
+def _mask_sides(artifact: Artifact, masks: Tensors) -> Tensors:
+    """The masks that a graph reads: 1 at entries that were sent, 1 everywhere for tensors that came whole."""
+    found = {}
+    for side in artifact.manifest.sides:
+        name = side.name.removeprefix(MASK)
+        if name != side.name:
+            found[side.name] = masks.get(name, np.ones(side.shape, bool)).astype(np.float32)
+    return found
 
 
 def _train(

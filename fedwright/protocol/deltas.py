@@ -40,15 +40,20 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     codec: Codec
     shape: Annotated[list[Annotated[int, msgspec.Meta(ge=0, le=MAX_ENTRIES)]], msgspec.Meta(max_length=8)]
     count: Annotated[int, msgspec.Meta(ge=0, le=MAX_ENTRIES)]
-    indices: Literal["none", "gaps", "bitmap"] = "none"
+    indices: Literal["none", "gaps", "bitmap", "sent"] = "none"
     zstd: bool = False
 
 
 _decoder = msgspec.json.Decoder(dict[str, Entry])
 
 
-def encode(tensors: Mapping[str, Array], *, codec: Codec = "float32", keep: Keep | None = None) -> bytes:
-    """Tensors as one blob; those that are not float32 go unchanged. Equal tensors give equal bytes."""
+def encode(
+    tensors: Mapping[str, Array], *, codec: Codec = "float32", keep: Keep | None = None, implied: bool = False
+) -> bytes:
+    """Tensors as one blob; those that are not float32 go unchanged. Equal tensors give equal bytes.
+
+    implied: the receiver knows the masks, so values go without indices.
+    """
     pieces: dict[str, Array] = {}
     entries: dict[str, Entry] = {}
     for name, tensor in tensors.items():
@@ -56,6 +61,9 @@ def encode(tensors: Mapping[str, Array], *, codec: Codec = "float32", keep: Keep
             pieces[name] = tensor
             continue
         made, entry = _encode_one(tensor, name=name, codec=codec, mask=_mask(tensor, keep, name))
+        if implied and "i" in made:
+            del made["i"]
+            entry = msgspec.structs.replace(entry, indices="sent")
         if entry.codec == "float32" and entry.indices == "none" and not entry.zstd:
             pieces[name] = tensor
         else:
@@ -65,16 +73,14 @@ def encode(tensors: Mapping[str, Array], *, codec: Codec = "float32", keep: Keep
     return safe.save(pieces, note)
 
 
-def decode(source: bytes | Path, shapes: Mapping[str, Sequence[int]]) -> dict[str, Array]:
-    """Tensors of a blob; BadBlob unless they are exactly those that `shapes` names, in those shapes."""
-    note = safe.metadata(source).get(KEY, "{}")
-    try:
-        entries = _decoder.decode(note)
-    except (msgspec.MsgspecError, RecursionError) as err:
-        raise BadBlob(f"delta has an unreadable description: {err}") from err
-    pieces = safe.load(source)
-    known = {f"{kind}:{name}" for name in entries for kind in "vsi"}
-    plain = {name: piece for name, piece in pieces.items() if name not in known}
+def decode(
+    source: bytes | Path, shapes: Mapping[str, Sequence[int]], *, sent: Mapping[str, Array] | None = None
+) -> dict[str, Array]:
+    """Tensors of a blob; BadBlob unless they are exactly those that `shapes` names, in those shapes.
+
+    sent: the masks of values that came without indices.
+    """
+    entries, pieces, plain = _read(source)
     given = plain.keys() | entries.keys()
     if given != shapes.keys() or plain.keys() & entries.keys():
         odd = sorted(given ^ shapes.keys())[:3]
@@ -85,7 +91,35 @@ def decode(source: bytes | Path, shapes: Mapping[str, Sequence[int]]) -> dict[st
         found = entries[name].shape if name in entries else plain[name].shape
         if tuple(found) != tuple(shape):
             raise BadBlob(f"tensor {name} has shape {list(found)} but must have {list(shape)}")
-    return {name: _decode_one(entries[name], pieces, name) if name in entries else plain[name] for name in shapes}
+    made = {}
+    for name in shapes:
+        mask = None if sent is None else sent.get(name)
+        made[name] = _decode_one(entries[name], pieces, name, mask) if name in entries else plain[name]
+    return made
+
+
+def load(source: bytes | Path) -> tuple[dict[str, Array], dict[str, Array]]:
+    """All tensors of a blob, whatever they are, and the mask of each that came as some of its entries."""
+    entries, pieces, plain = _read(source)
+    tensors = {**plain, **{name: _decode_one(entry, pieces, name, None) for name, entry in entries.items()}}
+    masks = {}
+    for name, entry in entries.items():
+        if entry.indices != "none":
+            masks[name] = np.zeros(entry.shape, dtype=bool)
+            masks[name].reshape(-1)[_indices(entry, pieces.get(f"i:{name}"), masks[name].size, name)] = True
+    return tensors, masks
+
+
+def _read(source: bytes | Path) -> tuple[dict[str, Entry], dict[str, Array], dict[str, Array]]:
+    """What a blob says of its tensors, all its pieces, and those that are tensors as they are."""
+    note = safe.metadata(source).get(KEY, "{}")
+    try:
+        entries = _decoder.decode(note)
+    except (msgspec.MsgspecError, RecursionError) as err:
+        raise BadBlob(f"delta has an unreadable description: {err}") from err
+    pieces = safe.load(source)
+    known = {f"{kind}:{name}" for name in entries for kind in "vsi"}
+    return entries, pieces, {name: piece for name, piece in pieces.items() if name not in known}
 
 
 def encode_with_feedback(
@@ -125,7 +159,7 @@ def _encode_one(
         stored = _to_bf16(tensor)
     elif codec == "int8":
         stored, made["s"] = _to_int8(tensor)
-    how: Literal["none", "gaps", "bitmap"] = "none"
+    how: Literal["none", "gaps", "bitmap", "sent"] = "none"
     if mask is not None:
         stored = stored.reshape(-1)[mask.reshape(-1)]
         gaps, bitmap = pack_gaps(np.flatnonzero(mask)), np.packbits(mask)
@@ -135,7 +169,7 @@ def _encode_one(
     return made, Entry(codec, list(tensor.shape), stored.size, how, squeezed is not None)
 
 
-def _decode_one(entry: Entry, pieces: Mapping[str, Array], name: str) -> Array:
+def _decode_one(entry: Entry, pieces: Mapping[str, Array], name: str, sent: Array | None) -> Array:
     size = math.prod(entry.shape)
     if size > MAX_ENTRIES or entry.count > size or (entry.indices == "none" and entry.count != size):
         raise BadBlob(f"tensor {name} says {entry.count} values for the shape {entry.shape}")
@@ -148,7 +182,10 @@ def _decode_one(entry: Entry, pieces: Mapping[str, Array], name: str) -> Array:
     if entry.indices == "none":
         return _restore(values.reshape(entry.shape), scales)
     dense = np.zeros(size, dtype=values.dtype)
-    dense[_indices(entry, pieces.get(f"i:{name}"), size, name)] = values
+    if entry.indices == "sent":
+        dense[_sent_indices(entry, sent, name)] = values
+    else:
+        dense[_indices(entry, pieces.get(f"i:{name}"), size, name)] = values
     return _restore(dense.reshape(entry.shape), scales)
 
 
@@ -174,6 +211,15 @@ def _values(entry: Entry, piece: Array | None, name: str) -> Array:
     for rank, plane in enumerate(planes):
         items[:, rank] = plane
     return items.view(stored).reshape(-1)
+
+
+def _sent_indices(entry: Entry, sent: Array | None, name: str) -> Array:
+    if sent is None or sent.shape != tuple(entry.shape):
+        raise BadBlob(f"values of {name} came without indices although its entries were not chosen beforehand")
+    found = np.flatnonzero(sent)
+    if found.size != entry.count:
+        raise BadBlob(f"tensor {name} has {entry.count} values for the {found.size} entries that were chosen")
+    return found
 
 
 def _indices(entry: Entry, piece: Array | None, size: int, name: str) -> Array:

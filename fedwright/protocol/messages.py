@@ -76,20 +76,25 @@ class Report(Struct, tag="report", frozen=True):
 
 
 class Recipe(Struct, frozen=True):
-    """How to train: `steps` when given, else `epochs` over the local data (0 = only evaluate)."""
+    """How to train: `steps` when given, else `epochs` over the local data (0 = only evaluate).
+
+    classes: train on the samples of these classes only.
+    """
 
     batch: Annotated[int, Meta(ge=1, le=65_536)]
     learning_rate: Annotated[float, Meta(ge=0)]
     seed: Annotated[int, Meta(ge=0, le=2**62)]
     epochs: Annotated[int, Meta(ge=0, le=100_000)] = 1
     steps: Annotated[int, Meta(ge=0, le=100_000_000)] | None = None
+    classes: Annotated[list[Count], Meta(max_length=1_000_000)] | None = None
 
 
 class Returns(Struct, frozen=True):
     """What the device sends back besides its statistics.
 
     codec and keep_ratio (share of the largest entries of each tensor) apply to deltas; what they leave out stays
-    on the device and is added to its next delta.
+    on the device and is added to its next delta. masked: of tensors that came as some of their entries, only those
+    are sent back, without indices.
     """
 
     weights: Literal["delta", "weights", "none"] = "delta"
@@ -97,6 +102,7 @@ class Returns(Struct, frozen=True):
     keep_ratio: Annotated[float, Meta(gt=0, le=1)] = 1.0
     evaluate: bool = True
     prototypes: bool = False
+    masked: bool = False
 
 
 class Task(Struct, tag="task", frozen=True):

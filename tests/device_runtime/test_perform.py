@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from fedwright.device_runtime.perform import Inputs, Stopped, Tools, perform
 from fedwright.device_runtime.store.checkpoint import Checkpoint
@@ -88,3 +89,17 @@ def test_prototypes_are_the_mean_embeddings_of_the_classes(bench):
 def test_a_task_that_is_told_to_stop_stops(bench):
     with pytest.raises(Stopped):
         bench.perform(bench.tools(), stop=lambda: True)
+
+
+def test_a_recipe_for_some_classes_trains_on_their_samples_only(bench):
+    data = make_data("a")
+    task = structs.replace(bench.task(), recipe=structs.replace(bench.task().recipe, classes=[0, 2]))
+    result = bench.perform(bench.tools(), task)
+    assert result.stats.samples == int(np.isin(data.y, [0, 2]).sum()) < len(data.y)
+
+
+def test_a_recipe_for_classes_that_are_not_here_changes_nothing(bench):
+    recipe = structs.replace(bench.task().recipe, classes=[99], steps=5)
+    result = bench.perform(bench.tools(), structs.replace(bench.task(), recipe=recipe))
+    assert result.stats.steps == 0
+    assert not any(value.any() for value in result.tensors.values())

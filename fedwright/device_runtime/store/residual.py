@@ -20,9 +20,14 @@ class Residual:
         self._kept = folder / "residual"
         self._next = folder / "residual.next"
 
-    def encode(self, task: Task, result: Tensors) -> bytes:
-        """A task's result as the blob to send, in the form the task asks for."""
+    def encode(self, task: Task, result: Tensors, masks: Tensors | None = None) -> bytes:
+        """A task's result as the blob to send, in the form the task asks for; masks: which entries had come.
+
+        Masks change from round to round, so what rounding leaves out of masked entries is not kept.
+        """
         returns = task.returns
+        if returns.masked and masks:
+            return deltas.encode(result, codec=returns.codec, keep=masks, implied=True)
         lossless = returns.codec == "float32" and returns.keep_ratio == 1.0
         if returns.weights != "delta" or lossless:
             return deltas.encode(result)

@@ -43,7 +43,7 @@ class Evaluation(NamedTuple):
 def total_steps(recipe: Recipe, samples: int) -> int:
     """How many steps a recipe asks for on this many samples."""
     if recipe.steps is not None:
-        return recipe.steps
+        return recipe.steps if samples else 0
     return recipe.epochs * _steps_per_epoch(samples, recipe.batch)
 
 

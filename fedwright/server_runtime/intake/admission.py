@@ -34,11 +34,16 @@ def check_stats(stats: Stats) -> None:
             raise BadUpdate(f"stats.{name} is {correct} of {stats.holdout} samples; the device counts wrongly")
 
 
-def read_update(path: Path, manifest: Manifest, returns: Returns) -> dict[str, NDArray[Any]]:
-    """The tensors of an update, decoded; BadUpdate unless they are what `returns` asked for and all finite."""
+def read_update(
+    path: Path, manifest: Manifest, returns: Returns, *, sent: dict[str, NDArray[Any]] | None = None
+) -> dict[str, NDArray[Any]]:
+    """The tensors of an update, decoded; BadUpdate unless they are what `returns` asked for and all finite.
+
+    sent: the masks of the entries that the device was sent.
+    """
     shapes = returned_shapes(manifest, weights=returns.weights != "none", prototypes=returns.prototypes)
     try:
-        tensors = deltas.decode(path, shapes)
+        tensors = deltas.decode(path, shapes, sent=sent)
     except BadBlob as err:
         raise BadUpdate(f"its tensors are not what was asked for: {err}") from err
     for name, array in tensors.items():

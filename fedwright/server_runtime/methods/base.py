@@ -34,12 +34,14 @@ class Emission:
     """Tensors made for one device: parameters and buffers, the objective's side inputs, and the frozen base.
 
     One dictionary emitted for many devices is stored and hashed once; a frozen base that stays the same
-    from round to round is fetched by a device once.
+    from round to round is fetched by a device once. masks: of these tensors only the marked entries travel; the
+    device takes the others as zero and, where the objective has element masks, keeps them so.
     """
 
     weights: Tensors
     sides: Tensors = field(default_factory=dict)
     frozen: Tensors = field(default_factory=dict)
+    masks: Tensors = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from fedwright.protocol import deltas
 from fedwright.protocol.errors import BadBlob, BadUpdate, NoQuorum
 from fedwright.protocol.messages import BlobRef, Dismiss, Gone, Refusal, Report, Task, Update, Why
 from fedwright.server_runtime.artifacts.structure import ModelSpec
@@ -143,7 +144,9 @@ class Desk:
                 raise BadUpdate("it holds no tensors although some were asked for")
             return {}
         manifest = self.planner.manifest(planned.assignment.structure)
-        values = read_update(self.planner.blobs.path(update.tensors.sha256), manifest, returns)
+        blobs = self.planner.blobs
+        sent = deltas.load(blobs.path(planned.task.weights.sha256))[1] if returns.masked else None
+        values = read_update(blobs.path(update.tensors.sha256), manifest, returns, sent=sent)
         return clip_norm(values, self._update_norm) if returns.weights == "delta" else values
 
     def dismiss_all(self, reason: str) -> None:

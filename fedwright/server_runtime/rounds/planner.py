@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from fedwright.protocol import artifact as artifacts
-from fedwright.protocol import tensors
+from fedwright.protocol import deltas, tensors
 from fedwright.protocol.artifact import Artifact, Manifest
 from fedwright.protocol.blobs import BlobStore, make_ref
 from fedwright.protocol.messages import CHUNK_BYTES, BlobRef, Task
@@ -57,13 +57,19 @@ class Planner:
             run=self.run,
             round=position.round,
             artifact=self._artifact(assignment.structure)[0],
-            weights=self._store(emission.weights, refs),
+            weights=self._weights(emission, refs),
             recipe=assignment.recipe,
             returns=assignment.returns,
             deadline_s=self.deadline_s,
             sides=self._store(emission.sides, refs) if emission.sides else None,
             frozen=self._store(emission.frozen, refs) if emission.frozen else None,
         )
+
+    def _weights(self, emission: Emission, refs: dict[int, BlobRef]) -> BlobRef:
+        """Whole tensors as they are; of masked ones the values with the shorter form of their indices."""
+        if not emission.masks:
+            return self._store(emission.weights, refs)
+        return self._offer(deltas.encode(emission.weights, keep=emission.masks))
 
     def _store(self, values: Tensors, refs: dict[int, BlobRef]) -> BlobRef:
         """Methods may emit one dictionary for many devices: it is serialised and hashed once."""
