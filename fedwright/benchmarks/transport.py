@@ -25,7 +25,7 @@ from fedwright.protocol.messages import Challenge, Report, Update
 from fedwright.server_runtime.rounds.exchange import Exchange, Heard, Pulled
 
 # paho waits with select(), which ends at file 1024; a link has three.
-LINKS_PER_PROCESS = 250
+LINKS_PER_PROCESS = 300
 WAIT_S = 120.0
 IDLE_S = 5.0
 
