@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -72,10 +72,18 @@ def merged(base: Mapping[str, Any], *changes: Mapping[str, Any]) -> dict[str, An
 
 def run_jobs(jobs: Sequence[Job], *, processes: int | None = None) -> list[Finished]:
     """All jobs, in their order; as many at a time as there are cores, so that no core waits for a slow device."""
+    from rich.console import Console
+    from rich.progress import Progress
+
     count = min(len(jobs), processes or os.cpu_count() or 1)
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(count, context) as pool:
-        return list(pool.map(run_job, jobs))
+    with Progress(console=Console(stderr=True)) as progress, ProcessPoolExecutor(count, context) as pool:
+        bar = progress.add_task(f"{len(jobs)} simulations", total=len(jobs))
+        work = [pool.submit(run_job, job) for job in jobs]
+        for done in as_completed(work):
+            done.result()
+            progress.advance(bar)
+        return [done.result() for done in work]
 
 
 def run_job(job: Job) -> Finished:

@@ -24,6 +24,7 @@ SUITES = {
     "transport": ("fedwright.benchmarks.transport", "speed of blobs and messages, against a raw TCP relay"),
     "hasa-titles": ("fedwright.benchmarks.hasa_titles", "who should get wide models: HASA's rules on Medium titles"),
     "sizes-fashion": ("fedwright.benchmarks.sizes_fashion", "submodel methods at 1/64 to 1 of the parameters"),
+    "simulate": ("fedwright.benchmarks.simulate_speed", "a round of 100 simulated devices, in seconds"),
     "aggregate": ("fedwright.benchmarks.aggregate", "averaging submodels, against a plain copy"),
 }
 PACKAGES = ("fedwright", "onnxruntime", "numpy", "torch", "onnx", "paho-mqtt")

@@ -60,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
     result = as_json(config, found)
     console = Console()
     console.print(device_table(f"{config.method.name}, {config.run.rounds} rounds", result["devices"]))
-    console.print("\n" + summary_line(result), highlight=False, soft_wrap=True)
+    if result["evaluations"]:
+        console.print("\n" + summary_line(result), highlight=False, soft_wrap=True)
     if args.json is not None:
         args.json.write_text(json.dumps(result, indent=2) + "\n")
     return 0

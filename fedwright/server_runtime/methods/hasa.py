@@ -4,9 +4,9 @@ Paper: HASA (arXiv 2606.07621, 2026).
 Implemented: Algorithm 1 with the rules uniform, size, mixed, inverse and hasa; budgets of widths and of their squares;
 caps from the memory that a device reports; aggregation by the original FedAvg (protocol A) and selective (protocol B);
 scores from counts (classes of labels, tokens of text) and from the pixels of images.
-Left out: scores from the features of a frozen encoder.
+Left out: scores from the features of a frozen encoder; the exchange of secrets between devices that a hidden sum needs.
 Differs: widths are allocated over all devices known so far, so that devices may come later or take part by turns.
-Counts come with a device's report; `blocks/scores.py` has the sum under pairwise masks for when they must stay hidden.
+Counts come with a device's report; `blocks/scores.py` has the sum under pairwise masks, which hides them.
 """
 
 from collections.abc import Mapping
@@ -50,6 +50,9 @@ class HasaParams:
     aggregation: Literal["original", "selective"] = field(
         default="selective", metadata={"help": "original: untrained entries count as unchanged; selective: not at all"}
     )
+    caps: dict[str, float] = field(
+        default_factory=dict, metadata={"help": "largest width by device id or board profile; memory caps all the same"}
+    )
     memory_ratio: float = field(default=1.0, metadata={"help": "share of its free memory that a device may use"})
 
     def __post_init__(self) -> None:
@@ -58,6 +61,8 @@ class HasaParams:
         check_range("size_share", self.size_share, low=0, high=1)
         check_range("smoothing", self.smoothing, low=0)
         check_range("memory_ratio", self.memory_ratio, above=0)
+        for name, width in self.caps.items():
+            check_range(f"caps.{name}", width, low=self.least, high=1)
 
     def limits(self) -> Budget:
         """The budget as the allocation reads it."""
@@ -94,7 +99,9 @@ class Hasa(Sliced):
             self._allocate()
 
     def _describe(self, device: str, report: Report) -> Known:
-        data, cap = report.data, self._cap(device, report.free_bytes)
+        data = report.data
+        own = min(self.params.caps.get(name, 1.0) for name in (device, report.board.profile))
+        cap = min(own, self._cap(device, report.free_bytes))
         counts = data.class_counts if data.score_counts is None else data.score_counts
         if self.params.score == "pixels":
             if data.pixel_std is None:

@@ -8,12 +8,24 @@ import numpy as np
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Recipe, Report
 from fedwright.server_runtime import zoo
+from fedwright.server_runtime.blocks.hypernet import Hypernet
+from fedwright.server_runtime.blocks.robust import Mean, make_mean
 from fedwright.server_runtime.methods.base import Array, Setting, Tensors
 from fedwright.server_runtime.rounds.sampling import derive_seed
 
 log = logging.getLogger(__name__)
 
-KNOWN = "known/"
+KNOWN, RUNNING, HYPERNET = "known/", "running/", "hypernet/"
+
+
+def hypernet_state(hypernet: Hypernet) -> Tensors:
+    """A hypernetwork's state among other tensors."""
+    return {HYPERNET + name: value for name, value in hypernet.state().items()}
+
+
+def restore_hypernet(hypernet: Hypernet, state: Mapping[str, Array]) -> None:
+    """Continue from `hypernet_state`."""
+    hypernet.restore({n.removeprefix(HYPERNET): value for n, value in state.items() if n.startswith(HYPERNET)})
 
 
 def recipe_for(setting: Setting, round_number: int, device: str) -> Recipe:
@@ -52,6 +64,38 @@ def bits(row: Array) -> tuple[int, ...]:
 def floats(marks: tuple[int, ...]) -> Array:
     """The numbers that `bits` was given."""
     return np.array(marks, np.uint32).view(np.float32)
+
+
+class Running:
+    """Running statistics, which no hypernetwork writes: averaged over devices as in FedAvg."""
+
+    def __init__(self, setting: Setting, generated: Mapping[str, Array]) -> None:
+        self._combine = setting.combine
+        self.values = {name: value for name, value in setting.initial.items() if name not in generated}
+        self._change = self._new_mean()
+
+    def add(self, change: Mapping[str, Array], weight: float) -> None:
+        """Fold in one device's change."""
+        self._change.add({name: change[name] for name in self.values}, {}, weight)
+
+    def advance(self) -> None:
+        """Apply the mean change."""
+        change = self._change.result()
+        self.values = {name: (value + change[name]).astype(value.dtype) for name, value in self.values.items()}
+        self._change = self._new_mean()
+
+    def _new_mean(self) -> Mean:
+        axes = {name: (None,) * value.ndim for name, value in self.values.items()}
+        return make_mean(self._combine, {name: np.zeros_like(value) for name, value in self.values.items()}, axes)
+
+    def state(self) -> Tensors:
+        """As tensors."""
+        return {RUNNING + name: value for name, value in self.values.items()}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Continue from a saved state."""
+        self.values = {name: state[RUNNING + name] for name in self.values}
+        self._change = self._new_mean()
 
 
 class Known:

@@ -182,6 +182,15 @@ def test_hasa_caps_widths_by_memory():
         method.assign({"tiny": device(free_bytes=1000)}, 2)
 
 
+def test_hasa_caps_widths_by_board_profile():
+    method = make("hasa", caps={"nano": 0.3, "b": 0.35}, budget=0.3, tolerance=1e-4)
+    board = structs.replace(device().board, profile="nano")
+    reports = {"a": structs.replace(device((24, 0, 0, 0)), board=board), "b": device((0, 24, 0, 0)), "c": device()}
+    method.assign(reports, 1)
+    assert method.width_of("a") == pytest.approx(0.3)
+    assert method.width_of("b") == pytest.approx(0.35)
+
+
 def test_hasa_widens_its_roster_and_remembers_it():
     method = make("hasa")
     method.assign({"a": device((20, 4, 0, 0)), "b": device()}, 1)
@@ -235,6 +244,7 @@ BAD = {
     "model without exits": ("scalefl", {}, "needs a model with exits but mlp has none"),
     "negative mu": ("fedprox", {"mu": -1.0}, "mu is -1.0 but must be at least 0"),
     "budget": ("hasa", {"budget": 0.95}, "budget 0.95 cannot be met by widths from 0.2 to 0.8"),
+    "hasa cap": ("hasa", {"caps": {"nano": 0.1}}, r"caps.nano is 0.1 but must be at least 0.2"),
     "hasa width 0": ("hasa", {"least": 0.0}, "least width is 0.0"),
     "share too small": ("heterofl", {"levels": {"sizes": [1e-4], "by": "params"}}, "no width of mlp has at most"),
 }

@@ -22,7 +22,6 @@ from fedwright.protocol.messages import Report
 from fedwright.protocol.strict import check_range
 from fedwright.server_runtime.artifacts.structure import ModelSpec, Structure
 from fedwright.server_runtime.blocks.hypernet import Form, Hypernet, Start, Step
-from fedwright.server_runtime.blocks.robust import Mean, make_mean
 from fedwright.server_runtime.methods.base import (
     Absorbed,
     Array,
@@ -34,10 +33,18 @@ from fedwright.server_runtime.methods.base import (
     Tensors,
     register,
 )
-from fedwright.server_runtime.methods.written import Known, bits, floats, indicator_of, parameters_of, recipe_for
+from fedwright.server_runtime.methods.written import (
+    Known,
+    Running,
+    bits,
+    floats,
+    hypernet_state,
+    indicator_of,
+    parameters_of,
+    recipe_for,
+    restore_hypernet,
+)
 from fedwright.server_runtime.rounds.sampling import derive_seed
-
-HYPERNET, BUFFER = "hypernet/", "buffer/"
 
 
 @dataclass(frozen=True)
@@ -81,8 +88,7 @@ class PFedHN:
         inputs = setting.spec.classes if params.describe == "classes" else params.embedding
         form = Form(inputs, params.hidden, params.layers)
         self._hypernet = Hypernet(form, Start(generated, {}), seed=derive_seed(setting.seed, "hypernetwork"))
-        self._buffers = {name: value for name, value in setting.initial.items() if name not in generated}
-        self._change = self._new_mean()
+        self._running = Running(setting, generated)
         self._known = Known()
         self._made: dict[str, Tensors] = {}
 
@@ -127,35 +133,27 @@ class PFedHN:
 
     def emit(self, device: str, assignment: Assignment) -> Emission:
         """The model written for this device."""
-        return Emission({**self._made[device], **self._buffers})
+        return Emission({**self._made[device], **self._running.values})
 
     def absorb(self, device: str, reply: Absorbed) -> Relay | None:
         """Remember the change; a learnt vector follows it at once."""
         row = floats(reply.assignment.marks)
-        change = {name: value for name, value in reply.tensors.items() if name not in self._buffers}
+        change = {name: value for name, value in reply.tensors.items() if name not in self._running.values}
         self._hypernet.add(row, change, reply.weight)
         if self._params.describe == "embedding":
             gradient = self._hypernet.input_gradient(row, change)
             self._known.rows[device] = row - np.float32(self._params.server_rate) * gradient
         else:
             self._known.note(device, row)
-        kept = {name: reply.tensors[name] for name in self._buffers}
-        self._change.add(kept, {}, reply.stats.samples * reply.weight)
+        self._running.add(reply.tensors, reply.stats.samples * reply.weight)
         return None
 
     def advance(self) -> dict[str, float]:
         """Let the hypernetwork learn from the round's changes."""
         norm = self._hypernet.learn(self._params.step(), one_by_one=not self._params.parallel)
-        change = self._change.result()
-        self._buffers = {name: (value + change[name]).astype(value.dtype) for name, value in self._buffers.items()}
-        self._change = self._new_mean()
+        self._running.advance()
         self._made = {}
         return {"hypernet_gradient": norm}
-
-    def _new_mean(self) -> Mean:
-        axes = {name: (None,) * value.ndim for name, value in self._buffers.items()}
-        nothing = {name: np.zeros_like(value) for name, value in self._buffers.items()}
-        return make_mean(self._setting.combine, nothing, axes)
 
     def personal(self, device: str) -> tuple[ModelSpec, Tensors]:
         """The model written for this device; for an unknown one, from the mean of all descriptions."""
@@ -163,20 +161,17 @@ class PFedHN:
         if row is None:
             rows = [self._known.rows[name] for name in sorted(self._known.rows)]
             row = np.mean(rows, axis=0) if rows else np.zeros(self._hypernet.form.inputs, np.float32)
-        return self._setting.spec, {**self._hypernet.generate(row[None])[0], **self._buffers}
+        return self._setting.spec, {**self._hypernet.generate(row[None])[0], **self._running.values}
 
     def state(self) -> Tensors:
         """The hypernetwork, running statistics and the devices' descriptions."""
-        hypernet = {HYPERNET + name: value for name, value in self._hypernet.state().items()}
-        buffers = {BUFFER + name: value for name, value in self._buffers.items()}
-        return {**hypernet, **buffers, **self._known.state()}
+        return {**hypernet_state(self._hypernet), **self._running.state(), **self._known.state()}
 
     def restore(self, state: Tensors) -> None:
         """Continue from a saved state."""
-        self._hypernet.restore({n.removeprefix(HYPERNET): v for n, v in state.items() if n.startswith(HYPERNET)})
-        self._buffers = {name: state[BUFFER + name] for name in self._buffers}
+        restore_hypernet(self._hypernet, state)
+        self._running.restore(state)
         self._known.restore(state)
-        self._change = self._new_mean()
         self._made = {}
 
 
