@@ -1,4 +1,4 @@
-"""`fedwright device run | doctor | install-service`: the agent on a board."""
+"""`fedwright device run | profile | doctor | install-service`: the agent on a board."""
 
 import argparse
 import json
@@ -14,6 +14,7 @@ from fedwright.protocol.errors import ConfigError
 
 EXAMPLES = """examples:
   fedwright device doctor                                               what is missing on this board
+  fedwright device profile                                              how fast this board trains
   fedwright device run --broker mqtt://host:1883 --data npz:data.npz    serve in the foreground
   sudo fedwright device install-service --bundle DIR --data npz:data.npz    serve from now on
 """
@@ -50,6 +51,16 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     _agent_options(doctor, required=False)
     doctor.add_argument("--json", action="store_true", help="print a JSON list instead")
     doctor.set_defaults(run=_doctor)
+    profile = _command(
+        commands,
+        "profile",
+        "measure how fast this board trains; the agent tells the server",
+        "example:\n  fedwright device profile --threads 4 --broker mqtt://host:1883",
+    )
+    _agent_options(profile, required=False)
+    profile.add_argument("--json", action="store_true", help="print the profile as JSON")
+    profile.add_argument("--out", type=Path, metavar="FILE", help="where to keep it (default: profile.json in --state)")
+    profile.set_defaults(run=_profile)
     install = _command(
         commands,
         "install-service",
@@ -157,6 +168,39 @@ def _doctor(args: argparse.Namespace) -> int:
         for finding in findings:
             print(f"{MARKS[finding.level]}  {finding.what}" + (f" -> {finding.remedy}" if finding.remedy else ""))
     return 1 if any(finding.level == "fail" for finding in findings) else 0
+
+
+def _profile(args: argparse.Namespace) -> int:
+    from fedwright.device_runtime import facts
+    from fedwright.device_runtime.profiler.link import measure_link
+    from fedwright.device_runtime.profiler.profile import measure_profile, save_profile
+
+    config = config_of(args)
+    out = args.out or config.state / "profile.json"
+    shown = _show_progress if sys.stderr.isatty() else None
+    found = measure_profile(threads=config.threads or facts.cores(), provider=config.provider, progress=shown)
+    if shown is not None:
+        print(file=sys.stderr)
+    if config.broker:
+        found = replace(found, link=measure_link(config.broker, device=config.device, tls=config.tls()))
+    save_profile(out, found)
+    if args.json:
+        print(found.to_json().decode())
+        return 0
+    print(f"{found.key}: {len(found.kinds)} kinds of operators in {found.seconds:.0f} s")
+    print(f"whole steps lie within {found.spread:.0%} of what they predict; two passes differ by {found.repeat:.0%}")
+    for name, value in found.link.items():
+        print(f"link {name} {value:.4g}")
+    for warning in found.warnings:
+        print(f"WARN  {warning}")
+    print(f"wrote {out}")
+    return 0
+
+
+def _show_progress(done: int, of: int, what: str) -> None:
+    width = 30
+    filled = width * done // of
+    print(f"\r[{'#' * filled}{'.' * (width - filled)}] {done}/{of} {what:24.24}", end="", file=sys.stderr, flush=True)
 
 
 def _install(args: argparse.Namespace) -> int:

@@ -101,6 +101,10 @@ class PortableTrainer:
         """Continue from a snapshot."""
         self._fill(sessions.checked(slots, _specs(self.manifest.slots), what="checkpoint"))
 
+    def end_trace(self) -> str:
+        """Close the trace of a trainer that was made inside `sessions.traced`; the path of its file."""
+        return str(self._session("train.onnx").end_profiling())
+
     def _session(self, name: str) -> ort.InferenceSession:
         """The session of a graph, made when first asked for: a task that does not evaluate never loads eval.onnx."""
         if name not in self._sessions:

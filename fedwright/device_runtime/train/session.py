@@ -3,8 +3,10 @@
 import ctypes
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
@@ -42,6 +44,9 @@ _IDENTITY = bytes.fromhex(
 )
 
 
+# Where sessions made in this thread write a trace of their operators; see `traced`.
+_tracing = threading.local()
+
 # Many trainers may live in one process, each in its thread; the arena is registered once.
 _lock = threading.Lock()
 
@@ -70,6 +75,9 @@ def open_session(
     with _lock:
         _shrinker()
     options = _options(threads)
+    trace = getattr(_tracing, "prefix", None)
+    if trace is not None:
+        options.enable_profiling, options.profile_file_prefix = True, str(trace)
     # ALL would add NCHWc reorders around pooling, which cost more than they save in a training graph.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     if frozen:
@@ -84,6 +92,16 @@ def open_session(
         if _NO_MEMORY.search(str(err)):
             raise failure(what, err, need_bytes=len(graph)) from err
         raise BadArtifact(f"onnxruntime {ort.__version__} cannot load {what}: {first_line(err)}") from err
+
+
+@contextmanager
+def traced(prefix: Path) -> Iterator[None]:
+    """Sessions that this thread opens inside the block record the time of every operator in a file."""
+    _tracing.prefix = prefix
+    try:
+        yield
+    finally:
+        _tracing.prefix = None
 
 
 def _options(threads: int) -> ort.SessionOptions:

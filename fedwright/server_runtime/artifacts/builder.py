@@ -27,6 +27,7 @@ from fedwright.server_runtime.artifacts.loss import Loss, append_loss
 from fedwright.server_runtime.artifacts.memory import estimate
 from fedwright.server_runtime.artifacts.optimizer import LEARNING_RATE, Stepper, Updates, clip
 from fedwright.server_runtime.artifacts.structure import Structure
+from fedwright.server_runtime.artifacts.work import tabulate
 
 __all__ = ["Builder", "initial_weights"]
 
@@ -237,5 +238,6 @@ def _manifest(
         frozen=[_spec(value) for value in train.frozen.values()],
         fixed_bytes=fixed_bytes,
         sample_bytes=sample_bytes,
+        work=tabulate(train.graph),
         description=f"{structure.spec.model} {structure.spec.input_shape}, {structure.optimizer.kind}",
     )

@@ -1,0 +1,1 @@
+"""How fast this device trains: small graphs timed with the real backend, and what follows from their times."""

@@ -1,0 +1,148 @@
+"""The predictor: features by hand, growth with size, unknown operators, learning from real times."""
+
+import math
+
+import pytest
+
+from fedwright.protocol.errors import BadArtifact, BadMessage
+from fedwright.protocol.predictor import (
+    FEATURES,
+    WORK_BATCHES,
+    Profile,
+    Refinement,
+    features,
+    predict,
+    profile_from_json,
+    work_at,
+)
+
+# 2 µs a call, 1 ns an element.
+CHEAP = [2e-6, 0.0, 1e-9, 0.0, 0.0, 0.0, 0.0]
+
+
+def table(kind, per_batch):
+    """A table in which a kind has one call and so many elements at each batch size."""
+    return {kind: [value for batch in WORK_BATCHES for value in (1.0, 0.0, per_batch(batch), 0.0, 0.0, 0.0, 0.0)]}
+
+
+def profile(**changes):
+    return Profile("board", "onnxruntime 1", 1, **{"kinds": {"Add": CHEAP}, "spread": 0.25, **changes})
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "outputs", "kind", "flops"),
+    [
+        # 2 * batch 4 * 8 filters * 64 places * (3 channels * 9 taps)
+        pytest.param("Conv", [(4, 3, 8, 8), (8, 3, 3, 3)], [(4, 8, 8, 8)], "Conv", 2 * 4 * 8 * 64 * 27, id="conv"),
+        pytest.param(
+            "Conv", [(4, 8, 8, 8), (8, 1, 3, 3)], [(4, 8, 8, 8)], "Conv depthwise", 2 * 4 * 8 * 64 * 9, id="depthwise"
+        ),
+        pytest.param(
+            "FusedConv", [(1, 3, 4, 4), (16, 3, 1, 1)], [(1, 16, 4, 4)], "Conv 1x1", 2 * 16 * 16 * 3, id="1x1"
+        ),
+        pytest.param("Gemm", [(5, 7), (7, 16)], [(5, 16)], "Gemm", 2 * 5 * 7 * 16, id="gemm"),
+        pytest.param("Gemm", [(7, 5), (7, 16)], [(5, 16)], "Gemm", 2 * 5 * 7 * 16, id="gemm, transposed"),
+        # Ten columns cost as much as sixteen.
+        pytest.param("MatMul", [(5, 7), (7, 10)], [(5, 10)], "MatMul", 2 * 5 * 7 * 16, id="padded columns"),
+        pytest.param("MatMul", [(2, 3, 4), (2, 4, 16)], [(2, 3, 16)], "MatMul many", 2 * 6 * 4 * 16, id="many"),
+        pytest.param("Mul", [(4, 4), (4,)], [(4, 4)], "Mul broadcast", 0, id="broadcast"),
+        pytest.param("Mul", [(4, 4), ()], [(4, 4)], "Mul", 0, id="by a number"),
+        pytest.param("ReduceSum", [(4, 6)], [(1, 6)], "ReduceSum rows", 0, id="rows"),
+        pytest.param("ReduceSum", [(4, 6)], [(4, 1)], "ReduceSum columns", 0, id="columns"),
+        pytest.param("Reshape", [(4, 6)], [(24,)], "shape", 0, id="reshape"),
+    ],
+)
+def test_features_by_hand(op, inputs, outputs, kind, flops):
+    found, amounts = features(op, inputs, outputs)
+
+    assert found == kind
+    assert dict(zip(FEATURES, amounts, strict=True))["flops"] == pytest.approx(flops)
+
+
+def test_features_count_what_is_read_and_written():
+    _, amounts = features("Add", [(300, 1000), (300, 1000)], [(300, 1000)])
+
+    values = dict(zip(FEATURES, amounts, strict=True))
+    assert (values["calls"], values["elements"]) == (1, 900_000)
+    assert (values["spill"], values["flood"]) == (900_000 - 65_536, 900_000 - 524_288)
+
+
+def test_prediction_is_the_sum_with_its_range():
+    found = predict(profile(step_s=1e-3), table("Add", lambda batch: 1e6 * batch), batch=8)
+
+    # 1 ms + 2 µs + 8e6 elements at 1 ns
+    assert found.step_s == pytest.approx(1e-3 + 2e-6 + 8e-3)
+    assert found.high_s == pytest.approx(found.step_s * 1.25)
+    assert found.low_s == pytest.approx(found.step_s / 1.25)
+    assert found.unknown == ()
+
+
+@pytest.mark.parametrize(("batch", "elements"), [(1, 10), (20, 200), (128, 1280), (256, 2560)])
+def test_amounts_between_and_beyond_the_sizes_of_a_table(batch, elements):
+    assert work_at(table("Add", lambda size: 10.0 * size), batch)["Add"][2] == pytest.approx(elements)
+
+
+def test_a_larger_batch_never_costs_less():
+    work = table("Add", lambda batch: 1e5 * batch**1.1)
+    times = [predict(profile(), work, batch=batch).step_s for batch in range(1, 300)]
+
+    assert times == sorted(times)
+
+
+def test_an_unknown_operator_is_flagged_and_dear():
+    known = predict(profile(), table("Add", lambda batch: 1e5 * batch), batch=8)
+    found = predict(profile(), table("Strange", lambda batch: 1e5 * batch), batch=8)
+
+    assert found.unknown == ("Strange",)
+    assert found.step_s >= known.step_s
+    assert found.low_s < known.low_s
+
+
+def test_an_unknown_variant_costs_as_much_as_its_dearest_relative():
+    dear = [value * 3 for value in CHEAP]
+    has = profile(kinds={"Add": CHEAP, "Add broadcast": dear, "Mul": [value * 9 for value in CHEAP]})
+
+    found = predict(has, table("Add sideways", lambda batch: 1e5), batch=1)
+
+    assert found.unknown == ("Add sideways",)
+    assert found.step_s == pytest.approx(3 * (2e-6 + 1e-4))
+
+
+def test_real_times_refine_the_prediction():
+    refinement = Refinement()
+
+    assert refinement.note(0.2, 0.1) == pytest.approx(2.0)
+    # 0.7 ln 2 + 0.3 ln 1
+    assert refinement.note(0.1, 0.1) == pytest.approx(2.0**0.7)
+    assert refinement.note(0.0, 0.1) == pytest.approx(2.0**0.7)
+    refined = predict(profile(refined=refinement.ratio), table("Add", lambda batch: 1e6), batch=1)
+    assert refined.step_s == pytest.approx((1e-3 + 2e-6) * 2.0**0.7)
+
+
+def test_a_profile_survives_json():
+    has = profile(power_mode="15W", warnings=["hot"], link={"round_trip_s": 0.1})
+
+    assert profile_from_json(has.to_json()) == has
+    assert has.key == "board | onnxruntime 1 | 1 thread | 15W"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"kinds": {"Add": [1.0]}}, id="another release's features"),
+        pytest.param({"kinds": {"Add": [-value for value in CHEAP]}}, id="negative"),
+        pytest.param({"format": 2}, id="format"),
+    ],
+)
+def test_a_profile_that_cannot_be_is_refused(change):
+    with pytest.raises(BadMessage, match="measure again"):
+        profile_from_json(profile(**change).to_json())
+
+
+def test_a_table_of_another_release_is_refused():
+    with pytest.raises(BadArtifact, match="3 numbers"):
+        predict(profile(), {"Add": [1.0, 2.0, 3.0]}, batch=8)
+
+
+def test_nothing_to_go_by_is_no_crash():
+    assert math.isfinite(predict(Profile("b", "r", 1), table("Add", float), batch=1).step_s)
