@@ -43,7 +43,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             if width == 1:
                 ratio = row["ratio to copy"]
                 holds = ratio >= TARGET_RATIO
-                checks.append(check("speed against a copy at 11 M parameters", ratio, f">= {TARGET_RATIO}", holds=holds))
+                checks.append(
+                    check("speed against a copy at 11 M parameters", ratio, f">= {TARGET_RATIO}", holds=holds)
+                )
     used = _peak_models(weights, axes, devices=8 if args.quick else 32)
     checks.append(check("memory of a round, in models", used, f"<= {MAX_MODELS}", holds=used <= MAX_MODELS))
     return {"tables": {"aggregation of ResNet-18, 11 M parameters": rows}, "checks": checks}

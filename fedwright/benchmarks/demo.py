@@ -16,13 +16,14 @@ from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.emulate.device import Outcome as Exit
 from fedwright.device_runtime.emulate.device import agent_command
 from fedwright.device_runtime.emulate.fleet import EmulatedFleet, device_ids, fitting_slowdown
-from fedwright.device_runtime.emulate.profiles import load_fleet
+from fedwright.device_runtime.emulate.profiles import load_fleet, load_profile
 from fedwright.protocol.errors import ConfigError, DeviceError, FedwrightError
 from fedwright.protocol.link import connect
 from fedwright.protocol.link.broker import Broker
 from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.config import RunConfig, config_from_text
 from fedwright.server_runtime.evaluate.records import DeviceRecord
+from fedwright.server_runtime.methods.registry import METHODS
 from fedwright.server_runtime.rounds import events
 
 DATASET = "digits"
@@ -47,10 +48,11 @@ deadline_s = 120
 join_timeout_s = 120
 
 [model]
-model = "cnn-small"
+model = {model}
 
 [method]
 name = {method}
+{params}
 
 [train]
 epochs = 4
@@ -67,7 +69,7 @@ momentum = 0.9
 class DemoOptions:
     """What the demo was asked for; `keep` is a folder that holds everything afterwards."""
 
-    method: str = "fedavg"
+    method: str = "hasa"
     devices: int = 8
     rounds: int = 10
     seed: int = 1
@@ -132,8 +134,17 @@ def demo_config(options: DemoOptions, folder: Path, broker: str) -> tuple[RunCon
         broker=json.dumps(broker),
         devices=options.devices,
         method=json.dumps(options.method),
+        model=json.dumps(METHODS[options.method].model if options.method in METHODS else "cnn-small"),
+        params=_hasa_params() if options.method == "hasa" else "",
     )
     return config_from_text(text, where="demo"), text
+
+
+def _hasa_params() -> str:
+    """Half of the model for the average sample; a board's speed caps its width, because a step's work grows as r²."""
+    profiles = sorted(set(load_fleet(FLEET).profiles()))
+    caps = ", ".join(f"{profile} = {load_profile(profile).cpu_share ** 0.5:.2f}" for profile in profiles)
+    return f"budget = 0.5\nleast = 0.3\nmost = 1.0\ntolerance = 1e-3\ncaps = {{ {caps} }}"
 
 
 def deal_data(devices: list[str], folder: Path, *, seed: int) -> dict[str, str]:

@@ -30,7 +30,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--method", default="fedavg", metavar="M", help="a name from `fedwright methods` (default: %(default)s)")
+    add("--method", default="hasa", metavar="M", help="a name from `fedwright methods` (default: %(default)s)")
     add("--devices", type=int, default=8, metavar="N", help="how many devices to emulate (default: %(default)s)")
     add("--rounds", type=int, default=10, metavar="R", help="how many rounds to train (default: %(default)s)")
     add("--seed", type=int, default=1, metavar="S", help="of the data split and the training (default: %(default)s)")

@@ -45,11 +45,12 @@ def test_accuracy_rises_on_every_device(finished: tuple[Path, subprocess.Complet
     result = json.loads((folder / "result.json").read_text())
 
     assert result.keys() >= {"devices", "rounds", "method", "model_path"}
-    assert (result["rounds"], result["method"], len(result["devices"])) == (5, "fedavg", 4)
+    assert (result["rounds"], result["method"], len(result["devices"])) == (5, "hasa", 4)
     for device in result["devices"]:
         assert device.keys() >= KEYS
         assert device["accuracy_after"] > device["accuracy_before"], device
         assert device["exit_code"] == 0, device
+        assert 0 < device["width"] <= {"raspberry-pi-4": 0.65, "raspberry-pi-5": 1.0}[device["profile"]]
         assert min(device[key] for key in ("cpu_s", "round_s", "peak_rss_bytes", "bytes_up", "bytes_down")) > 0
 
 

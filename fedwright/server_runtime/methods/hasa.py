@@ -161,6 +161,10 @@ class Hasa(Sliced):
         """The first floor(r C) channels of every group."""
         return zoo.scaled(self.setting.spec, self.width_of(device))
 
+    def widest(self) -> ModelSpec:
+        """The first channels as far as the widest device goes; nobody trains the others."""
+        return zoo.scaled(self.setting.spec, max(self._widths.values(), default=self.params.most))
+
     def advance(self) -> dict[str, float]:
         """Apply the mean change; the budget that the widths came to."""
         metrics = super().advance()

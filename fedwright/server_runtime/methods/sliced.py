@@ -160,11 +160,15 @@ class Sliced:
         return DilutedMean(nothing, self.axes) if self.diluted else make_mean(self.setting.combine, nothing, self.axes)
 
     def personal(self, device: str) -> tuple[ModelSpec, Tensors]:
-        """The device's submodel as of the last round; the whole model for no device in particular."""
-        if not device:
+        """The device's submodel as of the last round; the widest trained one for no device in particular."""
+        if not device and self.widest() == self.setting.spec:
             return self.setting.spec, self.weights
-        spec = self.spec_of(device)
+        spec = self.spec_of(device) if device else self.widest()
         return spec, self.submodel(device, spec, self.marks_of(device, max(1, self.advanced)))
+
+    def widest(self) -> ModelSpec:
+        """The largest submodel all of which is trained."""
+        return self.setting.spec
 
     def state(self) -> Tensors:
         """The global weights and how often they advanced."""

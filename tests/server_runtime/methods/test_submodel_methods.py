@@ -275,8 +275,11 @@ def replace_counts(found, counts):
     return structs.replace(found, data=structs.replace(found.data, class_counts=counts))
 
 
-def test_a_mixed_width_model_exports_whole():
+def test_the_global_model_has_only_what_somebody_trains():
     method = make("hasa")
+    method.assign({"a": device((20, 4, 0, 0)), "b": device()}, 1)
     spec, weights = method.personal("")
-    assert spec == SPEC
-    assert weights["head.weight"].shape == (4, 64)
+    assert spec == method.spec_of("a")
+    assert weights["head.weight"].shape == (4, int(method.width_of("a") * 64))
+    assert make("fedrolex", levels={"sizes": [0.5]}).personal("")[0] == SPEC
+    assert zoo.width_of(make("heterofl", levels={"sizes": [0.25, 0.5]}).personal("")[0]) == 0.5

@@ -77,6 +77,10 @@ class HeteroFL(Leveled):
         mask[list(assignment.marks)] = 1
         return {"class_mask": mask}
 
+    def widest(self) -> ModelSpec:
+        """The widest level: nobody trains the channels beyond it."""
+        return max(self.specs, key=zoo.width_of)
+
     def submodel(self, device: str, spec: ModelSpec, marks: tuple[int, ...]) -> Tensors:
         """The tensors of a submodel, with the whole classifier."""
         return super().submodel(device, spec, ())
