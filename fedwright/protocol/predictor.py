@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from fedwright.protocol.artifact import Manifest
 from fedwright.protocol.errors import BadArtifact, BadMessage
 
 Shape = tuple[int, ...]
@@ -27,6 +28,11 @@ CACHE_ELEMENTS = (64 * 1024, 512 * 1024)
 WORK_BATCHES = (1, 8, 32, 128)
 # A matrix product works on this many columns at a time, used or not.
 TILE = 16
+# A session of a small graph without its tensors, on top of a process that has the runtime loaded.
+SESSION_BYTES = 16 * 1024 * 1024
+# Measured memory per sample is 1.2 to 2.0 times the live tensors that the manifest counts: workspace of convolutions
+# and gaps in the arena.
+ARENA_RATIO = 2.0
 # One EWMA step of `Refinement`.
 REFINE_RATIO = 0.3
 
@@ -247,6 +253,11 @@ def _dear(profile: Profile, kind: str) -> NDArray[np.float64]:
         return np.asarray(np.max(np.array(family, float), axis=0))
     rows = np.array(list(profile.kinds.values()), float)
     return np.array([np.quantile(column[column > 0], 0.9) if (column > 0).any() else 0.0 for column in rows.T])
+
+
+def need_bytes(manifest: Manifest, batch: int) -> int:
+    """Memory to have before training at this batch size begins, beyond what the process has: the upper end."""
+    return SESSION_BYTES + manifest.fixed_bytes + int(batch * manifest.sample_bytes * ARENA_RATIO)
 
 
 @dataclass

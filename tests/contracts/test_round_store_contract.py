@@ -122,3 +122,14 @@ def test_sqlite_keeps_everything_over_a_restart(tmp_path):
     assert second.closed()[-1].metrics == {"loss": 1.0}
     first.close()
     second.close()
+
+
+def test_a_smaller_task_joins_the_plan_together_with_the_refusal(store):
+    store.save_plan(Position(1, 0), [planned("a", "t1"), planned("b", "t2")])
+
+    assert store.save_reply(Reply("t1", "refused", detail="no"), retry=planned("a", "t3")) is True
+    assert store.save_reply(Reply("t1", "refused", detail="no"), retry=planned("a", "t4")) is False
+    assert [entry.task.task for entry in store.plan(Position(1, 0))] == ["t1", "t2", "t3"]
+    assert store.is_open("t3")
+    store.save_reply(Reply("t3", "update", update=update("t3")))
+    assert store.replies(Position(1, 0)).keys() == {"t1", "t3"}

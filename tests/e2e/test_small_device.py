@@ -1,4 +1,4 @@
-"""A device with too little memory for a task refuses with numbers, lives on, and the round goes on without it."""
+"""A device with too little memory for a task refuses with numbers, lives on, and is offered a task that fits."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +38,7 @@ LIMIT_BYTES = 500_000_000
 
 @pytest.mark.broker
 @pytest.mark.slow
-def test_a_task_beyond_the_memory_limit_is_refused_and_the_round_goes_on(tmp_path: Path) -> None:
+def test_a_task_beyond_the_memory_limit_is_refused_and_a_smaller_one_done(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "data.npz", x=rng.normal(size=(20, 3, 32, 32)).astype(np.float32), y=np.arange(20) % 4)
     large = load_profile("laptop")
@@ -64,5 +64,6 @@ def test_a_task_beyond_the_memory_limit_is_refused_and_the_round_goes_on(tmp_pat
     (refusal,) = (event for event in seen if isinstance(event, events.TaskFailed) and event.round == 1)
     assert refusal.device == "small"
     assert "MB free" in refusal.detail
-    assert outcome.metrics[0]["updates"] == 1
+    assert [event.device for event in seen if isinstance(event, events.LessOffered)] == ["small"]
+    assert outcome.metrics[0]["updates"] == 2
     assert exits == {"large": 0, "small": 0}

@@ -15,12 +15,9 @@ from fedwright.protocol.artifact import (
 )
 from fedwright.protocol.errors import BadArtifact, OverBudget
 from fedwright.protocol.onnxscan import Outline, Value, scan
+from fedwright.protocol.predictor import need_bytes
 
-# A session of a small graph without its tensors, on top of a process that has the runtime loaded.
-SESSION_BYTES = 16 * 1024 * 1024
-# Measured memory per sample is 1.2 to 2.0 times the live tensors that the manifest counts: workspace of convolutions
-# and gaps in the arena.
-ARENA_RATIO = 2.0
+__all__ = ["OPERATORS", "check_artifact", "need_bytes"]
 
 SCALARS = {"learning_rate": "float32", "seed": "int64"}
 
@@ -58,11 +55,6 @@ def check_artifact(artifact: Artifact, *, batch: int, free_bytes: int | None = N
     need = need_bytes(manifest, batch)
     if free_bytes is not None and need > free_bytes:
         raise OverBudget(need, free_bytes)
-
-
-def need_bytes(manifest: Manifest, batch: int) -> int:
-    """Memory that training at this batch size will take beyond what the process has now."""
-    return SESSION_BYTES + manifest.fixed_bytes + int(batch * manifest.sample_bytes * ARENA_RATIO)
 
 
 def _check_manifest(manifest: Manifest) -> None:

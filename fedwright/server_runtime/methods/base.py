@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from fedwright.protocol.artifact import Manifest
 from fedwright.protocol.errors import ConfigError
-from fedwright.protocol.messages import Recipe, Report, Returns, Stats
+from fedwright.protocol.messages import Recipe, Refusal, Report, Returns, Stats
 from fedwright.server_runtime.artifacts.structure import ModelSpec, Optimizer, Structure
 from fedwright.server_runtime.blocks.robust import Combine
 
@@ -135,6 +135,18 @@ def meet(method: Method, reports: Mapping[str, Report]) -> None:
     """Introduce the devices that are here to a method that wants to know them."""
     if isinstance(method, Meets):
         method.meet(reports)
+
+
+@runtime_checkable
+class Shrinks(Protocol):
+    """A method that can offer less to a device without the memory for its task; for others the batch shrinks.
+
+    - `shrink` MUST return an assignment that needs less memory than the refused one, or None when there is none.
+    """
+
+    def shrink(self, device: str, assignment: Assignment, refusal: Refusal) -> Assignment | None:
+        """The next smaller assignment for this round."""
+        ...
 
 
 @dataclass(frozen=True)

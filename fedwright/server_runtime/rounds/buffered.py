@@ -16,6 +16,7 @@ from fedwright.server_runtime.methods.base import Absorbed, Method, meet
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.coordinator import Options, evaluate_fleet, fleet_metrics, own_blobs
 from fedwright.server_runtime.rounds.desk import Desk
+from fedwright.server_runtime.rounds.retry import smaller_tasks
 from fedwright.server_runtime.rounds.sampling import derive_seed
 from fedwright.server_runtime.rounds.store import Closed, Planned, Position, Reply
 
@@ -38,6 +39,7 @@ class BufferedCoordinator:
     def run(self, method: Method, spec: ModelSpec) -> None:
         """All versions that are still to be made, then one evaluation on every device that is present."""
         self._desk.admit(spec)
+        self._desk.offer_less = smaller_tasks(method, self._planner)
         self._restore(method)
         self._desk.gather(self._options.devices, timeout_s=self._options.join_timeout_s)
         heard_s = self._desk.clock()

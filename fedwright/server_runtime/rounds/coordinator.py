@@ -16,6 +16,7 @@ from fedwright.server_runtime.artifacts.structure import ModelSpec, Structure
 from fedwright.server_runtime.methods.base import Absorbed, Assignment, Emission, Method, Relay, meet
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.desk import Desk
+from fedwright.server_runtime.rounds.retry import smaller_tasks
 from fedwright.server_runtime.rounds.sampling import sample
 from fedwright.server_runtime.rounds.store import Closed, Planned, Position, Reply
 
@@ -52,6 +53,7 @@ class Coordinator:
     def run(self, method: Method, spec: ModelSpec) -> None:
         """All rounds that are still to be done, then one evaluation on every device that is present."""
         self._desk.admit(spec)
+        self._desk.offer_less = smaller_tasks(method, self._planner)
         start = self._restore(method)
         for number in range(start.round, self._options.rounds + 1):
             self._run_round(method, number, start.stage if number == start.round else 0)
@@ -75,8 +77,10 @@ class Coordinator:
             plan = self._store.plan(position)
             if plan is None:
                 plan = self._plan(method, position, relays or self._assign(method, number))
-            quorum = math.ceil(self._options.quorum_ratio * len(plan))
+            quorum = math.ceil(self._options.quorum_ratio * len({planned.device for planned in plan}))
             collect(self._desk, position, plan, self._options, quorum=quorum)
+            # Devices without the memory for their task were given smaller ones, which are in the plan by now.
+            plan = sorted(self._store.plan(position) or plan, key=lambda planned: planned.device)
             relays = self._absorb(method, position, plan)
             if not relays:
                 break

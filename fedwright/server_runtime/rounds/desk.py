@@ -64,6 +64,10 @@ class _Out:
     since_s: float
 
 
+OfferLess = Callable[[Planned, Refusal], Planned | None]
+"""What to send a device that refused a task; None gives up on it for this stage."""
+
+
 class Desk:
     """What sits between a coordinator and its devices; single-threaded, driven by `poll`."""
 
@@ -88,6 +92,7 @@ class Desk:
         self._out: dict[str, _Out] = {}
         self._arriving: dict[str, list[Update]] = {}
         self._answered: list[tuple[Planned, Reply]] = []
+        self.offer_less: OfferLess = lambda planned, refusal: None
 
     def present(self) -> dict[str, Report]:
         """Reports of the devices that are here now."""
@@ -211,7 +216,7 @@ class Desk:
         if out is None or out.planned.device != device:
             self._take_unexpected(device, reply.task)
         elif isinstance(reply, Refusal):
-            self._finish(out, Reply(reply.task, "refused", detail=f"{device} refused: {reply.detail}"))
+            self._take_refusal(out, reply)
         elif reply.tensors is None or self.planner.blobs.has(reply.tensors.sha256):
             self._take_update(out, reply)
         else:
@@ -219,6 +224,16 @@ class Desk:
             if all(update.task != reply.task for update in waiting):
                 waiting.append(reply)
             self._exchange.pull(device, reply.tensors)
+
+    def _take_refusal(self, out: _Out, refusal: Refusal) -> None:
+        """Make the refusal durable together with the smaller task that answers it, then send that."""
+        device = out.planned.device
+        retry = self.offer_less(out.planned, refusal) if refusal.reason == "over_budget" else None
+        reply = Reply(refusal.task, "refused", detail=f"{device} refused: {refusal.detail}")
+        self._finish(out, reply, retry=retry)
+        if retry is not None:
+            self.observe(events.LessOffered(retry.task.round, device, refusal.detail))
+            self.hand_out([retry])
 
     def _take_unexpected(self, device: str, task: str) -> None:
         """A reply that nobody waits for: either we have it already and our acknowledgement was lost, or it is late.
@@ -253,8 +268,8 @@ class Desk:
             return
         self._finish(out, Reply(update.task, "update", update=update))
 
-    def _finish(self, out: _Out, reply: Reply) -> None:
-        self.store.save_reply(reply)
+    def _finish(self, out: _Out, reply: Reply, *, retry: Planned | None = None) -> None:
+        self.store.save_reply(reply, retry=retry)
         planned = self._out.pop(reply.task).planned
         self._exchange.acknowledge(planned.device, reply.task, problem=reply.detail)
         self._exchange.withdraw(reply.task)

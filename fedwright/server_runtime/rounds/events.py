@@ -39,6 +39,15 @@ class StagePlanned:
 
 
 @dataclass(frozen=True)
+class LessOffered:
+    """A device had no memory for its task; a smaller one is durable and goes out now."""
+
+    round: int
+    device: str
+    detail: str
+
+
+@dataclass(frozen=True)
 class UpdateTaken:
     """An update is durable; `seconds` since the stage began."""
 
@@ -66,7 +75,9 @@ class RoundClosed:
     seconds: float
 
 
-Event = DeviceJoined | DeviceLost | DeviceTurnedAway | StagePlanned | UpdateTaken | TaskFailed | RoundClosed
+Event = (
+    DeviceJoined | DeviceLost | DeviceTurnedAway | StagePlanned | LessOffered | UpdateTaken | TaskFailed | RoundClosed
+)
 Observer = Callable[[Event], None]
 
 

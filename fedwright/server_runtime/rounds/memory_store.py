@@ -36,11 +36,14 @@ class MemoryRoundStore:
         plan = self._plans.get(position)
         return None if plan is None else list(plan)
 
-    def save_reply(self, reply: Reply) -> bool:
+    def save_reply(self, reply: Reply, *, retry: Planned | None = None) -> bool:
         """See RoundStore."""
         if reply.task in self._replies:
             return False
         self._replies[reply.task] = reply
+        for plan in self._plans.values():
+            if retry is not None and any(entry.task.task == reply.task for entry in plan):
+                plan.append(retry)
         return True
 
     def replies(self, position: Position) -> dict[str, Reply]:

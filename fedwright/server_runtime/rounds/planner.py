@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from msgspec import structs
+
 from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import deltas, tensors
 from fedwright.protocol.artifact import Artifact, Manifest
@@ -47,6 +49,13 @@ class Planner:
             Planned(device, self._task(position, device, assignments[device], emissions[device], refs), assignment)
             for device, assignment in sorted(assignments.items())
         ]
+
+    def again(self, planned: Planned, assignment: Assignment, emission: Emission) -> Planned:
+        """The same device's task in another form, under an id of its own."""
+        position = Position(planned.task.round, 0)
+        task = self._task(position, planned.device, assignment, emission, {})
+        name = hashlib.sha256(f"{planned.task.task}\0again".encode()).hexdigest()[:32]
+        return Planned(planned.device, structs.replace(task, task=name), assignment)
 
     def _task(
         self, position: Position, device: str, assignment: Assignment, emission: Emission, refs: dict[int, BlobRef]

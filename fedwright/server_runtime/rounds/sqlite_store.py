@@ -56,17 +56,7 @@ class SqliteRoundStore:
 
     def save_plan(self, position: Position, plan: Sequence[Planned]) -> None:
         """See RoundStore."""
-        rows = [
-            (
-                *position,
-                place,
-                planned.device,
-                planned.task.task,
-                msgspec.msgpack.encode(planned.task),
-                msgspec.msgpack.encode(planned.assignment),
-            )
-            for place, planned in enumerate(plan)
-        ]
+        rows = [_row(position, place, planned) for place, planned in enumerate(plan)]
         try:
             with _transaction(self._db):
                 self._db.execute("INSERT INTO stage VALUES (?, ?)", position)
@@ -83,14 +73,25 @@ class SqliteRoundStore:
         )
         return [_planned(row) for row in rows]
 
-    def save_reply(self, reply: Reply) -> bool:
+    def save_reply(self, reply: Reply, *, retry: Planned | None = None) -> bool:
         """See RoundStore."""
         message = None if reply.update is None else msgspec.msgpack.encode(reply.update)
-        cursor = self._db.execute(
-            "INSERT OR IGNORE INTO reply (task_id, outcome, message, detail) VALUES (?, ?, ?, ?)",
-            (reply.task, reply.outcome, message, reply.detail),
-        )
-        return cursor.rowcount == 1
+        with _transaction(self._db):
+            cursor = self._db.execute(
+                "INSERT OR IGNORE INTO reply (task_id, outcome, message, detail) VALUES (?, ?, ?, ?)",
+                (reply.task, reply.outcome, message, reply.detail),
+            )
+            saved = cursor.rowcount == 1
+            if saved and retry is not None:
+                self._add_to_plan(reply.task, retry)
+        return saved
+
+    def _add_to_plan(self, beside: str, retry: Planned) -> None:
+        """Put a task at the end of the plan that another task is in."""
+        where = self._db.execute("SELECT round, stage FROM plan WHERE task_id = ?", (beside,)).fetchone()
+        position = Position(*where)
+        (places,) = self._db.execute("SELECT COUNT(*) FROM plan WHERE round = ? AND stage = ?", position).fetchone()
+        self._db.execute("INSERT INTO plan VALUES (?, ?, ?, ?, ?, ?, ?)", _row(position, places, retry))
 
     def replies(self, position: Position) -> dict[str, Reply]:
         """See RoundStore."""
@@ -164,6 +165,11 @@ class _transaction:
 
     def __exit__(self, kind: object, *rest: object) -> None:
         self._db.execute("COMMIT" if kind is None else "ROLLBACK")
+
+
+def _row(position: Position, place: int, planned: Planned) -> tuple[Any, ...]:
+    task, assignment = msgspec.msgpack.encode(planned.task), msgspec.msgpack.encode(planned.assignment)
+    return (*position, place, planned.device, planned.task.task, task, assignment)
 
 
 def _planned(row: tuple[Any, ...]) -> Planned:

@@ -59,7 +59,8 @@ class RoundStore(Protocol):
 
     - Each `save_*` MUST be on disk when it returns, whole or not at all.
     - `save_plan` MUST refuse to overwrite a plan.
-    - `save_reply` MUST keep the first reply of a task and return False for every later one.
+    - `save_reply` MUST keep the first reply of a task and return False for every later one. With `retry`, that task
+      MUST join the plan of the same stage in the same act, after those that are there.
     - `close_stage` MUST be the only way by which `latest` moves on.
     """
 
@@ -79,7 +80,7 @@ class RoundStore(Protocol):
         """The plan of a stage, in the order it was saved; None when there is none."""
         ...
 
-    def save_reply(self, reply: Reply) -> bool:
+    def save_reply(self, reply: Reply, *, retry: Planned | None = None) -> bool:
         """Record how a task ended; False when that was known already."""
         ...
 
