@@ -15,6 +15,7 @@ from fedwright.benchmarks.dealing import Dealt, deal
 from fedwright.benchmarks.local_fleet import Crew, LocalFleet
 from fedwright.benchmarks.simulate_worker import Measure, Part, Place
 from fedwright.device_runtime import facts
+from fedwright.device_runtime.describe.features import describe
 from fedwright.device_runtime.emulate.profiles import load_fleet, load_profile
 from fedwright.device_runtime.train.loop import Evaluation
 from fedwright.protocol import artifact as artifacts
@@ -124,6 +125,7 @@ def make_reports(config: RunConfig, dealt: Dealt) -> dict[str, Report]:
                 dealt.classes,
                 counts,
                 score_counts=_word_counts(counts) if dealt.x.dtype.kind == "i" else None,
+                descriptor=describe(dealt.x[share.train]),
             ),
         )
     return reports

@@ -52,7 +52,7 @@ class DataSummary(Struct, frozen=True):
     """What a device says about its data, and nothing more.
 
     score_counts: how often each token occurs, where that says more than class_counts. pixel_std: mean standard
-    deviation of an image's pixels.
+    deviation of an image's pixels. descriptor: mean of frozen random features over the samples.
     """
 
     samples: Count
@@ -62,6 +62,7 @@ class DataSummary(Struct, frozen=True):
     class_counts: Annotated[list[Count], Meta(max_length=1_000_000)] | None = None
     score_counts: Annotated[list[Count], Meta(max_length=1_000_000)] | None = None
     pixel_std: Annotated[float, Meta(ge=0)] | None = None
+    descriptor: Annotated[list[float], Meta(max_length=4096)] | None = None
 
 
 class Report(Struct, tag="report", frozen=True):

@@ -14,6 +14,7 @@ PARAMS = {
     "fiarse": {"sizes": [1.0, 0.5]},
     # The papers' steps are meant for thousands of rounds.
     "pfedhn": {"server_rate": 0.6, "momentum": 0.0, "parallel": True},
+    "framp": {"sizes": [1.0, 0.25]},
     "hasa": {"budget": 0.6, "most": 1.0, "least": 0.4},
 }
 

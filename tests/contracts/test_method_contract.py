@@ -16,8 +16,16 @@ SHAPE, CLASSES = (1, 8, 8), 4
 
 
 def described(device: str, **changes):
-    """A report with class counts."""
-    data = DataSummary(samples=24, holdout=8, input_shape=list(SHAPE), classes=CLASSES, class_counts=COUNTS[device])
+    """A report with class counts and a descriptor."""
+    counts = COUNTS[device]
+    data = DataSummary(
+        samples=24,
+        holdout=8,
+        input_shape=list(SHAPE),
+        classes=CLASSES,
+        class_counts=counts,
+        descriptor=[count / 24 for count in counts],
+    )
     return report(data=data, **changes)
 
 

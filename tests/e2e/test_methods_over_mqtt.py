@@ -15,6 +15,7 @@ from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
 from helpers.simulation import local_data, make_config, run_agents
 
 PARAMS = {
+    "framp": {"sizes": [1.0, 0.25]},
     "hasa": {"budget": 0.6, "most": 1.0, "least": 0.4},
     "heterofl": {"levels": {"sizes": [1.0, 0.5]}},
     "fedrolex": {"levels": {"sizes": [1.0, 0.5]}},

@@ -1,10 +1,12 @@
 """The data set of one device in memory, split into what it trains on and what it only measures with."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedwright.device_runtime.describe.features import describe
 from fedwright.protocol.messages import DataSummary
 
 Array = NDArray[np.generic]
@@ -33,7 +35,13 @@ class LocalData:
             classes=self.classes,
             class_counts=list(self.class_counts) if counts else None,
             pixel_std=self._pixel_std() if counts and len(self.input_shape) == 3 else None,
+            descriptor=self.descriptor if counts else None,
         )
+
+    @cached_property
+    def descriptor(self) -> list[float]:
+        """The mean of frozen random features, made once."""
+        return describe(self.x)
 
     def _pixel_std(self) -> float:
         """Mean standard deviation of an image's pixels, from the first images: a score needs no more."""

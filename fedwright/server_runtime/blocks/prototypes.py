@@ -36,10 +36,6 @@ class Prototypes:
 
     def add(self, prototypes: Array, counts: Array, *, columns: Array | None = None) -> None:
         """One device's class means [classes, width] and samples per class; columns: where its width lies in ours."""
-        if prototypes.shape[0] != len(self.known) or counts.shape != self.known.shape:
-            raise BadUpdate(f"prototypes for {prototypes.shape[0]} classes came but there are {len(self.known)}")
-        if ((counts <= 0)[:, None] & (prototypes != 0)).any():
-            raise BadUpdate("a prototype came for a class of which the device has no sample; it counts wrongly")
         weight = (counts if self.by_count else counts > 0).astype(np.float64)[:, None]
         where = slice(None) if columns is None else columns
         self._total[:, where] += weight * prototypes
@@ -59,6 +55,12 @@ class Prototypes:
     def _begin(self) -> None:
         self._total = np.zeros(self.values.shape)
         self._weight = np.zeros(self.values.shape)
+
+
+def check_owned(prototypes: Array, counts: Array) -> None:
+    """Raise BadUpdate when a prototype comes for a class that the device does not own."""
+    if (counts < 0).any() or ((counts <= 0)[:, None] & (prototypes != 0)).any():
+        raise BadUpdate("a prototype came for a class of which the device has no sample; the device counts wrongly")
 
 
 def disturbed(

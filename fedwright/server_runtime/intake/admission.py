@@ -11,6 +11,7 @@ from fedwright.protocol.artifact import Manifest, returned_shapes
 from fedwright.protocol.errors import BadBlob, BadUpdate
 from fedwright.protocol.messages import Report, Returns, Stats
 from fedwright.server_runtime.artifacts.structure import ModelSpec
+from fedwright.server_runtime.blocks.prototypes import check_owned
 
 
 def report_problem(report: Report, spec: ModelSpec) -> str | None:
@@ -52,6 +53,8 @@ def read_update(
         # A sum is finite only if every addend is (or they overflow, which is as bad); one pass, no mask array.
         if not np.isfinite(array.sum(dtype=np.float64)):
             raise BadUpdate(f"tensor {name} holds values that are not finite; the device's training diverged")
+    if returns.prototypes:
+        check_owned(tensors["prototypes"], tensors["prototype_counts"])
     return tensors
 
 

@@ -11,10 +11,13 @@ from fedwright.server_runtime import zoo
 from fedwright.server_runtime.blocks.hypernet import Hypernet
 from fedwright.server_runtime.blocks.robust import Mean, make_mean
 from fedwright.server_runtime.methods.base import Array, Setting, Tensors
+from fedwright.server_runtime.methods.baselines.heterofl import classifier_names
 from fedwright.server_runtime.rounds.sampling import derive_seed
 
 log = logging.getLogger(__name__)
 
+# Far below any logit, and far from what float32 cannot hold.
+OUT_OF_REACH = 1e4
 KNOWN, RUNNING, HYPERNET = "known/", "running/", "hypernet/"
 
 
@@ -126,3 +129,11 @@ class Known:
     def restore(self, state: Mapping[str, Array]) -> None:
         """Continue from a saved state."""
         self.rows = {name.removeprefix(KNOWN): row for name, row in state.items() if name.startswith(KNOWN)}
+
+
+def mask_logits(weights: Mapping[str, Array], owned: Array) -> Tensors:
+    """The classifier's bias with classes that a device lacks put out of reach."""
+    names = [n for n in classifier_names(dict(weights), len(owned)) if weights[n].ndim == 1]
+    if not names:
+        raise ConfigError("the model's last layer has no bias, so classes cannot be masked; choose another model")
+    return {name: np.where(owned > 0, weights[name], np.float32(-OUT_OF_REACH)) for name in names}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedwright.protocol.errors import BadUpdate
-from fedwright.server_runtime.blocks.prototypes import Prototypes, disturbed
+from fedwright.server_runtime.blocks.prototypes import Prototypes, check_owned, disturbed
 
 ONE = (np.array([[2.0, 0.0], [0.0, 0.0], [4.0, 4.0]]), np.array([3, 0, 1]))
 TWO = (np.array([[4.0, 2.0], [0.0, 0.0], [0.0, 0.0]]), np.array([1, 0, 0]))
@@ -39,7 +39,7 @@ def test_a_class_that_nobody_reports_keeps_its_prototype():
 
 def test_a_prototype_of_a_class_without_samples_is_refused():
     with pytest.raises(BadUpdate, match="no sample"):
-        Prototypes.empty(3, 2).add(ONE[0], np.array([3, 0, 0]))
+        check_owned(ONE[0], np.array([3, 0, 0]))
 
 
 def test_narrower_embeddings_fill_their_columns():

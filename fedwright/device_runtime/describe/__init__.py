@@ -1,0 +1,1 @@
+"""What a device says about its data, made on the device."""

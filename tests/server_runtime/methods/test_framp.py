@@ -1,0 +1,208 @@
+"""FRAMP: parts that fit, bytes on the wire, new devices, ablations, odd descriptors."""
+
+import numpy as np
+import pytest
+
+from fedwright.benchmarks.simulate import simulate
+from fedwright.protocol import deltas
+from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.messages import DataSummary, Stats
+from fedwright.server_runtime import zoo
+from fedwright.server_runtime.artifacts.builder import initial_weights
+from fedwright.server_runtime.artifacts.structure import ModelSpec
+from fedwright.server_runtime.methods.base import Absorbed
+from fedwright.server_runtime.methods.framp import Framp, FrampParams
+from fedwright.server_runtime.methods.sliced import count_params
+from helpers.fleet import report, setting
+from helpers.simulation import make_config
+
+SPEC = ModelSpec("cnn-gn", (1, 8, 8), 4)
+STATS = Stats(samples=10, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
+WORDS = {"d-0": [1.0, 0.0, 2.0], "d-1": [1.0, 3.0, 2.5], "d-2": [1.0, 1.0, 2.1], "d-3": [1.0, 0.5, 2.2]}
+SIZES = (1.0, 0.25, 0.0625, 1 / 64)
+
+
+def make(**changes):
+    initial = initial_weights(zoo.create(SPEC, seed=1))
+    return Framp(FrampParams(**{"align": 0.0, "sizes": SIZES, **changes}), setting(spec=SPEC, initial=initial))
+
+
+def reports(**more):
+    described = {**WORDS, **more}
+    return {
+        device: report(data=DataSummary(24, 8, [1, 8, 8], 4, class_counts=[6] * 4, descriptor=row))
+        for device, row in described.items()
+    }
+
+
+def play(method, changes, number=1):
+    """A round in which devices move the entries they were sent by so much."""
+    assignments = method.assign(reports(), number)
+    emissions = {device: method.emit(device, assignment) for device, assignment in assignments.items()}
+    for device, change in changes.items():
+        emission = emissions[device]
+        sent = {
+            name: np.where(emission.masks.get(name, np.ones(value.shape, bool)), change, 0).astype(np.float32)
+            for name, value in emission.weights.items()
+        }
+        method.absorb(device, Absorbed(sent, STATS, assignments[device]))
+    method.advance()
+
+
+def maskable(weights):
+    return [name for name, value in weights.items() if value.ndim > 1]
+
+
+@pytest.mark.parametrize(("device", "share"), list(zip(WORDS, SIZES, strict=True)), ids=[f"{s:g}" for s in SIZES])
+def test_a_device_gets_exactly_its_share(device, share):
+    method = make()
+    emission = method.emit(device, method.assign(reports(), 1)[device])
+    whole = sum(value.size for name, value in emission.weights.items() if value.ndim > 1)
+    kept = sum(int((emission.weights[name] != 0).sum()) for name in maskable(emission.weights))
+    assert kept == int(share * whole)
+    assert all(np.count_nonzero(emission.weights[name]) for name in maskable(emission.weights))
+
+
+@pytest.mark.parametrize(("device", "share"), [("d-1", 0.25), ("d-3", 1 / 64)], ids=["1/4", "1/64"])
+def test_bytes_down_are_values_and_indices_and_bytes_up_are_values(device, share):
+    method = make()
+    emission = method.emit(device, method.assign(reports(), 1)[device])
+    down = deltas.encode(emission.weights, keep=emission.masks)
+    up = deltas.encode(emission.weights, keep=emission.masks, implied=True)
+
+    total = sum(emission.weights[name].size for name in emission.masks)
+    values = 4 * int(share * total) + sum(4 * v.size for n, v in emission.weights.items() if n not in emission.masks)
+    header = 200 * len(emission.weights)
+    assert 0.85 * values < len(up) < values + header
+    # a bit per entry at most; below 1/32 gaps of a byte or two are shorter
+    indices = total / 8 if share > 1 / 32 else 2 * share * total
+    assert len(up) < len(down) < values + indices + header
+
+
+def test_only_what_was_sent_changes():
+    method = make(sizes=(0.25,))
+    before = method.assign(reports(), 1) and dict(method._made["d-0"])
+    masks = method.emit("d-0", method.assign(reports(), 1)["d-0"]).masks
+    play(method, {"d-0": 0.1})
+    method.assign(reports(), 2)
+    after = method._made["d-0"]
+    for name, mask in masks.items():
+        assert not np.allclose(after[name][mask], before[name][mask], atol=1e-3)
+        np.testing.assert_allclose(after[name][~mask], before[name][~mask], atol=2e-3)
+
+
+def test_a_change_brings_the_model_nearer_to_the_devices_own():
+    method = make(sizes=(1.0,), server_rate=0.5)
+    method.assign(reports(), 1)
+    before = dict(method._made["d-0"])
+    play(method, {"d-0": 0.1})
+    method.assign(reports(), 2)
+    moved = [method._made["d-0"][name] - before[name] for name in maskable(before)]
+    # ||h|| = 1 and a step of one half land on the device's result
+    assert all(np.allclose(value, 0.1, atol=5e-3) for value in moved)
+
+
+def test_a_device_that_never_trained_gets_the_model_of_its_likes():
+    method = make(sizes=(1.0,), server_rate=0.5)
+    for number in range(1, 4):
+        play(method, {"d-0": 0.1, "d-1": -0.1}, number)
+    method.meet(reports(new=[1.0, 0.1, 2.0]))
+    mean = {device: method.personal(device)[1]["head.weight"].mean() for device in ("d-0", "d-1", "new")}
+    assert abs(mean["new"] - mean["d-0"]) < abs(mean["new"] - mean["d-1"])
+
+
+def test_the_union_model_is_whole_and_lies_between():
+    method = make()
+    play(method, {"d-0": 0.1, "d-1": -0.1})
+    spec, union = method.personal("")
+    assert spec == SPEC
+    assert all((union[name] != 0).all() for name in maskable(union))
+
+
+def test_without_personalisation_everyone_gets_the_same():
+    method = make(personal=False, sizes=(1.0,))
+    play(method, {"d-0": 0.1})
+    one, two = (method.personal(device)[1]["head.weight"] for device in ("d-0", "d-1"))
+    np.testing.assert_array_equal(one, two)
+
+
+def test_channels_make_the_model_really_smaller():
+    method = make(granularity="channel", sizes=(1.0, 0.25, 0.0625))
+    assignments = method.assign(reports(), 1)
+    small = assignments["d-2"].structure.spec
+    assert count_params(small) < 0.12 * count_params(SPEC)
+    weights = method.emit("d-2", assignments["d-2"]).weights
+    assert sum(value.size for value in weights.values()) == count_params(small)
+    assert zoo.sizes_of(make(granularity="channel", align=0.5)._spec({"fc1": np.arange(64)}))["fc1"] == 64
+
+
+def test_with_alignment_the_embedding_keeps_its_width():
+    assignments = make(granularity="channel", align=0.7).assign(reports(), 1)
+    assert dict(assignments["d-3"].structure.spec.sizes) == {"conv1": 2, "conv2": 4, "fc1": 64}
+
+
+def test_prototypes_go_down_once_somebody_has_sent_them():
+    method = make(align=0.7, sizes=(1.0,))
+    assignments = method.assign(reports(), 1)
+    first = method.emit("d-0", assignments["d-0"])
+    assert not first.sides["prototype_owned"].any()
+    counts = np.array([3, 0, 0, 1], np.float32)
+    sent = {name: np.zeros_like(value) for name, value in first.weights.items()}
+    sent |= {"prototypes": np.outer(counts > 0, np.ones(64)).astype(np.float32), "prototype_counts": counts}
+    method.absorb("d-0", Absorbed(sent, STATS, assignments["d-0"]))
+    method.advance()
+    second = method.emit("d-0", method.assign(reports(), 2)["d-0"])
+    assert second.sides["prototype_owned"].tolist() == [1, 0, 0, 1]
+    assert second.sides["prototypes"][0].tolist() == [1] * 64
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [([1.0, 2.0], "has 2 numbers"), ([1.0, float("nan"), 0.0], "finite ones"), (None, "sent no descriptor")],
+    ids=["length", "nan", "none"],
+)
+def test_an_odd_descriptor_leaves_its_device_out(caplog, row, words):
+    method = make()
+    assert set(method.assign(reports(zz=row), 1)) == set(WORDS)
+    assert words in caplog.text
+    assert method.personal("zz")[0] == SPEC
+
+
+def test_a_budget_below_one_value_per_tensor_is_refused():
+    method = make(sizes=(1e-5,))
+    with pytest.raises(ConfigError, match="below one value each"):
+        method.emit("d-0", method.assign(reports(), 1)["d-0"])
+
+
+def test_a_round_planned_by_another_process_is_absorbed_alike():
+    whole, resumed = make(), make()
+    assignments = whole.assign(reports(), 1)
+    for method in (whole, resumed):
+        for device, assignment in sorted(assignments.items()):
+            sent = {name: np.full_like(value, 0.1) for name, value in whole.emit(device, assignment).weights.items()}
+            method.absorb(device, Absorbed(sent, STATS, assignment))
+    for method in (whole, resumed):
+        method.advance()
+        method.meet(reports())
+    for name, value in whole.state().items():
+        np.testing.assert_array_equal(resumed.state()[name], value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"granularity": "channel"},
+        {"layerwise": True, "align": 0.0},
+        {"describe": "one_hot", "disturb": "rotation"},
+        {"describe": "classes", "personal": False, "disturb": "noise"},
+    ],
+    ids=["channel", "layerwise", "one-hot", "shared"],
+)
+def test_variants_run_to_the_end(tmp_path, changes):
+    config, text = make_config(
+        tmp_path,
+        model={"model": "cnn-gn"},
+        method={"name": "framp", "sizes": [1.0, 0.25], **changes},
+        simulate={"rows": 120, "evaluate_every": 0},
+    )
+    assert all(record.rounds == 2 for record in simulate(config, text).outcome.devices.values())
