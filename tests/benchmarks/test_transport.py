@@ -29,6 +29,7 @@ def test_a_transfer_is_compared_with_a_raw_relay(broker: Broker) -> None:
 def test_every_device_is_pulled_from_and_heard(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "IDLE_S", 0.1)
     monkeypatch.setattr(transport, "LINKS_PER_PROCESS", 3)
+    before = set(psutil.Process().children(recursive=True))
 
     uploads = transport.measure_uploads(broker, 4, 300_000)
     crowd = transport.measure_crowd(broker, 4)
@@ -36,7 +37,7 @@ def test_every_device_is_pulled_from_and_heard(broker: Broker, monkeypatch: pyte
     assert (uploads["devices"], crowd["devices"]) == (4, 4)
     assert 0 < uploads["wall_s"] < 60
     assert 0 < crowd["reports_s"] < 60
-    assert psutil.Process().children(recursive=True) == [psutil.Process(broker.pid)]
+    assert set(psutil.Process().children(recursive=True)) <= before
 
 
 def test_a_broker_that_dies_ends_the_benchmark_in_one_sentence(
