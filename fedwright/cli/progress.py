@@ -68,6 +68,9 @@ class Progress:
         elif isinstance(event, events.TaskFailed):
             self._states[event.device] = "[red]failed[/red]"
             self._say(f"round {event.round}: {event.device} did not answer: {event.detail}")
+        elif isinstance(event, events.LessOffered):
+            self._states[event.device] = "training"
+            self._say(f"round {event.round}: {event.device} was offered less: {event.detail}")
         elif isinstance(event, events.RoundClosed):
             self._closed = event.round
             self._say(round_line(event, self._rounds))

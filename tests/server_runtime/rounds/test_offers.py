@@ -1,0 +1,74 @@
+"""Devices without the memory for their task are offered less, also when the server dies over it."""
+
+import numpy as np
+import pytest
+
+from fedwright.protocol.errors import OverBudget
+from fedwright.protocol.link.memory import MemoryBroker
+from fedwright.server_runtime.rounds import events
+from fedwright.server_runtime.rounds.store import Position
+from helpers.fleet import Running, Server, agents
+
+
+@pytest.fixture
+def broker():
+    return MemoryBroker()
+
+
+def test_a_device_whose_memory_shrinks_is_offered_less_in_the_same_round(broker, tmp_path):
+    free = {"bytes": 10**9}
+
+    def check(artifact, recipe):
+        if recipe.batch * 10**8 > free["bytes"]:
+            raise OverBudget(recipe.batch * 10**8, free["bytes"])
+
+    def another_program_starts(event):
+        if isinstance(event, events.RoundClosed):
+            free["bytes"] = 2 * 10**8
+
+    server = Server(broker, tmp_path, devices=2, rounds=2)
+    # A kept trainer was checked already, so this device makes a new one for every task.
+    small = Running(broker, "small", tmp_path, check=check)
+    small.agent._have.tools.kept.put = lambda *_, **__: None
+    with agents(broker, tmp_path, "a"):
+        server.run(observer=another_program_starts)
+    small.stop()
+
+    batches = [
+        [
+            planned.assignment.recipe.batch
+            for planned in server.store.plan(Position(number, 0))
+            if planned.device == "small"
+        ]
+        for number in (1, 2)
+    ]
+    assert batches == [[8], [8, 4, 2]]
+    assert [e.round for e in server.seen(events.UpdateTaken) if e.device == "small"] == [1, 2]
+
+
+def test_offers_of_less_survive_the_death_of_the_server(tmp_path):
+    def refuse_eight(artifact, recipe):
+        if recipe.batch > 2:
+            raise OverBudget(212_000_000, 180_000_000)
+
+    states = []
+    for name, interrupt in (("calm", False), ("killed", True)):
+        folder, broker = tmp_path / name, MemoryBroker()
+        server = Server(broker, folder, devices=2, rounds=2)
+        small = Running(broker, "small", folder, check=refuse_eight)
+
+        def die(event):
+            if isinstance(event, events.LessOffered):
+                raise KeyboardInterrupt
+
+        with agents(broker, folder, "a"):
+            if interrupt:
+                with pytest.raises(KeyboardInterrupt):
+                    server.run(observer=die)
+            states.append(server.run().state())
+        small.stop()
+        offered = [planned for planned in server.store.plan(Position(1, 0)) if planned.device == "small"]
+        assert [planned.assignment.recipe.batch for planned in offered] == [8, 4, 2]
+
+    for name, value in states[0].items():
+        np.testing.assert_array_equal(states[1][name], value)
