@@ -1,7 +1,20 @@
-"""Kinds of arguments that several commands take."""
+"""What the parsers of several commands share."""
 
 import argparse
 from pathlib import Path
+
+
+def command(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, summary: str, epilog: str
+) -> argparse.ArgumentParser:
+    """A parser for one command, whose help ends with the epilog as it is written."""
+    return commands.add_parser(
+        name,
+        help=summary,
+        description=summary[0].upper() + summary[1:] + ".",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
 
 
 def new_file(text: str) -> Path:

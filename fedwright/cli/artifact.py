@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedwright.cli.arguments import command
+
 if TYPE_CHECKING:
     from fedwright.protocol.artifact import Artifact
     from fedwright.server_runtime.artifacts.structure import Structure
@@ -28,12 +30,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     actions = parser.add_subparsers(metavar="ACTION", required=True)
-    _add_build(actions.add_parser("build", help="write manifest.json, train.onnx and eval.onnx"))
-    inspect = actions.add_parser("inspect", help="show what an artifact reads, writes and needs")
+    _add_build(command(actions, "build", "write manifest.json, train.onnx and eval.onnx", EXAMPLES))
+    inspect = command(actions, "inspect", "show what an artifact reads, writes and needs", EXAMPLES)
     inspect.add_argument("folder", type=Path)
     inspect.add_argument("--json", action="store_true", help="print the manifest as JSON instead")
     inspect.set_defaults(run=_inspect)
-    check = actions.add_parser("check", help="make the safety check of a device and one step with random data")
+    check = command(actions, "check", "make the safety check of a device and one step with random data", EXAMPLES)
     check.add_argument("folder", type=Path)
     check.add_argument("--batch", type=int, default=8, help="samples in the trial step (default 8)")
     check.add_argument("--json", action="store_true", help="print the result as JSON instead")

@@ -9,6 +9,7 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from fedwright.cli.arguments import command
 from fedwright.device_runtime.config import AgentConfig, default_state
 from fedwright.protocol.errors import ConfigError
 
@@ -36,13 +37,13 @@ MARKS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the commands of a device."""
-    device = _command(subparsers, "device", "run, check or install the agent on a device", EXAMPLES)
+    device = command(subparsers, "device", "run, check or install the agent on a device", EXAMPLES)
     commands = device.add_subparsers(metavar="COMMAND", required=True)
-    run = _command(commands, "run", "run the agent in the foreground", RUN_EXAMPLE)
+    run = command(commands, "run", "run the agent in the foreground", RUN_EXAMPLE)
     _agent_options(run, required=True)
     run.add_argument("--quiet", action="store_true", help="log problems only")
     run.set_defaults(run=_run)
-    doctor = _command(
+    doctor = command(
         commands,
         "doctor",
         "say what this board lacks, and what to do about it",
@@ -51,7 +52,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     _agent_options(doctor, required=False)
     doctor.add_argument("--json", action="store_true", help="print a JSON list instead")
     doctor.set_defaults(run=_doctor)
-    profile = _command(
+    profile = command(
         commands,
         "profile",
         "measure how fast this board trains; the agent tells the server",
@@ -61,7 +62,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     profile.add_argument("--json", action="store_true", help="print the profile as JSON")
     profile.add_argument("--out", type=Path, metavar="FILE", help="where to keep it (default: profile.json in --state)")
     profile.set_defaults(run=_profile)
-    install = _command(
+    install = command(
         commands,
         "install-service",
         "write a systemd unit that keeps the agent running",
@@ -73,18 +74,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     install.add_argument("--unit-dir", type=Path, metavar="DIR", help="where to write the unit")
     install.add_argument("--dry-run", action="store_true", help="print the unit, write nothing")
     install.set_defaults(run=_install, state=None)
-
-
-def _command(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, summary: str, epilog: str
-) -> argparse.ArgumentParser:
-    return commands.add_parser(
-        name,
-        help=summary,
-        description=summary[0].upper() + summary[1:] + ".",
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
 
 
 def _agent_options(parser: argparse.ArgumentParser, *, required: bool) -> None:

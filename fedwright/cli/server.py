@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedwright.cli.arguments import new_file
+from fedwright.cli.arguments import command, new_file
 
 if TYPE_CHECKING:
     from fedwright.server_runtime.config import FleetSection, RunConfig
@@ -21,23 +21,27 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the commands of the host."""
     server = subparsers.add_parser("server", help="run, resume, look at or export a run on the host")
     commands = server.add_subparsers(metavar="COMMAND", required=True)
-    run = _command(commands, "run", "run a config to its end", "fedwright server run run.toml")
+    run = command(commands, "run", "run a config to its end", "example:\n  fedwright server run run.toml")
     run.add_argument("config", metavar="CONFIG", type=Path, help="a TOML file; `fedwright init` writes one")
     run.add_argument("--json", type=new_file, metavar="FILE", help="write the result as JSON too")
     run.set_defaults(run=_run)
-    resume = _command(commands, "resume", "go on with a run that was stopped", "fedwright server resume runs/run")
+    resume = command(
+        commands, "resume", "go on with a run that was stopped", "example:\n  fedwright server resume runs/run"
+    )
     resume.add_argument("run_folder", metavar="RUN", type=Path, help="the folder of the run")
     resume.add_argument("--json", type=new_file, metavar="FILE", help="write the result as JSON too")
     resume.set_defaults(run=_resume)
-    status = _command(commands, "status", "say how far a run has come", "fedwright server status runs/run --json")
+    status = command(
+        commands, "status", "say how far a run has come", "example:\n  fedwright server status runs/run --json"
+    )
     status.add_argument("run_folder", metavar="RUN", type=Path, nargs="?", help="default: the newest in runs/")
     status.add_argument("--json", action="store_true", help="print JSON instead")
     status.set_defaults(run=_status)
-    enroll = _command(
+    enroll = command(
         commands,
         "enroll",
         "make certificates for devices, and for the broker when it has none",
-        "fedwright server enroll pi-01 pi-02 --broker mqtts://host:8883",
+        "example:\n  fedwright server enroll pi-01 pi-02 --broker mqtts://host:8883",
     )
     enroll.add_argument("devices", metavar="ID", nargs="+", help="ids of the devices to enroll")
     enroll.add_argument("--broker", required=True, metavar="URL", help="mqtts://host:port that the devices will use")
@@ -45,28 +49,16 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     enroll.add_argument("--trust", type=Path, default=Path("trust"), metavar="DIR", help="default: %(default)s")
     enroll.add_argument("--host", action="append", default=[], help="further name or address of the broker")
     enroll.set_defaults(run=_enroll)
-    export = _command(
+    export = command(
         commands,
         "export",
         "write a trained model as one ONNX file",
-        "fedwright server export --device pi-07 model.onnx",
+        "example:\n  fedwright server export --device pi-07 model.onnx",
     )
     export.add_argument("file", metavar="FILE", type=new_file, help="where to write it")
     export.add_argument("--device", default="", metavar="ID", help="the model of this device (default: the global one)")
     export.add_argument("--run", dest="run_folder", type=Path, metavar="RUN", help="default: the newest in runs/")
     export.set_defaults(run=_export)
-
-
-def _command(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, summary: str, example: str
-) -> argparse.ArgumentParser:
-    return commands.add_parser(
-        name,
-        help=summary,
-        description=summary[0].upper() + summary[1:] + ".",
-        epilog=f"example:\n  {example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
 
 
 def _run(args: argparse.Namespace) -> int:
