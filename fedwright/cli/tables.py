@@ -40,11 +40,10 @@ def record_row(record: "DeviceRecord") -> dict[str, Any]:
 
 
 def device_table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
-    """One line per device; where devices have less than the whole model, the width takes the CPU time's place."""
+    """One line per device; the width only where devices have less than the whole model."""
     texts = ["id", "profile"] if any("profile" in row for row in rows) else ["id"]
     narrow = any(row["width"] != 1 for row in rows)
-    # Both do not fit into 80 columns.
-    numbers = [column for column in NUMBERS if column[1] != ("cpu_s" if narrow else "width")]
+    numbers = [column for column in NUMBERS if narrow or column[1] != "width"]
     table = plain_table(title, ["device", *texts[1:]], [heading for heading, _, _ in numbers])
     for row in rows:
         table.add_row(*(row[key] for key in texts), *(show(row[key]) for _, key, show in numbers))
@@ -53,7 +52,7 @@ def device_table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
 
 def plain_table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
     """An empty table that fits on a terminal of 80 columns."""
-    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.pad_edge, table.show_edge, table.collapse_padding = False, False, True
     for column in texts:
         table.add_column(column)
