@@ -52,7 +52,7 @@ def device_table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
 
 def plain_table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
     """An empty table that fits on a terminal of 80 columns."""
-    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
     table.pad_edge, table.show_edge, table.collapse_padding = False, False, True
     for column in texts:
         table.add_column(column)
