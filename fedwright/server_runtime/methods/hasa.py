@@ -9,6 +9,7 @@ Differs: widths are allocated over all devices known so far, so that devices may
 Counts come with a device's report; `blocks/scores.py` has the sum under pairwise masks, which hides them.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -24,8 +25,10 @@ from fedwright.server_runtime.artifacts.structure import ModelSpec, Structure
 from fedwright.server_runtime.blocks.allocation import Budget, Rule, allocate
 from fedwright.server_runtime.blocks.scores import heterogeneity
 from fedwright.server_runtime.evaluate.metrics import realised_budget
-from fedwright.server_runtime.methods.base import Entry, Setting, Tensors, register
+from fedwright.server_runtime.methods.base import Assignment, Entry, Setting, Tensors, register
 from fedwright.server_runtime.methods.sliced import Sliced, need_bytes
+
+log = logging.getLogger(__name__)
 
 ROSTER = "note/roster"
 
@@ -92,11 +95,30 @@ class Hasa(Sliced):
         super().__init__(setting)
 
     def note(self, reports: Mapping[str, Report]) -> None:
-        """Remember new devices and allocate widths anew when there are any."""
-        new = {d: self._describe(d, r) for d, r in sorted(reports.items()) if r.trains and d not in self._known}
-        if new:
-            self._known |= new
-            self._allocate()
+        """Remember new devices and allocate widths anew when there are any; a device that cannot have one is left out.
+
+        With nobody left, or a budget that the first devices cannot meet, that is an error; a run under way goes on.
+        """
+        known, problems = dict(self._known), []
+        for device, report in sorted(reports.items()):
+            if report.trains and device not in known:
+                try:
+                    known[device] = self._describe(device, report)
+                except ConfigError as err:
+                    problems.append(err)
+        if not known and problems:
+            raise problems[0]
+        if known == self._known:
+            return
+        for problem in problems:
+            log.warning("%s; it takes no part", problem)
+        self._widths = self._allocated(known)
+        self._known = known
+
+    def assign(self, reports: Mapping[str, Report], round_number: int) -> dict[str, Assignment]:
+        """Everyone who has a width trains a submodel of it."""
+        self.note(reports)
+        return super().assign({d: r for d, r in reports.items() if d in self._known}, round_number)
 
     def _describe(self, device: str, report: Report) -> Known:
         data = report.data
@@ -113,22 +135,23 @@ class Hasa(Sliced):
             raise ConfigError(f"device {device} reports no class counts, which hasa scores; choose the rule 'size'")
         return Known(data.samples, cap, tuple(counts))
 
-    def _allocate(self) -> None:
-        known = dict(sorted(self._known.items()))
+    def _allocated(self, devices: Mapping[str, Known]) -> dict[str, float]:
+        known = dict(sorted(devices.items()))
         scores = np.array([entry.pixels for entry in known.values()])
         if any(entry.counts for entry in known.values()):
             classes = max(len(entry.counts) for entry in known.values())
             padded = [np.array(entry.counts + (0,) * (classes - len(entry.counts))) for entry in known.values()]
             scores = heterogeneity(padded, smoothing=self.params.smoothing)
-        widths = allocate(
-            self.params.rule,
-            scores,
-            [entry.samples for entry in known.values()],
-            self.params.limits(),
-            caps=[entry.cap for entry in known.values()],
-            size_share=self.params.size_share,
-        )
-        self._widths = dict(zip(known, widths.tolist(), strict=True))
+        samples, caps = [entry.samples for entry in known.values()], [entry.cap for entry in known.values()]
+        rule, budget = self.params.rule, self.params.limits()
+        try:
+            widths = allocate(rule, scores, samples, budget, caps=caps, size_share=self.params.size_share)
+        except ConfigError as err:
+            if not self._widths:
+                raise
+            log.warning("new devices are too small for the budget (%s); they get what they can hold", err)
+            return {device: self._widths.get(device, entry.cap) for device, entry in known.items()}
+        return dict(zip(known, widths.tolist(), strict=True))
 
     def _cap(self, device: str, free_bytes: int) -> float:
         """u_i: the largest width whose training fits into the device's free memory."""
@@ -176,15 +199,14 @@ class Hasa(Sliced):
 
     def state(self) -> Tensors:
         """The global weights, and the devices whose data decides the widths."""
-        roster = msgspec.json.encode(self._known, order="sorted")
+        roster = msgspec.json.encode((self._known, self._widths), order="sorted")
         return {**super().state(), ROSTER: np.frombuffer(roster, np.uint8)}
 
     def restore(self, state: Tensors) -> None:
         """Continue from a saved state."""
-        self._known = msgspec.json.decode(state[ROSTER].tobytes(), type=dict[str, Known])
+        roster = msgspec.json.decode(state[ROSTER].tobytes(), type=tuple[dict[str, Known], dict[str, float]])
+        self._known, self._widths = roster
         super().restore(state)
-        if self._known:
-            self._allocate()
 
 
 register(Entry("hasa", "wider submodels for devices whose data is unlike everyone's", HasaParams, Hasa))

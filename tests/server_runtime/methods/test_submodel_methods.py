@@ -179,7 +179,26 @@ def test_hasa_caps_widths_by_memory():
     # 1.25 * 1e6 * r <= 5e5 allows widths up to 0.4
     assert method.width_of("a") == pytest.approx(0.4, abs=0.01)
     with pytest.raises(ConfigError, match=r"device tiny has room for 0 MB but width 0\.2 needs more"):
-        method.assign({"tiny": device(free_bytes=1000)}, 2)
+        make("hasa", manifest=manifest).assign({"tiny": device(free_bytes=1000)}, 1)
+
+
+def test_hasa_leaves_out_a_device_that_is_too_small(caplog):
+    def manifest(structure):
+        return SimpleNamespace(fixed_bytes=int(1e6 * zoo.width_of(structure.spec)), sample_bytes=0)
+
+    method = make("hasa", manifest=manifest)
+    found = method.assign({"a": device(), "tiny": device(free_bytes=1000), "z": device((9, 1, 7, 7))}, 1)
+    assert sorted(found) == ["a", "z"]
+    assert "device tiny has room for 0 MB" in caplog.text
+
+
+def test_hasa_goes_on_when_late_devices_cannot_meet_the_budget(caplog):
+    method = make("hasa", caps={"small": 0.2})
+    before = method.assign({"a": device(), "b": device((9, 1, 7, 7))}, 1)
+    after = method.assign({"a": device(), "b": device((9, 1, 7, 7)), "small": device(samples=10_000)}, 2)
+    assert method.width_of("small") == 0.2
+    assert after["a"].structure == before["a"].structure
+    assert "too small for the budget" in caplog.text
 
 
 def test_hasa_caps_widths_by_board_profile():
