@@ -27,6 +27,7 @@ CASES = {
     "mlp": Case((64,), 10, 17_226),
     "mlp-lora": Case((784,), 10, 1_902_810),
     "cnn-small": Case((1, 8, 8), 10, 21_546),
+    "cnn-lora": Case((1, 8, 8), 10, 21_546 + 4 * (544 + 42)),
     "lenet": Case((1, 28, 28), 10, 215_370),
     "lenet-valid": Case((3, 32, 32), 10, 64_102),
     "lenet-lora": Case((3, 32, 32), 10, 64_102 + 4 * 850),
@@ -227,7 +228,7 @@ def test_same_seed_same_weights(name: str) -> None:
     assert torch.equal(torch.get_rng_state(), drawn)
 
 
-@pytest.mark.parametrize("name", ["mlp-lora", "lenet-lora", "vit-lora"])
+@pytest.mark.parametrize("name", ["mlp-lora", "cnn-lora", "lenet-lora", "vit-lora"])
 def test_rank_is_left_alone_by_width(name: str) -> None:
     spec = replace(spec_of(name), sizes=(("rank", 1),))
 

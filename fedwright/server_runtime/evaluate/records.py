@@ -35,6 +35,7 @@ class DeviceRecord:
 def device_records(store: RoundStore, *, rounds: int) -> dict[str, DeviceRecord]:
     """Records of all devices that answered at least once; the stage after the last round is the closing evaluation."""
     records: dict[str, DeviceRecord] = {}
+    last: dict[str, int] = {}
     for position in [*(closed.position for closed in store.closed()), Position(rounds + 1, 0)]:
         replies = store.replies(position)
         for planned in store.plan(position) or []:
@@ -42,17 +43,22 @@ def device_records(store: RoundStore, *, rounds: int) -> dict[str, DeviceRecord]
             if reply is not None and reply.update is not None:
                 record = records.setdefault(planned.device, DeviceRecord(planned.device))
                 record.width = width_of(planned.assignment.structure.spec)
-                _add(record, reply.update.stats, evaluation=position.round > rounds)
+                again = last.get(planned.device) == position.round
+                _add(record, reply.update.stats, evaluation=position.round > rounds, again=again)
+                last[planned.device] = position.round
     return records
 
 
-def _add(record: DeviceRecord, stats: Stats, *, evaluation: bool) -> None:
+def _add(record: DeviceRecord, stats: Stats, *, evaluation: bool, again: bool) -> None:
+    """again: a further task of the same round, as in a relay."""
     if stats.holdout and stats.correct_before is not None:
         accuracy = stats.correct_before / stats.holdout
         if record.accuracy_before is None:
             record.accuracy_before = accuracy
         record.accuracy_after = accuracy
-    if not evaluation:
+    if again:
+        record.task_s[-1] += stats.task_s
+    elif not evaluation:
         record.samples = stats.samples
         record.rounds += 1
         record.task_s.append(stats.task_s)

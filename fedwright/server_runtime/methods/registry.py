@@ -1,6 +1,6 @@
 """All methods there are: importing this module registers them."""
 
-from fedwright.server_runtime.methods import framp, hasa
+from fedwright.server_runtime.methods import framp, hasa, hyperflora
 from fedwright.server_runtime.methods.base import METHODS, Entry, find
 from fedwright.server_runtime.methods.baselines import (
     fedavg,
@@ -25,6 +25,7 @@ __all__ = [
     "framp",
     "hasa",
     "heterofl",
+    "hyperflora",
     "pfedhn",
     "scalefl",
 ]

@@ -129,6 +129,17 @@ ENTRIES = (
         _cnn_small,
     ),
     ModelEntry(
+        "cnn-lora",
+        "cnn-small with low-rank adapters on its linear layers",
+        "image",
+        {"conv1": 16, "conv2": 32, "fc1": 32, "rank": 4},
+        (1, 8, 8),
+        10,
+        _cnn_small,
+        uncut=("rank",),
+        rank="rank",
+    ),
+    ModelEntry(
         "lenet",
         "LeNet with 16 and 32 padded 5×5 filters",
         "image",

@@ -1,0 +1,70 @@
+"""Low-rank adapters as tensors, and the pairing of devices that train one adapter in turn."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+DOWN, UP = "lora_down", "lora_up"
+
+
+def merge(weights: Mapping[str, Array]) -> dict[str, Array]:
+    """The same model without adapters: W + up · down."""
+    merged = {name: value for name, value in weights.items() if name.rpartition(".")[2] not in (DOWN, UP)}
+    for name, down in weights.items():
+        layer, _, last = name.rpartition(".")
+        if last == DOWN:
+            prefix = f"{layer}." if layer else ""
+            merged[f"{prefix}weight"] = merged[f"{prefix}weight"] + weights[f"{prefix}{UP}"] @ down
+    return merged
+
+
+def head_spreads(names: Sequence[str], hidden: int) -> dict[str, float]:
+    """How large a hypernetwork's head weights begin: 0 for second factors, a tenth of torch's default for first ones.
+
+    With both at zero no gradient would flow; with neither the base model would be disturbed from the start.
+    """
+    spread = 0.1 / np.sqrt(3.0 * hidden)
+    return {name: float(spread) if name.endswith(DOWN) else 0.0 for name in names}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Devices that take turns with one adapter, and the classes whose samples they use."""
+
+    turns: tuple[str, ...]
+    classes: tuple[int, ...]
+
+
+def pair_up(owned: Mapping[str, Sequence[int]], exchanges: int, rng: np.random.Generator) -> list[Pair]:
+    """Pairs of shuffled devices; an odd one is left over. Each pair uses half of the union of its classes.
+
+    A device without any of these classes has no turn; a pair of which neither has any is dropped.
+    """
+    order = [sorted(owned)[place] for place in rng.permutation(len(owned))]
+    pairs = []
+    for first, second in zip(order[::2], order[1::2], strict=False):
+        union = sorted({*owned[first], *owned[second]})
+        drawn = sorted(rng.choice(union, max(1, len(union) // 2), replace=False).tolist()) if union else []
+        turns = take_turns((first, second), owned, drawn, exchanges)
+        if turns:
+            pairs.append(Pair(turns, tuple(drawn)))
+    return pairs
+
+
+def take_turns(
+    pair: tuple[str, str], owned: Mapping[str, Sequence[int]], drawn: Sequence[int], exchanges: int
+) -> tuple[str, ...]:
+    """Who has the adapter when: first and second in turn, without those that have no sample of the drawn classes."""
+    able = [device for device in pair if set(owned[device]) & set(drawn)]
+    return tuple(able) * exchanges
+
+
+def round_values(*, selected: int, pairs: int, exchanges: int, classes: int, adapter: int) -> int:
+    """Numbers on the wire in a round: 2 M |r| + (2 M + 4 E M_pair) |ρ|; without pairs M |r| + 2 M |ρ|."""
+    indicators = 2 * selected if pairs else selected
+    return indicators * classes + (2 * selected + 4 * exchanges * pairs) * adapter

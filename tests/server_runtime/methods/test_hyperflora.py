@@ -1,0 +1,224 @@
+"""HyperFLoRA: pre-training, adapters, pairs that pass one on, bystanders, variants."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedwright.benchmarks.simulate import simulate
+from fedwright.protocol import tensors
+from fedwright.protocol.blobs import BlobStore
+from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.messages import DataSummary, Stats
+from fedwright.server_runtime import zoo
+from fedwright.server_runtime.artifacts.builder import initial_weights
+from fedwright.server_runtime.artifacts.structure import ModelSpec
+from fedwright.server_runtime.methods.base import Absorbed
+from fedwright.server_runtime.methods.hyperflora import HyperFLoRA, HyperFLoRAParams
+from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
+from helpers.fleet import report, setting
+from helpers.simulation import make_config
+
+SPEC = ModelSpec("cnn-lora", (1, 8, 8), 4)
+STATS = Stats(samples=10, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
+COUNTS = {"a": [8, 8, 0, 0], "b": [0, 8, 8, 0], "c": [0, 0, 8, 8], "d": [8, 0, 0, 8]}
+
+
+def make(spec=SPEC, **changes):
+    initial = initial_weights(zoo.create(spec, seed=1))
+    params = HyperFLoRAParams(**{"pretrain_rounds": 0, "exchanges": 2, **changes})
+    return HyperFLoRA(params, setting(spec=spec, initial=initial))
+
+
+def reports(**more):
+    return {
+        device: report(data=DataSummary(24, 8, [1, 8, 8], 4, class_counts=counts))
+        for device, counts in {**COUNTS, **more}.items()
+    }
+
+
+def play(method, number=1, *, change=0.1, silent=()):
+    """A whole round with its relays; returns the emissions of each stage."""
+    stage, seen = method.assign(reports(), number), []
+    while stage:
+        emissions = {device: method.emit(device, assignment) for device, assignment in sorted(stage.items())}
+        seen.append((dict(stage), emissions))
+        relays = []
+        for device, assignment in sorted(stage.items()):
+            if device not in silent:
+                sent = {name: np.full_like(value, change) for name, value in emissions[device].weights.items()}
+                relays.append(method.absorb(device, Absorbed(sent, STATS, assignment)))
+        stage = {relay.device: relay.assignment for relay in relays if relay is not None}
+    method.advance()
+    return seen
+
+
+def test_pretraining_trains_the_base_and_then_it_is_frozen():
+    method = make(pretrain_rounds=1)
+    before = dict(method._base)
+    first = play(method, 1)
+    assert len(first) == 1
+    assert set(first[0][1]["a"].weights) == set(before)
+    np.testing.assert_allclose(method._base["head.bias"], before["head.bias"] + 0.1, atol=1e-6)
+    frozen = dict(method._base)
+    second = play(method, 2)
+    assert all(name.rpartition(".")[2].startswith("lora_") for name in second[0][1]["a"].weights)
+    for name, value in frozen.items():
+        np.testing.assert_array_equal(method._base[name], value)
+
+
+def test_the_base_is_one_dictionary_for_everyone():
+    seen = play(make())
+    frozen = [emission.frozen for _, emissions in seen for emission in emissions.values()]
+    assert all(each is frozen[0] for each in frozen)
+
+
+def test_at_the_start_an_adapter_changes_nothing():
+    method = make()
+    method.assign(reports(), 1)
+    weights = method.personal("a")[1]
+    np.testing.assert_array_equal(weights["head.weight"], method._base["head.weight"])
+
+
+def test_a_pairs_adapter_goes_to_and_fro():
+    method = make(exchanges=2)
+    seen = play(method)
+    assert len(seen) == 1 + 2 * 2
+    # every hop moves the adapter by 0.1 and the next one begins there
+    for hop, (stage, emissions) in enumerate(seen[1:]):
+        assert all(assignment.recipe.epochs == 1 for assignment in stage.values())
+        ups = [float(emission.weights["head.lora_up"][0, 0]) for emission in emissions.values()]
+        np.testing.assert_allclose(ups, 0.1 * hop, atol=1e-6)
+    assert set(seen[1][0]) != set(seen[2][0])
+    assert set(seen[1][0]) >= set(seen[3][0])
+
+
+def test_pairs_use_half_of_their_classes():
+    stage, _ = play(make())[1]
+    for assignment in stage.values():
+        assert 1 <= len(assignment.recipe.classes) <= 2
+
+
+def test_a_device_that_stays_silent_costs_only_its_pair():
+    method = make()
+    before = method.personal("a")[1]["head.weight"].copy()
+    stages = play(method, silent=("a", "b"))
+    assert len(stages) <= 5
+    assert method._passed == {}
+    assert play(method, 2)
+    assert not np.array_equal(method.personal("a")[1]["head.weight"], before)
+
+
+def test_without_pairs_a_round_has_one_stage():
+    assert len(play(make(pairs=False))) == 1
+
+
+def test_variants_move_differently():
+    found = {}
+    for name, changes in {"mean": {}, "sequential": {"sequential": True}}.items():
+        method = make(pairs=False, **changes)
+        play(method)
+        found[name] = method.personal("a")[1]["head.weight"]
+    assert not np.allclose(found["mean"], found["sequential"])
+
+
+def test_the_head_variant_writes_the_head_too():
+    method = make(head=True)
+    emission = play(method)[0][1]["a"]
+    assert {"head.weight", "head.bias"} <= emission.weights.keys()
+    assert not {"head.weight", "head.bias"} & emission.frozen.keys()
+
+
+def test_bystanders_get_a_merged_model_and_never_train():
+    method = make()
+    play(method)
+    late = report(data=DataSummary(24, 8, [1, 8, 8], 4, class_counts=[1, 1, 0, 0]), trains=False)
+    method.meet({**reports(), "late": late})
+    spec, weights = method.personal("late")
+    assert spec == ModelSpec("cnn-small", (1, 8, 8), 4)
+    np.testing.assert_array_equal(weights["head.weight"], method.personal("a")[1]["head.weight"])
+    assert "late" not in method.assign({**reports(), "late": late}, 2)
+
+
+def test_a_merged_model_computes_what_the_adapted_one_does():
+    method = make()
+    play(method)
+    spec, merged = method.personal("a")
+    rho = method._net().generate(method._known.rows["a"][None])[0]
+    adapted = zoo.create(method._spec, seed=0)
+    adapted.load_state_dict({n: torch.from_numpy(v) for n, v in {**method._base, **rho}.items()})
+    plain = zoo.create(spec, seed=0)
+    plain.load_state_dict({n: torch.from_numpy(v) for n, v in merged.items()})
+    x = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(plain(x), adapted(x), atol=1e-5, rtol=1e-4)
+
+
+def test_a_device_without_the_memory_to_train_is_a_bystander():
+    class Manifest:
+        fixed_bytes, sample_bytes = 10**8, 0
+
+    method = make()
+    method._setting = setting(spec=SPEC, manifest=lambda structure: Manifest)
+    small = {**reports(), "b": report(data=reports()["b"].data, free_bytes=10**7)}
+    assert set(method.assign(small, 1)) == {"a", "c", "d"}
+    assert method.personal("b")[0].model == "cnn-small"
+
+
+def test_masked_logits_give_only_owned_classes():
+    method = make(mask_logits=True)
+    method.assign(reports(), 1)
+    bias = method.personal("a")[1]["head.bias"]
+    assert (bias[2:] < -1000).all()
+    assert (bias[:2] > -10).all()
+
+
+def test_a_device_without_classes_is_left_out(caplog):
+    method = make()
+    assert set(method.assign(reports(e=[0, 0, 0, 0]), 1)) == set(COUNTS)
+    assert "holds no class at all" in caplog.text
+    np.testing.assert_array_equal(method.personal("e")[1]["head.weight"], method._base["head.weight"])
+
+
+def test_a_model_without_adapters_is_refused():
+    with pytest.raises(ConfigError, match="has no adapters"):
+        make(ModelSpec("cnn-small", (1, 8, 8), 4))
+
+
+def test_in_the_middle_of_a_round_a_restored_one_goes_on_alike():
+    whole = make()
+    saved = whole.state()
+    stage = whole.assign(reports(), 1)
+    for _ in range(5):
+        emissions = {device: whole.emit(device, assignment) for device, assignment in stage.items()}
+        resumed = make()
+        resumed.restore(saved)
+        relays = []
+        for device, assignment in sorted(stage.items()):
+            sent = {name: np.full_like(value, 0.1) for name, value in emissions[device].weights.items()}
+            relays.append(whole.absorb(device, Absorbed(sent, STATS, assignment)))
+            assert resumed.absorb(device, Absorbed(sent, STATS, assignment)) == relays[-1]
+        saved = {name: value.copy() for name, value in whole.state().items()}
+        stage = {relay.device: relay.assignment for relay in relays if relay is not None}
+    for method in (whole, resumed):
+        method.advance()
+        method.meet(reports())
+    for name, value in whole.state().items():
+        np.testing.assert_array_equal(resumed.state()[name], value)
+
+
+def test_the_base_travels_once(tmp_path):
+    config, text = make_config(
+        tmp_path,
+        rounds=3,
+        model={"model": "cnn-lora"},
+        method={"name": "hyperflora", "pretrain_rounds": 1, "exchanges": 1},
+        simulate={"rows": 120, "evaluate_every": 0},
+    )
+    simulate(config, text)
+    store = SqliteRoundStore(tmp_path / "run/rounds.sqlite")
+    plans = [planned for closed in store.closed() for planned in store.plan(closed.position)]
+    store.close()
+    frozen = {planned.task.frozen.sha256 for planned in plans if planned.task.round > 1}
+    assert len(frozen) == 1
+    assert "head.weight" in tensors.load(BlobStore(tmp_path / "run/blobs").path(frozen.pop()))
+    adapters = {planned.task.weights.size_bytes for planned in plans if planned.task.round > 1}
+    assert max(adapters) < 4 * (544 + 42) + 1000
