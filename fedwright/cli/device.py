@@ -89,6 +89,10 @@ def _agent_options(parser: argparse.ArgumentParser, *, required: bool) -> None:
     add("--provider", default="cpu", help="cpu, cuda or auto (default: %(default)s)")
     add("--holdout", type=float, default=0.2, metavar="RATIO", help="share kept for measuring (default: %(default)s)")
     add("--profile", default="", help="name of the emulated device, for the report")
+    add("--max-temperature", type=float, metavar="C", help="pause training when the board is hotter")
+    add("--min-battery", type=float, metavar="RATIO", help="pause training when less is left and it is not charging")
+    add("--max-load", type=float, metavar="RATIO", help="pause training when others use more of each core")
+    add("--nice", type=int, default=0, metavar="N", help="step back behind other programs, 0 to 19 (default: 0)")
     add("--evaluate-only", action="store_true", help="measure models on the data, never train")
     add("--once", action="store_true", help="leave when the run is over")
 
@@ -115,6 +119,10 @@ def config_of(args: argparse.Namespace) -> AgentConfig:
         trains=not args.evaluate_only,
         once=args.once,
         bundle=args.bundle,
+        most_temperature_c=args.max_temperature,
+        least_battery_ratio=args.min_battery,
+        most_load_ratio=args.max_load,
+        nice=args.nice,
     )
 
 

@@ -22,7 +22,8 @@ class AgentConfig:
     the installed onnxruntime can). profile: name of an emulated
     device, for the report only. trains: False makes a device that only evaluates. once: leave when the
     server says that the run is over, instead of waiting for the next one. bundle: folder that enrolment
-    made; without one the agent is in development mode.
+    made; without one the agent is in development mode. most_temperature_c, least_battery_ratio, most_load_ratio (what
+    others use, per core): training pauses beyond them. nice: how far the agent steps back behind other programs.
     """
 
     broker: str
@@ -38,6 +39,10 @@ class AgentConfig:
     trains: bool = True
     once: bool = False
     bundle: Path | None = None
+    most_temperature_c: float | None = None
+    least_battery_ratio: float | None = None
+    most_load_ratio: float | None = None
+    nice: int = 0
 
     def identity(self) -> "Bundle | None":
         """Certificate, key and the server's key from the bundle."""

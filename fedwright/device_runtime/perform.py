@@ -9,6 +9,7 @@ import numpy as np
 from msgspec import structs
 
 from fedwright.device_runtime.data.local import LocalData
+from fedwright.device_runtime.guard import Guard
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.train.base import StepResult, Tensors, Trainer
 from fedwright.device_runtime.train.kept import Kept
@@ -35,6 +36,7 @@ class Tools:
     check: CheckArtifact
     checkpoint: Checkpoint
     kept: Kept = field(default_factory=Kept)
+    guard: Guard | None = None
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ def perform(
     should_stop: Callable[[], bool],
 ) -> Result:
     """Do the task; continues from the checkpoint when it belongs to this task."""
+    if tools.guard is not None:
+        should_stop = tools.guard.watching(should_stop)
     wall_s, cpu_s = time.monotonic(), time.process_time()
     received, masks = deltas.load(inputs.weights)
     trainer = _trainer(task, inputs, tools, masks=masks)

@@ -91,8 +91,16 @@ def arguments(config: AgentConfig) -> list[str]:
     words = ["--broker", config.broker, "--device", config.device, "--data", config.data, "--fleet", config.fleet]
     words += ["--state", str(config.state), "--threads", str(config.threads), "--backend", config.backend]
     words += ["--provider", config.provider, "--holdout", repr(config.holdout_ratio)]
-    for option, value in (("--profile", config.profile), ("--bundle", config.bundle)):
-        if value:
+    optional = {
+        "--profile": config.profile or None,
+        "--bundle": config.bundle,
+        "--max-temperature": config.most_temperature_c,
+        "--min-battery": config.least_battery_ratio,
+        "--max-load": config.most_load_ratio,
+        "--nice": config.nice or None,
+    }
+    for option, value in optional.items():
+        if value is not None:
             words += [option, str(value)]
     return words + (["--once"] if config.once else []) + ([] if config.trains else ["--evaluate-only"])
 

@@ -1,13 +1,16 @@
 """Puts an agent together from its settings and runs it until it is dismissed or asked to stop."""
 
 import logging
+import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 from fedwright.device_runtime import facts
 from fedwright.device_runtime.agent import Agent, Holdings, Identity
 from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.data import load
+from fedwright.device_runtime.guard import Guard, Limits, board_state
 from fedwright.device_runtime.perform import CheckArtifact, MakeTrainer, Tools
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.journal import Journal
@@ -33,6 +36,9 @@ def run_agent(config: AgentConfig) -> None:
     topics.check_name(config.device, what="device id")
     topics.check_name(config.fleet, what="fleet")
     threads = config.threads or facts.cores()
+    limits = Limits(config.most_temperature_c, config.least_battery_ratio, config.most_load_ratio)
+    if config.nice:
+        os.nice(config.nice)
     data = load(config.data, holdout_ratio=config.holdout_ratio, seed=SPLIT_SEED)
     folder = config.state / config.fleet / config.device
     journal = Journal(folder)
@@ -42,7 +48,10 @@ def run_agent(config: AgentConfig) -> None:
         blobs=BlobStore(folder / "blobs", limit_bytes=BLOB_LIMIT_BYTES),
         journal=journal,
         residual=Residual(folder),
-        tools=make_tools(config.backend, threads=threads, folder=folder, provider=config.provider),
+        tools=replace(
+            make_tools(config.backend, threads=threads, folder=folder, provider=config.provider),
+            guard=Guard(limits, lambda: board_state(threads)) if limits.given() else None,
+        ),
         trains=config.trains,
     )
     try:
