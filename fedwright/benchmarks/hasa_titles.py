@@ -12,7 +12,7 @@ from fedwright.benchmarks.suite import Finished, Job, check, mean, merged, read_
 from fedwright.server_runtime.config import SimulateSection
 from fedwright.server_runtime.evaluate.metrics import LstmCost, paired, realised_budget
 
-FIGURES = ("mean", "worst", "p10", "weighted_mean", "perplexity")
+FIGURES = {"mean": "mean", "worst": "worst", "p10": "p10", "weighted_mean": "by size", "perplexity": "PPL"}
 BUDGET_TOLERANCE = 0.01
 
 Runs = Mapping[str, list[Finished]]
@@ -40,7 +40,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "accuracy on each device's test titles, in percent, beside the paper's Table I": [
             _row(rule, own, vocabulary, found["paper"].get(rule)) for rule, own in runs.items()
         ],
-        "paired seeds": [_pair(rule, runs["hasa"], own) for rule, own in runs.items() if rule != "hasa"],
+        "paired seeds": [
+            row for rule, own in runs.items() if rule != "hasa" for row in _pairs(rule, runs["hasa"], own)
+        ],
         "hasa - uniform in mean accuracy (points), by round": curve(runs["hasa"], runs["uniform"]),
         "always answering <unk>, in percent": [{"mean": 100 * mean(floor), "worst": 100 * min(floor)}],
     }
@@ -67,16 +69,16 @@ def always_unknown(section: Mapping[str, Any]) -> tuple[int, list[float]]:
 
 def _row(rule: str, own: list[Finished], vocabulary: int, paper: list[float] | None) -> dict[str, Any]:
     row: dict[str, Any] = {"rule": rule}
-    for name in FIGURES:
+    for name, column in FIGURES.items():
         scale = 1.0 if name == "perplexity" else 100.0
-        row[name.replace("_", " ")] = scale * mean(figure(job, name) for job in own)
+        row[column] = scale * mean(figure(job, name) for job in own)
     row["round"] = mean(chosen(job) + 1 for job in own)
     widths, samples = _widths(own[0])
     cost = LstmCost(vocabulary=vocabulary)
     row["budget"] = realised_budget(widths, samples)
     shares = np.array(samples) / sum(samples)
     row["MACs %"] = 100 * float(shares @ [cost.macs(width) for width in widths]) / cost.macs(1.0)
-    row["upload MB"] = 4e-6 * float(shares @ [cost.params(width) for width in widths])
+    row["MB up"] = 4e-6 * float(shares @ [cost.params(width) for width in widths])
     if paper is not None:
         row |= dict(zip(("paper mean", "paper worst", "paper p10"), paper, strict=True))
     return row
@@ -87,18 +89,23 @@ def _widths(own: Finished) -> tuple[list[float], list[int]]:
     return [record.width for record in records], [record.samples for record in records]
 
 
-def _pair(rule: str, hasa: list[Finished], other: list[Finished]) -> dict[str, Any]:
-    row: dict[str, Any] = {"hasa against": rule}
+def _pairs(rule: str, hasa: list[Finished], other: list[Finished]) -> list[dict[str, Any]]:
+    rows = []
     for name, scale in (("mean", 100.0), ("perplexity", 1.0)):
         test = paired([scale * figure(job, name) for job in hasa], [scale * figure(job, name) for job in other])
-        row |= {
-            f"{name} difference": test.mean,
-            f"{name} t": test.t,
-            f"{name} p (t)": test.t_p,
-            f"{name} p (Wilcoxon)": test.wilcoxon_p,
-            f"{name} effect": test.effect,
-        }
-    return row
+        rows.append(
+            {
+                "hasa against": rule,
+                "figure": FIGURES[name],
+                "difference": test.mean,
+                "wins": test.wins,
+                "t": test.t,
+                "p (t)": test.t_p,
+                "p (Wilcoxon)": test.wilcoxon_p,
+                "effect": test.effect,
+            }
+        )
+    return rows
 
 
 def curve(hasa: list[Finished], uniform: list[Finished]) -> list[dict[str, float]]:
