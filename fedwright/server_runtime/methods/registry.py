@@ -9,6 +9,7 @@ from fedwright.server_runtime.methods.baselines import (
     fedrolex,
     fiarse,
     heterofl,
+    masked,
     pfedhn,
     scalefl,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "hasa",
     "heterofl",
     "hyperflora",
+    "masked",
     "pfedhn",
     "scalefl",
 ]
