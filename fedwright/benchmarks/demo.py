@@ -4,7 +4,7 @@ import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import copyfile
 
@@ -110,6 +110,7 @@ def run_demo(options: DemoOptions, observer: events.Observer = events.ignore) ->
         fleet = stack.enter_context(EmulatedFleet(folder / "logs", slowdown=slowdown))
         for device, profile in members:
             agent = _agent(device, profile, config=config, data=sources[device], folder=folder)
+            agent = replace(agent, broker=fleet.link(device, profile, broker.url))
             fleet.start(device, profile, agent_command(agent))
         try:
             outcome = runs.execute(config, text, link=link, observer=observer)

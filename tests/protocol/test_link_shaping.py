@@ -26,7 +26,9 @@ def broker() -> Iterator[Broker]:
         yield running
 
 
-@pytest.mark.parametrize("shape", [{"bytes_per_s": 0}, {"bytes_per_s": -1.0}, {"delay_s": -0.1}], ids=str)
+@pytest.mark.parametrize(
+    "shape", [{"bytes_per_s": 0}, {"bytes_per_s": -1.0}, {"delay_s": -0.1}, {"loss_ratio": 1.0}], ids=str
+)
 def test_impossible_shapes_are_refused(shape: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="must be"):
         Shape(**shape)
@@ -46,6 +48,16 @@ def test_bytes_pass_unchanged_and_late() -> None:
 
     assert received == data
     assert 0.29 < took_s < 5
+
+
+def test_lost_packets_come_later_and_ever_later() -> None:
+    shape = Shape(delay_s=0.25, loss_ratio=0.1)
+
+    # Ten packets pass together with 0.9^10 = 0.35: lost, lost again, then through; 0.5 s and 1 s of waiting.
+    draws = iter([0.9, 0.5, 0.2])
+    assert shape.resend_s(14_600, lambda: next(draws)) == pytest.approx(1.5)
+    assert shape.resend_s(14_600, lambda: 0.3) == 0.0
+    assert Shape().resend_s(10**9, lambda: 1.0) == 0.0
 
 
 def test_a_target_that_is_away_closes_the_connection() -> None:

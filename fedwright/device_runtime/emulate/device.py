@@ -5,8 +5,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedwright.device_runtime.config import AgentConfig
@@ -15,6 +16,7 @@ from fedwright.device_runtime.emulate.meter import Meter
 from fedwright.device_runtime.emulate.profiles import DeviceProfile
 from fedwright.device_runtime.service import arguments
 from fedwright.protocol.errors import DeviceError
+from fedwright.protocol.link.shaping import Shape
 
 # Devices yield to the server and the broker, which a real fleet has on another machine.
 NICE = 5
@@ -27,6 +29,8 @@ class Enforced:
     """Which limits held a device, and the highest CPU share it was seen to use over a second.
 
     slowdown: how many times slower than its profile says it was made to run, because the host has too few cores.
+    link: what its way to the broker let through, by a proxy that it was told to connect to. plug_pulls: how often it
+    was killed on purpose so far.
     """
 
     memory_bytes: int
@@ -34,6 +38,9 @@ class Enforced:
     slowdown: float
     cpu_mechanism: Mechanism
     measured_share: float
+    link: Shape | None = None
+    link_mechanism: str = "none"
+    plug_pulls: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,8 @@ class Host:
     limiter: CpuLimiter
     meter: Meter
     slowdown: float = 1.0
+    links: dict[str, Shape] = field(default_factory=dict)
+    pulls: Counter[str] = field(default_factory=Counter)
 
 
 class EmulatedDevice:
@@ -62,6 +71,7 @@ class EmulatedDevice:
     def __init__(self, device: str, profile: DeviceProfile, *, command: Sequence[str], host: Host) -> None:
         self.device = device
         self.profile = profile
+        self.command = list(command)
         self.log_file = host.folder / f"{device}.log"
         self.outcome: Outcome | None = None
         self._host = host
@@ -139,6 +149,9 @@ class EmulatedDevice:
                 slowdown=self._host.slowdown,
                 cpu_mechanism=self._host.limiter.mechanism,
                 measured_share=self._usage.peak_share,
+                link=self._host.links.get(self.device),
+                link_mechanism="TCP proxy" if self.device in self._host.links else "none",
+                plug_pulls=self._host.pulls[self.device],
             ),
         )
 

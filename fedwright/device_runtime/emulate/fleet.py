@@ -4,11 +4,14 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
+from urllib.parse import urlsplit
 
-from fedwright.device_runtime.emulate.device import EmulatedDevice, Host, Outcome
+from fedwright.device_runtime.emulate.device import STOP_TIMEOUT_S, EmulatedDevice, Host, Outcome
 from fedwright.device_runtime.emulate.limits import CpuLimiter, cpu_limiter
 from fedwright.device_runtime.emulate.meter import Meter
 from fedwright.device_runtime.emulate.profiles import DeviceProfile, load_profile
+from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.link.shaping import Proxy
 
 # The rest of the host's cores is for the server and the broker.
 USABLE_CORES = 0.8
@@ -20,6 +23,31 @@ class EmulatedFleet:
     def __init__(self, folder: Path, *, slowdown: float = 1.0, limiter: CpuLimiter | None = None) -> None:
         self._host = Host(folder, limiter or cpu_limiter(), Meter(), slowdown)
         self.devices: dict[str, EmulatedDevice] = {}
+        self._proxies: dict[str, Proxy] = {}
+
+    def link(self, device: str, profile: str | DeviceProfile, broker: str) -> str:
+        """The address at which this device finds the broker: through a proxy when its profile says how its link is."""
+        shape = (load_profile(profile) if isinstance(profile, str) else profile).link
+        if shape is None:
+            return broker
+        parts = urlsplit(broker)
+        if parts.scheme != "mqtt" or parts.hostname is None:
+            raise ConfigError(f"a link to {broker} cannot be shaped; emulated devices need an mqtt:// broker")
+        proxy = Proxy(parts.hostname, parts.port or 1883, shape, seed=len(self._proxies)).start()
+        self._proxies[device] = proxy
+        self._host.links[device] = shape
+        return proxy.url
+
+    def pull_plug(self, device: str) -> None:
+        """Kill a device as a power cut would; `plug_in` starts it again."""
+        self._host.pulls[device] += 1
+        self.devices[device].kill()
+        self.devices[device].wait(STOP_TIMEOUT_S)
+
+    def plug_in(self, device: str) -> EmulatedDevice:
+        """Start a device again with the command it had; its state is what was on its disk."""
+        before = self.devices[device]
+        return self.start(device, before.profile, before.command)
 
     def start(self, device: str, profile: str | DeviceProfile, command: Sequence[str]) -> EmulatedDevice:
         """Start one device with a profile of its own or one from the package, by name."""
@@ -48,6 +76,9 @@ class EmulatedFleet:
     def close(self) -> None:
         """Stop all and let go of the limits."""
         self.stop()
+        for proxy in self._proxies.values():
+            proxy.stop()
+        self._proxies.clear()
         self._host.meter.close()
         self._host.limiter.close()
 

@@ -7,6 +7,7 @@ from itertools import chain, cycle, islice, repeat
 from typing import Any, Literal
 
 from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.link.shaping import Shape
 from fedwright.protocol.strict import check_range, from_dict, suggest
 from fedwright.protocol.topics import check_name
 
@@ -48,6 +49,12 @@ class DeviceProfile:
     gpu_gflops: Value | None = None
     copy_bytes_per_s: Value | None = None
     shrinkage_ratio: Value | None = None
+    link_bytes_per_s: Value | None = None
+    link_delay_s: Value | None = None
+    link_loss_ratio: Value | None = None
+    # Mean time between two losses of power, and how long each lasts.
+    up_s: Value | None = None
+    away_s: Value | None = None
 
     @property
     def cpu_share(self) -> float:
@@ -57,6 +64,18 @@ class DeviceProfile:
     def __post_init__(self) -> None:
         """Check values."""
         check_name(self.short, what="short")
+
+    @property
+    def link(self) -> Shape | None:
+        """What the device's way to the broker lets through; None where the profile does not say."""
+        rate, delay, loss = self.link_bytes_per_s, self.link_delay_s, self.link_loss_ratio
+        if rate is None and delay is None and loss is None:
+            return None
+        return Shape(
+            bytes_per_s=None if rate is None else rate.value,
+            delay_s=0.0 if delay is None else delay.value,
+            loss_ratio=0.0 if loss is None else loss.value,
+        )
 
     @property
     def memory_bytes(self) -> int:

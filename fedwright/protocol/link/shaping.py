@@ -1,6 +1,7 @@
 """A stretch of bad network between a link and its broker: a TCP proxy with a rate, a delay and a pair of scissors."""
 
 import asyncio
+import random
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -14,28 +15,49 @@ READ_BYTES = 16 * 1024
 # Bytes on their way in one direction; a router holds about as much before it slows its sender down.
 QUEUE_READS = 32
 START_TIMEOUT_S = 10.0
+PACKET_BYTES = 1460
+# RFC 6298 asks for a second; Linux waits no less than this.
+LEAST_RESEND_S = 0.2
+MOST_RESENDS = 6
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What each direction of a connection lets through."""
+    """What each direction of a connection lets through.
+
+    loss_ratio: share of packets lost on the way. TCP sends them again, so what a connection sees of it is waiting.
+    """
 
     bytes_per_s: float | None = None
     delay_s: float = 0.0
+    loss_ratio: float = 0.0
 
     def __post_init__(self) -> None:
         if self.bytes_per_s is not None and self.bytes_per_s <= 0:
             raise ConfigError(f"bytes_per_s is {self.bytes_per_s} but must be above 0; leave it out for no limit")
         if self.delay_s < 0:
             raise ConfigError(f"delay_s is {self.delay_s} but must be 0 or more")
+        if not 0 <= self.loss_ratio < 1:
+            raise ConfigError(f"loss_ratio is {self.loss_ratio} but must be 0 or more and below 1")
+
+    def resend_s(self, size: int, draw: Callable[[], float]) -> float:
+        """How much later so many bytes come because some of their packets were lost and sent again."""
+        if not self.loss_ratio:
+            return 0.0
+        lost = 0
+        while draw() > (1 - self.loss_ratio) ** -(-size // PACKET_BYTES) and lost < MOST_RESENDS:
+            lost += 1
+        # The sender notices after a round trip at the earliest, and waits twice as long each time.
+        return sum(max(LEAST_RESEND_S, 2 * self.delay_s) * 2.0**again for again in range(lost))
 
 
 class Proxy:
     """Listens on the loopback address and passes every connection on to a broker, in the given shape."""
 
-    def __init__(self, host: str, port: int, shape: Shape | None = None) -> None:
+    def __init__(self, host: str, port: int, shape: Shape | None = None, *, seed: int = 0) -> None:
         self._target = (host, port)
         self._shape = shape or Shape()
+        self._draw = random.Random(seed).random
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="shaping", daemon=True)
         self._connections: set[asyncio.Task[None]] = set()
@@ -135,6 +157,7 @@ class Proxy:
             with suppress(OSError):
                 while data := await reader.read(READ_BYTES):
                     rate = self._shape.bytes_per_s
+                    free_s = max(free_s, self._loop.time()) + self._shape.resend_s(len(data), self._draw)
                     free_s = max(free_s, self._loop.time()) + (len(data) / rate if rate else 0.0)
                     await queue.put((free_s + self._shape.delay_s, data))
             await queue.join()
