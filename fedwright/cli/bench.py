@@ -20,6 +20,7 @@ SUITES = {
         "fedwright.benchmarks.train_step",
         "CPU time, wall time and memory of a training step, against torch",
     ),
+    "predictor": ("fedwright.benchmarks.predictor", "predicted against measured steps and memory of whole models"),
     "chaos": ("fedwright.benchmarks.chaos", "kills and cuts at random moments, against a run left in peace"),
     "transport": ("fedwright.benchmarks.transport", "speed of blobs and messages, against a raw TCP relay"),
     "hasa-titles": ("fedwright.benchmarks.hasa_titles", "who should get wide models: HASA's rules on Medium titles"),

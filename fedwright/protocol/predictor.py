@@ -33,6 +33,7 @@ SESSION_BYTES = 16 * 1024 * 1024
 # Measured memory per sample is 1.2 to 2.0 times the live tensors that the manifest counts: workspace of convolutions
 # and gaps in the arena.
 ARENA_RATIO = 2.0
+EXPECTED_RATIO = 1.3
 # One EWMA step of `Refinement`.
 REFINE_RATIO = 0.3
 
@@ -258,6 +259,11 @@ def _dear(profile: Profile, kind: str) -> NDArray[np.float64]:
 def need_bytes(manifest: Manifest, batch: int) -> int:
     """Memory to have before training at this batch size begins, beyond what the process has: the upper end."""
     return SESSION_BYTES + manifest.fixed_bytes + int(batch * manifest.sample_bytes * ARENA_RATIO)
+
+
+def expected_bytes(manifest: Manifest, batch: int) -> int:
+    """The most memory that training is likely to take beyond what the process has."""
+    return SESSION_BYTES // 2 + manifest.fixed_bytes + int(batch * manifest.sample_bytes * EXPECTED_RATIO)
 
 
 @dataclass

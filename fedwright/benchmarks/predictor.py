@@ -1,0 +1,203 @@
+"""`fedwright bench predictor`: predicted against measured steps and memory of whole models that no probe is made of.
+
+Everything is measured in this run: the profile (as `fedwright device profile` does), then each model at several widths
+and batch sizes twice, by CPU time with one thread; the two times tell how well anything can be predicted here. Beside
+the predictor stand a line through FLOPs and a random forest, both fitted to the same probes.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedwright.device_runtime.profiler.measure import ProbeTime, start, time_probes, time_step
+from fedwright.device_runtime.profiler.pack import load_probes
+from fedwright.device_runtime.profiler.profile import measure_profile
+from fedwright.device_runtime.train.portable import PortableTrainer
+from fedwright.protocol.artifact import Artifact, pack
+from fedwright.protocol.errors import FedwrightError
+from fedwright.protocol.predictor import FEATURES, Work, expected_bytes, need_bytes, predict, work_at
+from fedwright.server_runtime import zoo
+from fedwright.server_runtime.artifacts.builder import build
+from fedwright.server_runtime.artifacts.structure import ModelSpec, Optimizer, Structure
+
+MODELS = ("lenet", "resnet8", "mobilenet-v3", "vit-tiny", "lstm-lm", "mlp", "cnn-hasa", "resnet8-gn")
+QUICK = ("lenet", "resnet8", "mlp")
+WIDTHS, QUICK_WIDTHS = (0.1, 0.35, 1.0), (0.25, 1.0)
+BATCHES = (8, 24, 64)
+TIMEOUT_S = 300
+MB = 1e6
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model at one width and batch, with its two least step times."""
+
+    model: str
+    width: float
+    batch: int
+    artifact: Artifact
+    times_s: tuple[float, float]
+
+    @property
+    def measured_s(self) -> float:
+        """The lesser of both."""
+        return min(self.times_s)
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Calibrate, measure, compare."""
+    quick = getattr(args, "quick", False)
+    profile = measure_profile(threads=1)
+    probes = time_probes(load_probes(), threads=1, trace=False)
+    cases = [
+        case
+        for name in getattr(args, "models", None) or (QUICK if quick else MODELS)
+        for case in _measure(name, QUICK_WIDTHS if quick else WIDTHS)
+    ]
+    measured = np.array([case.measured_s for case in cases])
+    predicted = {
+        "predictor": np.array(
+            [predict(profile, case.artifact.manifest.work, batch=case.batch).step_s for case in cases]
+        ),
+        "FLOPs line": _flops_line(probes, cases),
+        "random forest": _forest(probes, cases),
+    }
+    memory = _memory(cases)
+    repeat = _shares(np.array([case.times_s[0] for case in cases]), np.array([case.times_s[1] for case in cases]))
+    scores = {name: _shares(times, measured) for name, times in predicted.items()}
+    rows = [_row(case, predicted, index) for index, case in enumerate(cases)]
+    return {
+        "seeds": [0],
+        "tables": {
+            "steps": rows,
+            "methods": [{"method": name, **score} for name, score in {**scores, "the same twice": repeat}.items()],
+            "memory": memory,
+            "calibration": {"seconds": profile.seconds, "repeat": profile.repeat, "warnings": profile.warnings},
+        },
+        "shown": ["methods", "memory"],
+        "checks": _checks(scores, repeat, memory, profile.seconds),
+    }
+
+
+def _measure(name: str, widths: tuple[float, ...]) -> list[Case]:
+    """A model at every width and batch size; both times of a case are taken some way apart."""
+    entry = zoo.MODELS[name]
+    cases = []
+    for width in widths:
+        spec = zoo.scaled(ModelSpec(name, entry.example_shape, entry.example_classes), width)
+        artifact = build(Structure(spec, optimizer=Optimizer(momentum=0.9)), zoo.create(spec, seed=0))
+        trainer = PortableTrainer(artifact)
+        start(trainer)
+        first, second = ([time_step(trainer, batch, threads=1, steps=9) for batch in BATCHES] for _ in range(2))
+        cases += [
+            Case(name, width, batch, artifact, (a, b)) for batch, a, b in zip(BATCHES, first, second, strict=True)
+        ]
+    return cases
+
+
+def _row(case: Case, predicted: dict[str, Array], index: int) -> dict[str, Any]:
+    row: dict[str, Any] = {"model": case.model, "width": case.width, "batch": case.batch}
+    row["measured ms"] = case.measured_s * 1e3
+    return row | {f"{name} / measured": float(times[index]) / case.measured_s for name, times in predicted.items()}
+
+
+def _shares(guess: Array, truth: Array) -> dict[str, float]:
+    """Share of the guesses within ten and twenty percent, and their mean relative error."""
+    error = np.abs(guess / truth - 1.0)
+    return {
+        "within 10 %": float(np.mean(error <= 0.1)),
+        "within 20 %": float(np.mean(error <= 0.2)),
+        "mean error": float(np.mean(error)),
+    }
+
+
+def _totals(work: Work, batch: int) -> Array:
+    return np.asarray(np.sum(list(work_at(work, batch).values()), axis=0))
+
+
+def _flops_line(probes: list[ProbeTime], cases: list[Case]) -> Array:
+    """Seconds = slope * FLOPs, with the least relative error over the probes."""
+    place = FEATURES.index("flops")
+    rows = _probe_totals(probes)[:, place] / np.array([time.step_s for time in probes])
+    slope = float(rows.sum() / np.square(rows).sum())
+    return slope * np.array([_totals(case.artifact.manifest.work, case.batch)[place] for case in cases])
+
+
+def _forest(probes: list[ProbeTime], cases: list[Case]) -> Array:
+    """A random forest from the logarithms of all features to that of the time."""
+    from sklearn.ensemble import RandomForestRegressor  # type: ignore[import-untyped]
+
+    forest = RandomForestRegressor(n_estimators=200, random_state=0)
+    forest.fit(np.log1p(_probe_totals(probes)), np.log([time.step_s for time in probes]))
+    rows = np.array([_totals(case.artifact.manifest.work, case.batch) for case in cases])
+    return np.asarray(np.exp(forest.predict(np.log1p(rows))))
+
+
+def _probe_totals(probes: list[ProbeTime]) -> Array:
+    work = {probe.name: probe.artifact.manifest.work for probe in load_probes()}
+    return np.array([_totals(work[time.probe], time.batch) for time in probes])
+
+
+def _memory(cases: list[Case]) -> list[dict[str, Any]]:
+    """Peak memory above the base of a process that trains, against what was predicted; one process per case."""
+    rows = []
+    for case in cases:
+        peak = _peak_bytes(case)
+        manifest = case.artifact.manifest
+        rows.append(
+            {
+                "model": case.model,
+                "width": case.width,
+                "batch": case.batch,
+                "peak MB": peak / MB,
+                "predicted / peak": expected_bytes(manifest, case.batch) / peak,
+                "admitted / peak": need_bytes(manifest, case.batch) / peak,
+            }
+        )
+    return rows
+
+
+def _peak_bytes(case: Case) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "artifact"
+        path.write_bytes(pack(case.artifact))
+        words = [sys.executable, "-m", "fedwright.benchmarks.predictor_child", str(path), str(case.batch)]
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+        except subprocess.CalledProcessError as err:
+            last = (err.stderr.strip().splitlines() or ["no message"])[-1]
+            raise FedwrightError(f"measuring the memory of {case.model} failed: {last}") from err
+    return int(json.loads(done.stdout.splitlines()[-1]))
+
+
+def _checks(
+    scores: dict[str, dict[str, float]], repeat: dict[str, float], memory: list[dict[str, Any]], seconds: float
+) -> list[dict[str, Any]]:
+    own = scores["predictor"]
+    near = float(np.mean([abs(row["predicted / peak"] - 1) <= 0.2 for row in memory]))
+    dead = sum(row["admitted / peak"] < 1.0 for row in memory)
+    others = min(scores["FLOPs line"]["mean error"], scores["random forest"]["mean error"])
+    ratio = own["mean error"] / others
+    return [
+        _check("steps within 20 %", own["within 20 %"], ">= 0.9", own["within 20 %"] >= 0.9),
+        _check("steps within 10 %", own["within 10 %"], ">= 0.7", own["within 10 %"] >= 0.7),
+        _check("the same twice within 20 % (the ceiling)", repeat["within 20 %"], "beside it", True),
+        _check("the same twice within 10 % (the ceiling)", repeat["within 10 %"], "beside it", True),
+        _check("mean error / best of FLOPs line and random forest", ratio, "< 1", ratio < 1),
+        _check("peak memory within 20 %", near, ">= 0.8", near >= 0.8),
+        _check("models admitted that need more than was asked for", dead, "0", dead == 0),
+        _check("seconds of calibration", seconds, "< 60", seconds < 60),
+    ]
+
+
+def _check(name: str, value: float, target: str, holds: bool) -> dict[str, Any]:
+    return {"name": name, "value": round(float(value), 3), "target": target, "holds": bool(holds)}
