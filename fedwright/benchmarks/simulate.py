@@ -127,6 +127,7 @@ def make_reports(config: RunConfig, dealt: Dealt) -> dict[str, Report]:
                 score_counts=_word_counts(counts) if dealt.x.dtype.kind == "i" else None,
                 descriptor=describe(dealt.x[share.train]),
             ),
+            trains=number < len(dealt.shares) - config.simulate.bystanders,
         )
     return reports
 

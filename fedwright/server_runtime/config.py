@@ -191,6 +191,7 @@ class SimulateSection:
         default="dirichlet", metadata=_help("iid, dirichlet, balanced-dirichlet, shards, few-classes or owner")
     )
     devices: int = field(default=20, metadata=_help("how many devices; 'owner' makes one per person or publication"))
+    bystanders: int = field(default=0, metadata=_help("how many of them, the last ones, never train"))
     alpha: float = field(default=0.5, metadata=_help("of the Dirichlet partitions; smaller is less alike"))
     per_device: int = field(default=2, metadata=_help("shards, or classes, of each device"))
     least: int = field(default=10, metadata=_help("rows that every device gets at least (dirichlet)"))
@@ -202,6 +203,7 @@ class SimulateSection:
     def __post_init__(self) -> None:
         """Check values."""
         check_range("devices", self.devices, low=1, high=100_000)
+        check_range("bystanders", self.bystanders, low=0, high=self.devices - 1)
         check_range("alpha", self.alpha, above=0)
         check_range("per_device", self.per_device, low=1)
         check_range("least", self.least, low=1)

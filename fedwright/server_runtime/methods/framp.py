@@ -122,15 +122,12 @@ class Framp:
             raise ConfigError(f"model {setting.spec.model} has no channel groups; use granularity = 'element'")
 
     def meet(self, reports: Mapping[str, Report]) -> None:
-        """Take in the descriptors; until the first round ends they also decide what is usual."""
+        """Take in the descriptors."""
         for device in self._known.missing(reports):
             try:
                 self._known.note(device, self._described(device, reports[device]))
             except ConfigError as err:
                 self._known.refuse(device, err)
-        if self._advanced == 0 and self._known.rows:
-            rows = [self._known.rows[device] for device in sorted(self._known.rows)]
-            self._scaling = Scaling.of(np.stack(rows))
 
     def _described(self, device: str, report: Report) -> Array:
         classes = self._setting.spec.classes
@@ -152,8 +149,11 @@ class Framp:
         """Write all models of the round at once and choose each device's part."""
         self.meet(reports)
         devices = [device for device in sorted(reports) if reports[device].trains and device in self._known.rows]
-        if not devices or self._scaling is None:
+        if not devices:
             return {}
+        if self._advanced == 0:
+            self._scaling = Scaling.of(np.stack([self._known.rows[device] for device in sorted(self._known.rows)]))
+        assert self._scaling is not None
         rows = np.stack([self._scaling.apply(self._known.rows[device]) for device in devices])
         hypernet = self._net(rows.shape[1])
         if round_number == 1:

@@ -89,6 +89,8 @@ class Coordinator:
                 self._plan(method, following, relays)
             self._close(method, position, plan, {})
             stage += 1
+        # A resumed round was planned by another process, which alone had met its devices.
+        meet(method, self._desk.present())
         metrics = {**fleet_metrics(self._store.replies(position)), **method.advance()}
         self._close(method, position, plan, metrics)
         self._desk.observe(events.RoundClosed(number, metrics, self._desk.clock() - began_s))

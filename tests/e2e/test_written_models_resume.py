@@ -1,0 +1,88 @@
+"""Methods whose server writes models, over a real broker: the server dies within rounds and the run ends the same."""
+
+from dataclasses import replace
+
+import pytest
+
+from fedwright.benchmarks.dealing import deal
+from fedwright.benchmarks.simulate import simulate
+from fedwright.protocol.blobs import BlobStore
+from fedwright.protocol.link import connect
+from fedwright.protocol.link.broker import Broker
+from fedwright.server_runtime import run as runs
+from fedwright.server_runtime.methods.registry import METHODS
+from fedwright.server_runtime.rounds import events
+from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
+from helpers.simulation import local_data, make_config, run_agents
+
+PARAMS = {
+    "framp": {"sizes": [1.0, 0.25]},
+    "hyperflora": {"pretrain_rounds": 1, "exchanges": 2},
+    "pfedhn": {"parallel": True},
+}
+
+
+class Links:
+    """Links to a broker at an address, by name."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def link(self, name: str):
+        """A new connection."""
+        return connect(self._url, client_id=name)
+
+
+class Killed(Exception):
+    """The server's process is gone."""
+
+
+def die_after(updates: int):
+    """An observer that ends the server at this update."""
+    left = updates
+
+    def observe(event: events.Event) -> None:
+        nonlocal left
+        if isinstance(event, events.UpdateTaken):
+            left -= 1
+            if not left:
+                raise Killed
+
+    return observe
+
+
+def final_state(folder) -> bytes:
+    """The last saved state of the run in a folder."""
+    store = SqliteRoundStore(folder / "run/rounds.sqlite")
+    try:
+        return BlobStore(folder / "run/blobs").read(store.closed()[-1].state)
+    finally:
+        store.close()
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("method", sorted(PARAMS))
+def test_a_killed_server_goes_on_to_the_same_bytes(tmp_path, method):
+    config, text = make_config(
+        tmp_path / "mqtt",
+        method={"name": method, **PARAMS[method]},
+        model={"model": METHODS[method].model},
+        fleet={"devices": 3},
+        simulate={"devices": 3, "rows": 160, "evaluate_every": 0},
+    )
+    data = local_data(deal(config.simulate, seed=config.run.seed))
+    with Broker() as broker, run_agents(Links(broker.url), tmp_path / "devices", data):
+        links = Links(broker.url)
+        # in the first round, then within the second one, with hyperflora on a pair's way
+        for updates in (2, 4):
+            link = links.link("server")
+            with pytest.raises(Killed):
+                runs.execute(config, text, link=link, observer=die_after(updates))
+            link.close()
+        link = links.link("server")
+        outcome = runs.execute(config, text, link=link)
+        link.close()
+
+    simulate(replace(config, run=replace(config.run, folder=str(tmp_path / "simulated"))), text)
+    assert final_state(tmp_path / "mqtt") == final_state(tmp_path / "simulated")
+    assert [record.rounds for record in outcome.devices.values()] == [2, 2, 2]
