@@ -59,7 +59,7 @@ def _row(method: str, own: list[Finished], shares: list[float]) -> dict[str, Any
 
 
 def _curves(runs: Runs) -> list[dict[str, Any]]:
-    rounds = [entry.round for entry in next(iter(runs.values()))[0].evaluations]
+    rounds = [entry.round for entry in next(iter(runs.values()))[0].evaluations if entry.part == "test"]
     return [
         {"round": number}
         | {method: 100 * mean(job.curve("test", "mean")[at] for job in own) for method, own in runs.items()}

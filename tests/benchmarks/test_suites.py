@@ -117,3 +117,24 @@ def test_aggregate_measures_against_a_copy():
     assert names == {"speed against a copy at 11 M parameters", "memory of a round, in models"}
     memory = next(entry for entry in found["checks"] if entry["name"].startswith("memory"))
     assert memory["holds"]
+
+
+def test_the_titles_suite_puts_tables_and_checks_together(monkeypatch):
+    monkeypatch.setattr(hasa_titles, "run_jobs", lambda jobs: [finished(job.name, seed=job.seed) for job in jobs])
+    monkeypatch.setattr(hasa_titles, "always_unknown", lambda section: (3437, [0.1, 0.2]))
+    found = hasa_titles.run(SimpleNamespace(quick=True, seeds=2))
+    rows, pairs, curve, floor = found["tables"].values()
+    assert [row["rule"] for row in rows] == ["hasa", "uniform", "size", "inverse"]
+    assert (rows[0]["mean"], rows[0]["paper mean"]) == (pytest.approx(20.0), 14.32)
+    assert len(pairs) == 6
+    assert [row["round"] for row in curve] == [1, 2, 3]
+    assert floor == [{"mean": pytest.approx(15.0), "worst": pytest.approx(10.0)}]
+    assert found["seeds"] == [1, 2]
+
+
+def test_the_sizes_suite_puts_tables_and_checks_together(monkeypatch):
+    monkeypatch.setattr(sizes_fashion, "run_jobs", lambda jobs: [finished(job.name, seed=job.seed) for job in jobs])
+    found = sizes_fashion.run(SimpleNamespace(quick=True, seeds=1))
+    rows = next(iter(found["tables"].values()))
+    assert {row["method"] for row in rows} == {"heterofl", "fedrolex", "feddropout", "fiarse", "scalefl"}
+    assert rows[0]["0.0156"] == pytest.approx(30.0)

@@ -44,6 +44,13 @@ def heterogeneity(counts: Sequence[NDArray[Any]], *, smoothing: float = 0.1) -> 
     return np.array([divergence(distribution(own, smoothing=smoothing), pooled) for own in counts])
 
 
+def distances(descriptors: Floats, samples: NDArray[Any]) -> Floats:
+    """h_i = ||d_i - sum_j n_j d_j / N||: how far a device's mean features are from everyone's."""
+    centre = np.average(descriptors, axis=0, weights=samples)
+    far: Floats = np.linalg.norm(descriptors - centre, axis=1)
+    return far
+
+
 def masked(device: str, counts: Counts, seeds: Mapping[str, int]) -> Masked:
     """A device's counts under pairwise masks: the server learns their sum over all devices and nothing else.
 

@@ -3,19 +3,20 @@
 Paper: HASA (arXiv 2606.07621, 2026).
 Implemented: Algorithm 1 with the rules uniform, size, mixed, inverse and hasa; budgets of widths and of their squares;
 caps from the memory that a device reports; aggregation by the original FedAvg (protocol A) and selective (protocol B);
-scores from counts (classes of labels, tokens of text) and from the pixels of images.
-Left out: scores from the features of a frozen encoder; the exchange of secrets between devices that a hidden sum needs.
+scores from counts (classes of labels, tokens of text), from the pixels of images and from frozen features.
+Left out: the exchange of secrets between devices that a hidden sum of counts needs.
 Differs: widths are allocated over all devices known so far, so that devices may come later or take part by turns.
 Counts come with a device's report; `blocks/scores.py` has the sum under pairwise masks, which hides them.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Report
@@ -23,7 +24,7 @@ from fedwright.protocol.strict import check_range
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.structure import ModelSpec, Structure
 from fedwright.server_runtime.blocks.allocation import Budget, Rule, allocate
-from fedwright.server_runtime.blocks.scores import heterogeneity
+from fedwright.server_runtime.blocks.scores import distances, heterogeneity
 from fedwright.server_runtime.evaluate.metrics import realised_budget
 from fedwright.server_runtime.methods.base import Assignment, Entry, Setting, Tensors, register
 from fedwright.server_runtime.methods.sliced import Sliced, need_bytes
@@ -49,7 +50,9 @@ class HasaParams:
     tolerance: float | None = field(default=None, metadata={"help": "or: scale until the budget is met so closely"})
     size_share: float = field(default=0.5, metadata={"help": "mixed: how much the number of samples counts"})
     smoothing: float = field(default=0.1, metadata={"help": "added to every count"})
-    score: Literal["counts", "pixels"] = field(default="counts", metadata={"help": "counts, or pixels of images"})
+    score: Literal["counts", "pixels", "features"] = field(
+        default="counts", metadata={"help": "counts of classes or words, pixels of images, or frozen features"}
+    )
     aggregation: Literal["original", "selective"] = field(
         default="selective", metadata={"help": "original: untrained entries count as unchanged; selective: not at all"}
     )
@@ -75,12 +78,14 @@ class HasaParams:
 
 @dataclass(frozen=True)
 class Known:
-    """What the allocation knows of a device, from its first report; cap: the width that fits its memory."""
+    """What the allocation knows of a device, from its first report.
+
+    cap: the width that it can hold. values: what it is scored by (counts, the spread of its pixels, or features).
+    """
 
     samples: int
     cap: float
-    counts: tuple[int, ...] = ()
-    pixels: float = 0.0
+    values: tuple[float, ...] = ()
 
 
 class Hasa(Sliced):
@@ -124,25 +129,24 @@ class Hasa(Sliced):
         data = report.data
         own = min(self.params.caps.get(name, 1.0) for name in (device, report.board.profile))
         cap = min(own, self._cap(device, report.free_bytes))
-        counts = data.class_counts if data.score_counts is None else data.score_counts
-        if self.params.score == "pixels":
-            if data.pixel_std is None:
-                raise ConfigError(f"device {device} reports no pixels to score; set method.score to 'counts'")
-            return Known(data.samples, cap, pixels=data.pixel_std)
         if self.params.rule in ("uniform", "size"):
             return Known(data.samples, cap)
-        if not counts or not any(counts):
-            raise ConfigError(f"device {device} reports no class counts, which hasa scores; choose the rule 'size'")
-        return Known(data.samples, cap, tuple(counts))
+        values: Sequence[float] | None = data.class_counts if data.score_counts is None else data.score_counts
+        if self.params.score == "pixels":
+            values = None if data.pixel_std is None else (data.pixel_std,)
+        elif self.params.score == "features":
+            values = data.descriptor
+        if not values or (self.params.score == "counts" and not any(values)):
+            what = {"counts": "class counts", "pixels": "pixels", "features": "features"}[self.params.score]
+            raise ConfigError(
+                f"device {device} reports no {what} to score; choose another method.score or the rule 'size'"
+            )
+        return Known(data.samples, cap, tuple(map(float, values)))
 
     def _allocated(self, devices: Mapping[str, Known]) -> dict[str, float]:
         known = dict(sorted(devices.items()))
-        scores = np.array([entry.pixels for entry in known.values()])
-        if any(entry.counts for entry in known.values()):
-            classes = max(len(entry.counts) for entry in known.values())
-            padded = [np.array(entry.counts + (0,) * (classes - len(entry.counts))) for entry in known.values()]
-            scores = heterogeneity(padded, smoothing=self.params.smoothing)
         samples, caps = [entry.samples for entry in known.values()], [entry.cap for entry in known.values()]
+        scores = self._scores([entry.values for entry in known.values()], samples)
         rule, budget = self.params.rule, self.params.limits()
         try:
             widths = allocate(rule, scores, samples, budget, caps=caps, size_share=self.params.size_share)
@@ -152,6 +156,16 @@ class Hasa(Sliced):
             log.warning("new devices are too small for the budget (%s); they get what they can hold", err)
             return {device: self._widths.get(device, entry.cap) for device, entry in known.items()}
         return dict(zip(known, widths.tolist(), strict=True))
+
+    def _scores(self, values: Sequence[tuple[float, ...]], samples: Sequence[int]) -> NDArray[np.float64]:
+        """h_i of every device; zeros for rules that do not look at data."""
+        length = max(map(len, values))
+        padded = np.array([own + (0.0,) * (length - len(own)) for own in values])
+        if not length:
+            return np.zeros(len(values))
+        if self.params.score == "counts":
+            return heterogeneity(list(padded), smoothing=self.params.smoothing)
+        return padded[:, 0] if self.params.score == "pixels" else distances(padded, np.array(samples))
 
     def _cap(self, device: str, free_bytes: int) -> float:
         """u_i: the largest width whose training fits into the device's free memory."""

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.server_runtime.blocks.scores import distribution, divergence, heterogeneity, masked, unmask_sum
+from fedwright.server_runtime.blocks.scores import (
+    distances,
+    distribution,
+    divergence,
+    heterogeneity,
+    masked,
+    unmask_sum,
+)
 from fedwright.server_runtime.evaluate.metrics import paired
 
 
@@ -26,6 +33,11 @@ def test_the_device_unlike_the_others_scores_highest():
 
 def test_equal_devices_score_zero():
     np.testing.assert_allclose(heterogeneity([np.array([2, 8])] * 3, smoothing=0.0), 0.0, atol=1e-15)
+
+
+def test_distance_from_the_mean_features_by_head():
+    # the mean weighted 3 to 1 is (1, 0)
+    np.testing.assert_allclose(distances(np.array([[0.0, 0.0], [4.0, 0.0]]), np.array([3, 1])), [1.0, 3.0])
 
 
 def test_masks_cancel_in_the_sum_and_hide_each_part():

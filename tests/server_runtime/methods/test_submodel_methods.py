@@ -224,6 +224,13 @@ def test_hasa_widens_its_roster_and_remembers_it():
     assert again.personal("late")[0] == method.personal("late")[0]
 
 
+def test_hasa_scores_frozen_features():
+    method = make("hasa", score="features")
+    found = {"a": [0.0, 0.0], "b": [0.0, 0.1], "c": [3.0, 4.0]}
+    method.assign({name: device(descriptor=values) for name, values in found.items()}, 1)
+    assert max("abc", key=method.width_of) == "c"
+
+
 def test_hasa_scores_pixels():
     method = make("hasa", ModelSpec("cnn-small", (1, 8, 8), 4), score="pixels")
     reports = {n: device(shape=(1, 8, 8), pixel_std=std) for n, std in (("a", 0.1), ("b", 0.3), ("c", 0.2))}
