@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from fedwright.server_runtime.rounds.events import Event, RoundClosed
 
 
+# Devices that a screen has lines for.
+SHOWN = 16
+
+
 class Progress:
     """An observer of a run; use it in a `with` block."""
 
@@ -96,11 +100,12 @@ class Progress:
         table = Table(box=None, padding=(0, 2, 0, 0))
         for column in ("device", "state", "accuracy", "seconds"):
             table.add_column(column, style="dim" if column == "seconds" else "")
-        for device, state in sorted(self._states.items()):
+        for device, state in sorted(self._states.items())[:SHOWN]:
             accuracy = f"{self._accuracy[device]:.1%}" if device in self._accuracy else ""
             seconds = f"{self._seconds[device]:.1f}" if device in self._seconds else ""
             table.add_row(device, Text.from_markup(state), accuracy, seconds)
-        return Group(head, table)
+        more = len(self._states) - SHOWN
+        return Group(head, table, Text(f"and {more} more")) if more > 0 else Group(head, table)
 
 
 def round_line(event: "RoundClosed", rounds: int) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedwright.benchmarks.simulate import Simulated
     from fedwright.server_runtime.config import RunConfig
+    from fedwright.server_runtime.rounds.events import Observer
 
 EXAMPLE = """example:
   fedwright init fedavg > run.toml
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, filename=folder / "simulate.log", format="%(asctime)s %(message)s")
     with Progress(config.run.rounds, config.simulate.devices) as progress:
         try:
-            found = simulate(config, text, observer=progress)
+            found = simulate(config, text, observer=_without_arrivals(progress))
         except KeyboardInterrupt:
             print(f"nothing is lost; the same command goes on from {folder}", file=sys.stderr)
             raise
@@ -65,6 +66,13 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None:
         args.json.write_text(json.dumps(result, indent=2) + "\n")
     return 0
+
+
+def _without_arrivals(observer: "Observer") -> "Observer":
+    """Hundreds of devices that are there from the start need no line each."""
+    from fedwright.server_runtime.rounds.events import DeviceJoined
+
+    return lambda event: None if isinstance(event, DeviceJoined) else observer(event)
 
 
 def summary_line(result: dict[str, Any]) -> str:
