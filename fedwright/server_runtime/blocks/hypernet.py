@@ -9,7 +9,7 @@ Learning moves omega towards what a device made of it: with change = final - ini
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ Tensors = dict[str, Array]
 BATCH = 32
 HEAD, BIAS, PIECES = "head.weight", "head.bias", "pieces"
 PENDING_INPUTS, PENDING_CHANGES, PENDING_WEIGHTS = "pending.inputs", "pending.changes", "pending.weights"
-MOMENTUM = "momentum/"
+MOMENTUM, FOLDED, FOLDED_WEIGHT = "momentum/", "folded/", "folded.weight"
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Form:
     """How a hypernetwork is made; `chunk` outputs at a time with piece embeddings of size `piece` (None = all at once).
 
     shared: only b learns, so that everyone gets the same weights (the ablation without personalisation).
+    sequential: a step for each change in turn instead of one for their mean.
     """
 
     inputs: int
@@ -45,6 +46,7 @@ class Form:
     chunk: int | None = None
     piece: int = 32
     shared: bool = False
+    sequential: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,9 @@ class Hypernet:
         }
         self._momentum: dict[str, Tensor] = {}
         self._pending: list[tuple[Array, Array, float]] = []
+        # The sum of weight * J' (-change) over changes that are folded in already, and of their weights.
+        self._folded: dict[str, Tensor] = {}
+        self._weight = 0.0
 
     @property
     def outputs(self) -> int:
@@ -105,6 +110,8 @@ class Hypernet:
             raise ValueError(f"a change must name every generated tensor and no other, unlike {', '.join(odd)}")
         flat = np.concatenate([np.asarray(change[name], np.float32).reshape(-1) for name in self._shapes])
         self._pending.append((self._checked(row[None])[0], flat, weight))
+        if len(self._pending) >= self._batch() and not self.form.sequential:
+            self._fold()
 
     def reach(self, inputs: Array, step: Step) -> float:
         """rate (1 + ||h||²): how far a step moves the weights, where 1 is the device's result and above 2 diverges."""
@@ -124,12 +131,16 @@ class Hypernet:
             )
         return reach
 
-    def learn(self, step: Step, *, one_by_one: bool = False) -> float:
+    def learn(self, step: Step) -> float:
         """Follow the mean of the remembered changes, or each in turn; returns the norm of the last gradient."""
-        pending, self._pending = self._pending, []
-        if not one_by_one:
-            return self._learn(pending, step)
-        return [0.0, *(self._learn([entry], step) for entry in pending)][-1]
+        norm = 0.0
+        if self.form.sequential:
+            pending, self._pending = self._pending, []
+            for entry in pending:
+                self._pending = [entry]
+                norm = self._learn(step)
+            return norm
+        return self._learn(step)
 
     def input_gradient(self, row: Array, change: Mapping[str, Array]) -> Array:
         """J' (-change) with respect to the description itself, for descriptions that are learnt."""
@@ -147,6 +158,9 @@ class Hypernet:
             inputs, changes, weights = zip(*self._pending, strict=True)
             state[PENDING_INPUTS], state[PENDING_CHANGES] = np.stack(inputs), np.stack(changes)
             state[PENDING_WEIGHTS] = np.array(weights, np.float64)
+        if self._folded:
+            state |= {FOLDED + name: value.cpu().numpy().copy() for name, value in self._folded.items()}
+            state[FOLDED_WEIGHT] = np.array(self._weight, np.float64)
         return state
 
     def restore(self, state: Mapping[str, Array]) -> None:
@@ -155,28 +169,36 @@ class Hypernet:
         self._momentum = {
             name: self._tensor(state[MOMENTUM + name].copy()) for name in self._values if MOMENTUM + name in state
         }
+        self._folded = {n: self._tensor(state[FOLDED + n].copy()) for n in self._values if FOLDED + n in state}
+        self._weight = float(state.get(FOLDED_WEIGHT, 0.0))
         self._pending = []
         if PENDING_INPUTS in state:
             parts = (state[PENDING_INPUTS], state[PENDING_CHANGES], state[PENDING_WEIGHTS])
             self._pending = [(row, change, float(weight)) for row, change, weight in zip(*parts, strict=True)]
 
-    def _learn(self, pending: Sequence[tuple[Array, Array, float]], step: Step) -> float:
-        total = sum(weight for _, _, weight in pending)
-        if total <= 0:
+    def _learn(self, step: Step) -> float:
+        self._fold()
+        gradient, weight = self._folded, self._weight
+        self._folded, self._weight = {}, 0.0
+        if weight <= 0:
             return 0.0
+        return self._descend({name: value.div_(weight) for name, value in gradient.items()}, step)
+
+    def _fold(self) -> None:
+        """Vector-Jacobian products of the remembered changes, so that memory does not grow with their number."""
+        if not self._pending:
+            return
         learnt = [BIAS] if self.form.shared else list(self._values)
-        gradient = {name: torch.zeros_like(self._values[name]) for name in learnt}
-        for start in range(0, len(pending), self._batch()):
-            part = pending[start : start + self._batch()]
-            rows = self._tensor(np.stack([row for row, _, _ in part]))
-            pulls = self._tensor(np.stack([change * np.float32(-weight / total) for _, change, weight in part]))
-            live = {name: self._values[name].detach().requires_grad_() for name in learnt}
-            written = self._forward({**self._values, **live}, rows)
-            found = torch.autograd.grad(written, list(live.values()), pulls, allow_unused=True)
-            for name, part_gradient in zip(live, found, strict=True):
-                if part_gradient is not None:
-                    gradient[name] += part_gradient
-        return self._descend(gradient, step)
+        rows = self._tensor(np.stack([row for row, _, _ in self._pending]))
+        pulls = self._tensor(np.stack([change * np.float32(-weight) for _, change, weight in self._pending]))
+        live = {name: self._values[name].detach().requires_grad_() for name in learnt}
+        written = self._forward({**self._values, **live}, rows)
+        found = torch.autograd.grad(written, list(live.values()), pulls)
+        for name, gradient in zip(live, found, strict=True):
+            kept = self._folded.get(name)
+            self._folded[name] = gradient.clone() if kept is None else kept.add_(gradient)
+        self._weight += sum(weight for _, _, weight in self._pending)
+        self._pending = []
 
     def _descend(self, gradient: dict[str, Tensor], step: Step) -> float:
         norm = math.sqrt(sum(float((value * value).sum()) for value in gradient.values()))

@@ -209,7 +209,7 @@ class HyperFLoRA:
             self._base = {name: (value + change[name]).astype(value.dtype) for name, value in self._base.items()}
             self._change = self._new_mean()
         else:
-            norm = self._hypernet.learn(self._params.step(), one_by_one=self._params.sequential)
+            norm = self._hypernet.learn(self._params.step())
         self._made, self._passed = {}, {}
         self._advanced += 1
         return {"hypernet_gradient": norm}
@@ -250,7 +250,7 @@ class HyperFLoRA:
             params, whole = self._params, {**self._base, **self._adapters}
             begin = {n: np.zeros_like(whole[n]) if n.endswith(lora.UP) else whole[n] for n in self._written}
             start = Start(begin, lora.head_spreads(self._written, params.hidden))
-            form = Form(self._setting.spec.classes, params.hidden, params.layers)
+            form = Form(self._setting.spec.classes, params.hidden, params.layers, sequential=params.sequential)
             self._hypernet = Hypernet(form, start, seed=derive_seed(self._setting.seed, "hypernetwork"))
             self._frozen = {name: value for name, value in self._base.items() if name not in self._written}
         return self._hypernet

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.server_runtime.blocks.hypernet import Form, Hypernet, Scaling, Start, Step
+from fedwright.server_runtime.blocks.hypernet import BATCH, Form, Hypernet, Scaling, Start, Step
 
 TARGET = {"a.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "a.bias": np.zeros(2, np.float32)}
 PLAIN = Form(inputs=4, hidden=8, normalise=True)
@@ -118,15 +118,25 @@ def test_a_shared_one_gives_everyone_the_same_and_still_learns():
     np.testing.assert_allclose(made[0]["a.weight"], TARGET["a.weight"] + 1, atol=1e-6)
 
 
-def test_one_by_one_is_a_step_for_each():
-    together, apart = make(), make()
+def test_sequential_is_a_step_for_each():
+    together, apart = make(), make(Form(4, 8, normalise=True, sequential=True))
     for net in (together, apart):
-        net.add(rows(1)[0], {name: np.ones_like(value) for name, value in TARGET.items()})
-        net.add(rows(1)[0], {name: np.ones_like(value) for name, value in TARGET.items()})
-    together.learn(Step(0.1))
-    apart.learn(Step(0.1), one_by_one=True)
-    np.testing.assert_allclose(together.state()["head.bias"] - make().state()["head.bias"], 0.1, atol=1e-6)
-    np.testing.assert_allclose(apart.state()["head.bias"] - make().state()["head.bias"], 0.2, atol=1e-6)
+        for _ in range(2):
+            net.add(rows(1)[0], {name: np.ones_like(value) for name, value in TARGET.items()})
+        net.learn(Step(0.1))
+    start = make().state()["head.bias"]
+    np.testing.assert_allclose(together.state()["head.bias"] - start, 0.1, atol=1e-6)
+    np.testing.assert_allclose(apart.state()["head.bias"] - start, 0.2, atol=1e-6)
+
+
+def test_many_changes_take_no_more_memory_than_a_batch():
+    net = make()
+    for row in rows(3 * BATCH + 1):
+        net.add(row, {name: np.ones_like(value) for name, value in TARGET.items()})
+    assert len(net.state()["pending.inputs"]) == 1
+    start = make().state()["head.bias"]
+    net.learn(Step(0.1))
+    np.testing.assert_allclose(net.state()["head.bias"] - start, 0.1, atol=1e-5)
 
 
 def test_a_step_that_diverges_is_refused():

@@ -86,7 +86,7 @@ class PFedHN:
         self._structure = Structure(setting.spec, optimizer=setting.optimizer)
         generated = parameters_of(setting)
         inputs = setting.spec.classes if params.describe == "classes" else params.embedding
-        form = Form(inputs, params.hidden, params.layers)
+        form = Form(inputs, params.hidden, params.layers, sequential=not params.parallel)
         self._hypernet = Hypernet(form, Start(generated, {}), seed=derive_seed(setting.seed, "hypernetwork"))
         self._running = Running(setting, generated)
         self._known = Known()
@@ -150,7 +150,7 @@ class PFedHN:
 
     def advance(self) -> dict[str, float]:
         """Let the hypernetwork learn from the round's changes."""
-        norm = self._hypernet.learn(self._params.step(), one_by_one=not self._params.parallel)
+        norm = self._hypernet.learn(self._params.step())
         self._running.advance()
         self._made = {}
         return {"hypernet_gradient": norm}
