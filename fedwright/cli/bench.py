@@ -25,6 +25,15 @@ SUITES = {
     "transport": ("fedwright.benchmarks.transport", "speed of blobs and messages, against a raw TCP relay"),
     "hasa-titles": ("fedwright.benchmarks.hasa_titles", "who should get wide models: HASA's rules on Medium titles"),
     "sizes-fashion": ("fedwright.benchmarks.sizes_fashion", "submodel methods at 1/64 to 1 of the parameters"),
+    "framp-fashion": (
+        "fedwright.benchmarks.framp_fashion",
+        "FRAMP beside submodel methods, also on new devices",
+    ),
+    "hyperflora-fashion": (
+        "fedwright.benchmarks.hyperflora_fashion",
+        "HyperFLoRA and its controls, on bystanders",
+    ),
+    "hypernet": ("fedwright.benchmarks.hypernet", "what writing models costs a server, from 10 to 1,000 devices"),
     "simulate": ("fedwright.benchmarks.simulate_speed", "a round of 100 simulated devices, in seconds"),
     "aggregate": ("fedwright.benchmarks.aggregate", "averaging submodels, against a plain copy"),
 }

@@ -196,21 +196,21 @@ class Hypernet:
         found = torch.autograd.grad(written, list(live.values()), pulls)
         for name, gradient in zip(live, found, strict=True):
             kept = self._folded.get(name)
-            self._folded[name] = gradient.clone() if kept is None else kept.add_(gradient)
+            self._folded[name] = gradient if kept is None else kept.add_(gradient)
         self._weight += sum(weight for _, _, weight in self._pending)
         self._pending = []
 
     def _descend(self, gradient: dict[str, Tensor], step: Step) -> float:
-        norm = math.sqrt(sum(float((value * value).sum()) for value in gradient.values()))
+        norm = math.sqrt(sum(float(torch.linalg.vector_norm(value)) ** 2 for value in gradient.values()))
         scale = 1.0 if step.clip_norm is None or norm <= step.clip_norm else step.clip_norm / norm
         for name, value in gradient.items():
-            pull = value.mul_(scale)
+            pull = value if scale == 1.0 else value.mul_(scale)
             if step.weight_decay:
                 pull = pull.add_(self._values[name], alpha=step.weight_decay)
             if step.momentum:
                 kept = self._momentum.get(name)
                 pull = self._momentum[name] = pull if kept is None else kept.mul_(step.momentum).add_(pull)
-            self._values[name] = self._values[name] - step.rate * pull
+            self._values[name] = torch.sub(self._values[name], pull, alpha=step.rate)
         return norm
 
     def _forward(self, values: Mapping[str, Tensor], rows: Tensor) -> Tensor:
