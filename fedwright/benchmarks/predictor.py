@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedwright.device_runtime.profiler.fit import fit
 from fedwright.device_runtime.profiler.measure import ProbeTime, start, time_probes, time_step
 from fedwright.device_runtime.profiler.pack import load_probes
-from fedwright.device_runtime.profiler.profile import measure_profile
+from fedwright.device_runtime.profiler.profile import disagreement, merged
 from fedwright.device_runtime.train.portable import PortableTrainer
 from fedwright.protocol.artifact import Artifact, pack
 from fedwright.protocol.errors import FedwrightError
-from fedwright.protocol.predictor import FEATURES, Work, expected_bytes, need_bytes, predict, work_at
+from fedwright.protocol.predictor import FEATURES, Profile, Work, expected_bytes, need_bytes, predict, work_at
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import build
 from fedwright.server_runtime.artifacts.structure import ModelSpec, Optimizer, Structure
@@ -56,12 +58,25 @@ class Case:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Calibrate, measure, compare."""
     quick = getattr(args, "quick", False)
-    profile = measure_profile(threads=1)
-    probes = time_probes(load_probes(), threads=1, trace=False)
+    names = getattr(args, "models", None) or (QUICK if quick else MODELS)
+    artifacts = [built for name in names for built in _build(name, QUICK_WIDTHS if quick else WIDTHS)]
+    found = load_probes()
+    # Calibration and models take turns, so that a busy hour of the machine is in both.
+    began_s = time.monotonic()
+    first = time_probes(found, threads=1)
+    seconds = time.monotonic() - began_s
+    once = [_times(artifact) for _, _, artifact in artifacts]
+    began_s = time.monotonic()
+    second = time_probes(found, threads=1)
+    seconds += time.monotonic() - began_s
+    again = [_times(artifact) for _, _, artifact in artifacts]
+    probes = merged(first, second)
+    kinds, spread = fit(probes)
+    profile = Profile("this machine", "onnxruntime", 1, kinds=kinds, spread=spread, repeat=disagreement(first, second))
     cases = [
-        case
-        for name in getattr(args, "models", None) or (QUICK if quick else MODELS)
-        for case in _measure(name, QUICK_WIDTHS if quick else WIDTHS)
+        Case(name, width, batch, artifact, (a, b))
+        for (name, width, artifact), one, two in zip(artifacts, once, again, strict=True)
+        for batch, a, b in zip(BATCHES, one, two, strict=True)
     ]
     measured = np.array([case.measured_s for case in cases])
     predicted = {
@@ -81,27 +96,29 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             "steps": rows,
             "methods": [{"method": name, **score} for name, score in {**scores, "the same twice": repeat}.items()],
             "memory": memory,
-            "calibration": {"seconds": profile.seconds, "repeat": profile.repeat, "warnings": profile.warnings},
+            "calibration": {"seconds": seconds, "repeat": profile.repeat, "spread": profile.spread},
         },
         "shown": ["methods", "memory"],
-        "checks": _checks(scores, repeat, memory, profile.seconds),
+        "checks": _checks(scores, repeat, memory, seconds),
     }
 
 
-def _measure(name: str, widths: tuple[float, ...]) -> list[Case]:
-    """A model at every width and batch size; both times of a case are taken some way apart."""
+def _build(name: str, widths: tuple[float, ...]) -> list[tuple[str, float, Artifact]]:
+    """A model at every width."""
     entry = zoo.MODELS[name]
-    cases = []
+    built = []
     for width in widths:
         spec = zoo.scaled(ModelSpec(name, entry.example_shape, entry.example_classes), width)
-        artifact = build(Structure(spec, optimizer=Optimizer(momentum=0.9)), zoo.create(spec, seed=0))
-        trainer = PortableTrainer(artifact)
-        start(trainer)
-        first, second = ([time_step(trainer, batch, threads=1, steps=9) for batch in BATCHES] for _ in range(2))
-        cases += [
-            Case(name, width, batch, artifact, (a, b)) for batch, a, b in zip(BATCHES, first, second, strict=True)
-        ]
-    return cases
+        structure = Structure(spec, optimizer=Optimizer(momentum=0.9))
+        built.append((name, width, build(structure, zoo.create(spec, seed=0))))
+    return built
+
+
+def _times(artifact: Artifact) -> list[float]:
+    """The least time of a step at every batch size."""
+    trainer = PortableTrainer(artifact)
+    start(trainer)
+    return [time_step(trainer, batch, threads=1, steps=9) for batch in BATCHES]
 
 
 def _row(case: Case, predicted: dict[str, Array], index: int) -> dict[str, Any]:
@@ -127,7 +144,7 @@ def _totals(work: Work, batch: int) -> Array:
 def _flops_line(probes: list[ProbeTime], cases: list[Case]) -> Array:
     """Seconds = slope * FLOPs, with the least relative error over the probes."""
     place = FEATURES.index("flops")
-    rows = _probe_totals(probes)[:, place] / np.array([time.step_s for time in probes])
+    rows = _probe_totals(probes)[:, place] / np.array([timed.step_s for timed in probes])
     slope = float(rows.sum() / np.square(rows).sum())
     return slope * np.array([_totals(case.artifact.manifest.work, case.batch)[place] for case in cases])
 
@@ -137,14 +154,14 @@ def _forest(probes: list[ProbeTime], cases: list[Case]) -> Array:
     from sklearn.ensemble import RandomForestRegressor  # type: ignore[import-untyped]
 
     forest = RandomForestRegressor(n_estimators=200, random_state=0)
-    forest.fit(np.log1p(_probe_totals(probes)), np.log([time.step_s for time in probes]))
+    forest.fit(np.log1p(_probe_totals(probes)), np.log([timed.step_s for timed in probes]))
     rows = np.array([_totals(case.artifact.manifest.work, case.batch) for case in cases])
     return np.asarray(np.exp(forest.predict(np.log1p(rows))))
 
 
 def _probe_totals(probes: list[ProbeTime]) -> Array:
     work = {probe.name: probe.artifact.manifest.work for probe in load_probes()}
-    return np.array([_totals(work[time.probe], time.batch) for time in probes])
+    return np.array([_totals(work[timed.probe], timed.batch) for timed in probes])
 
 
 def _memory(cases: list[Case]) -> list[dict[str, Any]]:

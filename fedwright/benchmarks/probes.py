@@ -211,6 +211,7 @@ def _plans() -> list[_Plan]:
         _Plan("attention wide", (3, 24, 24), lambda: _Attention(96, 3, 36), (4, 16)),
         _Plan("lstm", (16, 24), lambda: _Recurrent(nn.LSTM, 24, 48), (8, 40)),
         _Plan("lstm wide", (12, 96), lambda: _Recurrent(nn.LSTM, 96, 192), (8, 32)),
+        _Plan("lstm narrow", (20, 12), lambda: _Recurrent(nn.LSTM, 12, 14), (8, 48)),
         _Plan("lstm long", (24, 32), lambda: _Recurrent(nn.LSTM, 32, 96), (16, 56)),
         _Plan("series", (6, 96), lambda: _series(6, 24, 96), (8, 40)),
     ]

@@ -92,6 +92,7 @@ def _agent_options(parser: argparse.ArgumentParser, *, required: bool) -> None:
     add("--max-temperature", type=float, metavar="C", help="pause training when the board is hotter")
     add("--min-battery", type=float, metavar="RATIO", help="pause training when less is left and it is not charging")
     add("--max-load", type=float, metavar="RATIO", help="pause training when others use more of each core")
+    add("--noise", type=float, default=0.0, metavar="RATIO", help="noise on what is told about the data (default: 0)")
     add("--nice", type=int, default=0, metavar="N", help="step back behind other programs, 0 to 19 (default: 0)")
     add("--evaluate-only", action="store_true", help="measure models on the data, never train")
     add("--once", action="store_true", help="leave when the run is over")
@@ -123,6 +124,7 @@ def config_of(args: argparse.Namespace) -> AgentConfig:
         least_battery_ratio=args.min_battery,
         most_load_ratio=args.max_load,
         nice=args.nice,
+        noise_ratio=args.noise,
     )
 
 
@@ -170,10 +172,11 @@ def _doctor(args: argparse.Namespace) -> int:
 def _profile(args: argparse.Namespace) -> int:
     from fedwright.device_runtime import facts
     from fedwright.device_runtime.profiler.link import measure_link
-    from fedwright.device_runtime.profiler.profile import measure_profile, save_profile
+    from fedwright.device_runtime.profiler.profile import measure_profile
+    from fedwright.device_runtime.profiler.store import PROFILE_NAME, save_profile
 
     config = config_of(args)
-    out = args.out or config.state / "profile.json"
+    out = args.out or config.state / PROFILE_NAME
     shown = _show_progress if sys.stderr.isatty() else None
     found = measure_profile(threads=config.threads or facts.cores(), provider=config.provider, progress=shown)
     if shown is not None:

@@ -37,6 +37,7 @@ from fedwright.protocol.messages import (
     Board,
     Challenge,
     Chunk,
+    DataSummary,
     Dismiss,
     Envelope,
     Get,
@@ -73,7 +74,10 @@ class Identity:
 
 @dataclass(frozen=True)
 class Holdings:
-    """What the device has: its board, its data, its disk and its tools."""
+    """What the device has: its board, its data, its disk and its tools.
+
+    told: what it says about its data, when that is not the plain truth. profile: what it measured of itself, as JSON.
+    """
 
     board: Board
     data: LocalData
@@ -82,6 +86,8 @@ class Holdings:
     residual: Residual
     tools: Tools
     trains: bool = True
+    told: DataSummary | None = None
+    profile: bytes | None = None
 
 
 class Agent:
@@ -150,9 +156,10 @@ class Agent:
                 agent=__version__,
                 board=self._have.board,
                 free_bytes=facts.free_bytes(),
-                data=self._have.data.summary(),
+                data=self._have.told or self._have.data.summary(),
                 task=None if entry is None else entry.task.task,
                 trains=self._have.trains,
+                profile=self._have.profile,
             )
         )
 

@@ -24,6 +24,7 @@ class AgentConfig:
     server says that the run is over, instead of waiting for the next one. bundle: folder that enrolment
     made; without one the agent is in development mode. most_temperature_c, least_battery_ratio, most_load_ratio (what
     others use, per core): training pauses beyond them. nice: how far the agent steps back behind other programs.
+    noise_ratio: Gaussian noise on counts and descriptor that are told, in shares of their mean.
     """
 
     broker: str
@@ -43,6 +44,7 @@ class AgentConfig:
     least_battery_ratio: float | None = None
     most_load_ratio: float | None = None
     nice: int = 0
+    noise_ratio: float = 0.0
 
     def identity(self) -> "Bundle | None":
         """Certificate, key and the server's key from the bundle."""

@@ -98,6 +98,7 @@ def arguments(config: AgentConfig) -> list[str]:
         "--min-battery": config.least_battery_ratio,
         "--max-load": config.most_load_ratio,
         "--nice": config.nice or None,
+        "--noise": config.noise_ratio or None,
     }
     for option, value in optional.items():
         if value is not None:

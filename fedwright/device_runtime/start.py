@@ -6,12 +6,17 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from fedwright.device_runtime import facts
 from fedwright.device_runtime.agent import Agent, Holdings, Identity
 from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.data import load
+from fedwright.device_runtime.data.local import LocalData
+from fedwright.device_runtime.describe.noise import with_noise
 from fedwright.device_runtime.guard import Guard, Limits, board_state
 from fedwright.device_runtime.perform import CheckArtifact, MakeTrainer, Tools
+from fedwright.device_runtime.profiler.store import PROFILE_NAME, find_profile
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.journal import Journal
 from fedwright.device_runtime.store.residual import Residual
@@ -21,7 +26,7 @@ from fedwright.protocol.artifact import Artifact
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.link import connect
-from fedwright.protocol.messages import Gone, Recipe
+from fedwright.protocol.messages import DataSummary, Gone, Recipe
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +46,7 @@ def run_agent(config: AgentConfig) -> None:
         os.nice(config.nice)
     data = load(config.data, holdout_ratio=config.holdout_ratio, seed=SPLIT_SEED)
     folder = config.state / config.fleet / config.device
+    measured = find_profile(config.state / PROFILE_NAME, threads=threads)
     journal = Journal(folder)
     holdings = Holdings(
         board=facts.board(threads=threads, profile=config.profile),
@@ -53,11 +59,24 @@ def run_agent(config: AgentConfig) -> None:
             guard=Guard(limits, lambda: board_state(threads)) if limits.given() else None,
         ),
         trains=config.trains,
+        told=_told(data, config, folder) if config.noise_ratio else None,
+        profile=None if measured is None else measured.to_json(),
     )
     try:
         _run(config, holdings)
     finally:
         journal.close()
+
+
+def _told(data: LocalData, config: AgentConfig, folder: Path) -> DataSummary:
+    """What is said about the data, with the same noise in every life of this agent."""
+    secret = folder / "noise"
+    if not secret.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        secret.touch(mode=0o600)
+        secret.write_bytes(os.urandom(16))
+    rng = np.random.default_rng(list(secret.read_bytes()))
+    return with_noise(data.summary(), config.noise_ratio, rng)
 
 
 def make_tools(backend: str, *, threads: int, folder: Path, provider: str = "cpu") -> Tools:

@@ -74,6 +74,8 @@ class Report(Struct, tag="report", frozen=True):
     data: DataSummary
     task: Id | None = None
     trains: bool = True
+    # What `fedwright device profile` measured, as JSON (predictor.profile_from_json).
+    profile: Annotated[bytes, Meta(max_length=64 * 1024)] | None = None
 
 
 class Recipe(Struct, frozen=True):

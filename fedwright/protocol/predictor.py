@@ -28,12 +28,13 @@ CACHE_ELEMENTS = (64 * 1024, 512 * 1024)
 WORK_BATCHES = (1, 8, 32, 128)
 # A matrix product works on this many columns at a time, used or not.
 TILE = 16
-# A session of a small graph without its tensors, on top of a process that has the runtime loaded.
-SESSION_BYTES = 16 * 1024 * 1024
-# Measured memory per sample is 1.2 to 2.0 times the live tensors that the manifest counts: workspace of convolutions
-# and gaps in the arena.
-ARENA_RATIO = 2.0
-EXPECTED_RATIO = 1.3
+# What training takes beyond a process that has the runtime loaded: a session, so many bytes for each byte of its graph,
+# the tensors that stay, and those that live at the peak of a step with the gaps between them in the arena.
+SESSION_BYTES = 12_000_000
+GRAPH_RATIO = 20.0
+ARENA_RATIO = 1.3
+# Measured peaks reach 1.2 times the expected one.
+HEADROOM = 1.3
 # One EWMA step of `Refinement`.
 REFINE_RATIO = 0.3
 
@@ -256,14 +257,15 @@ def _dear(profile: Profile, kind: str) -> NDArray[np.float64]:
     return np.array([np.quantile(column[column > 0], 0.9) if (column > 0).any() else 0.0 for column in rows.T])
 
 
-def need_bytes(manifest: Manifest, batch: int) -> int:
-    """Memory to have before training at this batch size begins, beyond what the process has: the upper end."""
-    return SESSION_BYTES + manifest.fixed_bytes + int(batch * manifest.sample_bytes * ARENA_RATIO)
-
-
 def expected_bytes(manifest: Manifest, batch: int) -> int:
     """The most memory that training is likely to take beyond what the process has."""
-    return SESSION_BYTES // 2 + manifest.fixed_bytes + int(batch * manifest.sample_bytes * EXPECTED_RATIO)
+    graph = manifest.files["train.onnx"].size_bytes if "train.onnx" in manifest.files else 0
+    return int(SESSION_BYTES + GRAPH_RATIO * graph + manifest.fixed_bytes + ARENA_RATIO * batch * manifest.sample_bytes)
+
+
+def need_bytes(manifest: Manifest, batch: int) -> int:
+    """Memory to have before training at this batch size begins: what is expected, and room for what is not."""
+    return int(HEADROOM * expected_bytes(manifest, batch))
 
 
 @dataclass

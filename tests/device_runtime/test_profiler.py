@@ -9,6 +9,7 @@ from fedwright.benchmarks.probes import make_probes
 from fedwright.cli.main import main
 from fedwright.device_runtime.facts import Health
 from fedwright.device_runtime.profiler import profile as profiles
+from fedwright.device_runtime.profiler import store
 from fedwright.device_runtime.profiler.fit import fit_kind, non_negative
 from fedwright.device_runtime.profiler.measure import OperatorTime, ProbeTime, time_probe
 from fedwright.device_runtime.profiler.pack import load_probes, pack_probes, read_probes
@@ -128,20 +129,20 @@ def test_what_makes_a_profile_doubtful_is_said(repeat, before, after, said):
 def test_profiles_for_other_threads_stay_in_the_file(tmp_path):
     path = tmp_path / "sub" / "profile.json"
     mine = Profile(profiles.facts.board_model(), profiles.facts.runtime(), 1)
-    profiles.save_profile(path, mine)
-    profiles.save_profile(path, Profile(mine.board, mine.runtime, 2, kinds={"Add": [0.0] * len(FEATURES)}))
+    store.save_profile(path, mine)
+    store.save_profile(path, Profile(mine.board, mine.runtime, 2, kinds={"Add": [0.0] * len(FEATURES)}))
 
     assert len(json.loads(path.read_text())["profiles"]) == 2
-    assert profiles.find_profile(path, threads=1) == mine
-    assert profiles.find_profile(path, threads=4) is None
-    assert profiles.find_profile(tmp_path / "absent", threads=1) is None
+    assert store.find_profile(path, threads=1) == mine
+    assert store.find_profile(path, threads=4) is None
+    assert store.find_profile(tmp_path / "absent", threads=1) is None
 
 
 def test_a_file_that_is_no_profile_is_refused(tmp_path):
     (tmp_path / "bad").write_text("nonsense")
 
     with pytest.raises(ConfigError, match="remove it"):
-        profiles.find_profile(tmp_path / "bad", threads=1)
+        store.find_profile(tmp_path / "bad", threads=1)
 
 
 def test_the_command_writes_and_prints_json(tmp_path, capsys, monkeypatch, few):

@@ -42,7 +42,7 @@ def features(x: Array) -> Array:
     return np.asarray(np.maximum(hidden @ _weights(rng, SIZE, SIZE), 0))
 
 
-def _convolved(x: Array, width: int, rng: np.random.Generator) -> Array:
+def _convolved(x: Array, width: int, rng: "np.random.Generator") -> Array:
     """A random 3×3 convolution with stride 2 and ReLU; images of one pixel a side keep it."""
     n, channels, height, _ = x.shape
     padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
@@ -54,11 +54,11 @@ def _convolved(x: Array, width: int, rng: np.random.Generator) -> Array:
     return np.asarray(made.reshape(n, rows, columns, width).transpose(0, 3, 1, 2))
 
 
-def _words(x: Array, rng: np.random.Generator) -> Array:
+def _words(x: Array, rng: "np.random.Generator") -> Array:
     """The mean random vector of each sample's word ids."""
     table = rng.standard_normal((4096, SIZE), dtype=np.float32)
     return np.asarray(table[x.reshape(len(x), -1) % len(table)].mean(axis=1))
 
 
-def _weights(rng: np.random.Generator, inputs: int, outputs: int) -> Array:
+def _weights(rng: "np.random.Generator", inputs: int, outputs: int) -> Array:
     return rng.standard_normal((inputs, outputs), dtype=np.float32) * np.float32(np.sqrt(2.0 / inputs))

@@ -1,22 +1,17 @@
-"""`fedwright device profile`: two passes over the probes, the fit, and the file that keeps it."""
+"""`fedwright device profile`: two passes over the probes and the fit."""
 
-import json
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
-
-import msgspec
 
 from fedwright.device_runtime import facts
 from fedwright.device_runtime.profiler.fit import fit
-from fedwright.device_runtime.profiler.measure import ProbeTime, Progress, time_probes
+from fedwright.device_runtime.profiler.measure import OperatorTime, ProbeTime, Progress, time_probes
 from fedwright.device_runtime.profiler.pack import Probe, load_probes
-from fedwright.protocol.errors import BadMessage, ConfigError
-from fedwright.protocol.predictor import Profile, profile_from_json
+from fedwright.protocol.predictor import Profile
 
 # Two passes that differ more than this say that the board was busy or hot.
 AGREE = 0.15
@@ -73,8 +68,17 @@ def measure_profile(
 
 
 def merged(first: list[ProbeTime], second: list[ProbeTime]) -> list[ProbeTime]:
-    """The operators of the first pass with the lesser step of both."""
-    return [replace(a, step_s=min(a.step_s, b.step_s)) for a, b in zip(first, second, strict=True)]
+    """The lesser of two passes; operators that only one of them timed are taken from that."""
+    return [
+        replace(a, step_s=min(a.step_s, b.step_s), operators=_lesser(a.operators, b.operators))
+        for a, b in zip(first, second, strict=True)
+    ]
+
+
+def _lesser(first: list[OperatorTime], second: list[OperatorTime]) -> list[OperatorTime]:
+    if len(first) != len(second):
+        return first or second
+    return [a if a.seconds <= b.seconds else b for a, b in zip(first, second, strict=True)]
 
 
 def disagreement(first: list[ProbeTime], second: list[ProbeTime]) -> float:
@@ -106,34 +110,3 @@ def _resident_bytes() -> int:
     except (OSError, ValueError, IndexError):
         return facts.peak_rss_bytes()
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def save_profile(path: Path, profile: Profile) -> None:
-    """Put a profile into a file beside those for other threads, power modes and runtimes."""
-    kept = _read(path) if path.exists() else {}
-    kept[profile.key] = json.loads(profile.to_json())
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.new")
-    draft.write_text(json.dumps({"format": 1, "profiles": kept}, indent=1) + "\n", encoding="utf-8")
-    os.replace(draft, path)
-
-
-def find_profile(path: Path, *, threads: int) -> Profile | None:
-    """The profile of this board, runtime, power mode and number of threads; None when it was not measured."""
-    if not path.exists():
-        return None
-    board, health = facts.board(threads=threads), facts.health()
-    wanted = Profile(board.model, board.runtime, threads, health.power_mode or "").key
-    entry = _read(path).get(wanted)
-    return None if entry is None else profile_from_json(json.dumps(entry).encode())
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        data = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeDecodeError, OSError) as err:
-        raise ConfigError(f"{path} is not a profile file ({err}); remove it and measure again") from err
-    profiles = data.get("profiles")
-    if data.get("format") != 1 or not isinstance(profiles, dict):
-        raise BadMessage(f"{path} is a profile file of another release; remove it and measure again")
-    return profiles

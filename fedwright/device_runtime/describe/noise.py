@@ -1,0 +1,42 @@
+"""Less is given away: Gaussian noise on what a device tells about its data, drawn once and then always the same."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from msgspec import structs
+
+from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.messages import DataSummary
+
+
+def with_noise(summary: DataSummary, ratio: float, rng: "np.random.Generator") -> DataSummary:
+    """The summary with noise of `ratio` times the mean entry on counts and of `ratio` on the descriptor's own scale.
+
+    A device must tell the same numbers every time, because the mean of many draws would give the truth away.
+    """
+    if ratio < 0:
+        raise ConfigError(f"the noise on what is told is {ratio} but must be 0 or more")
+    if ratio == 0:
+        return summary
+    descriptor = summary.descriptor
+    if descriptor is not None:
+        values = np.asarray(descriptor)
+        descriptor = [float(value) for value in values + rng.normal(0.0, ratio * _scale(values), len(values))]
+    return structs.replace(
+        summary,
+        class_counts=_counts(summary.class_counts, ratio, rng),
+        score_counts=_counts(summary.score_counts, ratio, rng),
+        descriptor=descriptor,
+    )
+
+
+def _counts(counts: Sequence[int] | None, ratio: float, rng: "np.random.Generator") -> list[int] | None:
+    if counts is None:
+        return None
+    values = np.asarray(counts, float)
+    noisy = values + rng.normal(0.0, ratio * _scale(values), len(values))
+    return [int(value) for value in np.maximum(0, np.rint(noisy))]
+
+
+def _scale(values: "np.ndarray[tuple[int, ...], np.dtype[np.float64]]") -> float:
+    return float(np.mean(np.abs(values))) if len(values) else 0.0

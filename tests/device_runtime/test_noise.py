@@ -1,0 +1,39 @@
+"""Noise on what a device tells: of the size asked for, never negative, nothing else changed."""
+
+import numpy as np
+import pytest
+
+from fedwright.device_runtime.describe.noise import with_noise
+from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.messages import DataSummary
+
+COUNTS = [100] * 5000
+SUMMARY = DataSummary(5, 2, [4], 5000, class_counts=COUNTS, descriptor=[2.0] * 4000)
+
+
+def test_the_noise_has_the_size_that_was_asked_for():
+    told = with_noise(SUMMARY, 0.2, np.random.default_rng(0))
+
+    assert np.std(told.class_counts) == pytest.approx(20.0, rel=0.05)
+    assert np.mean(told.class_counts) == pytest.approx(100.0, rel=0.01)
+    assert np.std(told.descriptor) == pytest.approx(0.4, rel=0.05)
+    assert (told.samples, told.holdout, told.input_shape) == (5, 2, [4])
+
+
+def test_counts_stay_counts():
+    told = with_noise(SUMMARY, 5.0, np.random.default_rng(0))
+
+    assert min(told.class_counts) == 0
+    assert all(isinstance(count, int) for count in told.class_counts)
+
+
+def test_what_is_not_told_stays_untold():
+    told = with_noise(DataSummary(5, 2, [4], 3), 1.0, np.random.default_rng(0))
+
+    assert told == DataSummary(5, 2, [4], 3)
+
+
+def test_no_noise_is_the_truth_and_less_than_none_is_refused():
+    assert with_noise(SUMMARY, 0.0, np.random.default_rng(0)) is SUMMARY
+    with pytest.raises(ConfigError, match="0 or more"):
+        with_noise(SUMMARY, -1.0, np.random.default_rng(0))
