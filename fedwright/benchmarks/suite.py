@@ -80,9 +80,13 @@ def run_jobs(jobs: Sequence[Job], *, processes: int | None = None) -> list[Finis
     with Progress(console=Console(stderr=True)) as progress, ProcessPoolExecutor(count, context) as pool:
         bar = progress.add_task(f"{len(jobs)} simulations", total=len(jobs))
         work = [pool.submit(run_job, job) for job in jobs]
-        for done in as_completed(work):
-            done.result()
-            progress.advance(bar)
+        try:
+            for done in as_completed(work):
+                done.result()
+                progress.advance(bar)
+        finally:
+            # One that failed ends the suite: those that have not begun need not.
+            pool.shutdown(wait=False, cancel_futures=True)
         return [done.result() for done in work]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from fedwright.server_runtime.artifacts.autodiff.engine import Backward
 from fedwright.server_runtime.artifacts.autodiff.graph import Composite, Graph, Value
 
-TARGET_LOGITS, THRESHOLD = "target_logits", "threshold"
+TARGET_LOGITS, THRESHOLD, CLASS_MASK = "target_logits", "threshold", "class_mask"
 
 _TINY = 1e-12
 
@@ -60,7 +60,8 @@ def cross_entropy(graph: Graph, logits: str, labels: str) -> str:
 def masked_classes(graph: Graph, logits: str) -> str:
     """z with the logits of classes that the device lacks set to zero (HeteroFL)."""
     classes = graph.shape(logits)[-1]
-    mask = graph.add_input(Value("class_mask", (classes,)))
+    # Several exits share one mask.
+    mask = CLASS_MASK if graph.knows(CLASS_MASK) else graph.add_input(Value(CLASS_MASK, (classes,)))
     return graph.op("Mul", logits, mask, shape=graph.shape(logits))
 
 

@@ -167,6 +167,19 @@ def test_masked_classes_have_zero_logits(net: Net, batch: dict[str, np.ndarray])
     _same(found, collect(_cross_entropy(twin(_x(batch)) * torch.from_numpy(mask).double(), batch), twin))
 
 
+def test_all_exits_share_one_class_mask(batch: dict[str, np.ndarray]) -> None:
+    torch.manual_seed(2)
+    module = TwoExits()
+    mask = np.array([1, 1, 0, 1], np.float32)
+
+    objective = Objective(exits=True, masked_classes=True)
+    found = graph_gradients(module, batch, CLASSES, objective=objective, sides={"class_mask": mask})
+
+    twin = _twin(module)
+    shallow, deep = (logits * torch.from_numpy(mask).double() for logits in twin(_x(batch)))
+    _same(found, collect((_cross_entropy(shallow, batch) + 2 * _cross_entropy(deep, batch)) / 3, twin))
+
+
 @pytest.mark.parametrize("distill", [0.0, 0.5])
 def test_exits_with_self_distillation(batch: dict[str, np.ndarray], distill: float) -> None:
     torch.manual_seed(2)
