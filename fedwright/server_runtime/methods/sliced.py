@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.protocol.messages import Recipe, Report
+from fedwright.protocol.messages import Recipe, Refusal, Report
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.export import initial_weights, norm_parameters
 from fedwright.server_runtime.artifacts.structure import ModelSpec, Objective, Structure
@@ -218,6 +218,24 @@ class Leveled(Sliced):
                 f"{min(self._need)}; add a smaller size or leave the device out"
             )
         return max(fitting, key=lambda level: self.levels.sizes[level])
+
+    def shrink(self, device: str, assignment: Assignment, refusal: Refusal) -> Assignment | None:
+        """The next smaller level that fits into what the device has free, or the smallest; None below that."""
+        structure = assignment.structure
+        sizes = dict(zip(self.specs, self.levels.sizes, strict=True))
+        smaller = sorted((s for s in sizes if sizes[s] < sizes.get(structure.spec, 0.0)), key=lambda s: -sizes[s])
+        if not smaller:
+            return None
+        fitting = [
+            spec
+            for spec in smaller
+            if self.setting.manifest is None
+            or need_bytes(self.setting, Structure(spec, self.objective_of(spec, 1))) <= refusal.free_bytes
+        ]
+        spec = (fitting or smaller[-1:])[0]
+        return replace(
+            assignment, structure=replace(structure, spec=spec, objective=self.objective_of(spec, self.advanced + 1))
+        )
 
     def spec_of(self, device: str) -> ModelSpec:
         """The submodel of the device's level."""
