@@ -12,6 +12,7 @@ from fedwright.protocol.messages import BlobRef, Dismiss, Gone, Refusal, Report,
 from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.intake.admission import check_stats, clip_norm, read_update, report_problem
 from fedwright.server_runtime.intake.registry import Registry
+from fedwright.server_runtime.intake.speeds import Speeds
 from fedwright.server_runtime.methods.base import Tensors
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.exchange import Heard, Pulled
@@ -92,6 +93,7 @@ class Desk:
         self._out: dict[str, _Out] = {}
         self._arriving: dict[str, list[Update]] = {}
         self._answered: list[tuple[Planned, Reply]] = []
+        self.speeds = Speeds()
         self.offer_less: OfferLess = lambda planned, refusal: None
 
     def present(self) -> dict[str, Report]:
@@ -174,6 +176,7 @@ class Desk:
             self._welcome(device)
 
     def _take_report(self, device: str, boot: str, report: Report) -> None:
+        self.speeds.hear(device, report)
         newcomer = self._registry.newcomer_boot(device)
         verdict = self._registry.hear(device, boot, report, now_s=self.clock())
         if verdict == "joined":
@@ -266,6 +269,8 @@ class Desk:
             log.warning("device %s round %d: update rejected: %s", planned.device, planned.task.round, err)
             self._finish(out, Reply(update.task, "rejected", detail=f"{planned.device}: {err}"))
             return
+        manifest = self.planner.manifest(planned.assignment.structure)
+        self.speeds.take(planned.device, manifest, update.stats, batch=planned.assignment.recipe.batch)
         self._finish(out, Reply(update.task, "update", update=update))
 
     def _finish(self, out: _Out, reply: Reply, *, retry: Planned | None = None) -> None:
