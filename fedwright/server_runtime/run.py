@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from fedwright.protocol import codec, tensors
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ConfigError
@@ -171,6 +173,7 @@ def make_method(config: RunConfig, spec: ModelSpec, builder: Builder | None = No
         ),
         combine=Combine(config.update.combine, config.update.trim_ratio),
         manifest=None if builder is None else lambda structure: builder.build(structure).manifest,
+        device=_torch_device(config.server.device),
     )
     return registry.find(config.method.name).make(config.method.params, setting)
 
@@ -190,6 +193,14 @@ def export_device(config: RunConfig, device: str, target: Path) -> None:
         store.close()
     spec, weights = method.personal(device)
     target.write_bytes(export_model(Builder(folder.artifacts).build(Structure(spec)), weights))
+
+
+def _torch_device(wanted: str) -> str:
+    """The device that a config asks for; `auto` takes CUDA where there is any."""
+    present = torch.cuda.is_available()
+    if wanted == "cuda" and not present:
+        raise ConfigError("server.device is 'cuda' but torch finds no CUDA device; use 'auto' or 'cpu'")
+    return "cuda" if present and wanted != "cpu" else "cpu"
 
 
 def _signer(config: RunConfig) -> codec.Sign | None:

@@ -70,7 +70,7 @@ class Setting:
     """What every method gets at its birth: the task, the common training recipe and one seed.
 
     returns: how updates travel. combine: how averaging methods average. manifest: what a structure's artifact
-    needs (None where nobody builds any).
+    needs (None where nobody builds any). device: the torch device of the server's own maths.
     """
 
     spec: ModelSpec
@@ -83,6 +83,7 @@ class Setting:
     returns: Returns = field(default_factory=Returns)
     combine: Combine = field(default_factory=Combine)
     manifest: Callable[[Structure], Manifest] | None = None
+    device: str = "cpu"
 
 
 class Method(Protocol):

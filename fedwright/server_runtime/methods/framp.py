@@ -256,7 +256,7 @@ class Framp:
             chunk = CHUNK if size > WHOLE else None
             form = Form(inputs, self._params.hidden, normalise=True, chunk=chunk, shared=not self._params.personal)
             seed = derive_seed(self._setting.seed, "hypernetwork")
-            self._hypernet = Hypernet(form, Start(self._initial, {}), seed=seed)
+            self._hypernet = Hypernet(form, Start(self._initial, {}), seed=seed, device=self._setting.device)
         return self._hypernet
 
     def _share(self, device: str) -> float:

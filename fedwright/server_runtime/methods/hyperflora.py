@@ -251,7 +251,8 @@ class HyperFLoRA:
             begin = {n: np.zeros_like(whole[n]) if n.endswith(lora.UP) else whole[n] for n in self._written}
             start = Start(begin, lora.head_spreads(self._written, params.hidden))
             form = Form(self._setting.spec.classes, params.hidden, params.layers, sequential=params.sequential)
-            self._hypernet = Hypernet(form, start, seed=derive_seed(self._setting.seed, "hypernetwork"))
+            seed = derive_seed(self._setting.seed, "hypernetwork")
+            self._hypernet = Hypernet(form, start, seed=seed, device=self._setting.device)
             self._frozen = {name: value for name, value in self._base.items() if name not in self._written}
         return self._hypernet
 

@@ -10,7 +10,9 @@ from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.methods.base import Absorbed
 from fedwright.server_runtime.methods.baselines.pfedhn import PFedHN, PFedHNParams
+from fedwright.server_runtime.run import make_method
 from helpers.fleet import report, setting
+from helpers.simulation import make_config
 
 SPEC = ModelSpec("cnn-small", (1, 8, 8), 4)
 STATS = Stats(samples=10, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
@@ -80,3 +82,10 @@ def test_a_round_that_was_planned_by_another_process_is_absorbed_alike():
     resumed.advance()
     for name, value in whole.state().items():
         np.testing.assert_array_equal(resumed.state()[name], value)
+
+
+def test_a_cuda_device_that_is_not_there_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    config, _ = make_config(tmp_path, method={"name": "pfedhn"}, server={"device": "cuda"})
+    with pytest.raises(ConfigError, match="finds no CUDA device"):
+        make_method(config, SPEC)

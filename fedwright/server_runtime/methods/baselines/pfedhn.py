@@ -87,7 +87,8 @@ class PFedHN:
         generated = parameters_of(setting)
         inputs = setting.spec.classes if params.describe == "classes" else params.embedding
         form = Form(inputs, params.hidden, params.layers, sequential=not params.parallel)
-        self._hypernet = Hypernet(form, Start(generated, {}), seed=derive_seed(setting.seed, "hypernetwork"))
+        seed = derive_seed(setting.seed, "hypernetwork")
+        self._hypernet = Hypernet(form, Start(generated, {}), seed=seed, device=setting.device)
         self._running = Running(setting, generated)
         self._known = Known()
         self._made: dict[str, Tensors] = {}
