@@ -1,0 +1,40 @@
+"""The suite `predictor`: its scores by hand, and one small case measured from end to end."""
+
+import numpy as np
+import pytest
+
+from fedwright.benchmarks import predictor as suite
+from fedwright.protocol.predictor import expected_bytes, need_bytes
+
+
+def test_shares_by_hand():
+    found = suite._shares(np.array([1.05, 0.85, 1.5, 2.0]), np.array([1.0, 1.0, 1.0, 2.0]))
+
+    # Errors of 5, 15, 50 and 0 percent.
+    assert found == {"within 10 %": 0.5, "within 20 %": 0.75, "mean error": pytest.approx(0.175)}
+
+
+def test_every_promise_is_a_check_that_can_fail():
+    good = {"within 10 %": 0.8, "within 20 %": 0.95, "mean error": 0.05}
+    bad = {"within 10 %": 0.1, "within 20 %": 0.2, "mean error": 0.5}
+    fits = [{"predicted / peak": 1.1, "admitted / peak": 1.3}]
+    dies = [{"predicted / peak": 0.7, "admitted / peak": 0.9}]
+
+    holds = suite._checks({"predictor": good, "FLOPs line": bad, "random forest": bad}, good, fits, 20.0)
+    fails = suite._checks({"predictor": bad, "FLOPs line": good, "random forest": good}, good, dies, 100.0)
+
+    assert all(check["holds"] for check in holds)
+    assert [check["name"] for check in fails if check["holds"]] == [
+        "the same twice within 20 % (the ceiling)",
+        "the same twice within 10 % (the ceiling)",
+    ]
+
+
+@pytest.mark.slow
+def test_the_memory_of_a_small_model_is_measured_in_a_process_of_its_own():
+    [(name, width, artifact)] = suite._build("lenet", (0.5,))
+
+    peak = suite._peak_bytes(suite.Case(name, width, 16, artifact, (1.0, 1.0)))
+
+    assert 0.6 < expected_bytes(artifact.manifest, 16) / peak < 1.6
+    assert need_bytes(artifact.manifest, 16) > peak
