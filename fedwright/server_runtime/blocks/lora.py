@@ -1,5 +1,6 @@
 """Low-rank adapters as tensors, and the pairing of devices that train one adapter in turn."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,3 +69,17 @@ def round_values(*, selected: int, pairs: int, exchanges: int, classes: int, ada
     """Numbers on the wire in a round: 2 M |r| + (2 M + 4 E M_pair) |ρ|; without pairs M |r| + 2 M |ρ|."""
     indicators = 2 * selected if pairs else selected
     return indicators * classes + (2 * selected + 4 * exchanges * pairs) * adapter
+
+
+def flatten(shapes: Mapping[str, tuple[int, ...]], adapter: Mapping[str, Array]) -> Array:
+    """All tensors that `shapes` names as one vector."""
+    return np.concatenate([adapter[name].reshape(-1) for name in shapes]).astype(np.float32)
+
+
+def unflatten(shapes: Mapping[str, tuple[int, ...]], flat: Array) -> dict[str, Array]:
+    """The tensors that `flatten` was given."""
+    found, end = {}, 0
+    for name, shape in shapes.items():
+        start, end = end, end + math.prod(shape)
+        found[name] = flat[start:end].reshape(shape)
+    return found

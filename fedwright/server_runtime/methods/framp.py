@@ -14,7 +14,7 @@ the number in their id. Large targets are written in pieces by a shared head.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
@@ -24,13 +24,11 @@ from msgspec import structs
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Report
 from fedwright.protocol.strict import check_range
-from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import Builder
 from fedwright.server_runtime.artifacts.structure import ModelSpec, Objective, Structure
 from fedwright.server_runtime.blocks.hypernet import Form, Hypernet, Scaling, Start, Step
-from fedwright.server_runtime.blocks.masking import live_plan, top_channels, top_entries, top_entries_by_layer
 from fedwright.server_runtime.blocks.prototypes import Prototypes, disturbed
-from fedwright.server_runtime.blocks.slicing import Axis, put, take
+from fedwright.server_runtime.blocks.slicing import put, take
 from fedwright.server_runtime.methods import written
 from fedwright.server_runtime.methods.base import (
     Absorbed,
@@ -43,7 +41,8 @@ from fedwright.server_runtime.methods.base import (
     Tensors,
     register,
 )
-from fedwright.server_runtime.methods.sliced import norm_names, number_of
+from fedwright.server_runtime.methods.framp_parts import Parts, masked
+from fedwright.server_runtime.methods.sliced import number_of
 from fedwright.server_runtime.rounds.sampling import derive_seed
 
 # Above this many weights they are written in pieces of CHUNK.
@@ -102,12 +101,7 @@ class Framp:
     def __init__(self, params: FrampParams, setting: Setting) -> None:
         self._params, self._setting = params, setting
         initial = written.parameters_of(setting)
-        norms = norm_names(setting.spec)
-        self._maskable = [name for name, value in initial.items() if value.ndim > 1 and name not in norms]
-        self._axes = zoo.axes_of(setting.spec) if zoo.full_sizes(setting.spec) else {}
-        self._fixed = {
-            axis.group for n in norms & self._axes.keys() for axis in self._axes[n] if isinstance(axis, Axis)
-        }
+        self._parts = Parts(setting, initial, params)
         self._known, self._running = written.Known(), written.Running(setting, initial)
         self._initial, self._step = initial, Step(params.server_rate)
         self._scaling: Scaling | None = None
@@ -118,8 +112,6 @@ class Framp:
         self._prototypes = Prototypes.empty(setting.spec.classes, width)
         weight = params.align / (setting.spec.classes * math.sqrt(max(1, width)))
         self._objective = Objective(prototypes=weight, element_masks=params.granularity == "element")
-        if params.granularity == "channel" and not self._axes:
-            raise ConfigError(f"model {setting.spec.model} has no channel groups; use granularity = 'element'")
 
     def meet(self, reports: Mapping[str, Report]) -> None:
         """Take in the descriptors."""
@@ -163,13 +155,13 @@ class Framp:
 
     def _assignment(self, device: str, row: Array, round_number: int) -> Assignment:
         assert self._scaling is not None
-        plan = self._channels(device, self._made[device])
+        plan = self._parts.channels(device, self._made[device])
         scaling = (self._scaling.mean.tobytes(), self._scaling.std.tobytes())
         note = Note(row.tobytes(), *scaling, {group: kept.tolist() for group, kept in plan.items()})
-        masked = self._objective.element_masks and self._share(device) < 1
+        masked = self._objective.element_masks and self._parts.share(device) < 1
         returns = structs.replace(self._setting.returns, prototypes=self._params.align > 0, masked=masked)
         return Assignment(
-            Structure(self._spec(plan), self._objective, self._setting.optimizer),
+            Structure(self._parts.spec(plan), self._objective, self._setting.optimizer),
             written.recipe_for(self._setting, round_number, device),
             returns,
             tuple(msgspec.msgpack.encode(note)),
@@ -182,10 +174,10 @@ class Framp:
         if self._params.align:
             sides = {"prototypes": self._prototypes.values, "prototype_owned": self._prototypes.known}
         if not self._objective.element_masks:
-            return Emission(take(weights, self._axes, _plan(_note(assignment))), sides)
-        share = self._share(device)
-        masks = self._masks(weights, share) if share < 1 else {}
-        return Emission(_masked(weights, masks), sides, masks=masks)
+            return Emission(take(weights, self._parts.axes, _plan(_note(assignment))), sides)
+        share = self._parts.share(device)
+        masks = self._parts.masks(weights, share) if share < 1 else {}
+        return Emission(masked(weights, masks), sides, masks=masks)
 
     def absorb(self, device: str, reply: Absorbed) -> Relay | None:
         """Remember the change at its place in the full model, and take in the prototypes."""
@@ -196,7 +188,7 @@ class Framp:
         change = {name: tensors[name] for name in self._initial}
         if note.plan:
             nothing = {name: np.zeros_like(value) for name, value in self._initial.items()}
-            change = put(nothing, change, self._axes, _plan(note))
+            change = put(nothing, change, self._parts.axes, _plan(note))
         self._net(len(row)).add(row, change, reply.weight)
         self._running.add(tensors, reply.stats.samples * reply.weight)
         if "prototypes" in tensors:
@@ -223,11 +215,11 @@ class Framp:
             weights |= self._net(len(scaled)).generate(scaled[None])[0]
         if row is None:
             return self._setting.spec, weights
-        plan = self._channels(device, weights)
-        if self._objective.element_masks and (share := self._share(device)) < 1:
-            weights = _masked(weights, self._masks(weights, share))
-            plan = live_plan(weights, self._axes, fixed=self._fixed) if self._axes else {}
-        return self._spec(plan), take(weights, self._axes, plan) if plan else weights
+        plan = self._parts.channels(device, weights)
+        if self._objective.element_masks and (share := self._parts.share(device)) < 1:
+            weights = masked(weights, self._parts.masks(weights, share))
+            plan = self._parts.live(weights)
+        return self._parts.spec(plan), take(weights, self._parts.axes, plan) if plan else weights
 
     def state(self) -> Tensors:
         """Hypernetwork, prototypes, descriptors and their scaling, running statistics."""
@@ -259,28 +251,6 @@ class Framp:
             self._hypernet = Hypernet(form, Start(self._initial, {}), seed=seed, device=self._setting.device)
         return self._hypernet
 
-    def _share(self, device: str) -> float:
-        return self._params.sizes[number_of(device, self._setting.seed) % len(self._params.sizes)]
-
-    def _masks(self, weights: Tensors, share: float) -> dict[str, Array]:
-        choose = top_entries_by_layer if self._params.layerwise else top_entries
-        return choose(weights, self._maskable, share)
-
-    def _channels(self, device: str, weights: Tensors) -> Mapping[str, Array]:
-        """The channels of the device's part; none where parts are made of entries. The embedding keeps its width."""
-        if self._objective.element_masks:
-            return {}
-        axes = {name: self._axes[name] for name in self._initial}
-        embedding = {axis.group for axis in axes[self._maskable[-1]][1:] if isinstance(axis, Axis)}
-        return top_channels(weights, axes, self._share(device), whole=embedding if self._params.align else ())
-
-    def _spec(self, plan: Mapping[str, Array]) -> ModelSpec:
-        full = zoo.full_sizes(self._setting.spec)
-        sizes = {group: len(kept) for group, kept in plan.items()}
-        if all(full[group] == size for group, size in sizes.items()):
-            return self._setting.spec
-        return replace(self._setting.spec, sizes=tuple(sorted(sizes.items())))
-
     def _embedding(self) -> int:
         structure = Structure(self._setting.spec)
         ask = self._setting.manifest or (lambda asked: Builder().build(asked).manifest)
@@ -293,10 +263,6 @@ def _note(assignment: Assignment) -> Note:
 
 def _plan(note: Note) -> dict[str, Array]:
     return {group: np.array(kept, np.int64) for group, kept in note.plan.items()}
-
-
-def _masked(weights: Tensors, masks: Mapping[str, Array]) -> Tensors:
-    return {n: np.where(masks[n], value, np.float32(0)) if n in masks else value for n, value in weights.items()}
 
 
 register(Entry("framp", "a model written for each device, cut to the part that fits", FrampParams, Framp, "cnn-gn"))

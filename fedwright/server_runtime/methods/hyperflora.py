@@ -12,7 +12,7 @@ pair uses half of the union of its classes, without doubles. A pair whose first 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -42,6 +42,7 @@ from fedwright.server_runtime.methods.base import (
 from fedwright.server_runtime.methods.baselines.heterofl import classifier_names
 from fedwright.server_runtime.methods.sliced import need_bytes
 from fedwright.server_runtime.rounds.sampling import derive_seed
+from fedwright.server_runtime.zoo import adapted
 
 ADVANCED, BASE, PAIR = "advanced", "base/", "pair/"
 
@@ -102,7 +103,7 @@ class HyperFLoRA:
 
     def __init__(self, params: HyperFLoRAParams, setting: Setting) -> None:
         self._params, self._setting = params, setting
-        self._spec = _with_rank(setting.spec, params.rank)
+        self._spec = adapted.with_rank(setting.spec, params.rank)
         module = zoo.create(self._spec, seed=derive_seed(setting.seed, "adapters"))
         names = zoo.adapter_names(module)
         if not names or len(initial_weights(module)) != len(list(module.parameters())):
@@ -115,6 +116,7 @@ class HyperFLoRA:
         self._base: Tensors = {name: setting.initial[name] for name in initial if name not in names}
         head = classifier_names(self._base, setting.spec.classes) if params.head else []
         self._written = (*names, *head)
+        self._shapes = {name: {**self._adapters, **self._base}[name].shape for name in self._written}
         self._frozen: Tensors = {}
         self._known = written.Known()
         self._hypernet: Hypernet | None = None
@@ -174,7 +176,7 @@ class HyperFLoRA:
             return Emission(self._base, frozen=self._adapters)
         self._net()
         if note.hop >= 0:
-            return Emission(self._split(self._passed[note.turns[0]][1]), frozen=self._frozen)
+            return Emission(lora.unflatten(self._shapes, self._passed[note.turns[0]][1]), frozen=self._frozen)
         return Emission(self._made[device], frozen=self._frozen)
 
     def absorb(self, device: str, reply: Absorbed) -> Relay | None:
@@ -188,13 +190,13 @@ class HyperFLoRA:
             self._net().add(self._indicator(note.classes), reply.tensors, reply.weight)
             if not note.turns:
                 return None
-            start = self._flat(self._net().generate(self._indicator(note.drawn)[None])[0])
+            start = lora.flatten(self._shapes, self._net().generate(self._indicator(note.drawn)[None])[0])
             self._passed[note.turns[0]] = np.stack([start, start])
         else:
             start, end = self._passed.pop(note.turns[0])
-            end = end + self._flat(reply.tensors)
+            end = end + lora.flatten(self._shapes, reply.tensors)
             if note.hop + 1 == len(note.turns):
-                self._net().add(self._indicator(note.drawn), self._split(end - start), reply.weight)
+                self._net().add(self._indicator(note.drawn), lora.unflatten(self._shapes, end - start), reply.weight)
                 return None
             self._passed[note.turns[0]] = np.stack([start, end])
         following = structs.replace(note, hop=note.hop + 1)
@@ -222,7 +224,7 @@ class HyperFLoRA:
             weights |= self._net().generate(row[None])[0]
         if row is not None and self._params.mask_logits:
             weights |= written.mask_logits(weights, row)
-        merged, plain = lora.merge(weights), _without_adapters(self._spec)
+        merged, plain = lora.merge(weights), adapted.without_adapters(self._spec)
         if plain is not None:
             return plain, merged
         return self._spec, merged | {name: np.zeros_like(value) for name, value in self._adapters.items()}
@@ -261,18 +263,6 @@ class HyperFLoRA:
         row[classes] = 1
         return row
 
-    def _flat(self, adapter: Tensors) -> Array:
-        return np.concatenate([adapter[name].reshape(-1) for name in self._written]).astype(np.float32)
-
-    def _split(self, flat: Array) -> Tensors:
-        shapes = {name: (self._adapters.get(name, self._base.get(name))) for name in self._written}
-        found, end = {}, 0
-        for name, like in shapes.items():
-            assert like is not None
-            start, end = end, end + like.size
-            found[name] = flat[start:end].reshape(like.shape)
-        return found
-
     def _new_mean(self) -> Mean:
         nothing = {name: np.zeros_like(value) for name, value in self._base.items()}
         return make_mean(self._setting.combine, nothing, {name: (None,) * v.ndim for name, v in nothing.items()})
@@ -280,25 +270,6 @@ class HyperFLoRA:
 
 def _note(assignment: Assignment) -> Note:
     return msgspec.msgpack.decode(bytes(assignment.marks), type=Note)
-
-
-def _with_rank(spec: ModelSpec, rank: int) -> ModelSpec:
-    entry = zoo.MODELS.get(spec.model)
-    if entry is None or entry.rank is None:
-        return spec
-    return replace(spec, sizes=tuple(sorted({**dict(spec.sizes), entry.rank: rank}.items())))
-
-
-def _without_adapters(spec: ModelSpec) -> ModelSpec | None:
-    """The same model without adapters, where the zoo has it."""
-    own = zoo.MODELS.get(spec.model)
-    if own is None or own.rank is None:
-        return None
-    sizes = {group: size for group, size in own.sizes.items() if group != own.rank}
-    for entry in zoo.MODELS.values():
-        if entry.make is own.make and entry.rank is None and entry.sizes == sizes:
-            return ModelSpec(entry.name, spec.input_shape, spec.classes)
-    return None
 
 
 register(
