@@ -113,7 +113,8 @@ def _convolution(
         kind += " grouped"
     elif math.prod(weight[2:]) == 1:
         kind += " 1x1"
-    return kind, (1.0, 2.0 * made * taps, traffic[0], made / max(1, many[1]) * taps, *traffic[1:], repeats)
+    # One image after another stays in the cache, however many there are.
+    return kind, (1.0, 2.0 * made * taps, traffic[0], made / max(1, many[1]) * taps, 0.0, 0.0, repeats)
 
 
 def _product(

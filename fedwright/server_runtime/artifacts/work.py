@@ -15,10 +15,13 @@ EXPANDED = {"HardSwish": (("HardSigmoid", 1), ("Mul", 2))}
 def tabulate(graph: Graph) -> dict[str, list[float]]:
     """Kind -> FEATURES at each of WORK_BATCHES."""
     model = graph.to_model()
+    fused = _fused(model)
     table: dict[str, list[float]] = {}
     for place, batch in enumerate(WORK_BATCHES):
         shapes = _shapes(model, batch)
         for node in model.graph.node:
+            if node.output[0] in fused:
+                continue
             ins = [shapes.get(name, ()) for name in node.input if name]
             outs = [shapes.get(name, ()) for name in node.output if name]
             for op, read in EXPANDED.get(node.op_type, ((node.op_type, 0),)):
@@ -27,6 +30,28 @@ def tabulate(graph: Graph) -> dict[str, list[float]]:
                 for index, amount in enumerate(amounts):
                     row[place * len(FEATURES) + index] += float(round(amount))
     return dict(sorted(table.items()))
+
+
+def _fused(model: onnx.ModelProto) -> set[str]:
+    """Transposed matrices that only products read: onnxruntime lets the product read the original."""
+    readers: dict[str, set[str]] = {}
+    for node in model.graph.node:
+        for name in node.input:
+            readers.setdefault(name, set()).add(node.op_type)
+    kept = {value.name for value in model.graph.output}
+    return {
+        node.output[0]
+        for node in model.graph.node
+        if node.op_type == "Transpose"
+        and readers.get(node.output[0]) == {"MatMul"}
+        and node.output[0] not in kept
+        and _swaps_last(list(node.attribute[0].ints) if node.attribute else [])
+    }
+
+
+def _swaps_last(order: list[int]) -> bool:
+    last = len(order) - 1
+    return last > 0 and order == [*range(last - 1), last, last - 1]
 
 
 def _shapes(model: onnx.ModelProto, batch: int) -> dict[str, Shape]:
