@@ -61,5 +61,5 @@ def _words(x: Array, rng: "np.random.Generator") -> Array:
 
 
 def _weights(rng: "np.random.Generator", inputs: int, outputs: int) -> Array:
-    drawn: Array = rng.standard_normal((inputs, outputs), dtype=np.float32)
-    return np.multiply(drawn, np.float32(np.sqrt(2.0 / inputs)))
+    weights: Array = rng.standard_normal((inputs, outputs), dtype=np.float32) * np.float32(np.sqrt(2.0 / inputs))
+    return weights
