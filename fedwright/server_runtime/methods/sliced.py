@@ -5,6 +5,7 @@ are averaged entry by entry over the devices that trained it; other entries stay
 """
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -58,7 +59,7 @@ class Levels:
                 raise ConfigError(f"sizes has {size} but a size is above 0 and at most 1")
 
 
-class Sliced:
+class Sliced(ABC):
     """The four hooks for submodels; a method says which spec a device gets and which channels that means."""
 
     rounding: Literal["floor", "ceil"] = "floor"
@@ -76,9 +77,9 @@ class Sliced:
         self._sent: dict[tuple[ModelSpec, tuple[int, ...]], Tensors] = {}
         self._change = self._new_mean()
 
+    @abstractmethod
     def spec_of(self, device: str) -> ModelSpec:
         """The submodel's sizes for a device that has reported."""
-        raise NotImplementedError
 
     def note(self, reports: Mapping[str, Report]) -> None:
         """Take in what the devices report, before specs are asked for."""
