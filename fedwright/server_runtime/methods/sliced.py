@@ -82,7 +82,8 @@ class Sliced(ABC):
         """The submodel's sizes for a device that has reported."""
 
     def note(self, reports: Mapping[str, Report]) -> None:
-        """Take in what the devices report, before specs are asked for."""
+        """Take in what the devices report, before specs are asked for; most methods need nothing of it."""
+        del reports
 
     def plan_of(self, device: str, spec: ModelSpec, marks: tuple[int, ...]) -> Plan:
         """Which channels the submodel has: by default the first of every group."""
