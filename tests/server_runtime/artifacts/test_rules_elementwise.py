@@ -1,5 +1,7 @@
 """Gradients of elementwise operators against torch over random shapes."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
+from fedwright.server_runtime.artifacts.autodiff.engine import RULES
 from helpers.layer_gradients import layer_gradients, relative_error, torch_gradients
 
 SHAPES = st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 5))
@@ -35,6 +38,7 @@ POSITIVE = {
     "Sqrt": torch.sqrt,
     "Reciprocal": torch.reciprocal,
 }
+STEPS = {"Sign": torch.sign, "Floor": torch.floor, "Ceil": torch.ceil, "Round": torch.round}
 BINARY = {
     "Add": torch.add,
     "Sub": torch.sub,
@@ -159,3 +163,27 @@ def test_a_value_used_twice_gets_both_gradients() -> None:
     found = layer_gradients(lambda g: g.op("Mul", "x", "x"), arrays)
 
     np.testing.assert_allclose(found["x"], torch_gradients(lambda x: x * x, arrays)["x"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("op", STEPS)
+def test_operators_that_move_in_steps_pass_no_gradient(op: str) -> None:
+    arrays = {"x": _normal((3, 4), scale=3.0)}
+
+    found = layer_gradients(lambda g: g.op("Mul", "x", g.op(op, "x")), arrays)
+
+    assert relative_error(found, torch_gradients(lambda x: x * STEPS[op](x), arrays)) < 1e-4
+
+
+def test_a_cast_between_floats_passes_the_gradient() -> None:
+    arrays = {"x": _normal((3, 4))}
+    double, single = 11, 1
+
+    found = layer_gradients(lambda g: g.op("Cast", g.op("Cast", "x", to=double), to=single), arrays)
+
+    assert relative_error(found, torch_gradients(lambda x: x.double().float(), arrays)) < 1e-6
+
+
+def test_every_rule_is_named_in_a_test() -> None:
+    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    # Scan is the loop of an LSTM, and its gradients are tested as the LSTM's.
+    assert [op for op in sorted(RULES.keys() - {"Scan"}) if f'"{op}"' not in tests] == []
