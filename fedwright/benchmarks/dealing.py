@@ -12,7 +12,8 @@ from fedwright.benchmarks import partition as ways
 from fedwright.benchmarks.datasets import DataSet, Limit
 from fedwright.benchmarks.partition import Share, Split
 from fedwright.protocol.errors import ConfigError
-from fedwright.server_runtime.config import SimulateSection
+from fedwright.server_runtime.config import PublicSection, SimulateSection
+from fedwright.server_runtime.public import PublicData
 from fedwright.server_runtime.rounds.sampling import derive_seed
 
 Array = NDArray[Any]
@@ -55,6 +56,21 @@ def thin(dealt: Dealt, share: float, *, seed: int) -> Dealt:
         kept = min(len(own.train), max(32, round(share * len(own.train))))
         shares[device] = replace(own, train=np.sort(rng.choice(own.train, kept, replace=False)))
     return replace(dealt, shares=shares)
+
+
+def reserve(dealt: Dealt, section: PublicSection, *, seed: int) -> tuple[Dealt, PublicData | None]:
+    """Take the server's own examples out of what the devices train on, so that no device holds one of them."""
+    if section.source is not None or not section.rows:
+        return dealt, None
+    rows = np.concatenate([own.train for _, own in sorted(dealt.shares.items())])
+    if section.rows >= len(rows):
+        raise ConfigError(f"public.rows is {section.rows} but the devices have {len(rows)} in all; take fewer")
+    taken = np.sort(np.random.default_rng(derive_seed(seed, "public")).choice(rows, section.rows, replace=False))
+    shares = {
+        device: replace(own, train=own.train[~np.isin(own.train, taken, assume_unique=True)])
+        for device, own in dealt.shares.items()
+    }
+    return replace(dealt, shares=shares), PublicData(dealt.x[taken], dealt.y[taken] if section.labelled else None)
 
 
 def _shares(section: SimulateSection, y: Array, rng: np.random.Generator, split: Split) -> dict[str, Share]:

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from fedwright import __version__
 from fedwright.benchmarks.datasets.titles import PAD, UNKNOWN
-from fedwright.benchmarks.dealing import Dealt, deal
+from fedwright.benchmarks.dealing import Dealt, deal, reserve
 from fedwright.benchmarks.local_fleet import Crew, LocalFleet
 from fedwright.benchmarks.simulate_worker import Measure, Part, Place
 from fedwright.device_runtime import facts
@@ -83,6 +83,7 @@ def simulate(
     dealt: data other than what the config names. parts: what to measure on every few rounds.
     """
     dealt = dealt or deal(config.simulate, seed=config.run.seed)
+    dealt, public = reserve(dealt, config.public, seed=config.run.seed)
     reports = make_reports(config, dealt)
     fleet = replace(config.fleet, devices=len(reports), deadline_s=FOREVER_S)
     config = replace(config, fleet=fleet)
@@ -99,7 +100,7 @@ def simulate(
             def talk(blobs: BlobStore) -> Talks:
                 return LocalFleet(reports, crew, devices=devices)
 
-            outcome = runs.meet(config, text, runs.Meeting(talk, watch, watch.begin, sync=False))
+            outcome = runs.meet(config, text, runs.Meeting(talk, watch, watch.begin, sync=False, public=public))
     return Simulated(outcome, watch.evaluations, watch.round_s, folder.path)
 
 

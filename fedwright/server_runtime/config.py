@@ -176,6 +176,22 @@ class ServerSection:
 
 
 @dataclass(frozen=True)
+class PublicSection:
+    """Examples that the server itself may use; some methods, such as FedMD, need them."""
+
+    source: str | None = field(
+        default=None,
+        metadata=_help("such as npz:public.npz; a simulation without one takes `rows` of its own data set"),
+    )
+    rows: int = field(default=0, metadata=_help("how many; 0 takes all of the source, or none in a simulation"))
+    labelled: bool = field(default=True, metadata=_help("false: the server does not look at the labels"))
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        check_range("rows", self.rows, low=0, high=10_000_000)
+
+
+@dataclass(frozen=True)
 class ExportSection:
     """What is written when the run ends."""
 
@@ -224,6 +240,7 @@ class RunConfig:
     train: TrainSection = field(default_factory=TrainSection)
     update: UpdateSection = field(default_factory=UpdateSection)
     server: ServerSection = field(default_factory=ServerSection)
+    public: PublicSection = field(default_factory=PublicSection)
     export: ExportSection = field(default_factory=ExportSection)
     simulate: SimulateSection = field(default_factory=SimulateSection)
 
@@ -235,6 +252,7 @@ SECTIONS: dict[str, type[Any]] = {
     "train": TrainSection,
     "update": UpdateSection,
     "server": ServerSection,
+    "public": PublicSection,
     "export": ExportSection,
     "simulate": SimulateSection,
 }

@@ -21,6 +21,7 @@ from fedwright.server_runtime.config import ModelSection, RunConfig
 from fedwright.server_runtime.evaluate.records import DeviceRecord, device_records
 from fedwright.server_runtime.methods import registry
 from fedwright.server_runtime.methods.base import Method, Setting
+from fedwright.server_runtime.public import PublicData, load_public
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.buffered import BufferedCoordinator
 from fedwright.server_runtime.rounds.coordinator import Coordinator, Options
@@ -65,6 +66,7 @@ class Meeting:
     """How the server meets its devices: over a link, or in this process.
 
     started: gets the method and the planner before the first round. sync: False outlives a kill but not a power cut.
+    public: the server's own examples, where they do not come from a source that the config names.
     """
 
     talk: Callable[[BlobStore], Talks]
@@ -72,6 +74,7 @@ class Meeting:
     started: Callable[[Method, Planner], None] = lambda method, planner: None
     sync: bool = True
     dismiss: bool = True
+    public: PublicData | None = None
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,7 @@ def meet(config: RunConfig, text: str, meeting: Meeting) -> Outcome:
             reports = desk.gather(config.fleet.devices, timeout_s=config.fleet.join_timeout_s)
             record = RunRecord(config.run.name, text, infer_spec(config.model, reports))
             store.save_run(record)
-        method = make_method(config, record.spec, builder)
+        method = make_method(config, record.spec, builder, public=meeting.public)
         meeting.started(method, desk.planner)
         coordinate(desk, _options(config)).run(method, record.spec)
         if meeting.dismiss:
@@ -154,10 +157,12 @@ def infer_spec(section: ModelSection, reports: Mapping[str, Report]) -> ModelSpe
     return ModelSpec(section.model, shape, classes)
 
 
-def make_method(config: RunConfig, spec: ModelSpec, builder: Builder | None = None) -> Method:
+def make_method(
+    config: RunConfig, spec: ModelSpec, builder: Builder | None = None, *, public: PublicData | None = None
+) -> Method:
     """The configured method at its birth; the same config gives the same method on every machine.
 
-    builder: lets the method ask what a structure needs of a device.
+    builder: lets the method ask what a structure needs of a device. public: instead of the config's own source.
     """
     module = zoo.create(spec, seed=derive_seed(config.run.seed, "initial weights"))
     setting = Setting(
@@ -174,6 +179,7 @@ def make_method(config: RunConfig, spec: ModelSpec, builder: Builder | None = No
         combine=Combine(config.update.combine, config.update.trim_ratio),
         manifest=None if builder is None else lambda structure: builder.build(structure).manifest,
         device=_torch_device(config.server.device),
+        public=public or load_public(config.public, spec, seed=config.run.seed),
     )
     return registry.find(config.method.name).make(config.method.params, setting)
 

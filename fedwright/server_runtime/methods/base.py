@@ -11,6 +11,7 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Recipe, Refusal, Report, Returns, Stats
 from fedwright.server_runtime.artifacts.structure import ModelSpec, Optimizer, Structure
 from fedwright.server_runtime.blocks.robust import Combine
+from fedwright.server_runtime.public import PublicData
 
 Array = NDArray[Any]
 Tensors = dict[str, Array]
@@ -70,7 +71,8 @@ class Setting:
     """What every method gets at its birth: the task, the common training recipe and one seed.
 
     returns: how updates travel. combine: how averaging methods average. manifest: what a structure's artifact
-    needs (None where nobody builds any). device: the torch device of the server's own maths.
+    needs (None where nobody builds any). device: the torch device of the server's own maths. public: examples
+    that the server has itself.
     """
 
     spec: ModelSpec
@@ -84,6 +86,7 @@ class Setting:
     combine: Combine = field(default_factory=Combine)
     manifest: Callable[[Structure], Manifest] | None = None
     device: str = "cpu"
+    public: PublicData | None = None
 
 
 class Method(Protocol):
