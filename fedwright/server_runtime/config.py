@@ -179,11 +179,11 @@ class ServerSection:
 class PublicSection:
     """Examples that the server itself may use; some methods, such as FedMD, need them."""
 
-    source: str | None = field(
+    file: str | None = field(
         default=None,
-        metadata=_help("such as npz:public.npz; a simulation without one takes `rows` of its own data set"),
+        metadata=_help("an .npz with arrays x and y; a simulation without one takes `rows` of its own data set"),
     )
-    rows: int = field(default=0, metadata=_help("how many; 0 takes all of the source, or none in a simulation"))
+    rows: int = field(default=0, metadata=_help("how many; 0 takes all of the file, or none in a simulation"))
     labelled: bool = field(default=True, metadata=_help("false: the server does not look at the labels"))
 
     def __post_init__(self) -> None:

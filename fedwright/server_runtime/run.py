@@ -66,7 +66,7 @@ class Meeting:
     """How the server meets its devices: over a link, or in this process.
 
     started: gets the method and the planner before the first round. sync: False outlives a kill but not a power cut.
-    public: the server's own examples, where they do not come from a source that the config names.
+    public: the server's own examples, where they do not come from a file that the config names.
     """
 
     talk: Callable[[BlobStore], Talks]
@@ -162,7 +162,7 @@ def make_method(
 ) -> Method:
     """The configured method at its birth; the same config gives the same method on every machine.
 
-    builder: lets the method ask what a structure needs of a device. public: instead of the config's own source.
+    builder: lets the method ask what a structure needs of a device. public: instead of the config's own file.
     """
     module = zoo.create(spec, seed=derive_seed(config.run.seed, "initial weights"))
     setting = Setting(

@@ -1,4 +1,4 @@
-"""Examples on the server: read from a source, or taken out of what simulated devices train on."""
+"""Examples on the server: read from a file, or taken out of what simulated devices train on."""
 
 from pathlib import Path
 
@@ -14,24 +14,24 @@ from fedwright.server_runtime.public import load_public, need_public
 SPEC = ModelSpec("cnn-small", (1, 8, 8), 10)
 
 
-def source(folder: Path, *, shape: tuple[int, ...] = (1, 8, 8), classes: int = 10) -> str:
+def written(folder: Path, *, shape: tuple[int, ...] = (1, 8, 8), classes: int = 10) -> str:
     y = np.arange(50) % classes
     np.savez(folder / "public.npz", x=np.ones((50, *shape), np.float32) * y.reshape(-1, 1, 1, 1), y=y)
-    return f"npz:{folder / 'public.npz'}"
+    return str(folder / "public.npz")
 
 
-def test_a_source_gives_as_many_examples_as_asked_for_with_their_labels(tmp_path: Path) -> None:
-    found = load_public(PublicSection(source(tmp_path), rows=20), SPEC, seed=1)
+def test_a_file_gives_as_many_examples_as_asked_for_with_their_labels(tmp_path: Path) -> None:
+    found = load_public(PublicSection(written(tmp_path), rows=20), SPEC, seed=1)
     assert found is not None
     assert len(found) == 20
     np.testing.assert_array_equal(found.x[:, 0, 0, 0], found.y)
-    again = load_public(PublicSection(source(tmp_path), rows=20), SPEC, seed=1)
+    again = load_public(PublicSection(written(tmp_path), rows=20), SPEC, seed=1)
     assert again is not None
     np.testing.assert_array_equal(found.x, again.x)
 
 
 def test_unlabelled_examples_have_no_labels(tmp_path: Path) -> None:
-    found = load_public(PublicSection(source(tmp_path), labelled=False), SPEC, seed=1)
+    found = load_public(PublicSection(written(tmp_path), labelled=False), SPEC, seed=1)
     assert found is not None
     assert len(found) == 50
     assert found.y is None
@@ -41,14 +41,35 @@ def test_unlabelled_examples_have_no_labels(tmp_path: Path) -> None:
 
 def test_examples_of_another_shape_or_class_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"shape \[1, 4, 4\] but the model takes \[1, 8, 8\]"):
-        load_public(PublicSection(source(tmp_path, shape=(1, 4, 4))), SPEC, seed=1)
+        load_public(PublicSection(written(tmp_path, shape=(1, 4, 4))), SPEC, seed=1)
     with pytest.raises(DataError, match="label 11 but the model has 10 classes"):
-        load_public(PublicSection(source(tmp_path, classes=12)), SPEC, seed=1)
+        load_public(PublicSection(written(tmp_path, classes=12)), SPEC, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ({"x": np.ones((4, 1, 8, 8), np.float32)}, "cannot be read"),
+        ({"x": np.full((4, 1, 8, 8), np.nan, np.float32), "y": np.arange(4)}, "finite numbers"),
+        ({"x": np.ones((4, 1, 8, 8), np.float32), "y": np.arange(3)}, "one class number"),
+        ({"x": np.ones((4, 1, 8, 8), np.float32), "y": np.array([0, 1, 2, -1])}, "one class number"),
+        ({"x": np.array([{"a": 1}] * 4), "y": np.arange(4)}, "cannot be read"),
+    ],
+)
+def test_a_file_of_something_else_is_refused_with_a_sentence(tmp_path: Path, arrays: dict, says: str) -> None:
+    np.savez(tmp_path / "public.npz", **arrays)
+    with pytest.raises(DataError, match=says):
+        load_public(PublicSection(str(tmp_path / "public.npz")), SPEC, seed=1)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"none\.npz cannot be read"):
+        load_public(PublicSection(str(tmp_path / "none.npz")), SPEC, seed=1)
 
 
 def test_a_method_without_the_examples_it_needs_says_how_to_give_some() -> None:
     assert load_public(PublicSection(), SPEC, seed=1) is None
-    with pytest.raises(ConfigError, match=r"fedmd needs examples.*public\.source"):
+    with pytest.raises(ConfigError, match=r"fedmd needs examples.*public\.file"):
         need_public(None, "fedmd")
 
 
