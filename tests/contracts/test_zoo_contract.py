@@ -48,6 +48,7 @@ CASES = {
     "vit-tiny": Case((3, 32, 32), 10, 208_074),
     "vit-lora": Case((3, 32, 32), 10, 208_074 + 4 * 2_122),
     "lstm-lm": Case((23,), 3437, 1_718_509),
+    "lstm-lora": Case((23,), 3437, 1_718_509 + 4 * (1_536 + 2_048 + 3_693)),
     "cnn-motion": Case((9, 128), 6, 36_870),
     "gcn4": Case((1433,), 7, 104_711, single=False),
     "cnn-exits": Case((1, 28, 28), 10, 95_166, single=False),

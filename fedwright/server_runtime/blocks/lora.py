@@ -14,14 +14,28 @@ DOWN, UP = "lora_down", "lora_up"
 
 
 def merge(weights: Mapping[str, Array]) -> dict[str, Array]:
-    """The same model without adapters: W + up · down."""
-    merged = {name: value for name, value in weights.items() if name.rpartition(".")[2] not in (DOWN, UP)}
+    """The same model without adapters: W + up · down, gate by gate where a matrix holds several."""
+    merged = {name: value for name, value in weights.items() if not name.endswith((DOWN, UP))}
     for name, down in weights.items():
-        layer, _, last = name.rpartition(".")
-        if last == DOWN:
-            prefix = f"{layer}." if layer else ""
-            merged[f"{prefix}weight"] = merged[f"{prefix}weight"] + weights[f"{prefix}{UP}"] @ down
+        if name.endswith(DOWN):
+            base, up = adapted_matrix(name), weights[name.removesuffix(DOWN) + UP]
+            merged[base] = merged[base] + _product(up, down)
     return merged
+
+
+def adapted_matrix(name: str) -> str:
+    """The matrix that a factor changes: `fc.weight` for `fc.lora_up`, `lstm.weight_ih_l0` for `lstm.ih_l0_lora_up`."""
+    layer, dot, last = name.rpartition(".")
+    matrix = last.removesuffix(DOWN).removesuffix(UP).rstrip("_")
+    return f"{layer}{dot}weight" + (f"_{matrix}" if matrix else "")
+
+
+def _product(up: Array, down: Array) -> Array:
+    """up_g down_g below one another, up: [gates · out, rank], down: [gates · rank, in]."""
+    (outputs, rank), (rows, inputs) = up.shape, down.shape
+    gates = rows // rank
+    made: Array = up.reshape(gates, outputs // gates, rank) @ down.reshape(gates, rank, inputs)
+    return made.reshape(outputs, inputs)
 
 
 def head_spreads(names: Sequence[str], hidden: int) -> dict[str, float]:

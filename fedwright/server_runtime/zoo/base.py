@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.blocks.slicing import Axes, Axis, AxisLike, TensorAxes
-from fedwright.server_runtime.zoo.adapters import LoraLinear
+from fedwright.server_runtime.zoo.adapters import GATES, LoraLinear, LoraLSTM
 
 # A channel group by name, or a size that is never cut.
 Width = str | int
@@ -108,6 +108,18 @@ class Layers:
         return self.tag(
             layer, weight=(target, source), bias=(target,), lora_down=(rank, source), lora_up=(target, rank)
         )
+
+    def lstm(self, inputs: int, width: str) -> nn.LSTM:
+        """One LSTM layer over [n, steps, inputs]; with low-rank adapters of each gate where adapters are wanted."""
+        hidden, gates = axis(width), Axis(width, outer=GATES)
+        axes = {"weight_ih_l0": (gates, None), "weight_hh_l0": (gates, hidden)}
+        biases = {"bias_ih_l0": (gates,), "bias_hh_l0": (gates,)}
+        if self._rank is None:
+            return self.tag(nn.LSTM(inputs, self.size(width), batch_first=True), **axes, **biases)
+        rank, ranks = Axis(self._rank), Axis(self._rank, outer=GATES)
+        factors = {"ih_l0_lora_down": (ranks, None), "hh_l0_lora_down": (ranks, hidden)}
+        factors |= {name: (gates, rank) for name in ("ih_l0_lora_up", "hh_l0_lora_up")}
+        return self.tag(LoraLSTM(inputs, self.size(width), self.size(self._rank)), **axes, **biases, **factors)
 
     def batch_norm(self, width: Width) -> nn.BatchNorm2d:
         """Batch normalisation of a map."""

@@ -4,11 +4,9 @@ from torch import Tensor, nn
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime.artifacts.structure import ModelSpec
-from fedwright.server_runtime.blocks.slicing import Axis
-from fedwright.server_runtime.zoo.base import Layers, ModelEntry, ZooModel, assembled, axis, chain
+from fedwright.server_runtime.zoo.base import Layers, ModelEntry, ZooModel, assembled, chain
 
 EMBEDDING = 128
-GATES = 4
 
 
 class LastHidden(nn.Module):
@@ -16,14 +14,7 @@ class LastHidden(nn.Module):
 
     def __init__(self, make: Layers, group: str) -> None:
         super().__init__()
-        gates, hidden = Axis(group, outer=GATES), axis(group)
-        self.lstm = make.tag(
-            nn.LSTM(EMBEDDING, make.size(group), batch_first=True),
-            weight_ih_l0=(gates, None),
-            weight_hh_l0=(gates, hidden),
-            bias_ih_l0=(gates,),
-            bias_hh_l0=(gates,),
-        )
+        self.lstm = make.lstm(EMBEDDING, group)
 
     def forward(self, x: Tensor) -> Tensor:
         """The last hidden state."""
@@ -65,6 +56,17 @@ ENTRIES = (
         (23,),
         3437,
         _lstm,
+    ),
+    ModelEntry(
+        "lstm-lora",
+        "lstm-lm with low-rank adapters on every gate and on the head",
+        "tokens",
+        {"hidden": 256, "rank": 4},
+        (23,),
+        3437,
+        _lstm,
+        uncut=("rank",),
+        rank="rank",
     ),
     ModelEntry(
         "cnn-motion",

@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from fedwright.server_runtime.blocks.lora import flatten, head_spreads, merge, pair_up, take_turns, unflatten
+from fedwright.server_runtime.blocks.lora import (
+    adapted_matrix,
+    flatten,
+    head_spreads,
+    merge,
+    pair_up,
+    take_turns,
+    unflatten,
+)
 
 OWNED = {"a": [0, 1], "b": [1, 2], "c": [3], "d": [0, 3], "e": [4]}
 
@@ -24,6 +32,29 @@ def test_merging_adds_the_product_of_the_factors():
 def test_a_model_that_is_one_layer_is_merged_too():
     weights = {"weight": np.zeros((1, 1)), "lora_down": np.array([[2.0]]), "lora_up": np.array([[3.0]])}
     assert merge(weights)["weight"].tolist() == [[6.0]]
+
+
+def test_gates_are_merged_one_by_one():
+    """Two gates of two units each over one input, rank 1: a factor of one gate does not reach the other."""
+    weights = {
+        "lstm.weight_ih_l0": np.zeros((4, 1), np.float32),
+        "lstm.ih_l0_lora_down": np.array([[1.0], [10.0]], np.float32),
+        "lstm.ih_l0_lora_up": np.array([[1.0], [2.0], [3.0], [4.0]], np.float32),
+    }
+    assert merge(weights)["lstm.weight_ih_l0"].ravel().tolist() == [1, 2, 30, 40]
+
+
+@pytest.mark.parametrize(
+    ("factor", "matrix"),
+    [
+        ("encoder.fc1.0.lora_down", "encoder.fc1.0.weight"),
+        ("lora_up", "weight"),
+        ("encoder.lstm.hh_l0_lora_up", "encoder.lstm.weight_hh_l0"),
+    ],
+    ids=["linear", "alone", "lstm"],
+)
+def test_a_factor_names_its_matrix(factor, matrix):
+    assert adapted_matrix(factor) == matrix
 
 
 def test_second_factors_begin_at_zero_and_first_ones_do_not():
