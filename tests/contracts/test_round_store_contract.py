@@ -53,6 +53,15 @@ def test_a_plan_comes_back_as_it_was_saved_and_cannot_be_replaced(store):
         store.save_plan(Position(1, 0), [])
 
 
+def test_notes_are_kept_with_the_plan(store):
+    store.save_plan(Position(1, 0), [planned("a", "t1")], notes=b"widths")
+    store.save_plan(Position(1, 1), [])
+
+    assert store.notes(Position(1, 0)) == b"widths"
+    assert store.notes(Position(1, 1)) == b""
+    assert store.notes(Position(7, 0)) == b""
+
+
 def test_an_empty_plan_is_a_plan(store):
     store.save_plan(Position(1, 0), [])
     assert store.plan(Position(1, 0)) == []

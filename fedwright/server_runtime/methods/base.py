@@ -142,6 +142,33 @@ def meet(method: Method, reports: Mapping[str, Report]) -> None:
 
 
 @runtime_checkable
+class Learns(Protocol):
+    """A method that learns something when it plans a round, which is saved with the plan.
+
+    - `recall(notes())` MUST be the identity: a round that another process planned goes on with what that one knew.
+    """
+
+    def notes(self) -> bytes:
+        """What `assign` and `meet` have learned."""
+        ...
+
+    def recall(self, notes: bytes) -> None:
+        """Know again what was learned."""
+        ...
+
+
+def notes_of(method: Method) -> bytes:
+    """What a method wants to be saved with a plan; empty for one that learns nothing."""
+    return method.notes() if isinstance(method, Learns) else b""
+
+
+def recall(method: Method, notes: bytes) -> None:
+    """Give a method back what it knew when it made a plan."""
+    if notes and isinstance(method, Learns):
+        method.recall(notes)
+
+
+@runtime_checkable
 class Shrinks(Protocol):
     """A method that can offer less to a device without the memory for its task; for others the batch shrinks.
 

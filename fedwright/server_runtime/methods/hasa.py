@@ -88,6 +88,14 @@ class Known:
     values: tuple[float, ...] = ()
 
 
+@dataclass(frozen=True)
+class Roster:
+    """The devices whose data decides the widths, and the widths."""
+
+    known: dict[str, Known]
+    widths: dict[str, float]
+
+
 class Hasa(Sliced):
     """r_i = clip(s (rmin + (rmax − rmin) h̃_i), rmin, u_i), then W ← W + mean of the changes at width r_i."""
 
@@ -119,6 +127,10 @@ class Hasa(Sliced):
             log.warning("%s; it takes no part", problem)
         self._widths = self._allocated(known)
         self._known = known
+
+    def meet(self, reports: Mapping[str, Report]) -> None:
+        """Widths are shared out over all devices that are here, not only over those that a round takes."""
+        self.note(reports)
 
     def assign(self, reports: Mapping[str, Report], round_number: int) -> dict[str, Assignment]:
         """Everyone who has a width trains a submodel of it."""
@@ -211,15 +223,22 @@ class Hasa(Sliced):
             metrics["budget"] = realised_budget(list(self._widths.values()), samples, power=power)
         return metrics
 
+    def notes(self) -> bytes:
+        """The devices whose data decides the widths: a round goes on with them whatever is reported later."""
+        return msgspec.json.encode(Roster(self._known, self._widths), order="sorted")
+
+    def recall(self, notes: bytes) -> None:
+        """Know the same devices again."""
+        roster = msgspec.json.decode(notes, type=Roster)
+        self._known, self._widths = roster.known, roster.widths
+
     def state(self) -> Tensors:
         """The global weights, and the devices whose data decides the widths."""
-        roster = msgspec.json.encode((self._known, self._widths), order="sorted")
-        return {**super().state(), ROSTER: np.frombuffer(roster, np.uint8)}
+        return {**super().state(), ROSTER: np.frombuffer(self.notes(), np.uint8)}
 
     def restore(self, state: Tensors) -> None:
         """Continue from a saved state."""
-        roster = msgspec.json.decode(state[ROSTER].tobytes(), type=tuple[dict[str, Known], dict[str, float]])
-        self._known, self._widths = roster
+        self.recall(state[ROSTER].tobytes())
         super().restore(state)
 
 

@@ -12,7 +12,7 @@ from msgspec import structs
 from fedwright.protocol import tensors
 from fedwright.protocol.errors import NoQuorum
 from fedwright.server_runtime.artifacts.structure import ModelSpec
-from fedwright.server_runtime.methods.base import Absorbed, Method, meet
+from fedwright.server_runtime.methods.base import Absorbed, Method, meet, notes_of, recall
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.coordinator import Options, evaluate_fleet, fleet_metrics, own_blobs
 from fedwright.server_runtime.rounds.desk import Desk
@@ -75,6 +75,7 @@ class BufferedCoordinator:
             else:
                 self._buffer.append((planned, reply))
         while self._store.plan(Position(self._version, self._stage)) is not None:
+            recall(method, self._store.notes(Position(self._version, self._stage)))
             self._stage += 1
 
     def _hand_out(self, method: Method) -> None:
@@ -97,7 +98,7 @@ class BufferedCoordinator:
             return
         emissions = {device: method.emit(device, assignment) for device, assignment in assignments.items()}
         plan = self._planner.plan(position, assignments, emissions)
-        self._store.save_plan(position, plan)
+        self._store.save_plan(position, plan, notes=notes_of(method))
         self._stage += 1
         self._desk.observe(events.StagePlanned(self._version, tuple(assignments), evaluation=False))
         self._desk.hand_out(plan)

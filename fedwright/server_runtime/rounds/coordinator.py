@@ -13,7 +13,16 @@ from fedwright.protocol import tensors
 from fedwright.protocol.errors import NoQuorum, RoundError
 from fedwright.protocol.messages import Recipe, Returns
 from fedwright.server_runtime.artifacts.structure import ModelSpec, Structure
-from fedwright.server_runtime.methods.base import Absorbed, Assignment, Emission, Method, Relay, meet
+from fedwright.server_runtime.methods.base import (
+    Absorbed,
+    Assignment,
+    Emission,
+    Method,
+    Relay,
+    meet,
+    notes_of,
+    recall,
+)
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.desk import Desk
 from fedwright.server_runtime.rounds.retry import smaller_tasks
@@ -77,6 +86,8 @@ class Coordinator:
             plan = self._store.plan(position)
             if plan is None:
                 plan = self._plan(method, position, relays or self._assign(method, number))
+            else:
+                recall(method, self._store.notes(position))
             quorum = math.ceil(self._options.quorum_ratio * len({planned.device for planned in plan}))
             collect(self._desk, position, plan, self._options, quorum=quorum)
             # Devices without the memory for their task were given smaller ones, which are in the plan by now.
@@ -109,7 +120,7 @@ class Coordinator:
     def _plan(self, method: Method, position: Position, assignments: Mapping[str, Assignment]) -> list[Planned]:
         emissions = {device: method.emit(device, assignment) for device, assignment in sorted(assignments.items())}
         plan = self._planner.plan(position, assignments, emissions)
-        self._store.save_plan(position, plan)
+        self._store.save_plan(position, plan, notes=notes_of(method))
         return plan
 
     def _absorb(self, method: Method, position: Position, plan: list[Planned]) -> dict[str, Assignment]:

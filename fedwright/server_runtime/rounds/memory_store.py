@@ -12,6 +12,7 @@ class MemoryRoundStore:
     def __init__(self) -> None:
         self._run: RunRecord | None = None
         self._plans: dict[Position, list[Planned]] = {}
+        self._notes: dict[Position, bytes] = {}
         self._replies: dict[str, Reply] = {}
         self._closed: list[Closed] = []
 
@@ -25,11 +26,16 @@ class MemoryRoundStore:
         """See RoundStore."""
         return self._run
 
-    def save_plan(self, position: Position, plan: Sequence[Planned]) -> None:
+    def save_plan(self, position: Position, plan: Sequence[Planned], *, notes: bytes = b"") -> None:
         """See RoundStore."""
         if position in self._plans:
             raise RoundError(f"round {position.round} stage {position.stage} is planned already")
         self._plans[position] = list(plan)
+        self._notes[position] = notes
+
+    def notes(self, position: Position) -> bytes:
+        """See RoundStore."""
+        return self._notes.get(position, b"")
 
     def plan(self, position: Position) -> list[Planned] | None:
         """See RoundStore."""

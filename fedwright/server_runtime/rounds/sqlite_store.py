@@ -20,6 +20,9 @@ CREATE TABLE IF NOT EXISTS plan (
     PRIMARY KEY (round, stage, place)
 );
 CREATE TABLE IF NOT EXISTS stage (round INTEGER NOT NULL, stage INTEGER NOT NULL, PRIMARY KEY (round, stage));
+CREATE TABLE IF NOT EXISTS note (
+    round INTEGER NOT NULL, stage INTEGER NOT NULL, notes BLOB NOT NULL, PRIMARY KEY (round, stage)
+);
 CREATE TABLE IF NOT EXISTS reply (
     number INTEGER PRIMARY KEY, task_id TEXT NOT NULL UNIQUE, outcome TEXT NOT NULL, message BLOB, detail TEXT NOT NULL
 );
@@ -54,13 +57,15 @@ class SqliteRoundStore:
         row = self._db.execute("SELECT record FROM run").fetchone()
         return None if row is None else msgspec.msgpack.decode(row[0], type=RunRecord)
 
-    def save_plan(self, position: Position, plan: Sequence[Planned]) -> None:
+    def save_plan(self, position: Position, plan: Sequence[Planned], *, notes: bytes = b"") -> None:
         """See RoundStore."""
         rows = [_row(position, place, planned) for place, planned in enumerate(plan)]
         try:
             with _transaction(self._db):
                 self._db.execute("INSERT INTO stage VALUES (?, ?)", position)
                 self._db.executemany("INSERT INTO plan VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+                if notes:
+                    self._db.execute("INSERT INTO note VALUES (?, ?, ?)", (*position, notes))
         except sqlite3.IntegrityError as err:
             raise RoundError(f"round {position.round} stage {position.stage} is planned already") from err
 
@@ -72,6 +77,11 @@ class SqliteRoundStore:
             "SELECT device, task, assignment FROM plan WHERE round = ? AND stage = ? ORDER BY place", position
         )
         return [_planned(row) for row in rows]
+
+    def notes(self, position: Position) -> bytes:
+        """See RoundStore."""
+        row = self._db.execute("SELECT notes FROM note WHERE round = ? AND stage = ?", position).fetchone()
+        return b"" if row is None else bytes(row[0])
 
     def save_reply(self, reply: Reply, *, retry: Planned | None = None) -> bool:
         """See RoundStore."""

@@ -58,7 +58,7 @@ class RoundStore(Protocol):
     """Durable memory of one run.
 
     - Each `save_*` MUST be on disk when it returns, whole or not at all.
-    - `save_plan` MUST refuse to overwrite a plan.
+    - `save_plan` MUST refuse to overwrite a plan, and MUST keep the method's notes in the same act.
     - `save_reply` MUST keep the first reply of a task and return False for every later one. With `retry`, that task
       MUST join the plan of the same stage in the same act, after those that are there.
     - `close_stage` MUST be the only way by which `latest` moves on.
@@ -72,8 +72,12 @@ class RoundStore(Protocol):
         """The run, if it was recorded."""
         ...
 
-    def save_plan(self, position: Position, plan: Sequence[Planned]) -> None:
-        """Record who does what in a stage, before anything is sent."""
+    def save_plan(self, position: Position, plan: Sequence[Planned], *, notes: bytes = b"") -> None:
+        """Record who does what in a stage, before anything is sent, and what the method learned to plan it."""
+        ...
+
+    def notes(self, position: Position) -> bytes:
+        """What the method learned when it planned a stage; empty when that was nothing."""
         ...
 
     def plan(self, position: Position) -> list[Planned] | None:

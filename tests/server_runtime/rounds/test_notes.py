@@ -1,0 +1,102 @@
+"""What a method learns when it plans a round is saved with the plan: a run that was killed inside it ends the same."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from fedwright.benchmarks import simulate as simulations
+from fedwright.benchmarks.simulate import make_reports, simulate
+from fedwright.protocol.blobs import BlobStore
+from fedwright.server_runtime.methods.base import notes_of, recall
+from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
+from fedwright.server_runtime.rounds import events
+from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
+from fedwright.server_runtime.rounds.store import Position
+from helpers.fleet import setting
+from helpers.simulation import make_config
+
+HASA = {"name": "hasa", "budget": 0.5, "least": 0.25, "most": 1.0}
+SMALL = {"rows": 160, "evaluate_every": 0}
+
+
+class Killed(Exception):
+    """The server's process is gone."""
+
+
+def die_at_first_update(event: events.Event) -> None:
+    if isinstance(event, events.UpdateTaken):
+        raise Killed
+
+
+def other_reports(config, dealt):
+    """The devices come back and count their samples the other way round, so that everyone would get another width."""
+    return {
+        device: structs.replace(r, data=structs.replace(r.data, class_counts=[1] * 9 + [r.data.samples * number]))
+        for number, (device, r) in enumerate(make_reports(config, dealt).items())
+    }
+
+
+def final_state(folder) -> bytes:
+    store = SqliteRoundStore(folder / "run/rounds.sqlite")
+    try:
+        return BlobStore(folder / "run/blobs").read(store.closed()[-1].state)
+    finally:
+        store.close()
+
+
+def kill_and_resume(config, text, monkeypatch):
+    """A run whose server dies at its first update and goes on with devices that report something else."""
+    with pytest.raises(Killed):
+        simulate(config, text, observer=die_at_first_update)
+    store = SqliteRoundStore(Path(config.run.folder) / "run/rounds.sqlite")
+    assert store.closed() == []
+    store.close()
+    with monkeypatch.context() as patched:
+        patched.setattr(simulations, "make_reports", other_reports)
+        return simulate(config, text)
+
+
+def widths_of(found) -> dict[str, float]:
+    return {device: record.width for device, record in found.outcome.devices.items()}
+
+
+def elsewhere(config, folder):
+    return replace(config, run=replace(config.run, folder=str(folder)))
+
+
+def test_a_run_killed_inside_its_first_round_ends_with_the_same_bytes(tmp_path, monkeypatch):
+    config, text = make_config(tmp_path / "killed", rounds=2, method=HASA, fleet={"per_round": 2}, simulate=SMALL)
+    found = kill_and_resume(config, text, monkeypatch)
+
+    undisturbed = simulate(elsewhere(config, tmp_path / "undisturbed"), text)
+    assert final_state(tmp_path / "killed") == final_state(tmp_path / "undisturbed")
+    assert widths_of(found) == widths_of(undisturbed)
+    assert len(set(widths_of(found).values())) > 1
+
+
+def test_widths_outlive_a_kill_in_asynchronous_rounds(tmp_path, monkeypatch):
+    config, text = make_config(
+        tmp_path / "killed", rounds=2, method=HASA, fleet={"buffer": 2, "per_round": 2}, simulate=SMALL
+    )
+    found = kill_and_resume(config, text, monkeypatch)
+
+    undisturbed = simulate(elsewhere(config, tmp_path / "undisturbed"), text)
+    assert widths_of(found) == widths_of(undisturbed)
+
+
+def test_every_device_that_is_there_counts_and_not_only_the_sampled_ones(tmp_path):
+    config, text = make_config(tmp_path, rounds=1, method=HASA, fleet={"per_round": 1}, simulate=SMALL)
+    simulate(config, text)
+
+    store = SqliteRoundStore(tmp_path / "run/rounds.sqlite")
+    notes = store.notes(Position(1, 0)).decode()
+    store.close()
+    assert all(f'"device-{number}"' in notes for number in range(4)), notes
+
+
+def test_a_method_that_learns_nothing_leaves_no_notes():
+    method = FedAvg(FedAvgParams(), setting())
+    assert notes_of(method) == b""
+    recall(method, b"anything")
