@@ -10,11 +10,13 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.strict import check_range, from_dict, suggest, unknown
 from fedwright.protocol.topics import check_name
 from fedwright.server_runtime.artifacts.structure import Optimizer
+from fedwright.server_runtime.blocks.budget import Budget
 from fedwright.server_runtime.blocks.robust import Combine
 
 EMBEDDED = "embedded"
 LOCAL_BROKER = "mqtt://localhost:1883"
 SCHEMES = ("mqtt", "mqtts")
+MB = 1e6
 
 
 def _help(text: str) -> dict[str, str]:
@@ -150,6 +152,9 @@ class UpdateSection:
     codec: Literal["float32", "bf16", "int8"] = field(
         default="float32", metadata=_help("float32, bf16 or int8; what rounding leaves out is sent in the next round")
     )
+    model_codec: Literal["float32", "bf16"] = field(
+        default="float32", metadata=_help("float32 or bf16: how models travel to the devices; the server keeps float32")
+    )
     keep_ratio: float = field(default=1.0, metadata=_help("share of the largest changes to send; 1.0 sends all"))
     clip_norm: float | None = field(default=None, metadata=_help("largest norm that one device's change may have"))
     combine: Literal["mean", "trimmed_mean", "median"] = field(
@@ -164,6 +169,28 @@ class UpdateSection:
         if self.clip_norm is not None:
             check_range("clip_norm", self.clip_norm, above=0)
         Combine(self.combine, self.trim_ratio)
+
+
+@dataclass(frozen=True)
+class BudgetSection:
+    """What one round may take of any device; devices report their own limits beside these."""
+
+    round_s: float | None = field(
+        default=None, metadata=_help("most seconds of a device's work in a round, as far as its speed is known")
+    )
+    round_mb: float | None = field(default=None, metadata=_help("most MB that a round may send to and from a device"))
+    memory_mb: float | None = field(default=None, metadata=_help("most MB of its free memory that training may use"))
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        for name in ("round_s", "round_mb", "memory_mb"):
+            if getattr(self, name) is not None:
+                check_range(name, getattr(self, name), above=0)
+
+    def limits(self) -> Budget:
+        """As the search for a plan reads it."""
+        memory, link = (None if mb is None else int(mb * MB) for mb in (self.memory_mb, self.round_mb))
+        return Budget(memory, self.round_s, link)
 
 
 @dataclass(frozen=True)
@@ -239,6 +266,7 @@ class RunConfig:
     model: ModelSection = field(default_factory=ModelSection)
     train: TrainSection = field(default_factory=TrainSection)
     update: UpdateSection = field(default_factory=UpdateSection)
+    budget: BudgetSection = field(default_factory=BudgetSection)
     server: ServerSection = field(default_factory=ServerSection)
     public: PublicSection = field(default_factory=PublicSection)
     export: ExportSection = field(default_factory=ExportSection)
@@ -251,6 +279,7 @@ SECTIONS: dict[str, type[Any]] = {
     "model": ModelSection,
     "train": TrainSection,
     "update": UpdateSection,
+    "budget": BudgetSection,
     "server": ServerSection,
     "public": PublicSection,
     "export": ExportSection,

@@ -20,7 +20,7 @@ from fedwright.server_runtime.blocks.robust import Combine
 from fedwright.server_runtime.config import ModelSection, RunConfig
 from fedwright.server_runtime.evaluate.records import DeviceRecord, device_records
 from fedwright.server_runtime.methods import registry
-from fedwright.server_runtime.methods.base import Method, Setting
+from fedwright.server_runtime.methods.base import Forecasts, Method, Setting
 from fedwright.server_runtime.public import PublicData, load_public
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.buffered import BufferedCoordinator
@@ -117,7 +117,7 @@ def meet(config: RunConfig, text: str, meeting: Meeting) -> Outcome:
         builder = Builder(folder.artifacts)
         desk = Desk(
             meeting.talk(blobs),
-            Planner(config.run.name, builder, blobs, config.fleet.deadline_s, config.fleet.chunk_kib * 1024),
+            _planner(config, builder, blobs),
             store=store,
             update_norm=config.update.clip_norm,
             observer=meeting.observer,
@@ -127,7 +127,7 @@ def meet(config: RunConfig, text: str, meeting: Meeting) -> Outcome:
             reports = desk.gather(config.fleet.devices, timeout_s=config.fleet.join_timeout_s)
             record = RunRecord(config.run.name, text, infer_spec(config.model, reports))
             store.save_run(record)
-        method = make_method(config, record.spec, builder, public=meeting.public)
+        method = make_method(config, record.spec, builder, public=meeting.public, forecasts=desk.speeds)
         meeting.started(method, desk.planner)
         coordinate(desk, _options(config)).run(method, record.spec)
         if meeting.dismiss:
@@ -158,11 +158,17 @@ def infer_spec(section: ModelSection, reports: Mapping[str, Report]) -> ModelSpe
 
 
 def make_method(
-    config: RunConfig, spec: ModelSpec, builder: Builder | None = None, *, public: PublicData | None = None
+    config: RunConfig,
+    spec: ModelSpec,
+    builder: Builder | None = None,
+    *,
+    public: PublicData | None = None,
+    forecasts: Forecasts | None = None,
 ) -> Method:
     """The configured method at its birth; the same config gives the same method on every machine.
 
     builder: lets the method ask what a structure needs of a device. public: instead of the config's own file.
+    forecasts: how long that takes there.
     """
     module = zoo.create(spec, seed=derive_seed(config.run.seed, "initial weights"))
     setting = Setting(
@@ -180,6 +186,8 @@ def make_method(
         manifest=None if builder is None else lambda structure: builder.build(structure).manifest,
         device=_torch_device(config.server.device),
         public=public or load_public(config.public, spec, seed=config.run.seed),
+        budget=config.budget.limits(),
+        forecasts=forecasts,
     )
     return registry.find(config.method.name).make(config.method.params, setting)
 
@@ -199,6 +207,17 @@ def export_device(config: RunConfig, device: str, target: Path) -> None:
         store.close()
     spec, weights = method.personal(device)
     target.write_bytes(export_model(Builder(folder.artifacts).build(Structure(spec)), weights))
+
+
+def _planner(config: RunConfig, builder: Builder, blobs: BlobStore) -> Planner:
+    return Planner(
+        config.run.name,
+        builder,
+        blobs,
+        config.fleet.deadline_s,
+        chunk_bytes=config.fleet.chunk_kib * 1024,
+        codec=config.update.model_codec,
+    )
 
 
 def _torch_device(wanted: str) -> str:

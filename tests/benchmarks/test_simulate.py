@@ -18,6 +18,7 @@ from fedwright.server_runtime.config import SimulateSection, config_from_text
 from fedwright.server_runtime.evaluate.metrics import fleet_summary
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
+from fedwright.server_runtime.rounds.store import Position
 from helpers.simulation import local_data, make_config, run_agents
 
 DEVICES = 4
@@ -44,6 +45,33 @@ def test_same_bytes_as_real_agents(tmp_path, processes):
         runs.execute(over_link, text, link=broker.link("server"))
 
     assert final_state(tmp_path / "simulated/run") == final_state(tmp_path / "agents/run")
+
+
+def test_models_sent_as_bf16_take_half_the_bytes_and_train_as_well(tmp_path):
+    found = {}
+    for codec in ("float32", "bf16"):
+        config, text = make_config(tmp_path / codec, rounds=6, update={"model_codec": codec})
+        found[codec] = simulate(config, text)
+    sizes = {codec: weights_bytes(one.folder) for codec, one in found.items()}
+    accuracy = {codec: fleet_mean(one) for codec, one in found.items()}
+
+    assert sizes["bf16"] < 0.52 * sizes["float32"]
+    assert accuracy["bf16"] == pytest.approx(accuracy["float32"], abs=0.02)
+    assert final_state(found["bf16"].folder) != final_state(found["float32"].folder)
+
+
+def weights_bytes(folder) -> int:
+    """Bytes of the weights that were sent out first; the server's own state stays whole."""
+    store = SqliteRoundStore(folder / "rounds.sqlite")
+    try:
+        return store.plan(Position(1, 0))[0].task.weights.size_bytes
+    finally:
+        store.close()
+
+
+def fleet_mean(found) -> float:
+    devices = found.evaluations[-1].devices
+    return sum(device.correct for device in devices) / sum(device.n for device in devices)
 
 
 class PowerCut(Exception):

@@ -16,6 +16,8 @@ from fedwright.server_runtime.artifacts.structure import Structure
 from fedwright.server_runtime.methods.base import Assignment, Emission, Tensors
 from fedwright.server_runtime.rounds.store import Planned, Position
 
+Refs = dict[tuple[int, deltas.Codec], BlobRef]
+
 
 class Builds(Protocol):
     """Where artifacts come from."""
@@ -27,13 +29,17 @@ class Builds(Protocol):
 
 @dataclass
 class Planner:
-    """Makes tasks; each distinct structure is built once and each distinct set of weights stored once."""
+    """Makes tasks; each distinct structure is built once and each distinct set of weights stored once.
+
+    codec: how weights travel to devices that send back a change; it is added to what the server has in full.
+    """
 
     run: str
     builder: Builds
     blobs: BlobStore
     deadline_s: float
     chunk_bytes: int = CHUNK_BYTES
+    codec: deltas.Codec = "float32"
     _artifacts: dict[Structure, tuple[BlobRef, Manifest]] = field(default_factory=dict)
 
     def manifest(self, structure: Structure) -> Manifest:
@@ -44,7 +50,7 @@ class Planner:
         self, position: Position, assignments: Mapping[str, Assignment], emissions: Mapping[str, Emission]
     ) -> list[Planned]:
         """One task per device, in the order of device ids."""
-        refs: dict[int, BlobRef] = {}
+        refs: Refs = {}
         return [
             Planned(device, self._task(position, device, assignments[device], emissions[device], refs), assignment)
             for device, assignment in sorted(assignments.items())
@@ -57,34 +63,35 @@ class Planner:
         name = hashlib.sha256(f"{planned.task.task}\0again".encode()).hexdigest()[:32]
         return Planned(planned.device, structs.replace(task, task=name), assignment)
 
-    def _task(
-        self, position: Position, device: str, assignment: Assignment, emission: Emission, refs: dict[int, BlobRef]
-    ) -> Task:
+    def _task(self, position: Position, device: str, assignment: Assignment, emission: Emission, refs: Refs) -> Task:
         return Task(
             task=task_id(self.run, position, device),
             boot="unsent",
             run=self.run,
             round=position.round,
             artifact=self._artifact(assignment.structure)[0],
-            weights=self._weights(emission, refs),
+            weights=self._weights(
+                emission, refs, codec=self.codec if assignment.returns.weights == "delta" else "float32"
+            ),
             recipe=assignment.recipe,
             returns=assignment.returns,
             deadline_s=self.deadline_s,
             sides=self._store(emission.sides, refs) if emission.sides else None,
             frozen=self._store(emission.frozen, refs) if emission.frozen else None,
+            public=self._store(emission.public, refs) if emission.public else None,
         )
 
-    def _weights(self, emission: Emission, refs: dict[int, BlobRef]) -> BlobRef:
-        """Whole tensors as they are; of masked ones the values with the shorter form of their indices."""
-        if not emission.masks:
-            return self._store(emission.weights, refs)
-        return self._offer(deltas.encode(emission.weights, keep=emission.masks))
+    def _weights(self, emission: Emission, refs: Refs, *, codec: deltas.Codec) -> BlobRef:
+        """Whole tensors, stored once; of masked ones the values with the shorter form of their indices."""
+        if emission.masks:
+            return self._offer(deltas.encode(emission.weights, codec=codec, keep=emission.masks))
+        return self._store(emission.weights, refs, codec=codec)
 
-    def _store(self, values: Tensors, refs: dict[int, BlobRef]) -> BlobRef:
+    def _store(self, values: Tensors, refs: Refs, *, codec: deltas.Codec = "float32") -> BlobRef:
         """Methods may emit one dictionary for many devices: it is serialised and hashed once."""
-        key = id(values)
+        key = (id(values), codec)
         if key not in refs:
-            refs[key] = self._offer(tensors.save(values))
+            refs[key] = self._offer(tensors.save(values) if codec == "float32" else deltas.encode(values, codec=codec))
         return refs[key]
 
     def _artifact(self, structure: Structure) -> tuple[BlobRef, Manifest]:
