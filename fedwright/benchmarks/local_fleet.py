@@ -80,7 +80,7 @@ class LocalFleet:
     def assign(self, device: str, boot: str, task: Task) -> None:
         """Have the task done; what a device would fetch is counted."""
         up, down = self._sizes[device]
-        for ref in (task.artifact, task.frozen):
+        for ref in (task.artifact, task.frozen, task.public):
             if ref is not None and ref.sha256 not in self._has[device]:
                 self._has[device].add(ref.sha256)
                 down += ref.size_bytes

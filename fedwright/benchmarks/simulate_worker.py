@@ -116,12 +116,14 @@ class Worker:
         )
 
     def _perform(self, device: str, task: Task) -> Result:
-        paths = [None if ref is None else self._blobs.path(ref.sha256) for ref in (task.sides, task.frozen)]
+        refs = (task.sides, task.frozen, task.public)
+        paths = [None if ref is None else self._blobs.path(ref.sha256) for ref in refs]
         inputs = Inputs(
             artifact=self._blobs.path(task.artifact.sha256),
             weights=self._blobs.path(task.weights.sha256),
             sides=paths[0],
             frozen=paths[1],
+            public=paths[2],
         )
         free_bytes = self._place.free_bytes[device]
 

@@ -249,12 +249,14 @@ class Agent:
         self._begin()
 
     def _start(self, task: Task) -> None:
-        paths = [None if ref is None else self._have.blobs.path(ref.sha256) for ref in (task.sides, task.frozen)]
+        refs = (task.sides, task.frozen, task.public)
+        paths = [None if ref is None else self._have.blobs.path(ref.sha256) for ref in refs]
         inputs = Inputs(
             artifact=self._have.blobs.path(task.artifact.sha256),
             weights=self._have.blobs.path(task.weights.sha256),
             sides=paths[0],
             frozen=paths[1],
+            public=paths[2],
         )
         self._give_up.clear()
         log.info("round %d: task %s begins", task.round, task.task)
@@ -388,4 +390,5 @@ class Agent:
 
 
 def _refs(task: Task) -> list[BlobRef]:
-    return [ref for ref in (task.artifact, task.weights, task.sides, task.frozen) if ref is not None]
+    refs = (task.artifact, task.weights, task.sides, task.frozen, task.public)
+    return [ref for ref in refs if ref is not None]

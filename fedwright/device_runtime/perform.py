@@ -13,13 +13,25 @@ from fedwright.device_runtime.guard import Guard
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.train.base import StepResult, Tensors, Trainer
 from fedwright.device_runtime.train.kept import Kept
-from fedwright.device_runtime.train.loop import Evaluation, class_prototypes, evaluate, total_steps, train
+from fedwright.device_runtime.train.loop import (
+    INPUT,
+    LABEL,
+    Evaluation,
+    class_prototypes,
+    evaluate,
+    logits_of,
+    total_steps,
+    train,
+)
 from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import deltas, tensors
-from fedwright.protocol.artifact import Artifact
+from fedwright.protocol.artifact import PUBLIC_LOGITS, Artifact
+from fedwright.protocol.errors import BadBlob
 from fedwright.protocol.messages import Recipe, Returns, Stats, Task
 
 MASK = "mask/"
+# Side inputs that are no constants of a task: one row for each public row.
+ROW_SIDES = ("target_logits",)
 
 MakeTrainer = Callable[[Artifact, Tensors, Tensors], Trainer]
 """Makes a trainer from an artifact, its side inputs and its frozen tensors."""
@@ -47,6 +59,7 @@ class Inputs:
     weights: Path
     sides: Path | None = None
     frozen: Path | None = None
+    public: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -81,11 +94,14 @@ def perform(
     trainer = _trainer(task, inputs, tools, masks=masks)
     trainer.load(received)
     before = evaluate(trainer, data) if task.returns.evaluate else None
-    own = _chosen(data, task.recipe)
+    public = _public(task, inputs, data)
+    own = _chosen(data if public is None or not task.recipe.public else public, task.recipe)
     stats = _train(task, trainer, own, checkpoint=tools.checkpoint, should_stop=should_stop)
     trains = total_steps(task.recipe, len(own.y)) > 0
     after = evaluate(trainer, data) if task.returns.evaluate and trains else before
     result = _returned(trainer, received, data, task.returns)
+    if task.returns.logits and public is not None:
+        result[PUBLIC_LOGITS] = logits_of(trainer, public.x)
     return Result(
         result,
         structs.replace(
@@ -100,12 +116,31 @@ def perform(
     )
 
 
+def _public(task: Task, inputs: Inputs, data: LocalData) -> LocalData | None:
+    """The rows that came with a task, without labels as class 0; sides of as many rows go with them."""
+    if inputs.public is None:
+        if task.recipe.public or task.returns.logits:
+            raise BadBlob("the task speaks of public rows but names no blob that holds them; update the server")
+        return None
+    rows = _load(inputs.public)
+    x = rows.get(INPUT)
+    if x is None or x.shape[1:] != tuple(data.input_shape):
+        found = None if x is None else list(x.shape[1:])
+        raise BadBlob(f"public rows have the shape {found} but this device's data {list(data.input_shape)}")
+    y = np.asarray(rows.get(LABEL, np.zeros(len(x))), np.int64)
+    extra = {name: value for name, value in _load(inputs.sides).items() if name in ROW_SIDES}
+    if any(len(value) != len(x) for value in (y, *extra.values())):
+        raise BadBlob(f"what goes with {len(x)} public rows has another number of rows")
+    return replace(data, x=x, y=y, extra=extra)
+
+
 def _chosen(data: LocalData, recipe: Recipe) -> LocalData:
     """The samples that a recipe trains on."""
     if recipe.classes is None:
         return data
     rows = np.isin(data.y, recipe.classes)
-    return replace(data, x=data.x[rows], y=data.y[rows])
+    extra = {name: values[rows] for name, values in data.extra.items()}
+    return replace(data, x=data.x[rows], y=data.y[rows], extra=extra)
 
 
 def _trainer(task: Task, inputs: Inputs, tools: Tools, *, masks: Tensors) -> Trainer:
@@ -117,7 +152,8 @@ def _trainer(task: Task, inputs: Inputs, tools: Tools, *, masks: Tensors) -> Tra
         return kept
     artifact = artifacts.unpack(inputs.artifact.read_bytes())
     tools.check(artifact, task.recipe)
-    sides = _mask_sides(artifact, masks) | _load(inputs.sides)
+    given = {name: value for name, value in _load(inputs.sides).items() if name not in ROW_SIDES}
+    sides = _mask_sides(artifact, masks) | given
     trainer = tools.make_trainer(artifact, sides, _load(inputs.frozen))
     if plain:
         fixed_bytes = artifact.manifest.fixed_bytes

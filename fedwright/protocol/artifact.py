@@ -19,6 +19,8 @@ MAX_IR = 10
 MAX_ARTIFACT_BYTES = 256 * 1024 * 1024
 # Where a frozen tensor in a graph says its data is: nowhere on disk, the session is given it by name.
 SUPPLIED = "supplied-by-the-session"
+# What a device answers when it is asked for its logits on public rows.
+PUBLIC_LOGITS = "public_logits"
 
 Name = Annotated[str, Meta(min_length=1, max_length=400)]
 Dims = Annotated[list[Annotated[int, Meta(ge=-1, le=2**31)]], Meta(max_length=8)]
@@ -92,14 +94,18 @@ class Manifest(Struct, frozen=True):
     backend: Literal["portable", "classic"] = "portable"
 
 
-def returned_shapes(manifest: Manifest, *, weights: bool, prototypes: bool) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors that a device sends back."""
+def returned_shapes(
+    manifest: Manifest, *, weights: bool, prototypes: bool, logits: int = 0
+) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors that a device sends back; logits: how many rows of them."""
     shapes: dict[str, tuple[int, ...]] = {}
     if weights:
         shapes = {slot.name: tuple(slot.shape) for slot in manifest.slots if slot.role != "optimizer"}
     if prototypes:
         shapes["prototypes"] = (manifest.classes, manifest.embedding_size)
         shapes["prototype_counts"] = (manifest.classes,)
+    if logits:
+        shapes[PUBLIC_LOGITS] = (logits, manifest.classes)
     return shapes
 
 

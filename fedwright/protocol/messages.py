@@ -76,12 +76,19 @@ class Report(Struct, tag="report", frozen=True):
     trains: bool = True
     # What `fedwright device profile` measured, as JSON (predictor.profile_from_json).
     profile: Annotated[bytes, Meta(max_length=64 * 1024)] | None = None
+    # What the device's owner lets one round take: seconds of work, bytes both ways.
+    round_s: Annotated[float, Meta(gt=0)] | None = None
+    round_bytes: Annotated[int, Meta(ge=1, le=2**53)] | None = None
+    # The architecture that the device wants to keep, by a name of the zoo; for methods that let it.
+    model: Text = ""
+    # An edge server, which speaks for devices of its own and trains nothing itself.
+    edge: bool = False
 
 
 class Recipe(Struct, frozen=True):
     """How to train: `steps` when given, else `epochs` over the local data (0 = only evaluate).
 
-    classes: train on the samples of these classes only.
+    classes: train on the samples of these classes only. public: train on the task's public rows instead of own data.
     """
 
     batch: Annotated[int, Meta(ge=1, le=65_536)]
@@ -90,6 +97,7 @@ class Recipe(Struct, frozen=True):
     epochs: Annotated[int, Meta(ge=0, le=100_000)] = 1
     steps: Annotated[int, Meta(ge=0, le=100_000_000)] | None = None
     classes: Annotated[list[Count], Meta(max_length=1_000_000)] | None = None
+    public: bool = False
 
 
 class Returns(Struct, frozen=True):
@@ -97,7 +105,7 @@ class Returns(Struct, frozen=True):
 
     codec and keep_ratio (share of the largest entries of each tensor) apply to deltas; what they leave out stays
     on the device and is added to its next delta. masked: of tensors that came as some of their entries, only those
-    are sent back, without indices.
+    are sent back, without indices. logits: how many public rows there are whose logits are asked for.
     """
 
     weights: Literal["delta", "weights", "none"] = "delta"
@@ -106,6 +114,20 @@ class Returns(Struct, frozen=True):
     evaluate: bool = True
     prototypes: bool = False
     masked: bool = False
+    logits: Count = 0
+
+
+class Pool(Struct, frozen=True):
+    """Updates that an edge may put together: those of the `size` tasks that have this key and go to this edge.
+
+    by: an update counts by its samples, or every device the same. clip_norm: largest norm of one device's change.
+    """
+
+    key: Id
+    edge: Id
+    size: Annotated[int, Meta(ge=1, le=1_000_000)]
+    by: Literal["samples", "devices"] = "samples"
+    clip_norm: Annotated[float, Meta(gt=0)] | None = None
 
 
 class Task(Struct, tag="task", frozen=True):
@@ -122,6 +144,10 @@ class Task(Struct, tag="task", frozen=True):
     deadline_s: Seconds
     sides: BlobRef | None = None
     frozen: BlobRef | None = None
+    # Rows that all devices may see: `x`, and `y` where there are labels.
+    public: BlobRef | None = None
+    # For the edge on the way, if there is one; nothing to the device.
+    pool: Pool | None = None
 
 
 class Stats(Struct, frozen=True):

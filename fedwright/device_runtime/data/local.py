@@ -1,6 +1,7 @@
 """The data set of one device in memory, split into what it trains on and what it only measures with."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -16,7 +17,10 @@ SCORED = 1000
 
 @dataclass(frozen=True)
 class LocalData:
-    """x [samples, *input_shape] with labels y in 0 … classes-1, and a held-out part never trained on."""
+    """x [samples, *input_shape] with labels y in 0 … classes-1, and a held-out part never trained on.
+
+    extra: what else a batch has, one row per sample, by the name of the graph's input.
+    """
 
     x: Array
     y: Labels
@@ -25,6 +29,7 @@ class LocalData:
     classes: int
     class_counts: tuple[int, ...]
     input_shape: tuple[int, ...]
+    extra: Mapping[str, Array] = field(default_factory=dict)
 
     def summary(self, *, counts: bool = True) -> DataSummary:
         """What a report says about this data set."""

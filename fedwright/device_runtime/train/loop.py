@@ -76,6 +76,7 @@ def train(
         if should_stop():
             break
         batch: Tensors = {INPUT: data.x[rows], LABEL: data.y[rows]}
+        batch |= {name: values[rows] for name, values in data.extra.items()}
         result = trainer.step(batch, learning_rate=recipe.learning_rate, seed=step_seed(recipe.seed, step))
         step += 1
         first, last = (result.loss if first is None else first), result.loss
@@ -102,6 +103,12 @@ def evaluate(trainer: Trainer, data: LocalData, *, batch: int = EVALUATION_BATCH
         loss += float(_cross_entropy(logits, labels).sum())
     n = len(data.y_holdout)
     return Evaluation(correct=correct, n=n, loss=loss / n if n else 0.0)
+
+
+def logits_of(trainer: Trainer, x: Array, *, batch: int = EVALUATION_BATCH) -> Array:
+    """Logits [rows, classes] in evaluation mode."""
+    made = [trainer.predict({INPUT: x[start : start + batch]})[0] for start in range(0, len(x), batch)]
+    return np.concatenate(made)
 
 
 def class_prototypes(

@@ -42,7 +42,9 @@ def read_update(
 
     sent: the masks of the entries that the device was sent.
     """
-    shapes = returned_shapes(manifest, weights=returns.weights != "none", prototypes=returns.prototypes)
+    shapes = returned_shapes(
+        manifest, weights=returns.weights != "none", prototypes=returns.prototypes, logits=returns.logits
+    )
     try:
         tensors = deltas.decode(path, shapes, sent=sent)
     except BadBlob as err:

@@ -36,7 +36,8 @@ class Emission:
 
     One dictionary emitted for many devices is stored and hashed once; a frozen base that stays the same
     from round to round is fetched by a device once. masks: of these tensors only the marked entries travel; the
-    device takes the others as zero and, where the objective has element masks, keeps them so.
+    device takes the others as zero and, where the objective has element masks, keeps them so. public: rows that all
+    devices may see, `x` and `y`; fetched once like a frozen base. Sides named as batch inputs go with these rows.
     """
 
     weights: Tensors
@@ -45,6 +46,7 @@ class Emission:
     masks: Tensors = field(default_factory=dict)
 
 
+    public: Tensors = field(default_factory=dict)
 @dataclass(frozen=True)
 class Absorbed:
     """One checked reply: the tensors as `Returns` asked for them, and what the device measured.
@@ -182,7 +184,10 @@ class Shrinks(Protocol):
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the registry; `model` is one that the method can train, to start from."""
+    """One line of the registry; `model` is one that the method can train, to start from.
+
+    needs_public: it cannot begin without examples on the server.
+    """
 
     name: str
     summary: str
@@ -206,3 +211,4 @@ def find(name: str) -> Entry:
     if name not in METHODS:
         raise ConfigError(f"unknown method {name!r}; choose one of {', '.join(sorted(METHODS))}")
     return METHODS[name]
+    needs_public: bool = False

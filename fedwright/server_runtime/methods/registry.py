@@ -1,10 +1,11 @@
 """All methods there are: importing this module registers them."""
 
-from fedwright.server_runtime.methods import framp, hasa, hyperflora
+from fedwright.server_runtime.methods import framp, hasa, hyperflora, pfedclub
 from fedwright.server_runtime.methods.base import METHODS, Entry, find
 from fedwright.server_runtime.methods.baselines import (
     fedavg,
     feddropout,
+    fedmd,
     fedprox,
     fedrolex,
     fiarse,
@@ -12,6 +13,7 @@ from fedwright.server_runtime.methods.baselines import (
     masked,
     pfedhn,
     scalefl,
+    standalone,
 )
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "Entry",
     "fedavg",
     "feddropout",
+    "fedmd",
     "fedprox",
     "fedrolex",
     "fiarse",
@@ -28,6 +31,8 @@ __all__ = [
     "heterofl",
     "hyperflora",
     "masked",
+    "pfedclub",
     "pfedhn",
     "scalefl",
+    "standalone",
 ]

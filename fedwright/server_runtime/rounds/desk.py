@@ -147,7 +147,7 @@ class Desk:
         """An update's tensors, checked; a change is held to the norm limit."""
         returns = planned.assignment.returns
         if update.tensors is None:
-            if returns.weights != "none" or returns.prototypes:
+            if returns.weights != "none" or returns.prototypes or returns.logits:
                 raise BadUpdate("it holds no tensors although some were asked for")
             return {}
         manifest = self.planner.manifest(planned.assignment.structure)

@@ -4,6 +4,7 @@ import importlib
 import inspect
 from dataclasses import replace
 from functools import lru_cache
+from math import ceil
 from typing import Literal
 
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.blocks.slicing import Axes, group_size, group_sizes
-from fedwright.server_runtime.zoo import club, exits, gcn, mobilenet, resnet, sequence, small, vit
+from fedwright.server_runtime.zoo import club, exits, gcn, mobilenet, resnet, sequence, small, stitched, vit
 from fedwright.server_runtime.zoo.adapters import adapter_names
 from fedwright.server_runtime.zoo.base import Input, ModelEntry, ZooModel, build
 from fedwright.server_runtime.zoo.derive import derived_axes, shrink
@@ -26,8 +27,10 @@ __all__ = [
     "axes_of",
     "create",
     "full_sizes",
+    "named",
     "scaled",
     "sizes_of",
+    "spelled",
     "width_of",
 ]
 
@@ -38,13 +41,50 @@ MODELS: dict[str, ModelEntry] = {
 }
 
 _OWN = "python:"
+_WIDTH = "@"
+_MADE = (stitched.STITCHED, stitched.DENSE)
 
 
 def create(spec: ModelSpec, *, seed: int) -> nn.Module:
     """The model at its sizes, initialised from the seed; torch's global generator is left as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return _own_module(spec) if spec.model.startswith(_OWN) else _zoo_module(spec)
+        if spec.model.startswith(_MADE):
+            return stitched.create(spec.model, spec.input_shape, spec.classes, lambda name: _plain(named(name, spec)))
+        return _plain(spec)
+
+
+def _plain(spec: ModelSpec) -> nn.Module:
+    return _own_module(spec) if spec.model.startswith(_OWN) else _zoo_module(spec)
+
+
+def named(name: str, like: ModelSpec) -> ModelSpec:
+    """The model of that name, such as `cnn1` or `mobilenet-v2@0.25` (its width), for the same data as another."""
+    model, at, width = (name, "", "") if name.startswith(_MADE) or _WIDTH not in name else name.rpartition(_WIDTH)
+    whole = ModelSpec(model, like.input_shape, like.classes)
+    if not at:
+        return whole
+    try:
+        share = float(width)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise ConfigError(f"model {name!r} asks for the width {width!r}; give a number above 0 and up to 1")
+    return scaled(whole, share)
+
+
+def spelled(spec: ModelSpec) -> str:
+    """The name from which `named` makes this spec."""
+    if not spec.sizes:
+        return spec.model
+    full = full_sizes(spec)
+    least = max((size / full[group] for group, size in spec.sizes if size > 1), default=0.5 / max(full.values()))
+    for digits in (2, 4, 9):
+        # Rounded up: a width a hair too small would lose a channel.
+        width = ceil(least * 10**digits) / 10**digits
+        if 0 < width <= 1 and scaled(replace(spec, sizes=()), width) == spec:
+            return f"{spec.model}{_WIDTH}{width:g}" if digits < 9 else f"{spec.model}{_WIDTH}{width:.9f}"
+    raise ConfigError(f"model {spec.model} has sizes that no width gives; use it at one width")
 
 
 def full_sizes(spec: ModelSpec) -> dict[str, int]:

@@ -1,0 +1,159 @@
+"""pFedClub: devices keep their own architectures; the server builds each a teacher of its own size from others' blocks.
+
+Paper: Wang, Yang, Cui, Ma, pFedClub: Controllable Heterogeneous Model Aggregation for Personalized Federated Learning
+(NeurIPS 2024).
+Implemented: blocks; linear CKA of inputs and outputs; K-means; CMSR with anchor, order-constrained search and
+completion; the size limit of pFedClub+ (eta); stitches alone tuned, with labels or (NT-Xent) without; selection by the
+cosine of logits; CE + λ KL(teacher ‖ student) on the device; ablations: anchor "similar" and "first", order "none",
+completion false.
+Left out: recurrent nets are kept whole, as in the paper; they get no teacher.
+Differs: K-means in an embedding in which it is exact. At most `most` candidates, drawn one at a time. Stitches are 1×1
+convolutions over fitted maps instead of dense layers, and count for the size limit. A head stands at the end and only
+there, and no convolution follows a linear layer. Running statistics are taken anew from public examples before stitches
+are tuned. A teacher that does not fit into the device's memory beside its model gives way to the next best, or to none.
+The order may also be that of relative depth. A device's model rests on the server between rounds.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+import torch
+
+from fedwright.protocol.predictor import HEADROOM, need_bytes
+from fedwright.protocol.strict import check_range
+from fedwright.server_runtime.artifacts.structure import Structure
+from fedwright.server_runtime.blocks import search
+from fedwright.server_runtime.blocks.search import Chain, Groups, Rules
+from fedwright.server_runtime.blocks.tuning import Candidate, Tuning, agreement, logits_of, refresh_norms, tune
+from fedwright.server_runtime.methods.base import Entry, Setting, register
+from fedwright.server_runtime.methods.own import Own
+from fedwright.server_runtime.methods.taught import Known, Pupil, Taught, Teacher, candidate_of, teacher_of
+from fedwright.server_runtime.zoo.stitched import Stitched, assemble, spell
+
+
+def _help(text: str) -> dict[str, str]:
+    return {"help": text}
+
+
+@dataclass(frozen=True)
+class PFedClubParams:
+    """groups: K. most: S_max. eta: the size limit of pFedClub+. distill: λ. temperature: τ of NT-Xent."""
+
+    own: Own = field(default_factory=Own)
+    groups: int = field(default=4, metadata=_help("groups of blocks that do alike"))
+    rows: int = field(default=64, metadata=_help("public examples by which blocks are compared"))
+    most: int = field(default=8, metadata=_help("candidates for each device and round"))
+    eta: float | None = field(
+        default=None, metadata=_help("a teacher is at most 1 + eta times its pupil; 0.1 is usual")
+    )
+    order: Literal["raw", "relative", "none"] = field(
+        default="raw", metadata=_help("blocks in the order of their number, of number / count, or in any")
+    )
+    anchor: Literal["random", "similar", "first"] = field(
+        default="random",
+        metadata=_help("the first block: any of its group, the most similar one, or that of the least number"),
+    )
+    completion: bool = field(default=True, metadata=_help("own blocks where the search ends early"))
+    distill: float = field(default=0.2, metadata=_help("weight of the teacher on the device"))
+    tune_epochs: int = field(default=3, metadata=_help("passes over the public examples for each teacher"))
+    tune_rate: float = field(default=0.001, metadata=_help("step size of the stitches"))
+    tune_batch: int = field(default=64, metadata=_help("public examples per step"))
+    temperature: float = field(default=0.07, metadata=_help("of the loss without labels"))
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        check_range("groups", self.groups, low=1)
+        check_range("rows", self.rows, low=2)
+        check_range("most", self.most, low=1, high=1000)
+        check_range("distill", self.distill, low=0)
+        check_range("tune_epochs", self.tune_epochs, low=0)
+        check_range("tune_rate", self.tune_rate, above=0)
+        check_range("tune_batch", self.tune_batch, low=2)
+        check_range("temperature", self.temperature, above=0)
+        if self.eta is not None:
+            check_range("eta", self.eta, above=-1)
+
+    def tuning(self) -> Tuning:
+        """How stitches are tuned."""
+        return Tuning(self.tune_epochs, self.tune_rate, self.tune_batch, self.temperature)
+
+
+class PFedClub(Taught):
+    """w*_m = argmax over tuned candidates c of mean_i cos(w_m(x_i), c(x_i))."""
+
+    name = "pfedclub"
+
+    def __init__(self, params: PFedClubParams, setting: Setting) -> None:
+        super().__init__(params.own, setting)
+        self._params = params
+        self.distill = params.distill
+        self._rules = Rules(params.order, params.anchor, params.completion)
+
+    def make_teachers(self, pupils: Mapping[str, Pupil], known: Mapping[str, Known]) -> dict[str, list[Teacher]]:
+        """One search, one pass of tuning and one choice for each device."""
+        number = next(iter(known.values())).round
+        groups = self.grouped(
+            pupils, groups=self._params.groups, rows=self._params.rows, seed=self.seed_of("groups", number)
+        )
+        return {device: self._teachers(pupil, pupils, groups, known[device]) for device, pupil in pupils.items()}
+
+    def _teachers(self, pupil: Pupil, pupils: Mapping[str, Pupil], groups: Groups, known: Known) -> list[Teacher]:
+        rng = np.random.default_rng(self.seed_of("search", known.round, pupil.device))
+        chains = search.search(
+            pupil.chain, groups, self._rules, allowed=self._allowed(pupil, known), most=self._params.most, rng=rng
+        )
+        if not chains:
+            return []
+        seed = self.seed_of("stitches", known.round, pupil.device)
+        modules = self._assembled(chains, pupils, seed)
+        candidates = [candidate_of(module, chain) for module, chain in zip(modules, chains, strict=True)]
+        self._tune(candidates, seed)
+        scores = [agreement(pupil.logits, logits_of(candidate, self.public_x)) for candidate in candidates]
+        best = sorted(range(len(chains)), key=lambda i: (-scores[i], i))
+        return [self._teacher(modules[i], chains[i], pupil) for i in best if np.isfinite(scores[i])]
+
+    def _allowed(self, pupil: Pupil, known: Known) -> search.Constraint:
+        """Hard rules first, then limits of size and memory."""
+        shape, spec = self.setting.spec.input_shape, self.specs[pupil.device]
+        constraints = [search.stitchable(shape)]
+        if self._params.eta is not None:
+            constraints.append(search.within_size(pupil.chain, shape, self._params.eta))
+        if self.setting.manifest is not None:
+            alone = self.setting.manifest(Structure(spec, optimizer=self.setting.optimizer))
+            own_bytes = need_bytes(alone, self.setting.batch)
+            constraints.append(search.within_memory(shape, known.free_bytes, own_bytes, ratio=HEADROOM))
+        return search.all_of(*constraints)
+
+    def _assembled(self, chains: list[Chain], pupils: Mapping[str, Pupil], seed: int) -> list[Stitched]:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return [
+                assemble(
+                    [pupils[block.owner].blocks[block.index] for block in chain],
+                    [block.part for block in chain],
+                    self.setting.spec.input_shape,
+                ).to(self.setting.device)
+                for chain in chains
+            ]
+
+    def _tune(self, candidates: list[Candidate], seed: int) -> None:
+        for candidate in candidates:
+            refresh_norms(candidate, self.public_x)
+        tune(candidates, self.public_x, self.public_y, self._params.tuning(), seed=seed)
+
+    def _teacher(self, module: Stitched, chain: Chain, pupil: Pupil) -> Teacher:
+        name = spell([(self.named(block.owner), block.index) for block in chain])
+        return teacher_of(module, replace(self.setting.spec, model=name, sizes=()))
+
+
+register(
+    Entry(
+        "pfedclub",
+        "own architectures, taught by models stitched from others' blocks",
+        PFedClubParams,
+        PFedClub,
+        needs_public=True,
+    )
+)

@@ -1,0 +1,242 @@
+"""What methods share whose server gives each device a teacher that was put together from others' blocks."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedwright.protocol.messages import Refusal, Report
+from fedwright.protocol.predictor import need_bytes
+from fedwright.server_runtime import zoo
+from fedwright.server_runtime.artifacts.builder import initial_weights
+from fedwright.server_runtime.artifacts.structure import ModelSpec, Objective, Structure
+from fedwright.server_runtime.blocks import similarity
+from fedwright.server_runtime.blocks.search import Block, Chain, Groups
+from fedwright.server_runtime.blocks.tuning import Candidate
+from fedwright.server_runtime.methods.base import Absorbed, Assignment, Emission, Relay, Setting, Tensors
+from fedwright.server_runtime.methods.own import Own, OwnModels, pack, unpack
+from fedwright.server_runtime.public import need_public
+from fedwright.server_runtime.rounds.sampling import derive_seed
+from fedwright.server_runtime.zoo.stitched import Stitched, cut
+
+TEACHER, TAUGHT = "teacher/", "teacher of/"
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A model that only teaches; parameters: of all its blocks and stitches."""
+
+    spec: ModelSpec
+    weights: Tensors
+
+    @cached_property
+    def parameters(self) -> int:
+        """How many there are."""
+        module = zoo.create(self.spec, seed=0)
+        return sum(value.numel() for value in module.parameters())
+
+
+@dataclass(frozen=True)
+class Pupil:
+    """A device that has just trained: its blocks with their weights, and what its model says of the public examples."""
+
+    device: str
+    chain: Chain
+    blocks: tuple[nn.Module, ...]
+    logits: Tensor
+
+
+@dataclass(frozen=True)
+class Known:
+    """Where a device's update came from: the round and the memory that was free when it was planned."""
+
+    round: int
+    free_bytes: int
+
+
+class Taught(OwnModels):
+    """min over w_m of CE(w_m) + λ KL(teacher ‖ w_m) on each device; the server makes the teachers."""
+
+    name = ""
+    distill = 0.2
+
+    def __init__(self, own: Own, setting: Setting) -> None:
+        super().__init__(own, setting)
+        self.teachers: dict[str, Teacher] = {}
+        self._trained: dict[str, Known] = {}
+
+    def make_teachers(self, pupils: Mapping[str, Pupil], known: Mapping[str, Known]) -> dict[str, list[Teacher]]:
+        """For each device teachers to choose from, best first; a device without any goes on alone."""
+        raise NotImplementedError
+
+    @cached_property
+    def public_x(self) -> Tensor:
+        """The server's examples."""
+        return torch.from_numpy(np.array(need_public(self.setting.public, self.name).x)).to(self.setting.device)
+
+    @cached_property
+    def public_y(self) -> Tensor | None:
+        """Their labels, if there are any."""
+        y = need_public(self.setting.public, self.name).y
+        return None if y is None else torch.from_numpy(np.array(y)).to(self.setting.device)
+
+    def assign(self, reports: Mapping[str, Report], round_number: int) -> dict[str, Assignment]:
+        """Everyone trains its own model, with its teacher where there is one that fits."""
+        need_public(self.setting.public, self.name)
+        return super().assign(reports, round_number)
+
+    def assignment(self, device: str, round_number: int) -> Assignment:
+        """What a device does this round."""
+        free_bytes = self.reports[device].free_bytes
+        plan = super().assignment(device, round_number)
+        taught = self._with_teacher(plan, self.teachers.get(device))
+        if not self._fits(taught.structure, free_bytes):
+            taught = plan
+        return replace(taught, marks=(round_number, free_bytes))
+
+    def _with_teacher(self, plan: Assignment, teacher: Teacher | None) -> Assignment:
+        if teacher is None or self.distill == 0:
+            return plan
+        objective = Objective(distill=self.distill, teacher=teacher.spec)
+        return replace(plan, structure=replace(plan.structure, objective=objective))
+
+    def _fits(self, structure: Structure, free_bytes: int) -> bool:
+        if self.setting.manifest is None or structure.objective.teacher is None:
+            return True
+        return need_bytes(self.setting.manifest(structure), self.setting.batch) <= free_bytes
+
+    def shrink(self, device: str, assignment: Assignment, refusal: Refusal) -> Assignment | None:
+        """The same without a teacher."""
+        if assignment.structure.objective.teacher is None:
+            return None
+        return replace(assignment, structure=replace(assignment.structure, objective=Objective()))
+
+    def emit(self, device: str, assignment: Assignment) -> Emission:
+        """The device's own weights, and its teacher's."""
+        sides = {}
+        if assignment.structure.objective.teacher is not None:
+            sides = {TEACHER + name: value for name, value in self.teachers[device].weights.items()}
+        return Emission(self.weights[device], sides)
+
+    def absorb(self, device: str, reply: Absorbed) -> Relay | None:
+        """Take the device's change, and note that it is to get a new teacher."""
+        self.take(device, reply)
+        self._trained[device] = Known(*reply.assignment.marks)
+        return None
+
+    def advance(self) -> dict[str, float]:
+        """New teachers for those who trained."""
+        known, self._trained = self._trained, {}
+        began_s = time.process_time()
+        pupils = {device: pupil for device in sorted(known) if (pupil := self._pupil(device)) is not None}
+        made = self.make_teachers(pupils, known) if pupils else {}
+        server_s = time.process_time() - began_s
+        for device in known:
+            self.teachers.pop(device, None)
+            chosen = self._first_that_fits(device, made.get(device, []), known[device].free_bytes)
+            if chosen is not None:
+                self.teachers[device] = chosen
+        taught = [device for device in known if device in self.teachers]
+        change = [self.size_change(device) for device in taught]
+        return {
+            "server_s": server_s,
+            "teachers": float(len(taught)),
+            "size_change": float(np.mean(change)) if change else 0.0,
+        }
+
+    def _first_that_fits(self, device: str, teachers: list[Teacher], free_bytes: int) -> Teacher | None:
+        plan = Structure(self.specs[device], optimizer=self.setting.optimizer)
+        for teacher in teachers:
+            objective = Objective(distill=self.distill, teacher=teacher.spec)
+            if self._fits(replace(plan, objective=objective), free_bytes):
+                return teacher
+        return None
+
+    def size_change(self, device: str) -> float:
+        """φ of a device's present teacher: (|w*| - |w_m|) / |w_m|."""
+        own = sum(value.numel() for value in zoo.create(self.specs[device], seed=0).parameters())
+        return self.teachers[device].parameters / own - 1.0
+
+    def _pupil(self, device: str) -> Pupil | None:
+        """A device's model in blocks; None for one that cannot be cut."""
+        spec = self.specs[device]
+        module = zoo.create(spec, seed=0)
+        load(module, self.weights[device])
+        module.to(self.setting.device).eval().requires_grad_(False)
+        found = cut(module, spec.input_shape)
+        if len(found.blocks) < 2:
+            return None
+        count = len(found.blocks)
+        chain = tuple(Block(device, index, count, part) for index, part in enumerate(found.parts))
+        with torch.no_grad():
+            logits = torch.cat([module(part) for part in torch.split(self.public_x, 128)])
+        return Pupil(device, chain, found.blocks, logits)
+
+    def grouped(self, pupils: Mapping[str, Pupil], *, groups: int, rows: int, seed: int) -> Groups:
+        """All blocks of all pupils in groups, by what they make of some of the public examples."""
+        x = self.public_x[:rows]
+        embedded = similarity.embed([_seams(pupil, x) for pupil in pupils.values()])
+        blocks = [block for pupil in pupils.values() for block in pupil.chain]
+        labels = similarity.group(embedded.cpu(), groups, seed=seed)
+        at = {block: row for row, block in enumerate(blocks)}
+        return Groups(
+            dict(zip(blocks, labels.tolist(), strict=True)),
+            lambda one, other: float(embedded[at[one]] @ embedded[at[other]]),
+        )
+
+    def named(self, device: str) -> str:
+        """The name of a device's model as a piece of a stitched one."""
+        return zoo.spelled(self.specs[device])
+
+    def seed_of(self, *what: str | int) -> int:
+        """A seed for torch and numpy."""
+        return derive_seed(self.setting.seed, *what)
+
+    def state(self) -> Tensors:
+        """Every device's model and teacher."""
+        state = super().state()
+        for device, teacher in sorted(self.teachers.items()):
+            state[TAUGHT + device] = pack(teacher.spec)
+            state |= {f"{TEACHER}{device}/{name}": value for name, value in teacher.weights.items()}
+        return state
+
+    def restore(self, state: Tensors) -> None:
+        """Continue from a saved state."""
+        super().restore(state)
+        specs = {key.removeprefix(TAUGHT): unpack(value) for key, value in state.items() if key.startswith(TAUGHT)}
+        weights: dict[str, Tensors] = {device: {} for device in specs}
+        for key, value in state.items():
+            if key.startswith(TEACHER):
+                device, _, name = key.removeprefix(TEACHER).partition("/")
+                weights[device][name] = value
+        self.teachers = {device: Teacher(spec, weights[device]) for device, spec in specs.items()}
+        self._trained = {}
+
+
+def load(module: nn.Module, weights: Tensors) -> None:
+    """Put weights into a module by name."""
+    module.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in weights.items()}, strict=False)
+
+
+def teacher_of(module: Stitched, spec: ModelSpec) -> Teacher:
+    """A tuned model as a teacher."""
+    return Teacher(spec, initial_weights(module))
+
+
+def candidate_of(module: Stitched, keys: Chain) -> Candidate:
+    """A stitched model to be tuned."""
+    return Candidate(module.stitches, module.blocks, keys)
+
+
+def _seams(pupil: Pupil, x: Tensor) -> list[Tensor]:
+    """What enters the first block and leaves each, averaged over places: [rows, width]."""
+    seams = [similarity.pooled(x)]
+    with torch.no_grad():
+        for block in pupil.blocks:
+            x = block(x)
+            seams.append(similarity.pooled(x))
+    return seams
