@@ -29,6 +29,7 @@ def run(folder, method: str, **changes):
         model={"model": model},
         train={"batch": 16, "learning_rate": 0.05, "epochs": 3, "optimizer": {"momentum": 0.9}},
         method={"name": method, **PARAMS.get(method, {}), **changes},
+        public={"rows": 60 if METHODS[method].needs_public else 0},
     )
     return simulate(config, text)
 

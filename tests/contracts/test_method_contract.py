@@ -9,6 +9,7 @@ from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.methods.base import Absorbed
 from fedwright.server_runtime.methods.registry import METHODS, find
+from fedwright.server_runtime.public import PublicData
 from helpers.fleet import report, setting
 
 COUNTS = {"a": [8, 8, 8, 0], "b": [1, 1, 12, 10], "c": [6, 6, 6, 6]}
@@ -30,6 +31,7 @@ def described(device: str, **changes):
 
 
 REPORTS = {device: described(device) for device in COUNTS}
+PUBLIC = PublicData(np.random.default_rng(3).random((20, *SHAPE), np.float32), np.arange(20) % CLASSES)
 STATS = Stats(samples=10, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
 
 every_method = pytest.mark.parametrize("name", sorted(METHODS))
@@ -38,7 +40,8 @@ every_method = pytest.mark.parametrize("name", sorted(METHODS))
 def make(name: str):
     entry = find(name)
     spec = ModelSpec(entry.model, SHAPE, CLASSES)
-    return entry.make(entry.params(), setting(spec=spec, initial=initial_weights(zoo.create(spec, seed=1))))
+    initial = initial_weights(zoo.create(spec, seed=1))
+    return entry.make(entry.params(), setting(spec=spec, initial=initial, public=PUBLIC))
 
 
 def made_known(name: str):

@@ -12,7 +12,7 @@ from fedwright.protocol.link.broker import Broker
 from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.methods.registry import METHODS
 from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
-from helpers.simulation import local_data, make_config, run_agents
+from helpers.simulation import local_data, make_config, public_file, run_agents
 
 PARAMS = {
     "framp": {"sizes": [1.0, 0.25]},
@@ -56,6 +56,7 @@ def final_state(folder) -> bytes:
 def test_a_method_over_mqtt(tmp_path, links, method):
     config, text = make_config(
         tmp_path / "mqtt",
+        public=public_file(tmp_path) if METHODS[method].needs_public else {},
         method={"name": method, **PARAMS.get(method, {})},
         model={"model": METHODS[method].model},
         fleet={"devices": 3},

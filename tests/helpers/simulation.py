@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedwright.benchmarks import datasets
+from fedwright.benchmarks.datasets import Limit
 from fedwright.device_runtime.data.local import LocalData
 from fedwright.server_runtime.config import config_from_text
 from helpers.fleet import Running
@@ -29,6 +31,13 @@ def make_config(folder: Path, *, rounds=2, processes=0, **sections):
         lines += [f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in keys.items())]
     text = "\n".join(lines) + "\n"
     return config_from_text(text, where="test"), text
+
+
+def public_file(folder: Path, *, rows: int = 60, dataset: str = "digits") -> dict[str, str]:
+    """A section [public] that names a file with some examples of a data set."""
+    data = datasets.load(dataset, limit=Limit(train=rows, test=1))
+    np.savez(folder / "public.npz", x=data.x_train, y=data.y_train)
+    return {"file": str(folder / "public.npz")}
 
 
 def local_data(dealt) -> dict[str, LocalData]:

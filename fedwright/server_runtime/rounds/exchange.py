@@ -109,10 +109,10 @@ class Exchange:
 
     def assign(self, device: str, boot: str, task: Task) -> None:
         """Send a task to one boot of a device until it is acknowledged."""
-        for ref in (task.artifact, task.weights, task.sides, task.frozen):
+        for ref in (task.artifact, task.weights, task.sides, task.frozen, task.public):
             if ref is not None:
                 self._uploads.serve(ref)
-        for common in (task.artifact, task.frozen):
+        for common in (task.artifact, task.frozen, task.public):
             if common is not None:
                 self._serving.offer_common(common.sha256)
         # The artifact is never inline: a device that has it in its cache need not get it again.
