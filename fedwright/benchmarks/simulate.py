@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -34,6 +35,9 @@ from fedwright.server_runtime.rounds.planner import Builds, Planner
 # Devices that share this machine's processors say nothing about deadlines.
 FOREVER_S = 1e7
 EVALUATIONS = "evaluations.json"
+
+Look = Callable[[Method, int], None]
+"""Sees a method as it is after a round."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +81,12 @@ def simulate(
     observer: events.Observer = events.ignore,
     dealt: Dealt | None = None,
     parts: tuple[Part, ...] = ("test",),
+    look: Look | None = None,
 ) -> Simulated:
     """Run a config to its end in this machine, or go on where an earlier simulation stopped.
 
-    dealt: data other than what the config names. parts: what to measure on every few rounds.
+    dealt: data other than what the config names. parts: what to measure on every few rounds. look: called with the
+    method after each of those rounds.
     """
     dealt = dealt or deal(config.simulate, seed=config.run.seed)
     dealt, public = reserve(dealt, config.public, seed=config.run.seed)
@@ -95,7 +101,7 @@ def simulate(
         processes = config.simulate.processes
         folder.blobs.mkdir(parents=True, exist_ok=True)
         with Crew(dealt, place, processes=os.cpu_count() or 1 if processes is None else processes) as crew:
-            watch = _Watch(config, crew, folder.path / EVALUATIONS, observer, parts)
+            watch = _Watch(config, crew, folder.path / EVALUATIONS, observer, parts, look)
 
             def talk(blobs: BlobStore) -> Talks:
                 return LocalFleet(reports, crew, devices=devices)
@@ -147,6 +153,7 @@ class _Watch:
     file: Path
     observer: events.Observer
     parts: tuple[Part, ...]
+    look: Look | None = None
     evaluations: list[Evaluated] = field(default_factory=list)
     round_s: list[float] = field(default_factory=list)
     method: Method | None = None
@@ -170,6 +177,8 @@ class _Watch:
             build = self.planner.builder
             self.evaluations += measure_fleet(self.method, build, self.crew, number=event.round, parts=self.parts)
             self.file.write_bytes(msgspec.json.encode(self.evaluations))
+            if self.look is not None:
+                self.look(self.method, event.round)
 
 
 def measure_fleet(

@@ -4,31 +4,48 @@ import json
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
-from typing import Any
+from typing import Any, Protocol
 
 import tomllib
 
-from fedwright.benchmarks.dealing import deal, thin
+from fedwright.benchmarks.dealing import Dealt, deal, thin
 from fedwright.benchmarks.simulate import Evaluated, simulate
 from fedwright.benchmarks.simulate_worker import Part
 from fedwright.server_runtime.config import config_from_dict
 from fedwright.server_runtime.evaluate.metrics import fleet_summary
 from fedwright.server_runtime.evaluate.records import DeviceRecord
+from fedwright.server_runtime.methods.base import Method
 
 
 @dataclass(frozen=True)
 class Job:
-    """One simulation: a name, a seed, a config as data, and which share of the training rows it uses."""
+    """One simulation: a name, a seed, a config as data, and which share of the training rows it uses.
+
+    watch: makes something that sees the method after every measured round, and says in the end what it saw.
+    """
 
     name: str
     seed: int
     config: Mapping[str, Any]
     share: float = 1.0
     parts: tuple[Part, ...] = ("test",)
+    watch: "Callable[[Job, Dealt], Watcher] | None" = None
+
+
+class Watcher(Protocol):
+    """Sees a method as it is after a round."""
+
+    def __call__(self, method: Method, number: int) -> None:
+        """Look at it."""
+        ...
+
+    def seen(self) -> dict[str, Any]:
+        """What there was to see."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -40,6 +57,7 @@ class Finished:
     evaluations: list[Evaluated]
     devices: dict[str, DeviceRecord]
     metrics: list[dict[str, float]]
+    seen: dict[str, Any] = field(default_factory=dict)
 
     def curve(self, part: Part, figure: str) -> list[float]:
         """One figure of the fleet over the rounds that were measured."""
@@ -105,8 +123,10 @@ def run_job(job: Job) -> Finished:
         dealt = deal(config.simulate, seed=job.seed)
         if job.share < 1:
             dealt = thin(dealt, job.share, seed=job.seed)
-        found = simulate(config, json.dumps(data), dealt=dealt, parts=job.parts)
-    return Finished(job.name, job.seed, found.evaluations, found.outcome.devices, found.outcome.metrics)
+        watcher = None if job.watch is None else job.watch(job, dealt)
+        found = simulate(config, json.dumps(data), dealt=dealt, parts=job.parts, look=watcher)
+    seen = {} if watcher is None else watcher.seen()
+    return Finished(job.name, job.seed, found.evaluations, found.outcome.devices, found.outcome.metrics, seen)
 
 
 def check(name: str, value: float, target: str, *, holds: bool) -> dict[str, Any]:
