@@ -104,6 +104,14 @@ class LocalFleet:
     def pull(self, device: str, ref: BlobRef) -> None:
         """Updates lie in the server's own store before they are announced."""
 
+    def edge_of(self, device: str) -> str | None:
+        """No edges here."""
+        del device
+        return None
+
+    def recall(self, edge: str, task: str) -> None:
+        """No edges here."""
+
     def poll(self, timeout_s: float) -> list[Heard | Pulled]:
         """Reports at first, then the answers that have come in."""
         events, self._events = self._events, []

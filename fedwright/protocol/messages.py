@@ -168,13 +168,24 @@ class Stats(Struct, frozen=True):
     bytes_down: Count = 0
 
 
+class Part(Struct, frozen=True):
+    """One device's share in a pooled update."""
+
+    task: Id
+    stats: Stats
+
+
 class Update(Struct, tag="update", frozen=True):
-    """Device → server: the task is done; pull the tensors when you are ready."""
+    """Device → server: the task is done; pull the tensors when you are ready.
+
+    parts: from an edge, the tasks whose mean the tensors are; `task` is the first of them.
+    """
 
     task: Id
     round: Count
     stats: Stats
     tensors: BlobRef | None = None
+    parts: Annotated[list[Part], Meta(max_length=100_000)] = []
 
 
 class Refusal(Struct, tag="refusal", frozen=True):
@@ -231,7 +242,46 @@ class Gone(Struct, tag="gone", frozen=True):
     """Last will: the broker says for a device that its connection broke."""
 
 
-Message = Report | Task | Update | Refusal | Ack | Get | Chunk | Lost | Challenge | Dismiss | Gone
+class Carried(Struct, tag="carried", frozen=True):
+    """Edge ↔ server: an envelope from or to a device of this edge, byte for byte, so that signatures stay whole."""
+
+    device: Id
+    payload: Annotated[bytes, Meta(max_length=8 * 1024 * 1024)]
+
+
+class Held(Struct, tag="held", frozen=True):
+    """Edge → device: your answer to task `of` is durable here; the server's acknowledgement will follow."""
+
+    of: Id
+
+
+class Recall(Struct, tag="recall", frozen=True):
+    """Server → edge: do not count on task `of` any longer; it is answered or goes another way."""
+
+    of: Id
+
+
+class Here(Struct, tag="here", frozen=True):
+    """Edge → its devices, from time to time, and server → edge that reported: I am alive."""
+
+
+Message = (
+    Report
+    | Task
+    | Update
+    | Refusal
+    | Ack
+    | Get
+    | Chunk
+    | Lost
+    | Challenge
+    | Dismiss
+    | Gone
+    | Carried
+    | Held
+    | Recall
+    | Here
+)
 
 
 class Envelope(Struct, frozen=True):

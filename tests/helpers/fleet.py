@@ -126,7 +126,8 @@ class Running:
             tools=tools,
         )
         self.boot = codec.new_id()
-        self.agent = Agent(self.link, Identity(device, FLEET, self.boot, changes.get("verify")), holdings)
+        fleet = changes.get("fleet", FLEET)
+        self.agent = Agent(self.link, Identity(device, fleet, self.boot, changes.get("verify")), holdings)
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()

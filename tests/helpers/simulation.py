@@ -10,7 +10,7 @@ from fedwright.benchmarks import datasets
 from fedwright.benchmarks.datasets import Limit
 from fedwright.device_runtime.data.local import LocalData
 from fedwright.server_runtime.config import config_from_text
-from helpers.fleet import Running
+from helpers.fleet import FLEET, Running
 
 
 def make_config(folder: Path, *, rounds=2, processes=0, **sections):
@@ -52,11 +52,12 @@ def local_data(dealt) -> dict[str, LocalData]:
 
 
 @contextmanager
-def run_agents(broker, folder: Path, data: dict[str, LocalData]):
-    """Real agents in threads, one per device."""
+def run_agents(broker, folder: Path, data: dict[str, LocalData], *, fleets: dict[str, str] | None = None):
+    """Real agents in threads, one per device; `fleets` says which serve behind an edge."""
     with ExitStack() as stack:
         for device, own in data.items():
-            stack.callback(Running(broker, device, folder, data=own).stop)
+            fleet = (fleets or {}).get(device, FLEET)
+            stack.callback(Running(broker, device, folder, data=own, fleet=fleet).stop)
         yield
 
 

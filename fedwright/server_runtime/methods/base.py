@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
@@ -187,6 +187,19 @@ class Entry:
     """One line of the registry; `model` is one that the method can train, to start from.
 
     needs_public: it cannot begin without examples on the server.
+@runtime_checkable
+class Pools(Protocol):
+    """A method that may get the mean of several replies instead of each, so that edges can put them together.
+
+    - `absorb` of the mean with the summed weight MUST do what absorbing each reply does, for replies whose artifact,
+      weights, marks and returns are the same.
+    """
+
+    def pools_by(self) -> Literal["samples", "devices"] | None:
+        """How replies count in the mean: by samples, or every device the same; None when each must come by itself."""
+        ...
+
+
     """
 
     name: str

@@ -157,6 +157,11 @@ class Sliced(ABC):
         self._sent.clear()
         self._change = self._new_mean()
 
+    def pools_by(self) -> Literal["samples", "devices"] | None:
+        """A weighted mean of means is the mean; a median is not."""
+        by: Literal["samples", "devices"] = "samples" if self.by_samples else "devices"
+        return by if self.setting.combine.kind == "mean" else None
+
     def _new_mean(self) -> Mean | DilutedMean:
         nothing = {name: np.zeros_like(value) for name, value in self.weights.items()}
         return DilutedMean(nothing, self.axes) if self.diluted else make_mean(self.setting.combine, nothing, self.axes)

@@ -14,7 +14,6 @@ from fedwright.protocol.errors import NoQuorum, RoundError
 from fedwright.protocol.messages import Recipe, Returns
 from fedwright.server_runtime.artifacts.structure import ModelSpec, Structure
 from fedwright.server_runtime.methods.base import (
-    Absorbed,
     Assignment,
     Emission,
     Method,
@@ -25,6 +24,7 @@ from fedwright.server_runtime.methods.base import (
 )
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.desk import Desk
+from fedwright.server_runtime.rounds.pools import absorbed, merged, with_pools
 from fedwright.server_runtime.rounds.retry import smaller_tasks
 from fedwright.server_runtime.rounds.sampling import sample
 from fedwright.server_runtime.rounds.store import Closed, Planned, Position, Reply
@@ -120,19 +120,21 @@ class Coordinator:
     def _plan(self, method: Method, position: Position, assignments: Mapping[str, Assignment]) -> list[Planned]:
         emissions = {device: method.emit(device, assignment) for device, assignment in sorted(assignments.items())}
         plan = self._planner.plan(position, assignments, emissions)
+        edge_of, clip_norm = self._desk.edge_of, self._desk.update_norm
+        plan = with_pools(plan, method, edge_of, position=position, clip_norm=clip_norm)
         self._store.save_plan(position, plan, notes=notes_of(method))
         return plan
 
     def _absorb(self, method: Method, position: Position, plan: list[Planned]) -> dict[str, Assignment]:
         """Fold in the stage's updates in the order of device ids; return what relays ask for."""
         replies = self._store.replies(position)
+        elsewhere = merged(replies)
         relays: list[Relay] = []
         for planned in plan:
             update = replies[planned.task.task].update
-            if update is None:
+            if update is None or planned.task.task in elsewhere:
                 continue
-            reply = Absorbed(self._desk.read(planned, update), update.stats, planned.assignment)
-            relay = method.absorb(planned.device, reply)
+            relay = method.absorb(planned.device, absorbed(planned, update, self._desk.read(planned, update)))
             if relay is not None:
                 relays.append(relay)
         return {relay.device: relay.assignment for relay in relays}

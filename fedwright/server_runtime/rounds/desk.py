@@ -2,9 +2,11 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import structs
 
 from fedwright.protocol import deltas
 from fedwright.protocol.errors import BadBlob, BadUpdate, NoQuorum
@@ -52,6 +54,14 @@ class Talks(Protocol):
         """Fetch a blob from a device; a Pulled event tells when it is here."""
         ...
 
+    def edge_of(self, device: str) -> str | None:
+        """The edge that a device is reached through, if any."""
+        ...
+
+    def recall(self, edge: str, task: str) -> None:
+        """Tell an edge not to count on a task any longer."""
+        ...
+
     def poll(self, timeout_s: float) -> list[Heard | Pulled]:
         """Wait for messages at most this long and return what the coordinator must know."""
         ...
@@ -87,7 +97,8 @@ class Desk:
         self.store = store
         self.observe = observer
         self._exchange = exchange
-        self._update_norm = update_norm
+        self.update_norm = update_norm
+        self.edge_of = exchange.edge_of
         self._registry = Registry()
         self._spec: ModelSpec | None = None
         self._out: dict[str, _Out] = {}
@@ -98,7 +109,7 @@ class Desk:
 
     def present(self) -> dict[str, Report]:
         """Reports of the devices that are here now."""
-        return self._registry.present()
+        return {device: report for device, report in self._registry.present().items() if not report.edge}
 
     def gather(self, needed: int, *, timeout_s: float) -> dict[str, Report]:
         """Wait until enough devices are present; NoQuorum when they do not come in time."""
@@ -154,11 +165,13 @@ class Desk:
         blobs = self.planner.blobs
         sent = deltas.load(blobs.path(planned.task.weights.sha256))[1] if returns.masked else None
         values = read_update(blobs.path(update.tensors.sha256), manifest, returns, sent=sent)
-        return clip_norm(values, self._update_norm) if returns.weights == "delta" else values
+        return clip_norm(values, self.update_norm) if returns.weights == "delta" else values
 
     def dismiss_all(self, reason: str) -> None:
         """Tell every present device that the run is over."""
-        for device in self.present():
+        present = self._registry.present()
+        # An edge may leave when it is dismissed, so its devices hear it first.
+        for device in sorted(present, key=lambda device: present[device].edge):
             self._dismiss(device, self._registry.boot(device), "run_over", reason)
 
     def poll(self, deadline_s: float) -> None:
@@ -190,7 +203,7 @@ class Desk:
 
     def _welcome(self, device: str) -> None:
         member = self._registry.known(device)
-        if member is None or self._turn_away_misfit(device, member.report):
+        if member is None or member.report.edge or self._turn_away_misfit(device, member.report):
             return
         self.observe(events.DeviceJoined(device, member.report))
         for out in self._out.values():
@@ -216,17 +229,60 @@ class Desk:
 
     def _take_reply(self, device: str, reply: Update | Refusal) -> None:
         out = self._out.get(reply.task)
-        if out is None or out.planned.device != device:
+        if isinstance(reply, Update) and reply.parts:
+            self._take_pooled(device, reply)
+        elif out is None or out.planned.device != device:
             self._take_unexpected(device, reply.task)
         elif isinstance(reply, Refusal):
             self._take_refusal(out, reply)
         elif reply.tensors is None or self.planner.blobs.has(reply.tensors.sha256):
             self._take_update(out, reply)
         else:
-            waiting = self._arriving.setdefault(reply.tensors.sha256, [])
-            if all(update.task != reply.task for update in waiting):
-                waiting.append(reply)
-            self._exchange.pull(device, reply.tensors)
+            self._fetch(device, reply, reply.tensors)
+
+    def _fetch(self, device: str, update: Update, ref: BlobRef) -> None:
+        waiting = self._arriving.setdefault(ref.sha256, [])
+        if all(known.task != update.task for known in waiting):
+            waiting.append(update)
+        self._exchange.pull(device, ref)
+
+    def _take_pooled(self, edge: str, update: Update) -> None:
+        """An edge's mean over several tasks; one of them that is closed cannot be taken out of it here."""
+        outs = [self._out.get(part.task) for part in update.parts]
+        waited = [out for out in outs if out is not None]
+        if len(waited) < len(outs):
+            for part, out in zip(update.parts, outs, strict=True):
+                if out is None and not self.store.is_open(part.task):
+                    self._exchange.recall(edge, part.task)
+        elif not _is_pool(edge, update, [out.planned for out in waited]):
+            log.warning("edge %s put updates together that do not belong together; they are not used", edge)
+            self._finish_all(waited, [_rejected(part.task, f"{edge}: not one pool") for part in update.parts])
+        elif update.tensors is not None and not self.planner.blobs.has(update.tensors.sha256):
+            self._fetch(edge, update, update.tensors)
+        else:
+            self._finish_pool(edge, waited, update)
+
+    def _finish_pool(self, edge: str, outs: list[_Out], update: Update) -> None:
+        """Check a pooled update whose tensors are here, make it durable for all its tasks, then acknowledge them."""
+        try:
+            for part in update.parts:
+                check_stats(part.stats)
+            self.read(outs[0].planned, update)
+        except (BadUpdate, BadBlob) as err:
+            log.warning("edge %s round %d: update rejected: %s", edge, update.round, err)
+            self._finish_all(outs, [_rejected(part.task, f"{edge}: {err}") for part in update.parts])
+            return
+        first, *others = update.parts
+        own = [structs.replace(update, stats=first.stats)]
+        own += [Update(part.task, update.round, part.stats) for part in others]
+        self._finish_all(outs, [Reply(one.task, "update", update=one) for one in own])
+
+    def _finish_all(self, outs: list[_Out], replies: list[Reply]) -> None:
+        self.store.save_replies(replies)
+        for out, reply in zip(outs, replies, strict=True):
+            if reply.update is not None:
+                self._learn_speed(out.planned, reply.update)
+            self._settle(out, reply)
 
     def _take_refusal(self, out: _Out, refusal: Refusal) -> None:
         """Make the refusal durable together with the smaller task that answers it, then send that."""
@@ -252,7 +308,12 @@ class Desk:
             out = self._out.get(update.task)
             if out is None:
                 continue
-            if not event.problem:
+            if event.problem and (update.parts or self.edge_of(out.planned.device) is not None):
+                # What an edge cannot give now it announces again, or another does.
+                log.warning("edge %s: %s", event.device, event.problem)
+            elif update.parts:
+                self._take_pooled(event.device, update)
+            elif not event.problem:
                 self._take_update(out, update)
             elif out.planned.device == event.device:
                 self._finish(out, Reply(update.task, "rejected", detail=f"{event.device}: {event.problem}"))
@@ -269,12 +330,19 @@ class Desk:
             log.warning("device %s round %d: update rejected: %s", planned.device, planned.task.round, err)
             self._finish(out, Reply(update.task, "rejected", detail=f"{planned.device}: {err}"))
             return
+        self._learn_speed(planned, update)
+        self._finish(out, Reply(update.task, "update", update=update))
+
+    def _learn_speed(self, planned: Planned, update: Update) -> None:
         manifest = self.planner.manifest(planned.assignment.structure)
         self.speeds.take(planned.device, manifest, update.stats, batch=planned.assignment.recipe.batch)
-        self._finish(out, Reply(update.task, "update", update=update))
 
     def _finish(self, out: _Out, reply: Reply, *, retry: Planned | None = None) -> None:
         self.store.save_reply(reply, retry=retry)
+        self._settle(out, reply)
+
+    def _settle(self, out: _Out, reply: Reply) -> None:
+        """Tell the device and the observer how a task ended that is durable by now."""
         planned = self._out.pop(reply.task).planned
         self._exchange.acknowledge(planned.device, reply.task, problem=reply.detail)
         self._exchange.withdraw(reply.task)
@@ -290,3 +358,19 @@ class Desk:
         boot = self._registry.boot(planned.device)
         if boot is not None:
             self._exchange.assign(planned.device, boot, planned.task)
+
+
+def _is_pool(edge: str, update: Update, plan: Sequence[Planned]) -> bool:
+    """Whether these tasks were sent to this edge as one pool, and each is in the update once."""
+    pools = {None if planned.task.pool is None else planned.task.pool.key for planned in plan}
+    ours = all(planned.task.pool is not None and planned.task.pool.edge == edge for planned in plan)
+    return (
+        ours
+        and len(pools) == 1
+        and len({part.task for part in update.parts}) == len(plan)
+        and (update.task == update.parts[0].task)
+    )
+
+
+def _rejected(task: str, detail: str) -> Reply:
+    return Reply(task, "rejected", detail=detail)

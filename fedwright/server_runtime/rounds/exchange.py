@@ -15,18 +15,24 @@ from fedwright.protocol.link.base import Link, Received
 from fedwright.protocol.messages import (
     Ack,
     BlobRef,
+    Carried,
     Challenge,
     Chunk,
     Dismiss,
+    Envelope,
     Get,
     Gone,
+    Held,
+    Here,
     Lost,
     Message,
+    Recall,
     Refusal,
     Report,
     Task,
     Update,
 )
+from fedwright.server_runtime.rounds.edges import Edges, MaySpeak, anybody
 from fedwright.server_runtime.rounds.serving import Serving
 
 log = logging.getLogger(__name__)
@@ -41,11 +47,12 @@ MAX_PULL_BYTES = 256 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Heard:
-    """A device said something that the coordinator decides on."""
+    """A device said something that the coordinator decides on; `payload` are the bytes as they came."""
 
     device: str
     boot: str
     message: Report | Update | Refusal | Gone
+    payload: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -59,9 +66,10 @@ class Pulled:
 
 @dataclass
 class _Outgoing:
+    """A task on its way, made of bytes when somebody else signed it."""
+
     device: str
-    boot: str
-    task: Task
+    task: Task | bytes
     sent_s: float
 
 
@@ -81,9 +89,11 @@ class Exchange:
         *,
         blobs: BlobStore,
         sign: codec.Sign | None = None,
+        may_speak: MaySpeak = anybody,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.boot = codec.new_id()
+        self._edges = Edges(may_speak)
         self._link = link
         self._fleet = fleet
         self._blobs = blobs
@@ -93,6 +103,9 @@ class Exchange:
         self._clock = clock
         self._connects = link.connects
         self._outgoing: dict[str, _Outgoing] = {}
+        # Tasks that went to an edge: for which device, to which edge.
+        self._at: dict[str, tuple[str, str]] = {}
+        self._announced: dict[str, str] = {}
         self._pulls: dict[str, _Pull] = {}
         self._waiting: deque[tuple[str, BlobRef]] = deque()
         self._warned: set[str] = set()
@@ -115,14 +128,56 @@ class Exchange:
         for common in (task.artifact, task.frozen, task.public):
             if common is not None:
                 self._serving.offer_common(common.sha256)
-        # The artifact is never inline: a device that has it in its cache need not get it again.
-        task = structs.replace(task, boot=boot, weights=inlined(self._blobs, task.weights))
-        self._outgoing[task.task] = _Outgoing(device, boot, task, self._clock())
+        edge = self._edges.edge_of(device)
+        # The artifact is never inline: a device that has it in its cache need not get it again. Nor is anything that
+        # an edge fetches once for all its devices.
+        weights = inlined(self._blobs, task.weights) if edge is None else task.weights
+        # A device that has gone elsewhere since the plan was made is no longer waited for by the edge it left.
+        pool = task.pool if task.pool is not None and task.pool.edge == edge else None
+        task = structs.replace(task, boot=boot, weights=weights, pool=pool)
+        self._outgoing[task.task] = _Outgoing(device, task, self._clock())
+        if edge is not None:
+            self._at[task.task] = (device, edge)
         self._send(device, task)
+
+    def pass_on(self, device: str, task: Task, payload: bytes) -> None:
+        """Send a task that somebody else made and signed until it is acknowledged; its blobs are ours to serve."""
+        for ref in (task.artifact, task.weights, task.sides, task.frozen, task.public):
+            if ref is not None:
+                self._uploads.serve(ref)
+        self._serving.offer_common(task.artifact.sha256)
+        self._serving.offer_common(task.weights.sha256)
+        self._outgoing[task.task] = _Outgoing(device, payload, self._clock())
+        self._publish(device, payload)
+
+    def send_bytes(self, device: str, payload: bytes) -> None:
+        """Send a message that somebody else made."""
+        self._publish(device, payload)
+
+    def say_held(self, device: str, task: str) -> None:
+        """Tell a device that its answer is durable here and will go on."""
+        self._send(device, Held(task))
+
+    def say_here(self) -> None:
+        """Tell every device that somebody serves this fleet."""
+        self._link.send(topics.shared(self._fleet), self._encode(Here()), reliable=False)
+
+    def stop_serving(self, sha256: str) -> None:
+        """A blob is no longer needed by anybody."""
+        self._uploads.withdraw(sha256)
+
+    def edge_of(self, device: str) -> str | None:
+        """The edge that a device is reached through, if any."""
+        return self._edges.edge_of(device)
+
+    def recall(self, edge: str, task: str) -> None:
+        """Tell an edge not to count on a task any longer."""
+        self._publish(edge, self._encode(Recall(task)))
 
     def withdraw(self, task: str) -> None:
         """Stop sending a task."""
         self._outgoing.pop(task, None)
+        self._at.pop(task, None)
 
     def acknowledge(self, device: str, task: str, *, problem: str = "") -> None:
         """Tell a device that its update or refusal is durable here (or was not used, and why)."""
@@ -160,13 +215,18 @@ class Exchange:
         for outgoing in self._outgoing.values():
             if now - outgoing.sent_s >= RESEND_S:
                 outgoing.sent_s = now
-                self._send(outgoing.device, outgoing.task)
+                if isinstance(outgoing.task, bytes):
+                    self._publish(outgoing.device, outgoing.task)
+                else:
+                    self._send(outgoing.device, outgoing.task)
         for sha256, pull in self._pulls.items():
             self._ask(sha256, pull)
 
     def _admit_pulls(self, events: list[Heard | Pulled]) -> None:
         while self._waiting and self._has_room(self._waiting[0][1]):
             device, ref = self._waiting.popleft()
+            # What an edge carried lies there.
+            device = self._announced.pop(ref.sha256, device)
             try:
                 pull = _Pull(device, Download(self._blobs, ref))
                 if pull.download.done:
@@ -186,7 +246,7 @@ class Exchange:
     def _ask(self, sha256: str, pull: _Pull) -> None:
         wanted = pull.download.wanted(self._clock())
         if wanted:
-            self._send(pull.device, Get(sha256, wanted), reliable=False)
+            self._publish(pull.device, self._encode(Get(sha256, wanted)), reliable=False)
 
     def _take(self, received: Received, events: list[Heard | Pulled]) -> None:
         device = topics.device_of(received.topic)
@@ -200,7 +260,9 @@ class Exchange:
             return
         body = envelope.body
         if isinstance(body, Report | Update | Refusal | Gone):
-            events.append(Heard(device, envelope.boot, body))
+            self._take_word(device, None, envelope, bytes(received.payload), events)
+        elif isinstance(body, Carried):
+            self._take_carried(device, body, events)
         elif isinstance(body, Ack):
             self._outgoing.pop(body.of, None)
         elif isinstance(body, Get):
@@ -210,6 +272,46 @@ class Exchange:
         elif isinstance(body, Lost) and self._pulled_from(device, body.sha256) is not None:
             del self._pulls[body.sha256]
             events.append(Pulled(device, body.sha256, "the device no longer holds the blob it announced"))
+
+    def _take_carried(self, edge: str, carried: Carried, events: list[Heard | Pulled]) -> None:
+        try:
+            envelope = self._edges.open(edge, carried)
+        except BadMessage as err:
+            self._warn(edge, str(err))
+            return
+        if not self._edges.is_stale(carried.device, edge, envelope):
+            self._take_word(carried.device, edge, envelope, carried.payload, events)
+
+    def _take_word(
+        self, device: str, edge: str | None, envelope: Envelope, payload: bytes, events: list[Heard | Pulled]
+    ) -> None:
+        """A report, an answer or the end of a connection, straight from a device or by way of an edge."""
+        body = envelope.body
+        if not isinstance(body, Report | Update | Refusal | Gone):
+            return
+        if isinstance(body, Report) and body.edge:
+            self._edges.hear(device, envelope.boot)
+            self._send(device, Here())
+        elif isinstance(body, Report):
+            self._move(device, edge, envelope, events)
+        elif isinstance(body, Gone):
+            if edge is not None and self._edges.edge_of(device) != edge:
+                return
+            events += [Heard(behind, boot, body) for behind, boot in self._edges.lose(device, envelope.boot)]
+        elif isinstance(body, Update) and edge is not None and body.tensors is not None:
+            self._announced[body.tensors.sha256] = edge
+        events.append(Heard(device, envelope.boot, body, payload))
+
+    def _move(self, device: str, edge: str | None, envelope: Envelope, events: list[Heard | Pulled]) -> None:
+        """A device reports; when it comes another way than before, the edge it left shall not wait for it."""
+        left = self._edges.arrive(device, edge, envelope)
+        if left is None:
+            return
+        events.append(Heard(device, left.boot, Gone()))
+        for task, (whose, where) in list(self._at.items()):
+            if whose == device and where == left.edge:
+                del self._at[task]
+                self.recall(left.edge, task)
 
     def _take_chunk(self, device: str, chunk: Chunk, events: list[Heard | Pulled]) -> None:
         pull = self._pulled_from(device, chunk.sha256)
@@ -235,8 +337,17 @@ class Exchange:
         topic = topics.shared(self._fleet) if device is None else topics.down(self._fleet, device)
         self._link.send(topic, self._encode(message), reliable=False)
 
-    def _send(self, device: str, message: Message, *, reliable: bool = True) -> None:
-        self._link.send(topics.down(self._fleet, device), self._encode(message), reliable=reliable)
+    def _send(self, device: str, message: Message) -> None:
+        """Send to a device, by way of its edge when it has one."""
+        edge = self._edges.edge_of(device)
+        payload = self._encode(message)
+        if edge is None:
+            self._publish(device, payload)
+        else:
+            self._publish(edge, self._encode(Carried(device, payload)))
+
+    def _publish(self, device: str, payload: bytes, *, reliable: bool = True) -> None:
+        self._link.send(topics.down(self._fleet, device), payload, reliable=reliable)
 
     def _encode(self, message: Message) -> bytes:
         return codec.encode(message, sender=SERVER, boot=self.boot, sign=self._sign)

@@ -52,6 +52,13 @@ class MemoryRoundStore:
                 plan.append(retry)
         return True
 
+    def save_replies(self, replies: Sequence[Reply]) -> None:
+        """See RoundStore."""
+        known = [reply.task for reply in replies if reply.task in self._replies]
+        if known:
+            raise RoundError(f"task {known[0]} has a reply already; it cannot get another with its pool")
+        self._replies.update({reply.task: reply for reply in replies})
+
     def replies(self, position: Position) -> dict[str, Reply]:
         """See RoundStore."""
         tasks = [planned.task.task for planned in self._plans.get(position, [])]

@@ -61,7 +61,7 @@ class SqliteRoundStore:
         """See RoundStore."""
         rows = [_row(position, place, planned) for place, planned in enumerate(plan)]
         try:
-            with _transaction(self._db):
+            with transaction(self._db):
                 self._db.execute("INSERT INTO stage VALUES (?, ?)", position)
                 self._db.executemany("INSERT INTO plan VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
                 if notes:
@@ -86,7 +86,7 @@ class SqliteRoundStore:
     def save_reply(self, reply: Reply, *, retry: Planned | None = None) -> bool:
         """See RoundStore."""
         message = None if reply.update is None else msgspec.msgpack.encode(reply.update)
-        with _transaction(self._db):
+        with transaction(self._db):
             cursor = self._db.execute(
                 "INSERT OR IGNORE INTO reply (task_id, outcome, message, detail) VALUES (?, ?, ?, ?)",
                 (reply.task, reply.outcome, message, reply.detail),
@@ -95,6 +95,18 @@ class SqliteRoundStore:
             if saved and retry is not None:
                 self._add_to_plan(reply.task, retry)
         return saved
+
+    def save_replies(self, replies: Sequence[Reply]) -> None:
+        """See RoundStore."""
+        rows = [
+            (reply.task, reply.outcome, msgspec.msgpack.encode(reply.update) if reply.update else None, reply.detail)
+            for reply in replies
+        ]
+        try:
+            with transaction(self._db):
+                self._db.executemany("INSERT INTO reply (task_id, outcome, message, detail) VALUES (?, ?, ?, ?)", rows)
+        except sqlite3.IntegrityError as err:
+            raise RoundError("a task of this pool has a reply already; it cannot get another") from err
 
     def _add_to_plan(self, beside: str, retry: Planned) -> None:
         """Put a task at the end of the plan that another task is in."""
@@ -135,7 +147,7 @@ class SqliteRoundStore:
 
     def close_stage(self, closed: Closed) -> None:
         """See RoundStore."""
-        with _transaction(self._db):
+        with transaction(self._db):
             self._db.execute(
                 "INSERT INTO closed VALUES (?, ?, ?, ?)",
                 (*closed.position, closed.state, msgspec.msgpack.encode(closed.metrics)),
@@ -164,7 +176,7 @@ class SqliteRoundStore:
         self._db.close()
 
 
-class _transaction:
+class transaction:
     """BEGIN IMMEDIATE … COMMIT, or ROLLBACK when the block raises."""
 
     def __init__(self, db: sqlite3.Connection) -> None:

@@ -88,6 +88,10 @@ class RoundStore(Protocol):
         """Record how a task ended; False when that was known already."""
         ...
 
+    def save_replies(self, replies: Sequence[Reply]) -> None:
+        """Record how several tasks ended, all of them or none; RoundError when one of them was known already."""
+        ...
+
     def replies(self, position: Position) -> dict[str, Reply]:
         """Replies of a stage by task id."""
         ...

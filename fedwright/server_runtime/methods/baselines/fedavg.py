@@ -8,6 +8,7 @@ Differs: devices send the change of their weights instead of the weights; the av
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from fedwright.server_runtime.methods.base import (
     Tensors,
     register,
 )
+from fedwright.server_runtime.methods.fitting import Left, fit_batches
 from fedwright.server_runtime.rounds.sampling import derive_seed
 
 
@@ -40,24 +42,22 @@ class FedAvg:
         self._weights: Tensors = dict(setting.initial)
         self._structure = Structure(setting.spec, optimizer=setting.optimizer)
         self._axes = {name: (None,) * value.ndim for name, value in self._weights.items()}
+        self._left = Left()
         self._change = self._new_mean()
 
     def assign(self, reports: Mapping[str, Report], round_number: int) -> dict[str, Assignment]:
-        """Everyone trains the same structure; only the seed of the data order differs."""
-        return {
-            device: Assignment(
-                self._structure,
-                Recipe(
-                    batch=self._setting.batch,
-                    learning_rate=self._setting.learning_rate,
-                    seed=derive_seed(self._setting.seed, "data order", round_number, device),
-                    epochs=self._setting.epochs,
-                ),
-                self._setting.returns,
-            )
-            for device, report in reports.items()
-            if report.trains
-        }
+        """Everyone whose budget allows it trains the same structure; the data order differs, and perhaps the batch."""
+        whole = {device: self._assignment(device, round_number) for device in reports if reports[device].trains}
+        return fit_batches(self._setting, whole, reports=reports, left=self._left)
+
+    def _assignment(self, device: str, round_number: int) -> Assignment:
+        recipe = Recipe(
+            batch=self._setting.batch,
+            learning_rate=self._setting.learning_rate,
+            seed=derive_seed(self._setting.seed, "data order", round_number, device),
+            epochs=self._setting.epochs,
+        )
+        return Assignment(self._structure, recipe, self._setting.returns)
 
     def emit(self, device: str, assignment: Assignment) -> Emission:
         """The global weights."""
@@ -67,6 +67,10 @@ class FedAvg:
         """Fold Δ_i into the mean with weight n_i."""
         self._change.add(reply.tensors, {}, reply.stats.samples * reply.weight)
         return None
+
+    def pools_by(self) -> Literal["samples", "devices"] | None:
+        """A weighted mean of means is the mean; a median is not."""
+        return "samples" if self._setting.combine.kind == "mean" else None
 
     def advance(self) -> dict[str, float]:
         """Apply the mean change."""

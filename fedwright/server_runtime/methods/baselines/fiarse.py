@@ -6,17 +6,30 @@ Implemented: the global threshold θ of each size (TopK of |W| over convolution 
 1 + 2θ|w| / (|w| + θ)² on kept entries, with |w| ≥ θ looked at again in every step; each entry averaged over the devices
 whose change of it is not zero.
 Left out: the layer-wise variant; static batch normalisation.
-Differs: devices get a dense model whose dropped entries are zero, so a smaller size saves traffic but no memory.
+Differs: devices get a dense model whose dropped entries are zero, so a smaller size saves traffic but no memory; only
+kept entries travel. A device gets the largest of the sizes up to its own whose traffic fits its budget.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from msgspec import structs
 
 from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.messages import Report
 from fedwright.protocol.strict import check_range
 from fedwright.server_runtime.artifacts.structure import ModelSpec, Objective
-from fedwright.server_runtime.methods.base import Absorbed, Assignment, Entry, Relay, Setting, Tensors, register
+from fedwright.server_runtime.methods.base import (
+    Absorbed,
+    Assignment,
+    Emission,
+    Entry,
+    Relay,
+    Setting,
+    Tensors,
+    register,
+)
+from fedwright.server_runtime.methods.fitting import Chosen, largest_fitting
 from fedwright.server_runtime.methods.sliced import Sliced, norm_names, number_of
 
 
@@ -47,6 +60,7 @@ class Fiarse(Sliced):
         self._total: Tensors = {}
         self._count: Tensors = {}
         self._thresholds: dict[float, np.float32] = {}
+        self._chosen = Chosen()
         self._begin()
 
     def spec_of(self, device: str) -> ModelSpec:
@@ -59,7 +73,36 @@ class Fiarse(Sliced):
 
     def marks_of(self, device: str, round_number: int) -> tuple[int, ...]:
         """Which of the sizes the device has."""
-        return (number_of(device, self.setting.seed) % len(self._params.sizes),)
+        return (self._chosen.of(device, self._wished(device)),)
+
+    def _wished(self, device: str) -> int:
+        return number_of(device, self.setting.seed) % len(self._params.sizes)
+
+    def fitting(self, device: str, report: Report, round_number: int) -> Assignment | None:
+        """The device's own size, or the largest below it whose traffic fits."""
+        sizes, whole = self._params.sizes, self.assignment(device, self.setting.spec, round_number)
+        order = sorted(range(len(sizes)), key=sizes.__getitem__)
+
+        def make(level: int) -> Assignment:
+            return replace(whole, marks=(level,), returns=structs.replace(whole.returns, masked=sizes[level] < 1))
+
+        fit = largest_fitting(
+            self.setting,
+            device,
+            report=report,
+            sizes=[level for level in order if sizes[level] <= sizes[self._wished(device)]],
+            make=make,
+            sent_ratio=sizes.__getitem__,
+        )
+        self._chosen.note(device, order[0] if fit is None else fit.size, own=self._wished(device))
+        return None if fit is None else fit.assignment
+
+    def emit(self, device: str, assignment: Assignment) -> Emission:
+        """The weights of which the large entries travel."""
+        weights = self.submodel(device, assignment.structure.spec, assignment.marks)
+        theta = self._threshold(assignment.marks[0])
+        masks = {name: np.abs(self.weights[name]) >= theta for name in self._masked} if theta else {}
+        return Emission(weights, self.sides_of(device, assignment), masks=masks)
 
     def sides_of(self, device: str, assignment: Assignment) -> Tensors:
         """θ of the device's size."""
@@ -91,6 +134,9 @@ class Fiarse(Sliced):
             self._count[name] += np.float32(reply.weight) * (change != 0)
         return None
 
+    def pools_by(self) -> None:
+        """Each change counts where it is not zero, which its mean with others no longer tells."""
+
     def advance(self) -> dict[str, float]:
         """Follow the mean of the changes that were made."""
         rate = np.float32(self._params.server_rate)
@@ -101,6 +147,23 @@ class Fiarse(Sliced):
         self.advanced += 1
         self._begin()
         return {}
+
+    def notes(self) -> bytes:
+        """The size of each device."""
+        return self._chosen.notes()
+
+    def recall(self, notes: bytes) -> None:
+        """Know the sizes again that a plan was made with."""
+        self._chosen.recall(notes)
+
+    def state(self) -> Tensors:
+        """Also the size of each device."""
+        return {**super().state(), **self._chosen.state()}
+
+    def restore(self, state: Tensors) -> None:
+        """Continue from a saved state."""
+        super().restore(state)
+        self._chosen.restore(state)
 
     def _begin(self) -> None:
         super()._begin()

@@ -1,0 +1,1 @@
+"""Servers between the host and its devices."""

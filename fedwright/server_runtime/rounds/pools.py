@@ -1,0 +1,88 @@
+"""Which updates an edge may put together on their way, and what a method gets when it did."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
+from msgspec import structs
+
+from fedwright.protocol.messages import Part, Pool, Stats, Update
+from fedwright.server_runtime.methods.base import Absorbed, Method, Pools, Tensors
+from fedwright.server_runtime.rounds.store import Planned, Position, Reply
+
+EdgeOf = Callable[[str], str | None]
+"""The edge that a device is reached through, if any."""
+
+
+def with_pools(
+    plan: Sequence[Planned], method: Method, edge_of: EdgeOf, *, position: Position, clip_norm: float | None
+) -> list[Planned]:
+    """The plan, in which tasks that differ in nothing but the device share a pool at the edge they go to."""
+    by = method.pools_by() if isinstance(method, Pools) else None
+    if by is None:
+        return list(plan)
+    keys = [_key(planned, edge_of(planned.device), position) for planned in plan]
+    return [
+        planned if key is None else _pooled(planned, Pool(key[1], key[0], keys.count(key), by, clip_norm))
+        for planned, key in zip(plan, keys, strict=True)
+    ]
+
+
+def _key(planned: Planned, edge: str | None, position: Position) -> tuple[str, str] | None:
+    """The edge and the name of a task's pool; None when its update must come by itself."""
+    assignment, task = planned.assignment, planned.task
+    if edge is None or task.returns.weights != "delta" or task.returns.logits:
+        return None
+    alike = (task.run, position, edge, task.artifact.sha256, task.weights.sha256, assignment.marks, task.returns)
+    return edge, hashlib.sha256(msgspec.msgpack.encode(alike)).hexdigest()[:32]
+
+
+def _pooled(planned: Planned, pool: Pool) -> Planned:
+    return replace(planned, task=structs.replace(planned.task, pool=pool))
+
+
+def merged(replies: Mapping[str, Reply]) -> set[str]:
+    """Tasks whose change lies in the update of another."""
+    updates = [reply.update for reply in replies.values() if reply.update is not None]
+    return {part.task for update in updates for part in update.parts if part.task != update.task}
+
+
+def absorbed(planned: Planned, update: Update, values: Tensors, *, weight: float = 1.0) -> Absorbed:
+    """What a method folds in: one device's change, or the mean of several with the weight of all of them."""
+    if not update.parts:
+        return Absorbed(values, update.stats, planned.assignment, weight)
+    pool = planned.task.pool
+    voices = len(update.parts) if pool is not None and pool.by == "devices" else 1
+    return Absorbed(values, total(update.parts), planned.assignment, weight * voices)
+
+
+def total(parts: Sequence[Part]) -> Stats:
+    """The figures of several devices as one."""
+    stats = [part.stats for part in parts]
+    samples = sum(s.samples for s in stats)
+    return Stats(
+        samples=samples,
+        steps=sum(s.steps for s in stats),
+        train_s=max(s.train_s for s in stats),
+        cpu_s=sum(s.cpu_s for s in stats),
+        peak_rss_bytes=max(s.peak_rss_bytes for s in stats),
+        loss_first=_mean(stats, "loss_first"),
+        loss_last=_mean(stats, "loss_last"),
+        holdout=sum(s.holdout for s in stats),
+        correct_before=_sum(stats, "correct_before"),
+        correct_after=_sum(stats, "correct_after"),
+        task_s=max(s.task_s for s in stats),
+        bytes_up=sum(s.bytes_up for s in stats),
+        bytes_down=sum(s.bytes_down for s in stats),
+    )
+
+
+def _mean(stats: Sequence[Stats], name: str) -> float | None:
+    values = [getattr(s, name) for s in stats if getattr(s, name) is not None]
+    return sum(values) / len(values) if values else None
+
+
+def _sum(stats: Sequence[Stats], name: str) -> int | None:
+    values = [getattr(s, name) for s in stats if getattr(s, name) is not None]
+    return sum(values) if values else None
