@@ -213,11 +213,14 @@ class Get(Struct, tag="get", frozen=True):
 
 
 class Chunk(Struct, tag="chunk", frozen=True):
-    """Sender of a blob → its receiver: one chunk, unacknowledged; what is missing is asked for again."""
+    """Sender of a blob → its receiver: one chunk, unacknowledged; what is missing is asked for again.
+
+    The data are a view of the message they came in, and its last bytes (codec.encode_parts).
+    """
 
     sha256: Sha256
     index: Annotated[int, Meta(ge=0, lt=MAX_CHUNKS)]
-    data: Annotated[bytes, Meta(max_length=4 * 1024 * 1024)]
+    data: Annotated[memoryview, Meta(max_length=4 * 1024 * 1024)]
 
 
 class Lost(Struct, tag="lost", frozen=True):

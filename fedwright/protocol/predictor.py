@@ -207,6 +207,7 @@ def profile_from_json(data: bytes) -> Profile:
     except (msgspec.MsgspecError, UnicodeDecodeError) as err:
         raise BadMessage(f"the profile cannot be read: {err}; measure again with `fedwright device profile`") from err
     numbers = [profile.step_s, profile.spread, profile.refined, *(v for row in profile.kinds.values() for v in row)]
+    numbers += profile.link.values()
     if profile.format != 1 or any(len(row) != len(FEATURES) for row in profile.kinds.values()):
         raise BadMessage("the profile is of another release; measure again with `fedwright device profile`")
     if any(not math.isfinite(value) or value < 0 for value in numbers):

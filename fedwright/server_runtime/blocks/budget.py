@@ -5,14 +5,24 @@ log2 n predictions. The choice may be anything in order of size: widths, mask or
 blocks by size, batch sizes.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from fedwright.protocol.artifact import Manifest
-from fedwright.protocol.predictor import Profile, need_bytes, predict
+from fedwright.protocol.artifact import Manifest, returned_shapes
+from fedwright.protocol.messages import DataSummary, Recipe, Returns
+from fedwright.protocol.predictor import need_bytes
 
 T = TypeVar("T")
+
+# Going forward is about a third of a step, which also goes back through every operator twice.
+FORWARD_RATIO = 1 / 3
+# Bytes of an entry as updates are sent, and of the index of one that is sent without its neighbours.
+VALUE_BYTES = {"float32": 4.0, "bf16": 2.0, "int8": 1.0}
+INDEX_BYTES = 1.0
+# Side inputs that a device makes from the entries it got.
+MASK = "mask/"
 
 
 @dataclass(frozen=True)
@@ -22,6 +32,21 @@ class Budget:
     memory_bytes: int | None = None
     seconds: float | None = None
     link_bytes: int | None = None
+
+    def within(self, other: "Budget") -> "Budget":
+        """The tighter of both in every respect."""
+        return Budget(
+            _tighter(self.memory_bytes, other.memory_bytes),
+            _tighter(self.seconds, other.seconds),
+            _tighter(self.link_bytes, other.link_bytes),
+        )
+
+
+N = TypeVar("N", int, float)
+
+
+def _tighter(first: N | None, second: N | None) -> N | None:
+    return second if first is None else first if second is None else min(first, second)
 
 
 @dataclass(frozen=True)
@@ -43,7 +68,15 @@ class Cost:
 
 
 def largest(low: int, high: int, fits: Callable[[int], bool]) -> int | None:
-    """The largest whole number in low..high that fits; None when none does. What fits must fit when smaller, too."""
+    """The largest whole number in low..high that fits; None when none does. What fits must fit when smaller, too.
+
+    The largest is tried first: mostly it fits, and every trial may build a graph.
+    """
+    if high < low:
+        return None
+    if fits(high):
+        return high
+    high -= 1
     if high < low or not fits(low):
         return None
     while low < high:
@@ -61,24 +94,52 @@ def largest_choice(choices: Sequence[T], cost: Callable[[T], Cost], budget: Budg
     return None if found is None else choices[found]
 
 
-def largest_ratio(cost: Callable[[float], Cost], budget: Budget, *, least: float, step: float = 0.01) -> float | None:
-    """The largest ratio in least..1 that fits, to `step`: a width, a mask ratio, a shrinkage ratio."""
-    count = round((1.0 - least) / step)
-    return largest_choice([min(1.0, least + step * index) for index in range(count + 1)], cost, budget)
+def largest_ratio(
+    cost: Callable[[float], Cost], budget: Budget, *, least: float, most: float = 1.0, step: float = 0.01
+) -> float | None:
+    """The largest ratio in least..most that fits, to `step`: a width, a mask ratio, a shrinkage ratio."""
+    count = math.ceil((most - least) / step - 1e-9)
+    return largest_choice([min(most, least + step * index) for index in range(count + 1)], cost, budget)
 
 
-def task_cost(manifest: Manifest, profile: Profile | None, *, batch: int, steps: int, keep_ratio: float = 1.0) -> Cost:
-    """What a task of so many steps costs a device; without a profile its time counts as nothing.
+def task_cost(
+    manifest: Manifest,
+    recipe: Recipe,
+    *,
+    returns: Returns,
+    data: DataSummary,
+    step_s: float = 0.0,
+    sent_ratio: float = 1.0,
+) -> Cost:
+    """What a task costs a device whose step takes `step_s`: all steps, the measuring before and after, both ways.
 
-    Weights go down whole; of the change, `keep_ratio` comes back.
+    sent_ratio: share of the entries that travel (masks); indices are counted where entries travel alone.
     """
-    weights = sum(4 * _count(slot.shape) for slot in manifest.slots if slot.role != "optimizer")
-    step_s = 0.0 if profile is None or not manifest.work else predict(profile, manifest.work, batch=batch).step_s
-    return Cost(need_bytes(manifest, batch), step_s * steps, int(weights * (1.0 + keep_ratio)))
+    steps = float(step_count(recipe, data.samples))
+    if returns.evaluate:
+        steps += FORWARD_RATIO * (2 if steps else 1) * data.holdout / recipe.batch
+    traffic = link_bytes(manifest, returns, sent_ratio=sent_ratio)
+    return Cost(need_bytes(manifest, recipe.batch), steps * step_s, traffic)
 
 
-def _count(shape: Sequence[int]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
+def step_count(recipe: Recipe, samples: int) -> int:
+    """How many steps a recipe takes over so many samples."""
+    if recipe.steps is not None:
+        return recipe.steps if samples else 0
+    return recipe.epochs * math.ceil(samples / recipe.batch)
+
+
+def link_bytes(manifest: Manifest, returns: Returns, *, sent_ratio: float = 1.0) -> int:
+    """Bytes down and up of one task, before compression; what a device fetches only once does not count."""
+    entries = sum(math.prod(slot.shape) for slot in manifest.slots if slot.role != "optimizer")
+    sides = [side.shape for side in manifest.sides if not side.name.startswith(MASK) and -1 not in side.shape]
+    down = 4.0 * sum(map(math.prod, sides)) + sent_ratio * entries * (4.0 + (INDEX_BYTES if sent_ratio < 1 else 0.0))
+    sent = entries * (sent_ratio if returns.masked else 1.0)
+    described = returned_shapes(manifest, weights=False, prototypes=returns.prototypes)
+    up = 4.0 * sum(map(math.prod, described.values()))
+    if returns.weights == "weights":
+        up += 4.0 * entries
+    elif returns.weights == "delta":
+        index = INDEX_BYTES if returns.keep_ratio < 1 else 0.0
+        up += sent * returns.keep_ratio * (VALUE_BYTES[returns.codec] + index)
+    return int(down + up)

@@ -5,13 +5,17 @@ import logging
 from fedwright.protocol.artifact import Manifest
 from fedwright.protocol.errors import BadArtifact, BadMessage
 from fedwright.protocol.messages import Report, Stats
-from fedwright.protocol.predictor import Prediction, Profile, Refinement, predict, profile_from_json
+from fedwright.protocol.predictor import FEATURES, Prediction, Profile, Refinement, predict, profile_from_json
 
 log = logging.getLogger(__name__)
 
+# For devices that never measured themselves: 2 us a call, 10 GFLOP/s, a nanosecond an element. Only how these compare
+# matters, because the first task that a device does tells how fast it really is.
+_USUAL = dict(zip(FEATURES, (2e-6, 1e-10, 1e-9, 0.0, 0.0, 0.0, 0.0), strict=True))
+
 
 class Speeds:
-    """Profiles by device; a device without one has no prediction."""
+    """Profiles by device; one without a profile has a prediction once it has done a task."""
 
     def __init__(self) -> None:
         self._profiles: dict[str, Profile] = {}
@@ -32,20 +36,32 @@ class Speeds:
 
     def take(self, device: str, manifest: Manifest, stats: Stats, *, batch: int) -> None:
         """Learn from the time of a task that was done."""
-        profile = self._profiles.get(device)
-        if profile is None or not manifest.work or stats.steps == 0:
+        if not manifest.work or stats.steps == 0:
             return
         try:
-            alone = predict(profile, manifest.work, batch=batch)
+            alone = self._alone(device, manifest, batch)
         except BadArtifact:
             return
-        self._refined[device].note(stats.train_s / stats.steps, alone.step_s)
+        self._refined.setdefault(device, Refinement()).note(stats.train_s / stats.steps, alone.step_s)
 
     def predict(self, device: str, manifest: Manifest, *, batch: int) -> Prediction | None:
-        """What a step will take on this device; None when it never measured itself."""
-        profile = self._profiles.get(device)
-        if profile is None or not manifest.work:
+        """What a step will take on this device; None when it neither measured itself nor did a task."""
+        refined = self._refined.get(device)
+        if refined is None or not manifest.work:
             return None
-        alone = predict(profile, manifest.work, batch=batch)
-        ratio = self._refined[device].ratio
+        alone = self._alone(device, manifest, batch)
+        ratio = refined.ratio
         return Prediction(alone.step_s * ratio, alone.low_s * ratio, alone.high_s * ratio, alone.unknown)
+
+    def bytes_per_s(self, device: str) -> float | None:
+        """How fast its link is each way, as it measured."""
+        profile = self._profiles.get(device)
+        return None if profile is None else profile.link.get("bytes_per_s")
+
+    def _alone(self, device: str, manifest: Manifest, batch: int) -> Prediction:
+        """By the profile alone, or by the usual costs of operators."""
+        profile = self._profiles.get(device)
+        if profile is None:
+            row = list(_USUAL.values())
+            profile = Profile("unknown", "unknown", 1, kinds=dict.fromkeys(manifest.work, row))
+        return predict(profile, manifest.work, batch=batch)

@@ -2,7 +2,8 @@
 
 Paper: HASA (arXiv 2606.07621, 2026).
 Implemented: Algorithm 1 with the rules uniform, size, mixed, inverse and hasa; budgets of widths and of their squares;
-caps from the memory that a device reports; aggregation by the original FedAvg (protocol A) and selective (protocol B);
+caps from the memory, seconds and MB per round that a device has; aggregation by the original FedAvg (protocol A) and
+selective (protocol B);
 scores from counts (classes of labels, tokens of text), from the pixels of images and from frozen features.
 Left out: the exchange of secrets between devices that a hidden sum of counts needs.
 Differs: widths are allocated over all devices known so far, so that devices may come later or take part by turns.
@@ -16,18 +17,21 @@ from typing import Literal
 
 import msgspec
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Report
 from fedwright.protocol.strict import check_range
 from fedwright.server_runtime import zoo
-from fedwright.server_runtime.artifacts.structure import ModelSpec, Structure
+from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.blocks.allocation import Budget, Rule, allocate
+from fedwright.server_runtime.blocks.budget import Cost, largest_ratio
 from fedwright.server_runtime.blocks.scores import distances, heterogeneity
 from fedwright.server_runtime.evaluate.metrics import realised_budget
 from fedwright.server_runtime.methods.base import Assignment, Entry, Setting, Tensors, register
-from fedwright.server_runtime.methods.sliced import Sliced, need_bytes
+from fedwright.server_runtime.methods.fitting import budget_of, cost_of, shown
+from fedwright.server_runtime.methods.sliced import Sliced
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +108,6 @@ class Hasa(Sliced):
         self.diluted = params.aggregation == "original"
         self._known: dict[str, Known] = {}
         self._widths: dict[str, float] = {}
-        self._curve: tuple[float, float, float] | None = None
         super().__init__(setting)
 
     def note(self, reports: Mapping[str, Report]) -> None:
@@ -140,7 +143,7 @@ class Hasa(Sliced):
     def _describe(self, device: str, report: Report) -> Known:
         data = report.data
         own = min(self.params.caps.get(name, 1.0) for name in (device, report.board.profile))
-        cap = min(own, self._cap(device, report.free_bytes))
+        cap = min(own, self._cap(device, report))
         if self.params.rule in ("uniform", "size"):
             return Known(data.samples, cap)
         values: Sequence[float] | None = data.class_counts if data.score_counts is None else data.score_counts
@@ -179,28 +182,33 @@ class Hasa(Sliced):
             return heterogeneity(list(padded), smoothing=self.params.smoothing)
         return padded[:, 0] if self.params.score == "pixels" else distances(padded, np.array(samples))
 
-    def _cap(self, device: str, free_bytes: int) -> float:
-        """u_i: the largest width whose training fits into the device's free memory."""
+    def _cap(self, device: str, report: Report) -> float:
+        """u_i: the largest width whose training is within the device's budget."""
+        params = self.params
         if self.setting.manifest is None:
-            return self.params.most
-        room = self.params.memory_ratio * free_bytes
-        widths = np.linspace(self.params.least, self.params.most, 101)
-        fitting = widths[np.polyval(self._memory_curve(), widths) <= room]
-        if not len(fitting):
+            return params.most
+        report = structs.replace(report, free_bytes=int(params.memory_ratio * report.free_bytes))
+        budget = budget_of(self.setting, report)
+        # Straight lines between a few widths lie above the true cost, which grows ever faster.
+        widths = np.linspace(params.least, params.most, 4 if params.least < params.most else 1)
+        costs = [self._cost(device, report, width) for width in widths]
+        rows = np.array([[cost.memory_bytes, cost.seconds, cost.link_bytes] for cost in costs])
+
+        def cost(width: float) -> Cost:
+            memory, seconds, link = (float(np.interp(width, widths, column)) for column in rows.T)
+            return Cost(int(memory), seconds, int(link))
+
+        found = largest_ratio(cost, budget, least=params.least, most=params.most)
+        if found is None:
             raise ConfigError(
-                f"device {device} has room for {room / 1e6:.0f} MB but width {self.params.least} needs more; "
+                f"device {device} has {shown(budget)} but width {params.least} takes {shown(costs[0])}; "
                 f"lower method.least or leave the device out"
             )
-        return float(fitting[-1])
+        return found
 
-    def _memory_curve(self) -> tuple[float, float, float]:
-        """Bytes as a square function of the width, through three structures that are built."""
-        if self._curve is None:
-            widths = [self.params.least, (self.params.least + self.params.most) / 2, self.params.most]
-            need = [need_bytes(self.setting, Structure(zoo.scaled(self.setting.spec, width))) for width in widths]
-            degree = 2 if widths[0] < widths[2] else 0
-            self._curve = tuple(np.pad(np.polyfit(widths, need, degree), (2 - degree, 0)).tolist())
-        return self._curve
+    def _cost(self, device: str, report: Report, width: float) -> Cost:
+        whole = self.assignment(device, zoo.scaled(self.setting.spec, width), 1)
+        return cost_of(self.setting, device, report=report, assignment=whole)
 
     def width_of(self, device: str) -> float:
         """The device's width; the most for one that has not reported."""

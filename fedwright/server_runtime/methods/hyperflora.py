@@ -4,7 +4,8 @@ Paper: HyperFLoRA: Federated Learning with Instantaneous Personalization (SDM 20
 Implemented: pre-training by FedAvg; frozen base, fetched once; adapters of rank q on the model's adapted matrices and
 its head; class indicators; standard rounds; client pairs that pass one adapter to and fro through the server (E
 exchanges); bystanders, which get a merged model and never train (declared, or short of memory); the sequential and the
-+head variant; logits masked to owned classes as an option.
++head variant; logits masked to owned classes as an option; adapters of a smaller rank for devices without the budget
+for q (the first components of what was written; the others learn from other devices).
 Left out: choosing the pre-trained checkpoint by validation accuracy; models with running statistics; adapters on LSTM
 matrices.
 Differs: second factors begin at zero, so that the base is not disturbed at the start; no weight decay by default. A
@@ -12,7 +13,7 @@ pair uses half of the union of its classes, without doubles. A pair whose first 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
@@ -26,6 +27,7 @@ from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.artifacts.structure import ModelSpec, Structure
 from fedwright.server_runtime.blocks import lora
 from fedwright.server_runtime.blocks.hypernet import Form, Hypernet, Start, Step
+from fedwright.server_runtime.blocks.ranks import cut_rank, pad_rank
 from fedwright.server_runtime.blocks.robust import Mean, make_mean
 from fedwright.server_runtime.methods import written
 from fedwright.server_runtime.methods.base import (
@@ -40,7 +42,7 @@ from fedwright.server_runtime.methods.base import (
     register,
 )
 from fedwright.server_runtime.methods.baselines.heterofl import classifier_names
-from fedwright.server_runtime.methods.sliced import need_bytes
+from fedwright.server_runtime.methods.fitting import Fit, Left, divided, largest_fitting
 from fedwright.server_runtime.rounds.sampling import derive_seed
 from fedwright.server_runtime.zoo import adapted
 
@@ -87,7 +89,8 @@ class HyperFLoRAParams:
 class Note(msgspec.Struct):
     """What a plan must remember: the classes an adapter was written for; of a pair, its turns and whose it is.
 
-    hop: -1 for a device's own adapter.
+    hop: -1 for a device's own adapter. rank: of the adapter that is sent; of a pair, what both can do. Taken from the
+    method's own where it is 0.
     """
 
     round: int
@@ -96,6 +99,8 @@ class Note(msgspec.Struct):
     drawn: list[int] = []
     hop: int = -1
     pretrain: bool = False
+    rank: int = 0
+    pair_rank: int = 0
 
 
 class HyperFLoRA:
@@ -116,12 +121,15 @@ class HyperFLoRA:
         self._base: Tensors = {name: setting.initial[name] for name in initial if name not in names}
         head = classifier_names(self._base, setting.spec.classes) if params.head else []
         self._written = (*names, *head)
+        whole = adapted.with_rank(setting.spec, 1) == self._spec
+        self._ranks = (params.rank,) if whole else tuple(range(1, params.rank + 1))
         self._shapes = {name: {**self._adapters, **self._base}[name].shape for name in self._written}
         self._frozen: Tensors = {}
         self._known = written.Known()
         self._hypernet: Hypernet | None = None
         self._made: dict[str, Tensors] = {}
         self._passed: dict[str, Array] = {}
+        self._left = Left()
         self._advanced = 0
         self._change = self._new_mean()
 
@@ -134,28 +142,46 @@ class HyperFLoRA:
                 self._known.refuse(device, err)
 
     def assign(self, reports: Mapping[str, Report], round_number: int) -> dict[str, Assignment]:
-        """The base for everyone, then adapters; those who cannot train are bystanders."""
+        """The base for everyone, then adapters of the rank that fits; those who cannot train are bystanders."""
         self.meet(reports)
+        able = {device: reports[device] for device in sorted(reports) if device in self._known.rows}
         pretrain = self._advanced < self._params.pretrain_rounds
-        devices = [d for d in sorted(reports) if d in self._known.rows and self._trains(reports[d], pretrain)]
+        fitting = {d: fit for d, report in able.items() if (fit := self._fitting(d, report, round_number, pretrain))}
+        devices = list(fitting)
         if pretrain or not devices:
-            note = Note(round_number, pretrain=True)
-            return {device: self._assignment(device, note) for device in devices}
+            return {device: fit.assignment for device, fit in fitting.items()}
         rows = np.stack([self._known.rows[device] for device in devices])
         self._net().check_step(rows, self._params.step())
         self._made = dict(zip(devices, self._net().generate(rows), strict=True))
         owned = {device: np.flatnonzero(self._known.rows[device]).tolist() for device in devices}
-        notes = {device: Note(round_number, owned[device]) for device in devices}
+        notes = {device: Note(round_number, owned[device], rank=fit.size) for device, fit in fitting.items()}
         rng = np.random.default_rng(derive_seed(self._setting.seed, "pairs", round_number))
         for pair in lora.pair_up(owned, self._params.exchanges, rng) if self._params.pairs else ():
             lead = pair.turns[0]
-            notes[lead] = structs.replace(notes[lead], turns=list(pair.turns), drawn=list(pair.classes))
-        return {device: self._assignment(device, note) for device, note in notes.items()}
+            shared = min(fitting[device].size for device in pair.turns)
+            notes[lead] = structs.replace(
+                notes[lead], turns=list(pair.turns), drawn=list(pair.classes), pair_rank=shared
+            )
+        made = {device: self._assignment(device, note) for device, note in notes.items()}
+        return {device: replace(a, recipe=fitting[device].assignment.recipe) for device, a in made.items()}
 
-    def _trains(self, report: Report, pretrain: bool) -> bool:
-        if not report.trains or self._setting.manifest is None:
-            return report.trains
-        return need_bytes(self._setting, self._structure(pretrain)) <= report.free_bytes
+    def _fitting(self, device: str, report: Report, round_number: int, pretrain: bool) -> Fit[int] | None:
+        """The largest rank, and perhaps a smaller batch, within the device's budget; a pair's turns count too."""
+        if not report.trains:
+            return None
+        tasks = 1 + (self._params.exchanges if self._params.pairs and not pretrain else 0)
+        fit = largest_fitting(
+            self._setting,
+            device,
+            report=divided(self._setting, report, tasks),
+            sizes=(self._params.rank,) if pretrain else self._ranks,
+            make=lambda rank: self._assignment(device, Note(round_number, pretrain=pretrain, rank=rank)),
+        )
+        if fit is None:
+            self._left.out(device, setting=self._setting, report=report)
+        else:
+            self._left.back(device)
+        return fit
 
     def _assignment(self, device: str, note: Note) -> Assignment:
         recipe = written.recipe_for(self._setting, note.round, device)
@@ -163,11 +189,12 @@ class HyperFLoRA:
             seed = derive_seed(recipe.seed, note.hop)
             recipe = structs.replace(recipe, seed=seed, epochs=1, classes=note.drawn)
         returns = self._setting.returns
-        return Assignment(self._structure(note.pretrain), recipe, returns, tuple(msgspec.msgpack.encode(note)))
+        return Assignment(self._structure(note), recipe, returns, tuple(msgspec.msgpack.encode(note)))
 
-    def _structure(self, pretrain: bool) -> Structure:
-        trainable = tuple(self._base) if pretrain else self._written
-        return Structure(self._spec, optimizer=self._setting.optimizer, trainable=trainable)
+    def _structure(self, note: Note) -> Structure:
+        trainable = tuple(self._base) if note.pretrain else self._written
+        spec = adapted.with_rank(self._setting.spec, note.rank or self._params.rank)
+        return Structure(spec, optimizer=self._setting.optimizer, trainable=trainable)
 
     def emit(self, device: str, assignment: Assignment) -> Emission:
         """The base while it is trained, then an adapter with the base beside it."""
@@ -176,8 +203,9 @@ class HyperFLoRA:
             return Emission(self._base, frozen=self._adapters)
         self._net()
         if note.hop >= 0:
-            return Emission(lora.unflatten(self._shapes, self._passed[note.turns[0]][1]), frozen=self._frozen)
-        return Emission(self._made[device], frozen=self._frozen)
+            passed = lora.unflatten(self._shapes, self._passed[note.turns[0]][1])
+            return Emission(cut_rank(passed, note.rank), frozen=self._frozen)
+        return Emission(cut_rank(self._made[device], note.rank), frozen=self._frozen)
 
     def absorb(self, device: str, reply: Absorbed) -> Relay | None:
         """Remember a change; a pair's adapter goes on to whoever has the next turn."""
@@ -186,20 +214,21 @@ class HyperFLoRA:
             if self._hypernet is None:
                 self._change.add(reply.tensors, {}, reply.stats.samples * reply.weight)
             return None
+        change = pad_rank(reply.tensors, self._params.rank)
         if note.hop < 0:
-            self._net().add(self._indicator(note.classes), reply.tensors, reply.weight)
+            self._net().add(self._indicator(note.classes), change, reply.weight)
             if not note.turns:
                 return None
             start = lora.flatten(self._shapes, self._net().generate(self._indicator(note.drawn)[None])[0])
             self._passed[note.turns[0]] = np.stack([start, start])
         else:
             start, end = self._passed.pop(note.turns[0])
-            end = end + lora.flatten(self._shapes, reply.tensors)
+            end = end + lora.flatten(self._shapes, change)
             if note.hop + 1 == len(note.turns):
                 self._net().add(self._indicator(note.drawn), lora.unflatten(self._shapes, end - start), reply.weight)
                 return None
             self._passed[note.turns[0]] = np.stack([start, end])
-        following = structs.replace(note, hop=note.hop + 1)
+        following = structs.replace(note, hop=note.hop + 1, rank=note.pair_rank)
         target = note.turns[following.hop]
         return Relay(target, self._assignment(target, following))
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
-import msgspec
 import numpy as np
 
 from fedwright.protocol.errors import ConfigError
@@ -20,14 +19,14 @@ from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.export import initial_weights, norm_parameters
 from fedwright.server_runtime.artifacts.structure import ModelSpec, Objective, Structure
 from fedwright.server_runtime.blocks.averaging import DilutedMean
+from fedwright.server_runtime.blocks.budget import Budget, Cost, largest_choice
 from fedwright.server_runtime.blocks.robust import Mean, make_mean
 from fedwright.server_runtime.blocks.slicing import Axes, Plan, prefix_plan, take
 from fedwright.server_runtime.methods.base import Absorbed, Assignment, Emission, Relay, Setting, Tensors
+from fedwright.server_runtime.methods.fitting import Chosen, Left, fit_batch, largest_fitting, memory_of
 from fedwright.server_runtime.rounds.sampling import derive_seed
 
-ADVANCED, FREE = "note/advanced", "note/free"
-# Room for what the runtime itself takes beside a step's own tensors.
-MEMORY_RATIO = 1.25
+ADVANCED = "note/advanced"
 
 
 def _help(text: str) -> dict[str, str]:
@@ -38,16 +37,17 @@ def _help(text: str) -> dict[str, str]:
 class Levels:
     """Sizes that devices may have, and which device gets which.
 
-    in_turn: by the number at the end of a device's id (without one, drawn from the id). memory: the largest that fits
-    into what the device reported as free.
+    in_turn: by the number at the end of a device's id (without one, drawn from the id), or the next smaller one that
+    fits its budget. budget: the largest that fits.
     """
 
     sizes: tuple[float, ...] = field(
         default=(1.0, 0.5, 0.25, 0.125, 0.0625), metadata=_help("share of the model that a device may have")
     )
     by: Literal["width", "params"] = field(default="width", metadata=_help("sizes count channels, or parameters"))
-    choose: Literal["in_turn", "memory"] = field(
-        default="in_turn", metadata=_help("in_turn by the number in the device's id, or memory: the largest that fits")
+    choose: Literal["in_turn", "budget"] = field(
+        default="in_turn",
+        metadata=_help("in_turn by the number in the device's id, or budget: the largest that a device can do"),
     )
 
     def __post_init__(self) -> None:
@@ -75,6 +75,7 @@ class Sliced(ABC):
         self.full = zoo.full_sizes(setting.spec)
         self.advanced = 0
         self._sent: dict[tuple[ModelSpec, tuple[int, ...]], Tensors] = {}
+        self._left = Left()
         self._change = self._new_mean()
 
     @abstractmethod
@@ -102,15 +103,26 @@ class Sliced(ABC):
         return {}
 
     def assign(self, reports: Mapping[str, Report], round_number: int) -> dict[str, Assignment]:
-        """Everyone trains a submodel of its size."""
+        """Everyone trains a submodel of its size; who has the budget for none is left out."""
         self.note(reports)
-        return {
-            device: self.assignment(device, round_number) for device, report in sorted(reports.items()) if report.trains
-        }
+        found = {}
+        for device, report in sorted(reports.items()):
+            fitting = self.fitting(device, report, round_number) if report.trains else None
+            if fitting is not None:
+                found[device] = fitting
+                self._left.back(device)
+            elif report.trains:
+                self._left.out(device, setting=self.setting, report=report)
+        return found
 
-    def assignment(self, device: str, round_number: int) -> Assignment:
-        """One device's part of a round."""
-        setting, spec = self.setting, self.spec_of(device)
+    def fitting(self, device: str, report: Report, round_number: int) -> Assignment | None:
+        """A device's part of a round within its budget: by default only the batch gives way."""
+        whole = self.assignment(device, self.spec_of(device), round_number)
+        return fit_batch(self.setting, device, report=report, assignment=whole)
+
+    def assignment(self, device: str, spec: ModelSpec, round_number: int) -> Assignment:
+        """One device's part of a round at a size."""
+        setting = self.setting
         recipe = Recipe(
             batch=setting.batch,
             learning_rate=setting.learning_rate,
@@ -145,6 +157,11 @@ class Sliced(ABC):
         """The part of a change that counts: by default all."""
         return reply.tensors
 
+    def pools_by(self) -> Literal["samples", "devices"] | None:
+        """A weighted mean of means is the mean; a median is not."""
+        by: Literal["samples", "devices"] = "samples" if self.by_samples else "devices"
+        return by if self.setting.combine.kind == "mean" else None
+
     def advance(self) -> dict[str, float]:
         """Apply the mean change."""
         change = self._change.result()
@@ -156,11 +173,6 @@ class Sliced(ABC):
     def _begin(self) -> None:
         self._sent.clear()
         self._change = self._new_mean()
-
-    def pools_by(self) -> Literal["samples", "devices"] | None:
-        """A weighted mean of means is the mean; a median is not."""
-        by: Literal["samples", "devices"] = "samples" if self.by_samples else "devices"
-        return by if self.setting.combine.kind == "mean" else None
 
     def _new_mean(self) -> Mean | DilutedMean:
         nothing = {name: np.zeros_like(value) for name, value in self.weights.items()}
@@ -194,9 +206,9 @@ class Leveled(Sliced):
     def __init__(self, levels: Levels, setting: Setting) -> None:
         super().__init__(setting)
         self.levels = levels
-        self._free: dict[str, int] = {}
         self.specs = self.make_specs()
-        self._need: list[int] | None = None
+        self._sizes = [count_params(spec) for spec in self.specs]
+        self._chosen = Chosen()
 
     def make_specs(self) -> list[ModelSpec]:
         """The spec of every level, in the order of the levels."""
@@ -207,71 +219,73 @@ class Leveled(Sliced):
         width = size if self.levels.by == "width" else width_for_params(spec, size, rounding=self.rounding)
         return zoo.scaled(spec, width, rounding=self.rounding)
 
-    def note(self, reports: Mapping[str, Report]) -> None:
-        """Remember how much memory each device had when it came."""
-        for device, report in reports.items():
-            self._free.setdefault(device, report.free_bytes)
+    def wished(self, device: str) -> int:
+        """The level of a device that can do anything."""
+        if self.levels.choose == "budget":
+            return max(range(len(self._sizes)), key=self._sizes.__getitem__)
+        return self._own_level(device)
+
+    def _own_level(self, device: str) -> int:
+        return number_of(device, self.setting.seed) % len(self.specs)
 
     def level_of(self, device: str) -> int:
-        """Which level a device has."""
-        if self.levels.choose == "in_turn" or device not in self._free or self.setting.manifest is None:
-            return number_of(device, self.setting.seed) % len(self.specs)
-        if self._need is None:
-            self._need = [need_bytes(self.setting, Structure(spec, self.objective_of(spec, 1))) for spec in self.specs]
-        fitting = [level for level, need in enumerate(self._need) if need <= self._free[device]]
-        if not fitting:
-            raise ConfigError(
-                f"device {device} has {self._free[device]} bytes free but the smallest of the sizes needs "
-                f"{min(self._need)}; add a smaller size or leave the device out"
-            )
-        return max(fitting, key=lambda level: self.levels.sizes[level])
+        """Which level a device has: what it was last given; before that, what it would get by its id."""
+        return self._chosen.of(device, self._own_level(device))
+
+    def fitting(self, device: str, report: Report, round_number: int) -> Assignment | None:
+        """The wished level, or the largest below it within the device's budget."""
+        order = sorted(range(len(self._sizes)), key=self._sizes.__getitem__)
+        fit = largest_fitting(
+            self.setting,
+            device,
+            report=report,
+            sizes=[level for level in order if self._sizes[level] <= self._sizes[self.wished(device)]],
+            make=lambda level: self.assignment(device, self.specs[level], round_number),
+        )
+        self._chosen.note(device, order[0] if fit is None else fit.size, own=self._own_level(device))
+        return None if fit is None else fit.assignment
 
     def shrink(self, device: str, assignment: Assignment, refusal: Refusal) -> Assignment | None:
         """The next smaller level that fits into what the device has free, or the smallest; None below that."""
-        structure = assignment.structure
-        sizes = dict(zip(self.specs, self.levels.sizes, strict=True))
-        smaller = sorted((s for s in sizes if sizes[s] < sizes.get(structure.spec, 0.0)), key=lambda s: -sizes[s])
-        if not smaller:
+        sizes = dict(zip(self.specs, self._sizes, strict=True))
+        order = sorted((s for s in sizes if sizes[s] < sizes.get(assignment.structure.spec, 0)), key=sizes.__getitem__)
+        offers = [self._at(assignment, spec) for spec in order]
+        if not offers:
             return None
-        fitting = [
-            spec
-            for spec in smaller
-            if self.setting.manifest is None
-            or need_bytes(self.setting, Structure(spec, self.objective_of(spec, 1))) <= refusal.free_bytes
-        ]
-        spec = (fitting or smaller[-1:])[0]
-        return replace(
-            assignment, structure=replace(structure, spec=spec, objective=self.objective_of(spec, self.advanced + 1))
-        )
+        room = Budget(memory_bytes=refusal.free_bytes)
+        found = largest_choice(offers, lambda offer: Cost(memory_of(self.setting, offer)), room)
+        return found or offers[0]
+
+    def _at(self, assignment: Assignment, spec: ModelSpec) -> Assignment:
+        objective = self.objective_of(spec, self.advanced + 1)
+        return replace(assignment, structure=replace(assignment.structure, spec=spec, objective=objective))
 
     def spec_of(self, device: str) -> ModelSpec:
         """The submodel of the device's level."""
         return self.specs[self.level_of(device)]
 
+    def notes(self) -> bytes:
+        """The level of each device."""
+        return self._chosen.notes()
+
+    def recall(self, notes: bytes) -> None:
+        """Know the levels again that a plan was made with."""
+        self._chosen.recall(notes)
+
     def state(self) -> Tensors:
-        """Where memory decides, also the memory of each device."""
-        free = msgspec.json.encode(self._free, order="sorted")
-        kept = {FREE: np.frombuffer(free, np.uint8)} if self.levels.choose == "memory" else {}
-        return {**super().state(), **kept}
+        """Also the level of each device."""
+        return {**super().state(), **self._chosen.state()}
 
     def restore(self, state: Tensors) -> None:
         """Continue from a saved state."""
         super().restore(state)
-        if FREE in state:
-            self._free = msgspec.json.decode(state[FREE].tobytes(), type=dict[str, int])
+        self._chosen.restore(state)
 
 
 def number_of(device: str, seed: int) -> int:
     """The number at the end of an id, or one drawn from the id."""
     digits = re.search(r"(\d+)$", device)
     return int(digits.group(1)) if digits else derive_seed(seed, "level", device)
-
-
-def need_bytes(setting: Setting, structure: Structure) -> int:
-    """Memory that training a structure takes on a device."""
-    assert setting.manifest is not None
-    manifest = setting.manifest(replace(structure, optimizer=setting.optimizer))
-    return int(MEMORY_RATIO * (manifest.fixed_bytes + setting.batch * manifest.sample_bytes))
 
 
 @lru_cache(maxsize=256)

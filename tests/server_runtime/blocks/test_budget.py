@@ -1,9 +1,23 @@
 """From a budget to a plan: bisection against trying everything, and costs by hand."""
 
-import pytest
+import math
 
-from fedwright.protocol.predictor import FEATURES, WORK_BATCHES, Profile, need_bytes
-from fedwright.server_runtime.blocks.budget import Budget, Cost, largest, largest_choice, largest_ratio, task_cost
+import pytest
+from msgspec import structs
+
+from fedwright.device_runtime.train.loop import total_steps
+from fedwright.protocol.messages import DataSummary, Recipe, Returns
+from fedwright.protocol.predictor import need_bytes
+from fedwright.server_runtime.blocks.budget import (
+    Budget,
+    Cost,
+    largest,
+    largest_choice,
+    largest_ratio,
+    link_bytes,
+    step_count,
+    task_cost,
+)
 from helpers.tiny_artifact import make_artifact
 
 
@@ -49,26 +63,56 @@ def test_a_rank_and_a_ratio_by_hand():
     assert largest_ratio(lambda ratio: Cost(memory_bytes=9), Budget(memory_bytes=8), least=0.1) is None
 
 
+def test_of_two_budgets_the_tighter_counts_in_every_respect():
+    both = Budget(memory_bytes=5, seconds=2.0).within(Budget(memory_bytes=7, seconds=1.0, link_bytes=3))
+
+    assert both == Budget(5, 1.0, 3)
+
+
 def test_the_cost_of_a_task_by_hand():
-    from msgspec import structs
+    manifest = structs.replace(make_artifact().manifest, fixed_bytes=1000, sample_bytes=10)
+    entries = sum(math.prod(slot.shape) for slot in manifest.slots if slot.role != "optimizer")
+    recipe = Recipe(batch=8, learning_rate=0.1, seed=1, epochs=2)
+    data = DataSummary(samples=20, holdout=12, input_shape=[3], classes=4)
 
-    manifest = make_artifact().manifest
-    calls = [value for _ in WORK_BATCHES for value in (5.0, *[0.0] * (len(FEATURES) - 1))]
-    manifest = structs.replace(manifest, work={"Add": calls}, fixed_bytes=1000, sample_bytes=10)
-    profile = Profile("b", "r", 1, kinds={"Add": [1e-3, *[0.0] * (len(FEATURES) - 1)]})
-    weights = sum(4 * _size(slot.shape) for slot in manifest.slots if slot.role != "optimizer")
+    cost = task_cost(manifest, recipe, returns=Returns(), data=data, step_s=0.01)
 
-    cost = task_cost(manifest, profile, batch=8, steps=3, keep_ratio=0.5)
-
-    # Five calls of a millisecond, three steps; weights down, half of the change up.
-    assert cost.seconds == pytest.approx(0.015)
+    # Two epochs of 3 steps; 12 samples forward before and after, a third of a step for every 8.
+    assert cost.seconds == pytest.approx(0.01 * (6 + 2 * 12 / 8 / 3))
     assert cost.memory_bytes == need_bytes(manifest, 8)
-    assert cost.link_bytes == int(weights * 1.5)
-    assert task_cost(manifest, None, batch=8, steps=3).seconds == 0.0
+    assert cost.link_bytes == 8 * entries
 
 
-def _size(shape):
-    total = 1
-    for size in shape:
-        total *= size
-    return total
+@pytest.mark.parametrize(
+    ("returns", "sent_ratio", "bytes_each"),
+    [
+        pytest.param(Returns(codec="bf16"), 1.0, 4 + 2, id="rounded"),
+        pytest.param(Returns(codec="int8", keep_ratio=0.5), 1.0, 4 + 0.5 * (1 + 1), id="largest half with indices"),
+        pytest.param(Returns(masked=True), 0.25, 0.25 * (4 + 1) + 0.25 * 4, id="a quarter, indices down only"),
+        pytest.param(Returns(weights="none"), 1.0, 4, id="nothing back"),
+    ],
+)
+def test_the_bytes_of_a_task_by_hand(returns, sent_ratio, bytes_each):
+    manifest = make_artifact().manifest
+    entries = sum(math.prod(slot.shape) for slot in manifest.slots if slot.role != "optimizer")
+
+    assert link_bytes(manifest, returns, sent_ratio=sent_ratio) == int(entries * bytes_each)
+
+
+def test_prototypes_are_counted():
+    manifest = structs.replace(make_artifact().manifest, classes=4, embedding_size=6)
+    more = link_bytes(manifest, Returns(prototypes=True)) - link_bytes(manifest, Returns())
+
+    assert more == 4 * (4 * 6 + 4)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "samples", "steps"),
+    [
+        pytest.param(Recipe(8, 0.1, 1, epochs=2), 17, 6, id="last batch is smaller"),
+        pytest.param(Recipe(8, 0.1, 1, steps=5), 17, 5, id="steps"),
+        pytest.param(Recipe(8, 0.1, 1, steps=5), 0, 0, id="no data"),
+    ],
+)
+def test_steps_are_those_of_the_device(recipe, samples, steps):
+    assert step_count(recipe, samples) == total_steps(recipe, samples) == steps

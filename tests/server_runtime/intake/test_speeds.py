@@ -1,5 +1,7 @@
 """Speeds of devices: from their profile, then from what their tasks really took."""
 
+from dataclasses import replace
+
 import pytest
 from msgspec import structs
 
@@ -46,10 +48,26 @@ def test_the_same_profile_heard_again_forgets_nothing(speeds):
 def test_a_device_without_a_readable_profile_has_no_prediction(speeds):
     speeds.hear("old", report())
     speeds.hear("odd", report(profile=b"nonsense"))
-    speeds.take("odd", MANIFEST, stats(0.1, 5), batch=8)
 
     assert speeds.predict("old", MANIFEST, batch=8) is None
     assert speeds.predict("odd", MANIFEST, batch=8) is None
+
+
+def test_a_device_without_a_profile_is_known_by_its_first_task(speeds):
+    speeds.take("old", MANIFEST, stats(0.1, 5), batch=8)
+
+    assert speeds.predict("old", MANIFEST, batch=8).step_s == pytest.approx(0.02)
+    # Another graph with three times the calls takes three times as long.
+    thrice = structs.replace(MANIFEST, work={"Mul": [3 * value for value in MANIFEST.work["Add"]]})
+    assert speeds.predict("old", thrice, batch=8).step_s == pytest.approx(0.06)
+
+
+def test_the_link_of_a_profile_is_known(speeds):
+    measured = replace(PROFILE, link={"connect_s": 0.1, "bytes_per_s": 5e5})
+    speeds.hear("far", report(profile=measured.to_json()))
+
+    assert speeds.bytes_per_s("far") == 5e5
+    assert speeds.bytes_per_s("pi") is None
 
 
 def test_a_task_without_steps_teaches_nothing(speeds):

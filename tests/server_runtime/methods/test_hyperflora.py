@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 from fedwright.benchmarks.simulate import simulate
 from fedwright.protocol import tensors
@@ -17,6 +18,7 @@ from fedwright.server_runtime.methods.hyperflora import HyperFLoRA, HyperFLoRAPa
 from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
 from helpers.fleet import report, setting
 from helpers.simulation import make_config
+from helpers.tiny_artifact import make_artifact
 
 SPEC = ModelSpec("cnn-lora", (1, 8, 8), 4)
 STATS = Stats(samples=10, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
@@ -153,11 +155,9 @@ def test_a_merged_model_computes_what_the_adapted_one_does():
 
 
 def test_a_device_without_the_memory_to_train_is_a_bystander():
-    class Manifest:
-        fixed_bytes, sample_bytes = 10**8, 0
-
+    heavy = structs.replace(make_artifact().manifest, fixed_bytes=10**8)
     method = make()
-    method._setting = setting(spec=SPEC, manifest=lambda structure: Manifest)
+    method._setting = setting(spec=SPEC, manifest=lambda structure: heavy)
     small = {**reports(), "b": report(data=reports()["b"].data, free_bytes=10**7)}
     assert set(method.assign(small, 1)) == {"a", "c", "d"}
     assert method.personal("b")[0].model == "cnn-small"

@@ -1,13 +1,12 @@
 """What each submodel method does that the others do not, on numbers that can be checked by head."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from msgspec import structs
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import DataSummary, Stats
+from fedwright.protocol.predictor import need_bytes
 from fedwright.protocol.strict import from_dict
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
@@ -17,6 +16,7 @@ from fedwright.server_runtime.methods.baselines.fiarse import Fiarse
 from fedwright.server_runtime.methods.registry import find
 from fedwright.server_runtime.methods.sliced import count_params, width_for_params
 from helpers.fleet import report, setting
+from helpers.tiny_artifact import make_artifact
 
 SPEC = ModelSpec("mlp", (6,), 4)
 
@@ -32,6 +32,18 @@ def device(counts=(6, 6, 6, 6), *, shape=(6,), samples=24, free_bytes=10**9, **m
     """A report with these class counts."""
     data = DataSummary(samples, 8, list(shape), 4, list(counts), **more)
     return report(data=data, free_bytes=free_bytes)
+
+
+def heavy(structure):
+    """A manifest as if the full width took 500 MB."""
+    fixed = int(5e8 * zoo.width_of(structure.spec))
+    return structs.replace(make_artifact().manifest, fixed_bytes=fixed, sample_bytes=0)
+
+
+def heavy_bytes(width):
+    """What `heavy` needs at a width, by the device's own formula."""
+    fixed = int(5e8 * width)
+    return need_bytes(structs.replace(make_artifact().manifest, fixed_bytes=fixed, sample_bytes=0), 1)
 
 
 def play(method, reports, changes, *, number=1, samples=10) -> dict:
@@ -169,27 +181,19 @@ def test_hasa_gives_the_odd_device_the_widest_model():
 
 
 def test_hasa_caps_widths_by_memory():
-    def manifest(structure):
-        share = zoo.width_of(structure.spec)
-        return SimpleNamespace(fixed_bytes=int(1e6 * share), sample_bytes=0)
-
-    method = make("hasa", manifest=manifest, budget=0.4, tolerance=1e-4)
-    reports = {"a": device((24, 0, 0, 0), free_bytes=500_000), "b": device(), "c": device()}
+    method = make("hasa", manifest=heavy, budget=0.4, tolerance=1e-4)
+    reports = {"a": device((24, 0, 0, 0), free_bytes=heavy_bytes(0.4)), "b": device(), "c": device()}
     method.assign(reports, 1)
-    # 1.25 * 1e6 * r <= 5e5 allows widths up to 0.4
     assert method.width_of("a") == pytest.approx(0.4, abs=0.01)
-    with pytest.raises(ConfigError, match=r"device tiny has room for 0 MB but width 0\.2 needs more"):
-        make("hasa", manifest=manifest).assign({"tiny": device(free_bytes=1000)}, 1)
+    with pytest.raises(ConfigError, match=r"device tiny has 0\.0 MB of memory but width 0\.2 takes 14\d\.\d MB"):
+        make("hasa", manifest=heavy).assign({"tiny": device(free_bytes=1000)}, 1)
 
 
 def test_hasa_leaves_out_a_device_that_is_too_small(caplog):
-    def manifest(structure):
-        return SimpleNamespace(fixed_bytes=int(1e6 * zoo.width_of(structure.spec)), sample_bytes=0)
-
-    method = make("hasa", manifest=manifest)
+    method = make("hasa", manifest=heavy)
     found = method.assign({"a": device(), "tiny": device(free_bytes=1000), "z": device((9, 1, 7, 7))}, 1)
     assert sorted(found) == ["a", "z"]
-    assert "device tiny has room for 0 MB" in caplog.text
+    assert "device tiny has 0.0 MB of memory" in caplog.text
 
 
 def test_hasa_goes_on_when_late_devices_cannot_meet_the_budget(caplog):
@@ -238,19 +242,17 @@ def test_hasa_scores_pixels():
     assert sorted("abc", key=method.width_of) == ["a", "c", "b"]
 
 
-def test_levels_by_memory_take_the_largest_that_fits():
-    def manifest(structure):
-        return SimpleNamespace(fixed_bytes=int(1e6 * zoo.width_of(structure.spec)), sample_bytes=0)
-
-    method = make("fedrolex", manifest=manifest, levels={"sizes": [1.0, 0.5, 0.25], "choose": "memory"})
-    reports = {"a": device(free_bytes=10**7), "b": device(free_bytes=700_000), "c": device(free_bytes=350_000)}
-    found = method.assign(reports, 1)
+def test_levels_by_budget_take_the_largest_that_fits(caplog):
+    levels = {"sizes": [1.0, 0.5, 0.25], "choose": "budget"}
+    method = make("fedrolex", manifest=heavy, levels=levels)
+    room = {"a": 1.0, "b": 0.7, "c": 0.35}
+    found = method.assign({name: device(free_bytes=heavy_bytes(width)) for name, width in room.items()}, 1)
     assert [zoo.width_of(found[name].structure.spec) for name in "abc"] == [1.0, 0.5, 0.25]
-    again = make("fedrolex", manifest=manifest, levels={"sizes": [1.0, 0.5, 0.25], "choose": "memory"})
+    again = make("fedrolex", manifest=heavy, levels=levels)
     again.restore(method.state())
     assert zoo.width_of(again.personal("c")[0]) == 0.25
-    with pytest.raises(ConfigError, match="device d has 10 bytes free but the smallest of the sizes needs"):
-        method.assign({"d": device(free_bytes=10)}, 1)
+    assert method.assign({"d": device(free_bytes=10)}, 1) == {}
+    assert "device d takes no part: nothing that this run has fits into 0.0 MB of memory" in caplog.text
 
 
 @pytest.mark.parametrize("share", [1.0, 0.25, 0.0625])

@@ -33,6 +33,7 @@ from fedwright.server_runtime.methods.base import (
     Tensors,
     register,
 )
+from fedwright.server_runtime.methods.fitting import Left, fit_batches
 from fedwright.server_runtime.methods.written import (
     Known,
     Running,
@@ -91,6 +92,7 @@ class PFedHN:
         self._hypernet = Hypernet(form, Start(generated, {}), seed=seed, device=setting.device)
         self._running = Running(setting, generated)
         self._known = Known()
+        self._left = Left()
         self._made: dict[str, Tensors] = {}
 
     @property
@@ -113,7 +115,7 @@ class PFedHN:
         return rng.standard_normal(self._params.embedding, dtype=np.float32)
 
     def assign(self, reports: Mapping[str, Report], round_number: int) -> dict[str, Assignment]:
-        """Everyone trains the whole model; all models of the round are written at once."""
+        """Everyone whose budget allows it trains the whole model; all models of the round are written at once."""
         self.meet(reports)
         devices = [device for device in sorted(reports) if reports[device].trains and device in self._known.rows]
         if not devices:
@@ -122,7 +124,7 @@ class PFedHN:
         if round_number == 1:
             self._hypernet.check_step(rows, self._params.step())
         self._made = dict(zip(devices, self._hypernet.generate(rows), strict=True))
-        return {
+        whole = {
             device: Assignment(
                 self._structure,
                 recipe_for(self._setting, round_number, device),
@@ -131,6 +133,7 @@ class PFedHN:
             )
             for device in devices
         }
+        return fit_batches(self._setting, whole, reports=reports, left=self._left)
 
     def emit(self, device: str, assignment: Assignment) -> Emission:
         """The model written for this device."""
