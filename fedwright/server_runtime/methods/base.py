@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 from fedwright.protocol.artifact import Manifest
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Recipe, Refusal, Report, Returns, Stats
+from fedwright.protocol.predictor import Prediction
 from fedwright.server_runtime.artifacts.structure import ModelSpec, Optimizer, Structure
+from fedwright.server_runtime.blocks.budget import Budget
 from fedwright.server_runtime.blocks.robust import Combine
 from fedwright.server_runtime.public import PublicData
 
@@ -44,9 +46,9 @@ class Emission:
     sides: Tensors = field(default_factory=dict)
     frozen: Tensors = field(default_factory=dict)
     masks: Tensors = field(default_factory=dict)
-
-
     public: Tensors = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class Absorbed:
     """One checked reply: the tensors as `Returns` asked for them, and what the device measured.
@@ -68,13 +70,26 @@ class Relay:
     assignment: Assignment
 
 
+class Forecasts(Protocol):
+    """How fast devices are, as far as anybody knows."""
+
+    def predict(self, device: str, manifest: Manifest, *, batch: int) -> Prediction | None:
+        """What a step will take on a device; None when nothing is known of it."""
+        ...
+
+    def bytes_per_s(self, device: str) -> float | None:
+        """How fast its link is, each way; None when it was not measured."""
+        ...
+
+
 @dataclass(frozen=True)
 class Setting:
     """What every method gets at its birth: the task, the common training recipe and one seed.
 
     returns: how updates travel. combine: how averaging methods average. manifest: what a structure's artifact
     needs (None where nobody builds any). device: the torch device of the server's own maths. public: examples
-    that the server has itself.
+    that the server has itself. budget: what any device may use in a round, beside the limits that it reports itself
+    (methods/fitting.py). forecasts: how fast devices are.
     """
 
     spec: ModelSpec
@@ -89,6 +104,8 @@ class Setting:
     manifest: Callable[[Structure], Manifest] | None = None
     device: str = "cpu"
     public: PublicData | None = None
+    budget: Budget = field(default_factory=Budget)
+    forecasts: Forecasts | None = None
 
 
 class Method(Protocol):
@@ -207,6 +224,7 @@ class Entry:
     params: type[Any]
     make: Callable[[Any, Setting], Method]
     model: str = "cnn-small"
+    needs_public: bool = False
 
 
 METHODS: dict[str, Entry] = {}
@@ -224,4 +242,3 @@ def find(name: str) -> Entry:
     if name not in METHODS:
         raise ConfigError(f"unknown method {name!r}; choose one of {', '.join(sorted(METHODS))}")
     return METHODS[name]
-    needs_public: bool = False
