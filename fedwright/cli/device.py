@@ -83,6 +83,8 @@ def _agent_options(parser: argparse.ArgumentParser, *, required: bool) -> None:
     add("--data", required=required, default="", metavar="SOURCE", help="where this device's data is")
     add("--device", metavar="ID", help=f"id in the fleet (default: the bundle's, else {default_device()})")
     add("--fleet", help="fleet to join (default: the bundle's, else default)")
+    add("--edge", action="append", default=[], metavar="NAME", help="edge server instead of a fleet; others take over")
+    add("--patience", type=float, default=15.0, metavar="S", help="go to the next --edge after so long in silence")
     add("--state", type=Path, default=default_state(), metavar="DIR", help="journal and blobs (default: %(default)s)")
     add("--threads", type=_whole, default=0, metavar="N", help="threads to train with (default: one per core)")
     add("--backend", default="portable", help="portable or classic (default: %(default)s)")
@@ -100,17 +102,22 @@ def _agent_options(parser: argparse.ArgumentParser, *, required: bool) -> None:
 
 def config_of(args: argparse.Namespace) -> AgentConfig:
     """The agent's settings from the command line; what is not given there comes from the bundle."""
-    broker, device, fleet = "", default_device(), "default"
-    if args.bundle is not None and not (args.broker and args.device and args.fleet):
+    if args.edge and args.fleet:
+        raise ConfigError("--edge and --fleet are both given; an edge serves the fleet of its own name, keep --edge")
+    broker, device, fleets = "", default_device(), ["default"]
+    if args.bundle is not None and not (args.broker and args.device and (args.fleet or args.edge)):
         from fedwright.protocol.link.security import read_bundle
 
         info = read_bundle(args.bundle).info
-        broker, device, fleet = info.broker, info.device, info.fleet
+        broker, device, fleets = info.broker, info.device, info.edges or [info.fleet]
+    fleet, *further = args.edge or ([args.fleet] if args.fleet else fleets)
     return AgentConfig(
         broker=args.broker or broker,
         device=args.device or device,
         data=args.data,
-        fleet=args.fleet or fleet,
+        fleet=fleet,
+        further=tuple(further),
+        patience_s=args.patience,
         state=args.state,
         threads=args.threads,
         backend=args.backend,

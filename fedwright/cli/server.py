@@ -1,4 +1,4 @@
-"""`fedwright server run | resume | status | enroll | export`: the host's side of a run."""
+"""`fedwright server run | resume | edge | status | enroll | export`: the host's side of a run, and edges."""
 
 import argparse
 import json
@@ -31,6 +31,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     resume.add_argument("run_folder", metavar="RUN", type=Path, help="the folder of the run")
     resume.add_argument("--json", type=new_file, metavar="FILE", help="write the result as JSON too")
     resume.set_defaults(run=_resume)
+    edge = command(
+        commands, "edge", "serve devices of a site between them and the host", "example:\n  fedwright server edge edge.toml"
+    )
+    edge.add_argument("config", metavar="CONFIG", type=Path, help="a TOML file with [edge] name, [host] and [devices]")
+    edge.set_defaults(run=_edge)
     status = command(
         commands, "status", "say how far a run has come", "example:\n  fedwright server status runs/run --json"
     )
@@ -76,6 +81,18 @@ def _resume(args: argparse.Namespace) -> int:
 
     past = open_run(args.run_folder)
     return _execute(past.config, past.text, args.json)
+
+
+def _edge(args: argparse.Namespace) -> int:
+    from fedwright.cli.signals import terminable
+    from fedwright.server_runtime.edge.config import load_edge
+    from fedwright.server_runtime.edge.run import run_edge
+
+    config = load_edge(args.config)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    with terminable():
+        run_edge(config)
+    return 0
 
 
 def _execute(config: "RunConfig", text: str, json_file: Path | None) -> int:

@@ -16,10 +16,11 @@ from msgspec import structs
 from fedwright import __version__
 from fedwright.device_runtime import facts
 from fedwright.device_runtime.data.local import LocalData
+from fedwright.device_runtime.home import Home, Identity
 from fedwright.device_runtime.perform import Inputs, Result, Stopped, Tools, perform
 from fedwright.device_runtime.store.journal import Journal
 from fedwright.device_runtime.store.residual import Residual
-from fedwright.protocol import codec, topics
+from fedwright.protocol import codec
 from fedwright.protocol.blobs import BlobStore, Download, Uploads, inlined
 from fedwright.protocol.errors import (
     BadArtifact,
@@ -30,7 +31,7 @@ from fedwright.protocol.errors import (
     IdentityTaken,
     OverBudget,
 )
-from fedwright.protocol.link.base import Link
+from fedwright.protocol.link.base import Link, Received
 from fedwright.protocol.messages import (
     Ack,
     BlobRef,
@@ -39,8 +40,9 @@ from fedwright.protocol.messages import (
     Chunk,
     DataSummary,
     Dismiss,
-    Envelope,
     Get,
+    Gone,
+    Held,
     Lost,
     Message,
     Refusal,
@@ -54,22 +56,8 @@ log = logging.getLogger(__name__)
 # The server acknowledges an update as soon as it is on its disk; silence this long means it was not heard.
 RESEND_S = 5.0
 TICK_S = 0.5
-# A broker may hold a message while a link is down, but an hour-old order is not one the server still means.
-STALE_S = 3600.0
-
-
-@dataclass(frozen=True)
-class Identity:
-    """Who this agent is on the wire, and how it knows its server.
-
-    boot: new at each start of the process; orders for another boot are not for us. verify: checks the server's
-    signature; None takes any server's word (development only).
-    """
-
-    device: str
-    fleet: str
-    boot: str
-    verify: codec.Verify | None = None
+# An edge has the answer on its disk, and passes the server's word on when that comes.
+HELD_RESEND_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -114,13 +102,13 @@ class Agent:
         self._give_up = threading.Event()
         self._stopping = threading.Event()
         self._answered_s = 0.0
+        self._held = False
         self._warned = False
-        self._newest_s = 0.0
+        self._home = Home(identity, clock=clock)
 
     def run(self) -> None:
         """Serve until dismissed; IdentityTaken or DeviceError when the server turned this device away."""
-        for topic in (topics.down(self._identity.fleet, self._identity.device), topics.shared(self._identity.fleet)):
-            self._link.subscribe(topic)
+        self._settle()
         connects = -1
         try:
             self._begin()
@@ -130,8 +118,10 @@ class Agent:
                     self._came_up()
                 received = self._link.receive(TICK_S)
                 if received is not None:
-                    self._take(received.payload)
+                    self._take(received)
                 self._tend()
+                if self._home.is_silent(connected=self._link.connected):
+                    self._move()
         finally:
             self._give_up.set()
             self._worker.shutdown()
@@ -141,6 +131,25 @@ class Agent:
         self._stopping.set()
         self._give_up.set()
         self._link.wake()
+
+    def _settle(self) -> None:
+        for topic in self._home.down:
+            self._link.subscribe(topic)
+
+    def _move(self) -> None:
+        """Go to the next edge with what is in hand."""
+        log.warning("edge %s says nothing; going elsewhere", self._home.fleet)
+        self.leave()
+        self._home.move()
+        self._held = False
+        # The next one has nothing of it before the task has come there too.
+        self._downloads.clear()
+        self._settle()
+        self._came_up()
+
+    def leave(self) -> None:
+        """Tell the server that this device goes away."""
+        self._send(Gone())
 
     def _came_up(self) -> None:
         """After every (re)connection: the server may have missed us, and chunks under way are lost."""
@@ -163,15 +172,17 @@ class Agent:
             )
         )
 
-    def _take(self, payload: bytes) -> None:
+    def _take(self, received: Received) -> None:
         try:
-            envelope = codec.decode(payload, verify=self._identity.verify)
-            self._check_fresh(envelope)
+            envelope = self._home.open(received.topic, received.payload)
         except BadMessage as err:
             log.log(logging.DEBUG if self._warned else logging.WARNING, "from the server: %s", err)
             self._warned = True
             return
-        body = envelope.body
+        if envelope is not None:
+            self._obey(envelope.body)
+
+    def _obey(self, body: Message) -> None:
         if isinstance(body, Task):
             self._take_task(body)
         elif isinstance(body, Chunk):
@@ -185,16 +196,10 @@ class Agent:
             self._report()
         elif isinstance(body, Lost) and body.sha256 in self._downloads:
             self._refuse("bad_blob", f"the server no longer holds blob {body.sha256[:12]}")
+        elif isinstance(body, Held):
+            self._held = self._have.journal.entry is not None and self._have.journal.entry.task.task == body.of
         elif isinstance(body, Dismiss):
             self._take_dismiss(body)
-
-    def _check_fresh(self, envelope: Envelope) -> None:
-        """Refuse a signed order that someone kept and sends again; the newest one heard tells the server's time."""
-        if not isinstance(envelope.body, codec.MUST_BE_SIGNED):
-            return
-        if envelope.sent_s < self._newest_s - STALE_S:
-            raise BadMessage(f"{type(envelope.body).__name__.lower()} is older than what the server said since")
-        self._newest_s = max(self._newest_s, envelope.sent_s)
 
     def _take_task(self, task: Task) -> None:
         if task.boot != self._identity.boot:
@@ -207,8 +212,7 @@ class Agent:
         self._send(Ack(task.task))
         if known:
             self._send_answer()
-        else:
-            self._begin()
+        self._begin()
 
     def _begin(self) -> None:
         """Go on with the task in hand: ask for blobs that are missing, or train when all are here."""
@@ -274,7 +278,7 @@ class Agent:
         if self._work is not None and self._work.done():
             work, self._work = self._work, None
             self._finish_work(work)
-        elif now - self._answered_s >= RESEND_S:
+        elif now - self._answered_s >= (HELD_RESEND_S if self._held else RESEND_S):
             self._send_answer()
 
     def _finish_work(self, work: Future[Result]) -> None:
@@ -365,6 +369,7 @@ class Agent:
 
     def _drop_work(self) -> None:
         """The server moved on: what is in hand is no longer wanted."""
+        self._held = False
         self._downloads.clear()
         if self._work is not None:
             self._give_up.set()
@@ -386,7 +391,7 @@ class Agent:
 
     def _send(self, message: Message, *, reliable: bool = True) -> None:
         payload = codec.encode(message, sender=self._identity.device, boot=self._identity.boot)
-        self._link.send(topics.up(self._identity.fleet, self._identity.device), payload, reliable=reliable)
+        self._link.send(self._home.up, payload, reliable=reliable)
 
 
 def _refs(task: Task) -> list[BlobRef]:

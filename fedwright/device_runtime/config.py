@@ -24,7 +24,8 @@ class AgentConfig:
     server says that the run is over, instead of waiting for the next one. bundle: folder that enrolment
     made; without one the agent is in development mode. most_temperature_c, least_battery_ratio, most_load_ratio (what
     others use, per core): training pauses beyond them. nice: how far the agent steps back behind other programs.
-    noise_ratio: Gaussian noise on counts and descriptor that are told, in shares of their mean.
+    noise_ratio: Gaussian noise on counts and descriptor that are told, in shares of their mean. further: edges to go
+    to when the fleet's own has said nothing for patience_s.
     """
 
     broker: str
@@ -45,6 +46,8 @@ class AgentConfig:
     most_load_ratio: float | None = None
     nice: int = 0
     noise_ratio: float = 0.0
+    further: tuple[str, ...] = ()
+    patience_s: float = 15.0
 
     def identity(self) -> "Bundle | None":
         """Certificate, key and the server's key from the bundle."""

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from fedwright.device_runtime import facts
-from fedwright.device_runtime.agent import Agent, Holdings, Identity
+from fedwright.device_runtime.agent import Agent, Holdings
 from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.data import load
 from fedwright.device_runtime.data.local import LocalData
 from fedwright.device_runtime.describe.noise import with_noise
+from fedwright.device_runtime.home import Identity
 from fedwright.device_runtime.guard import Guard, Limits, board_state
 from fedwright.device_runtime.perform import CheckArtifact, MakeTrainer, Tools
 from fedwright.device_runtime.profiler.store import PROFILE_NAME, find_profile
@@ -39,7 +40,8 @@ SPLIT_SEED = 0
 def run_agent(config: AgentConfig) -> None:
     """Run one device in the foreground; SIGTERM and SIGINT end it cleanly."""
     topics.check_name(config.device, what="device id")
-    topics.check_name(config.fleet, what="fleet")
+    for fleet in (config.fleet, *config.further):
+        topics.check_name(fleet, what="fleet")
     threads = config.threads or facts.cores()
     limits = Limits(config.most_temperature_c, config.least_battery_ratio, config.most_load_ratio)
     if config.nice:
@@ -119,7 +121,14 @@ def _classic(threads: int, provider: str) -> tuple[MakeTrainer, CheckArtifact]:
 
 def _run(config: AgentConfig, holdings: Holdings) -> None:
     bundle = config.identity()
-    identity = Identity(config.device, config.fleet, codec.new_id(), None if bundle is None else bundle.verify)
+    identity = Identity(
+        config.device,
+        config.fleet,
+        codec.new_id(),
+        None if bundle is None else bundle.verify,
+        config.further,
+        config.patience_s,
+    )
     up = topics.up(identity.fleet, identity.device)
     gone = codec.encode(Gone(), sender=identity.device, boot=identity.boot)
     if bundle is None:
@@ -132,5 +141,5 @@ def _run(config: AgentConfig, holdings: Holdings) -> None:
     try:
         agent.run()
     finally:
-        link.send(up, gone)
+        agent.leave()
         link.close()

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedwright.device_runtime.agent import Agent, Holdings, Identity
+from fedwright.device_runtime.agent import Agent, Holdings
 from fedwright.device_runtime.data.local import LocalData
+from fedwright.device_runtime.home import Identity
 from fedwright.device_runtime.perform import Tools
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.journal import Journal
@@ -127,7 +128,9 @@ class Running:
         )
         self.boot = codec.new_id()
         fleet = changes.get("fleet", FLEET)
-        self.agent = Agent(self.link, Identity(device, fleet, self.boot, changes.get("verify")), holdings)
+        further, patience_s = changes.get("further", ()), changes.get("patience_s", WAIT_S)
+        identity = Identity(device, fleet, self.boot, changes.get("verify"), further, patience_s)
+        self.agent = Agent(self.link, identity, holdings)
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()

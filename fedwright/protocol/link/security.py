@@ -68,6 +68,8 @@ class BundleInfo(msgspec.Struct, frozen=True):
     broker: str
     server_key: str
     """Public Ed25519 key that signs tasks, in hexadecimal."""
+    edges: list[Id] = []
+    """Edge servers to join instead of the fleet's own, in this order."""
 
 
 @dataclass(frozen=True)

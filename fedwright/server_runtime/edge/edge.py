@@ -92,6 +92,10 @@ class Edge:
 
     def run(self) -> None:
         """Serve; LinkError when no host was ever heard of, IdentityTaken when another edge has this name."""
+        for task in [row.task for row in self._shelf.open_rows() if row.task is not None]:
+            # A device may be in the middle of fetching them, and must not hear that they are lost.
+            if all(self._blobs.has(ref.sha256) for ref in blobs_of(task)):
+                self._down.offer(task)
         while not self._stopping.is_set() and not self._over:
             for event in self._down.poll(TICK_S):
                 if isinstance(event, Pulled):

@@ -142,13 +142,18 @@ class Exchange:
 
     def pass_on(self, device: str, task: Task, payload: bytes) -> None:
         """Send a task that somebody else made and signed until it is acknowledged; its blobs are ours to serve."""
+        self.offer(task)
+        self._outgoing[task.task] = _Outgoing(device, payload, self._clock())
+        self._publish(device, payload)
+
+    def offer(self, task: Task) -> None:
+        """Serve the blobs of a task, which are here."""
         for ref in (task.artifact, task.weights, task.sides, task.frozen, task.public):
             if ref is not None:
                 self._uploads.serve(ref)
-        self._serving.offer_common(task.artifact.sha256)
-        self._serving.offer_common(task.weights.sha256)
-        self._outgoing[task.task] = _Outgoing(device, payload, self._clock())
-        self._publish(device, payload)
+        for common in (task.artifact, task.weights, task.frozen, task.public):
+            if common is not None:
+                self._serving.offer_common(common.sha256)
 
     def send_bytes(self, device: str, payload: bytes) -> None:
         """Send a message that somebody else made."""
