@@ -13,6 +13,7 @@ from msgspec import structs
 from fedwright import __version__
 from fedwright.benchmarks.datasets.titles import PAD, UNKNOWN
 from fedwright.benchmarks.dealing import Dealt, deal, reserve
+from fedwright.benchmarks.edged_fleet import EdgedFleet, in_turn
 from fedwright.benchmarks.local_fleet import Crew, LocalFleet
 from fedwright.benchmarks.simulate_worker import Measure, Part, Place
 from fedwright.device_runtime import facts
@@ -27,6 +28,7 @@ from fedwright.protocol.messages import DataSummary, Report
 from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.artifacts.structure import Structure
 from fedwright.server_runtime.config import RunConfig
+from fedwright.server_runtime.edge.pooling import Plain
 from fedwright.server_runtime.methods.base import Method, Tensors
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.desk import Talks
@@ -104,7 +106,11 @@ def simulate(
             watch = _Watch(config, crew, folder.path / EVALUATIONS, observer, parts, look)
 
             def talk(blobs: BlobStore) -> Talks:
-                return LocalFleet(reports, crew, devices=devices)
+                local = LocalFleet(reports, crew, devices=devices)
+                if not config.simulate.edges:
+                    return local
+                places = in_turn(list(reports), config.simulate.edges)
+                return EdgedFleet(local, places, blobs=blobs, groupings={edge: Plain() for edge in places.values()})
 
             outcome = runs.meet(config, text, runs.Meeting(talk, watch, watch.begin, sync=False, public=public))
     return Simulated(outcome, watch.evaluations, watch.round_s, folder.path)

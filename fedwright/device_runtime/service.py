@@ -88,7 +88,12 @@ def install(unit: Unit) -> None:
 
 def arguments(config: AgentConfig) -> list[str]:
     """The options of `fedwright device run` that give this config again."""
-    words = ["--broker", config.broker, "--device", config.device, "--data", config.data, "--fleet", config.fleet]
+    words = ["--broker", config.broker, "--device", config.device, "--data", config.data]
+    if config.further:
+        words += [word for edge in (config.fleet, *config.further) for word in ("--edge", edge)]
+        words += ["--patience", repr(config.patience_s)]
+    else:
+        words += ["--fleet", config.fleet]
     words += ["--state", str(config.state), "--threads", str(config.threads), "--backend", config.backend]
     words += ["--provider", config.provider, "--holdout", repr(config.holdout_ratio)]
     optional = {

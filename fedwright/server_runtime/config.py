@@ -241,6 +241,7 @@ class SimulateSection:
     rows: int | None = field(default=None, metadata=_help("use only so many training examples"))
     profiles: str | None = field(default=None, metadata=_help("a fleet of `fedwright profiles` that gives memory"))
     processes: int | None = field(default=None, metadata=_help("how many in parallel; 0 = inside this one"))
+    edges: int = field(default=0, metadata=_help("edge servers that devices sit behind in turn; 0 = none"))
     evaluate_every: int = field(default=5, metadata=_help("measure every device after so many rounds; 0 = at the end"))
 
     def __post_init__(self) -> None:
@@ -251,6 +252,7 @@ class SimulateSection:
         check_range("per_device", self.per_device, low=1)
         check_range("least", self.least, low=1)
         check_range("evaluate_every", self.evaluate_every, low=0)
+        check_range("edges", self.edges, low=0, high=self.devices)
         for name in ("rows", "processes"):
             if getattr(self, name) is not None:
                 check_range(name, getattr(self, name), low=0 if name == "processes" else 1)

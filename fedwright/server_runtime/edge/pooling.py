@@ -1,7 +1,8 @@
 """Puts the updates of one pool together: one mean with the weight of all, the same on an edge and in a simulation."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -49,6 +50,36 @@ class Reader:
         path = self.blobs.path(update.tensors.sha256)
         values = read_update(path, self.manifest(task), task.returns, sent=sent)
         return clip_norm(values, None if task.pool is None else task.pool.clip_norm)
+
+
+class Grouping(Protocol):
+    """How the answers of complete pools become updates."""
+
+    together: bool
+    """Whether all pools of a round go up at once; else each goes when it is complete."""
+
+    def group(self, pools: dict[str, list[Member]], reader: Reader) -> list[Update]:
+        """One or more pooled updates for each pool."""
+        ...
+
+
+class Plain:
+    """One mean for each pool."""
+
+    together = False
+
+    def group(self, pools: dict[str, list[Member]], reader: Reader) -> list[Update]:
+        """See Grouping."""
+        return [put_together(members, reader) for members in pools.values()]
+
+
+def split(members: Mapping[str, list[Member]], grouping: Grouping) -> tuple[list[Member], dict[str, list[Member]]]:
+    """Members that are the only ones of their pool, whose updates go up as they came, and the pools of the others."""
+    pools = {key: found for key, found in members.items() if found}
+    if grouping.together:
+        return [], pools
+    alone = [found[0] for found in pools.values() if len(found) == 1]
+    return alone, {key: found for key, found in pools.items() if len(found) > 1}
 
 
 def put_together(members: Sequence[Member], reader: Reader) -> Update:

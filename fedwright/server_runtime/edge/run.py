@@ -19,7 +19,8 @@ from fedwright.protocol.link.security import Bundle, TlsFiles, read_bundle
 from fedwright.protocol.messages import Board, Gone
 from fedwright.server_runtime.edge.config import EdgeConfig
 from fedwright.server_runtime.edge.edge import Edge, EdgeOptions
-from fedwright.server_runtime.edge.shelf import Grouping, Plain, Shelf
+from fedwright.server_runtime.edge.pooling import Grouping, Plain
+from fedwright.server_runtime.edge.shelf import Shelf
 from fedwright.server_runtime.edge.store import EdgeStore
 from fedwright.server_runtime.edge.upward import Presence, Upward
 from fedwright.server_runtime.rounds.exchange import Exchange

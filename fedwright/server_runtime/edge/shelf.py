@@ -3,12 +3,11 @@
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Protocol
 
 from fedwright.protocol.blobs import BlobStore, inlined
 from fedwright.protocol.errors import BadBlob, BadUpdate
 from fedwright.protocol.messages import BlobRef, Refusal, Task, Update
-from fedwright.server_runtime.edge.pooling import Member, Reader, put_together
+from fedwright.server_runtime.edge.pooling import Grouping, Member, Reader, split
 from fedwright.server_runtime.edge.store import ALONE, EdgeStore, Row, State
 
 log = logging.getLogger(__name__)
@@ -19,27 +18,6 @@ RESEND_S = 5.0
 PATIENCE_RATIO = 0.8
 # Tasks of asynchronous rounds may be this much older than the newest.
 KEEP_ROUNDS = 20
-
-
-class Grouping(Protocol):
-    """How the answers of complete pools become updates."""
-
-    together: bool
-    """Whether all pools of a round go up at once; else each goes when it is complete."""
-
-    def group(self, pools: dict[str, list[Member]], reader: Reader) -> list[Update]:
-        """One or more pooled updates for each pool."""
-        ...
-
-
-class Plain:
-    """One mean for each pool."""
-
-    together = False
-
-    def group(self, pools: dict[str, list[Member]], reader: Reader) -> list[Update]:
-        """See Grouping."""
-        return [put_together(members, reader) for members in pools.values()]
 
 
 class Shelf:
@@ -132,12 +110,10 @@ class Shelf:
         if not ripe or (self._grouping.together and waiting):
             return
         members = {key: self._members(rows) for key, rows in ripe.items()}
-        if not self._grouping.together:
-            for found in [found for found in members.values() if len(found) == 1]:
-                self._send_alone(found[0].task.task)
-            members = {key: found for key, found in members.items() if len(found) > 1}
-        members = {key: found for key, found in members.items() if found}
-        for update in self._grouping.group(members, self._reader) if members else []:
+        alone, pooled = split(members, self._grouping)
+        for member in alone:
+            self._send_alone(member.task.task)
+        for update in self._grouping.group(pooled, self._reader) if pooled else []:
             self._store.save_bundle(update.task, update, [part.task for part in update.parts])
             log.info("round %d: %d updates go up as one", update.round, len(update.parts))
 

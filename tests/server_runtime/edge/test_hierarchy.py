@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from fedwright.benchmarks.dealing import deal
+from fedwright.benchmarks.edged_fleet import in_turn
+from fedwright.benchmarks.simulate import simulate
 from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.link.memory import MemoryBroker
@@ -14,23 +16,48 @@ from helpers.edges import run_edges
 from helpers.simulation import local_data, make_config, run_agents
 
 
-def play(folder, *, edges, devices=4, **sections):
-    """A run whose devices sit behind edges in turn; returns its final state, its host's link and its store."""
-    config, text = make_config(
-        folder, fleet={"devices": devices}, simulate={"devices": devices, "evaluate_every": 0}, **sections
-    )
+def settings(folder, *, edges, devices=4, rounds=2, **sections):
+    """A small run whose devices sit behind edges in turn."""
+    simulated = {"devices": devices, "evaluate_every": 0, "edges": edges}
+    return make_config(folder, rounds=rounds, fleet={"devices": devices}, simulate=simulated, **sections)
+
+
+def play(folder, *, edges, **given):
+    """The run by real agents and edges; returns its final state and the host's link."""
+    config, text = settings(folder, edges=edges, **given)
     data = local_data(deal(config.simulate, seed=config.run.seed))
-    names = [f"edge-{number}" for number in range(edges)]
-    fleets = {device: names[number % edges] for number, device in enumerate(data)} if edges else {}
+    fleets = in_turn(list(data), edges) if edges else {}
     broker = MemoryBroker()
+    names = sorted(set(fleets.values()))
     with run_edges(broker, folder, *names), run_agents(broker, folder / "devices", data, fleets=fleets):
         link = broker.link("server")
         outcome = runs.execute(config, text, link=link)
         link.close()
+    assert {record.rounds for record in outcome.devices.values()} == {config.run.rounds}
+    assert len(outcome.devices) == config.fleet.devices
+    return final_state(folder), link
+
+
+def simulated(folder, *, edges, **given):
+    """The same run in a simulation; returns its final state."""
+    simulate(*settings(folder, edges=edges, **given))
+    return final_state(folder)
+
+
+def final_state(folder):
+    """The last saved state of the run in a folder."""
     store = SqliteRoundStore(folder / "run/rounds.sqlite")
     try:
-        state = tensors.load(BlobStore(folder / "run/blobs").path(store.closed()[-1].state))
-        return state, link, store.replies(Position(1, 0)), outcome
+        return tensors.load(BlobStore(folder / "run/blobs").path(store.closed()[-1].state))
+    finally:
+        store.close()
+
+
+def first_replies(folder):
+    """The replies of the first round."""
+    store = SqliteRoundStore(folder / "run/rounds.sqlite")
+    try:
+        return store.replies(Position(1, 0))
     finally:
         store.close()
 
@@ -46,28 +73,38 @@ def play(folder, *, edges, devices=4, **sections):
     ids=lambda method: method["name"],
 )
 def test_hierarchical_averages_are_flat_averages(tmp_path, method):
-    flat, *_ = play(tmp_path / "flat", edges=0, method=method)
-    state, _, replies, outcome = play(tmp_path / "edges", edges=2, method=method)
+    flat = simulated(tmp_path / "flat", edges=0, method=method)
+    state = simulated(tmp_path / "edges", edges=2, method=method)
 
     assert state.keys() == flat.keys()
     for name, value in flat.items():
         np.testing.assert_allclose(state[name], value, rtol=2e-5, atol=2e-6, err_msg=name)
-    pooled = [reply.update for reply in replies.values() if reply.update.parts]
+    pooled = [reply.update for reply in first_replies(tmp_path / "edges").values() if reply.update.parts]
     assert sorted(len(update.parts) for update in pooled) == [2, 2]
-    assert [record.rounds for record in outcome.devices.values()] == [2, 2, 2, 2]
 
 
 def test_methods_that_need_every_update_get_every_update(tmp_path):
-    flat, *_ = play(tmp_path / "flat", edges=0, update={"combine": "median"})
-    state, _, replies, _ = play(tmp_path / "edges", edges=2, update={"combine": "median"})
+    flat = simulated(tmp_path / "flat", edges=0, update={"combine": "median"})
+    state, _ = play(tmp_path / "edges", edges=2, update={"combine": "median"})
 
     assert all(np.array_equal(state[name], flat[name]) for name in flat)
-    assert not any(reply.update.parts for reply in replies.values())
+    assert not any(reply.update.parts for reply in first_replies(tmp_path / "edges").values())
+
+
+def test_edges_pool_to_the_bytes_of_their_simulation(tmp_path):
+    state, _ = play(tmp_path / "edges", edges=2, devices=5)
+    expected = simulated(tmp_path / "simulated", edges=2, devices=5)
+
+    assert all(np.array_equal(state[name], expected[name]) for name in expected)
+    sizes = [len(reply.update.parts) for reply in first_replies(tmp_path / "edges").values() if reply.update.parts]
+    assert sorted(sizes) == [2, 3]
+    # The artifact, the state and the evaluated model: nothing of the pools is left.
+    assert len(list((tmp_path / "simulated/run/blobs").iterdir())) <= 4
 
 
 def test_bytes_at_the_host_fall_with_the_number_of_edges(tmp_path):
     links = {
-        edges: play(tmp_path / str(edges), edges=edges, devices=6, update={"evaluate": False})[1]
+        edges: play(tmp_path / str(edges), edges=edges, devices=6, rounds=1, update={"evaluate": False})[1]
         for edges in (0, 1, 3)
     }
 

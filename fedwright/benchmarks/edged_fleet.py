@@ -1,0 +1,112 @@
+"""Edge servers without a broker: stands between the run and a fleet of this machine, and pools as edges do."""
+
+from collections.abc import Mapping, Sequence
+
+from fedwright.benchmarks.local_fleet import BOOT, LocalFleet
+from fedwright.protocol.blobs import BlobStore
+from fedwright.protocol.messages import BlobRef, Dismiss, Refusal, Task, Update
+from fedwright.server_runtime.edge.pooling import Grouping, Member, Reader, split
+from fedwright.server_runtime.rounds.exchange import Heard, Pulled
+
+
+def in_turn(devices: Sequence[str], edges: int) -> dict[str, str]:
+    """The edge of each device, in the order of their ids: edge-1, edge-2, ..., edge-1 again."""
+    return {device: f"edge-{number % edges + 1}" for number, device in enumerate(sorted(devices))}
+
+
+class EdgedFleet:
+    """A fleet whose updates come in pools, one mean for each; `groupings` are those of the edges by name."""
+
+    def __init__(
+        self, fleet: LocalFleet, places: Mapping[str, str], *, blobs: BlobStore, groupings: Mapping[str, Grouping]
+    ) -> None:
+        self._fleet = fleet
+        self._places = places
+        self._reader = Reader(blobs)
+        self._groupings = groupings
+        self._tasks: dict[str, tuple[str, Task]] = {}
+        self._answers: dict[str, Update | None] = {}
+
+    def challenge(self, device: str) -> None:
+        """Nobody claims another's id here."""
+
+    def assign(self, device: str, boot: str, task: Task) -> None:
+        """Have the task done and remember which pool it belongs to."""
+        if task.pool is not None:
+            self._tasks[task.task] = (device, task)
+        self._fleet.assign(device, boot, task)
+
+    def withdraw(self, task: str) -> None:
+        """Tasks that were answered are over."""
+
+    def acknowledge(self, device: str, task: str, *, problem: str = "") -> None:
+        """See LocalFleet."""
+        self._fleet.acknowledge(device, task, problem=problem)
+
+    def dismiss(self, device: str, dismissal: Dismiss) -> None:
+        """See LocalFleet."""
+        self._fleet.dismiss(device, dismissal)
+
+    def pull(self, device: str, ref: BlobRef) -> None:
+        """Updates lie in the server's own store before they are announced."""
+
+    def edge_of(self, device: str) -> str | None:
+        """The edge that a device sits behind."""
+        return self._places.get(device)
+
+    def recall(self, edge: str, task: str) -> None:
+        """Tasks go one way only here."""
+
+    def poll(self, timeout_s: float) -> list[Heard | Pulled]:
+        """What the fleet says, but updates of a pool only when it is complete, as one."""
+        events: list[Heard | Pulled] = []
+        for event in self._fleet.poll(timeout_s):
+            answer = event.message if isinstance(event, Heard) else None
+            if not isinstance(answer, Update | Refusal) or answer.task not in self._tasks:
+                events.append(event)
+            elif isinstance(answer, Refusal):
+                self._answers[answer.task] = None
+                events.append(event)
+            else:
+                self._answers[answer.task] = answer
+        for edge in sorted(set(self._places.values())):
+            events += self._close(edge)
+        return events
+
+    def _close(self, edge: str) -> list[Heard]:
+        """The pooled updates of an edge's complete pools."""
+        pools: dict[str, list[str]] = {}
+        for name, (_, task) in self._tasks.items():
+            if task.pool is not None and task.pool.edge == edge:
+                pools.setdefault(task.pool.key, []).append(name)
+        ripe = {key: names for key, names in pools.items() if self._is_complete(names)}
+        grouping = self._groupings[edge]
+        if not ripe or (grouping.together and len(ripe) < len(pools)):
+            return []
+        alone, pooled = split({key: self._members(names) for key, names in ripe.items()}, grouping)
+        heard = [Heard(member.device, BOOT, member.update) for member in alone]
+        if pooled:
+            heard += [Heard(edge, BOOT, update) for update in grouping.group(pooled, self._reader)]
+        self._forget([name for names in ripe.values() for name in names], alone)
+        return heard
+
+    def _is_complete(self, names: list[str]) -> bool:
+        pool = self._tasks[names[0]][1].pool
+        return pool is not None and len(names) == pool.size and all(name in self._answers for name in names)
+
+    def _members(self, names: list[str]) -> list[Member]:
+        found = []
+        for name in names:
+            update = self._answers[name]
+            if update is not None:
+                found.append(Member(*self._tasks[name], update))
+        return found
+
+    def _forget(self, names: list[str], alone: list[Member]) -> None:
+        """Let go of a pool that is closed; its updates are no longer needed but for those that went up as they came."""
+        kept = {member.update.tensors.sha256 for member in alone if member.update.tensors is not None}
+        for name in names:
+            del self._tasks[name]
+            update = self._answers.pop(name)
+            if update is not None and update.tensors is not None and update.tensors.sha256 not in kept:
+                self._reader.blobs.remove(update.tensors.sha256)
