@@ -15,7 +15,8 @@ PARAMS = {
     # The papers' steps are meant for thousands of rounds.
     "pfedhn": {"server_rate": 0.6, "momentum": 0.0, "parallel": True},
     "framp": {"sizes": [1.0, 0.25]},
-    "hyperflora": {"server_rate": 0.05, "pretrain_rounds": 2, "exchanges": 1},
+    "hyperflora": {"pretrain_rounds": 2, "exchanges": 1},
+    "adapters-private": {"pretrain_rounds": 2},
     "hasa": {"budget": 0.6, "most": 1.0, "least": 0.4},
 }
 

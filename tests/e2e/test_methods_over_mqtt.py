@@ -17,6 +17,7 @@ from helpers.simulation import local_data, make_config, public_file, run_agents
 PARAMS = {
     "framp": {"sizes": [1.0, 0.25]},
     "hyperflora": {"pretrain_rounds": 1, "exchanges": 1},
+    "adapters-private": {"pretrain_rounds": 1},
     "hasa": {"budget": 0.6, "most": 1.0, "least": 0.4},
     "heterofl": {"levels": {"sizes": [1.0, 0.5]}},
     "fedrolex": {"levels": {"sizes": [1.0, 0.5]}},

@@ -36,6 +36,8 @@ class Form:
     """How a hypernetwork is made; `chunk` outputs at a time with piece embeddings of size `piece` (None = all at once).
 
     shared: only b learns, so that everyone gets the same weights (the ablation without personalisation).
+    keep_scale: the trunk starts without biases and such that ||h|| is about ||v||, times sqrt(hidden / inputs); torch's
+    start shrinks what is read in every layer and puts a common part to it, so that all devices look alike.
     sequential: a step for each change in turn instead of one for their mean.
     """
 
@@ -46,6 +48,7 @@ class Form:
     chunk: int | None = None
     piece: int = 32
     shared: bool = False
+    keep_scale: bool = False
     sequential: bool = False
 
 
@@ -264,14 +267,12 @@ class Hypernet:
 
 
 def _initial(form: Form, start: Start, seed: int) -> Tensors:
-    """Trunk as torch makes linear layers; head weights small, head bias the start weights."""
+    """The trunk; head weights small, head bias the start weights."""
     rng = np.random.default_rng(seed)
     values: Tensors = {}
     width = form.inputs + (form.piece if form.chunk is not None else 0)
     for layer in range(form.layers):
-        bound = 1.0 / math.sqrt(width)
-        values[f"trunk{layer}.weight"] = rng.uniform(-bound, bound, (form.hidden, width)).astype(np.float32)
-        values[f"trunk{layer}.bias"] = rng.uniform(-bound, bound, form.hidden).astype(np.float32)
+        values[f"trunk{layer}.weight"], values[f"trunk{layer}.bias"] = _linear(rng, form, layer, width)
         width = form.hidden
     flat = [np.asarray(value, np.float32).reshape(-1) for value in start.weights.values()]
     values[BIAS] = np.concatenate(flat)
@@ -286,6 +287,17 @@ def _initial(form: Form, start: Start, seed: int) -> Tensors:
     pieces = -(-values[BIAS].size // form.chunk)
     values[PIECES] = rng.normal(0.0, 1.0, (pieces, form.piece)).astype(np.float32)
     return values
+
+
+def _linear(rng: np.random.Generator, form: Form, layer: int, width: int) -> tuple[Array, Array]:
+    """A layer of the trunk as torch makes it, or one that keeps the scale: a ReLU before it halves the squares."""
+    if form.keep_scale:
+        spread = np.float32(math.sqrt((2.0 if layer else 1.0) / width))
+        weight = rng.standard_normal((form.hidden, width), dtype=np.float32) * spread
+        return weight, np.zeros(form.hidden, np.float32)
+    bound = 1.0 / math.sqrt(width)
+    weight = rng.uniform(-bound, bound, (form.hidden, width)).astype(np.float32)
+    return weight, rng.uniform(-bound, bound, form.hidden).astype(np.float32)
 
 
 def _head(rng: np.random.Generator, rows: int, form: Form, spread: float) -> Array:

@@ -3,6 +3,7 @@
 from fedwright.server_runtime.methods import framp, hasa, hyperflora, pfedclub
 from fedwright.server_runtime.methods.base import METHODS, Entry, find
 from fedwright.server_runtime.methods.baselines import (
+    adapters_private,
     fedavg,
     feddropout,
     fedgh,
@@ -23,6 +24,7 @@ from fedwright.server_runtime.methods.baselines import (
 __all__ = [
     "METHODS",
     "Entry",
+    "adapters_private",
     "fedavg",
     "feddropout",
     "fedgh",

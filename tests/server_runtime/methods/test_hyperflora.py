@@ -56,16 +56,16 @@ def play(method, number=1, *, change=0.1, silent=()):
 
 def test_pretraining_trains_the_base_and_then_it_is_frozen():
     method = make(pretrain_rounds=1)
-    before = dict(method._base)
+    before = dict(method._base.weights)
     first = play(method, 1)
     assert len(first) == 1
     assert set(first[0][1]["a"].weights) == set(before)
-    np.testing.assert_allclose(method._base["head.bias"], before["head.bias"] + 0.1, atol=1e-6)
-    frozen = dict(method._base)
+    np.testing.assert_allclose(method._base.weights["head.bias"], before["head.bias"] + 0.1, atol=1e-6)
+    frozen = dict(method._base.weights)
     second = play(method, 2)
     assert all(name.rpartition(".")[2].startswith("lora_") for name in second[0][1]["a"].weights)
     for name, value in frozen.items():
-        np.testing.assert_array_equal(method._base[name], value)
+        np.testing.assert_array_equal(method._base.weights[name], value)
 
 
 def test_the_base_is_one_dictionary_for_everyone():
@@ -78,7 +78,7 @@ def test_at_the_start_an_adapter_changes_nothing():
     method = make()
     method.assign(reports(), 1)
     weights = method.personal("a")[1]
-    np.testing.assert_array_equal(weights["head.weight"], method._base["head.weight"])
+    np.testing.assert_array_equal(weights["head.weight"], method._base.weights["head.weight"])
 
 
 def test_a_pairs_adapter_goes_to_and_fro():
@@ -145,9 +145,9 @@ def test_a_merged_model_computes_what_the_adapted_one_does():
     method = make()
     play(method)
     spec, merged = method.personal("a")
-    rho = method._net().generate(method._known.rows["a"][None])[0]
-    adapted = zoo.create(method._spec, seed=0)
-    adapted.load_state_dict({n: torch.from_numpy(v) for n, v in {**method._base, **rho}.items()})
+    rho = method._net().generate(method._row([0, 1])[None])[0]
+    adapted = zoo.create(method._base.spec, seed=0)
+    adapted.load_state_dict({n: torch.from_numpy(v) for n, v in {**method._base.weights, **rho}.items()})
     plain = zoo.create(spec, seed=0)
     plain.load_state_dict({n: torch.from_numpy(v) for n, v in merged.items()})
     x = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(1))
@@ -175,7 +175,7 @@ def test_a_device_without_classes_is_left_out(caplog):
     method = make()
     assert set(method.assign(reports(e=[0, 0, 0, 0]), 1)) == set(COUNTS)
     assert "holds no class at all" in caplog.text
-    np.testing.assert_array_equal(method.personal("e")[1]["head.weight"], method._base["head.weight"])
+    np.testing.assert_array_equal(method.personal("e")[1]["head.weight"], method._base.weights["head.weight"])
 
 
 def test_a_model_without_adapters_is_refused():

@@ -9,7 +9,6 @@ Differs: training is FedAvg's own; the mask is applied only to the model that a 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Report
 from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.methods.base import Assignment, Entry, Setting, Tensors, register
@@ -31,11 +30,7 @@ class Masked(FedAvg):
 
     def meet(self, reports: Mapping[str, Report]) -> None:
         """Take in which classes every device holds."""
-        for device in self._known.missing(reports):
-            try:
-                self._known.note(device, indicator_of(reports[device], self._setting.spec.classes))
-            except ConfigError as err:
-                self._known.refuse(device, err)
+        self._known.meet(reports, lambda device: indicator_of(reports[device], self._setting.spec.classes))
 
     def assign(self, reports: Mapping[str, Report], round_number: int) -> dict[str, Assignment]:
         """As FedAvg."""

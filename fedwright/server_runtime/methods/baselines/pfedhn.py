@@ -17,11 +17,10 @@ from typing import Literal
 
 import numpy as np
 
-from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Report
 from fedwright.protocol.strict import check_range
 from fedwright.server_runtime.artifacts.structure import ModelSpec, Structure
-from fedwright.server_runtime.blocks.hypernet import Form, Hypernet, Start, Step
+from fedwright.server_runtime.blocks.hypernet import Form, Hypernet, Start
 from fedwright.server_runtime.methods.base import (
     Absorbed,
     Array,
@@ -37,6 +36,7 @@ from fedwright.server_runtime.methods.fitting import Left, fit_batches
 from fedwright.server_runtime.methods.written import (
     Known,
     Running,
+    Writer,
     bits,
     floats,
     hypernet_state,
@@ -49,33 +49,19 @@ from fedwright.server_runtime.rounds.sampling import derive_seed
 
 
 @dataclass(frozen=True)
-class PFedHNParams:
-    """hidden, layers: the trunk. server_rate, momentum, weight_decay, clip_norm: the outer optimizer."""
+class PFedHNParams(Writer):
+    """describe: what a model is written from."""
 
     describe: Literal["classes", "embedding"] = field(
         default="classes", metadata={"help": "what a model is written from: the device's classes, or a learnt vector"}
     )
     embedding: int = field(default=8, metadata={"help": "size of a learnt vector; the paper takes 1 + devices / 4"})
-    hidden: int = field(default=100, metadata={"help": "width of the trunk"})
-    layers: int = field(default=4, metadata={"help": "linear layers of the trunk"})
-    server_rate: float = field(default=0.01, metadata={"help": "learning rate of the hypernetwork"})
-    momentum: float = field(default=0.9, metadata={"help": "momentum of the hypernetwork's optimizer"})
-    weight_decay: float = field(default=0.0, metadata={"help": "weight decay of the hypernetwork; the paper has 0.001"})
-    clip_norm: float = field(default=50.0, metadata={"help": "largest norm of the hypernetwork's gradient"})
     parallel: bool = field(default=False, metadata={"help": "average over a round's devices instead of one by one"})
 
     def __post_init__(self) -> None:
         """Check values."""
-        for key in ("embedding", "hidden", "layers"):
-            check_range(key, getattr(self, key), low=1)
-        check_range("server_rate", self.server_rate, above=0)
-        check_range("clip_norm", self.clip_norm, above=0)
-        check_range("weight_decay", self.weight_decay, low=0)
-        check_range("momentum", self.momentum, low=0, high=0.999)
-
-    def step(self) -> Step:
-        """The outer optimizer."""
-        return Step(self.server_rate, self.momentum, self.weight_decay, self.clip_norm)
+        Writer.__post_init__(self)
+        check_range("embedding", self.embedding, low=1)
 
 
 class PFedHN:
@@ -102,11 +88,7 @@ class PFedHN:
 
     def meet(self, reports: Mapping[str, Report]) -> None:
         """Take in what every device says of its classes."""
-        for device in self._known.missing(reports):
-            try:
-                self._known.note(device, self._described(device, reports[device]))
-            except ConfigError as err:
-                self._known.refuse(device, err)
+        self._known.meet(reports, lambda device: self._described(device, reports[device]))
 
     def _described(self, device: str, report: Report) -> Array:
         if self._params.describe == "classes":
