@@ -11,6 +11,7 @@ from fedwright.benchmarks import datasets
 from fedwright.benchmarks import partition as ways
 from fedwright.benchmarks.datasets import DataSet, Limit
 from fedwright.benchmarks.partition import Share, Split
+from fedwright.device_runtime.data.local import LocalData
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime.config import PublicSection, SimulateSection
 from fedwright.server_runtime.public import PublicData
@@ -33,6 +34,20 @@ class Dealt:
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one example."""
         return tuple(self.x.shape[1:])
+
+
+def local_data(dealt: Dealt, share: Share) -> LocalData:
+    """One device's rows, as its agent would hold them."""
+    y = dealt.y[share.train]
+    return LocalData(
+        x=dealt.x[share.train],
+        y=y,
+        x_holdout=dealt.x[share.test],
+        y_holdout=dealt.y[share.test],
+        classes=dealt.classes,
+        class_counts=tuple(np.bincount(y, minlength=dealt.classes).tolist()),
+        input_shape=dealt.input_shape,
+    )
 
 
 def deal(section: SimulateSection, *, seed: int, split: Split = SPLIT) -> Dealt:

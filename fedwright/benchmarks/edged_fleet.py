@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from fedwright.benchmarks.local_fleet import BOOT, LocalFleet
 from fedwright.protocol.blobs import BlobStore
-from fedwright.protocol.messages import BlobRef, Dismiss, Refusal, Task, Update
+from fedwright.protocol.messages import Ask, BlobRef, Dismiss, Refusal, Task, Update
 from fedwright.server_runtime.edge.pooling import Grouping, Member, Reader, split
 from fedwright.server_runtime.rounds.exchange import Heard, Pulled
 
@@ -35,6 +35,10 @@ class EdgedFleet:
         if task.pool is not None:
             self._tasks[task.task] = (device, task)
         self._fleet.assign(device, boot, task)
+
+    def ask(self, device: str, ask: Ask) -> None:
+        """See LocalFleet."""
+        self._fleet.ask(device, ask)
 
     def withdraw(self, task: str) -> None:
         """Tasks that were answered are over."""

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from fedwright.benchmarks.datasets.titles import UNKNOWN
 from fedwright.benchmarks.dealing import deal
 from fedwright.benchmarks.suite import Finished, Job, check, mean, merged, read_suite, run_jobs, seeds_of
+from fedwright.device_runtime.describe.words import UNKNOWN
 from fedwright.server_runtime.config import SimulateSection
 from fedwright.server_runtime.evaluate.metrics import LstmCost, paired, realised_budget
 

@@ -13,11 +13,12 @@ from msgspec import structs
 
 from fedwright.benchmarks.dealing import Dealt
 from fedwright.benchmarks.simulate_worker import Measure, Place, Worker, begin, run_measure, run_task
+from fedwright.device_runtime.describe.hidden import Hidden
 from fedwright.device_runtime.store.residual import Residual
 from fedwright.device_runtime.train.loop import Evaluation
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import FedwrightError
-from fedwright.protocol.messages import BlobRef, Dismiss, Refusal, Report, Task, Update
+from fedwright.protocol.messages import Ask, BlobRef, Dismiss, Refusal, Report, Task, Update
 from fedwright.server_runtime.rounds.exchange import Heard, Pulled
 
 BOOT = "simulated"
@@ -66,8 +67,11 @@ class Crew:
 class LocalFleet:
     """Every device is present from the start, takes each task at once and never goes away."""
 
-    def __init__(self, reports: Mapping[str, Report], crew: Crew, *, devices: Path) -> None:
+    def __init__(
+        self, reports: Mapping[str, Report], crew: Crew, *, devices: Path, hidden: Mapping[str, Hidden] | None = None
+    ) -> None:
         self._crew = crew
+        self._hidden = hidden or {}
         self._devices = devices
         self._done: queue.SimpleQueue[tuple[str, Future[Update | Refusal]]] = queue.SimpleQueue()
         self._events: list[Heard | Pulled] = [Heard(device, BOOT, report) for device, report in reports.items()]
@@ -88,6 +92,10 @@ class LocalFleet:
         self._sizes[device] = (up, down)
         work = self._crew.perform(device, task)
         work.add_done_callback(lambda done: self._done.put((device, done)))
+
+    def ask(self, device: str, ask: Ask) -> None:
+        """The device answers at once."""
+        self._events.append(Heard(device, BOOT, self._hidden[device].answer(ask)))
 
     def withdraw(self, task: str) -> None:
         """Tasks that were answered are over."""

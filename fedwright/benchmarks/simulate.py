@@ -7,24 +7,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
-import numpy as np
 from msgspec import structs
 
 from fedwright import __version__
-from fedwright.benchmarks.datasets.titles import PAD, UNKNOWN
-from fedwright.benchmarks.dealing import Dealt, deal, reserve
+from fedwright.benchmarks.dealing import Dealt, deal, local_data, reserve
 from fedwright.benchmarks.edged_fleet import EdgedFleet, in_turn
 from fedwright.benchmarks.local_fleet import Crew, LocalFleet
 from fedwright.benchmarks.simulate_worker import Measure, Part, Place
 from fedwright.device_runtime import facts
-from fedwright.device_runtime.describe.features import describe
+from fedwright.device_runtime.describe.hidden import Hidden, counts_of, without_counts
 from fedwright.device_runtime.emulate.profiles import load_fleet, load_profile
+from fedwright.device_runtime.store.secret import kept_secret
 from fedwright.device_runtime.train.loop import Evaluation
 from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ConfigError
-from fedwright.protocol.messages import DataSummary, Report
+from fedwright.protocol.messages import Report
+from fedwright.protocol.x25519 import KEY_BYTES
 from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.artifacts.structure import Structure
 from fedwright.server_runtime.config import RunConfig
@@ -99,6 +99,7 @@ def simulate(
     with tempfile.TemporaryDirectory(prefix="fedwright-simulate-") as data:
         free = {device: report.free_bytes for device, report in reports.items()}
         devices = folder.path / "devices"
+        hidden = hide_counts(reports, devices) if config.simulate.hide_counts else {}
         place = Place(Path(data), folder.blobs.absolute(), devices.absolute(), dealt.classes, dealt.shares, free)
         processes = config.simulate.processes
         folder.blobs.mkdir(parents=True, exist_ok=True)
@@ -106,7 +107,7 @@ def simulate(
             watch = _Watch(config, crew, folder.path / EVALUATIONS, observer, parts, look)
 
             def talk(blobs: BlobStore) -> Talks:
-                local = LocalFleet(reports, crew, devices=devices)
+                local = LocalFleet(reports, crew, devices=devices, hidden=hidden)
                 if not config.simulate.edges:
                     return local
                 places = in_turn(list(reports), config.simulate.edges)
@@ -126,28 +127,26 @@ def make_reports(config: RunConfig, dealt: Dealt) -> dict[str, Report]:
     for number, (device, share) in enumerate(dealt.shares.items()):
         if not len(share.train):
             raise ConfigError(f"simulated device {device} got nothing to train on; take fewer devices or more data")
-        counts = np.bincount(dealt.y[share.train], minlength=dealt.classes).tolist()
         reports[device] = Report(
             agent=__version__,
             board=structs.replace(board, profile=names[number]) if names else board,
             free_bytes=load_profile(names[number]).memory_bytes if names else free_bytes,
-            data=DataSummary(
-                len(share.train),
-                len(share.test),
-                list(dealt.input_shape),
-                dealt.classes,
-                counts,
-                score_counts=_word_counts(counts) if dealt.x.dtype.kind == "i" else None,
-                descriptor=describe(dealt.x[share.train]),
-            ),
+            data=local_data(dealt, share).summary(),
             trains=number < len(dealt.shares) - config.simulate.bystanders,
         )
     return reports
 
 
-def _word_counts(counts: list[int]) -> list[int]:
-    """How often each word follows, without those that stand for padding and for all rare words."""
-    return [0 if word in (PAD, UNKNOWN) else count for word, count in enumerate(counts)]
+def hide_counts(reports: dict[str, Report], folder: Path) -> dict[str, Hidden]:
+    """Take the counts out of the reports; what each device needs for sums that hide them."""
+    hidden = {}
+    for device, report in reports.items():
+        own = folder / device
+        secret = kept_secret(own / "sum-key", KEY_BYTES)
+        hidden[device] = Hidden(device, counts_of(report.data), secret=secret, folder=own)
+        key = hidden[device].public
+        reports[device] = structs.replace(report, data=without_counts(report.data), sum_key=key)
+    return hidden
 
 
 @dataclass

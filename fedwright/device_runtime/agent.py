@@ -16,24 +16,19 @@ from msgspec import structs
 from fedwright import __version__
 from fedwright.device_runtime import facts
 from fedwright.device_runtime.data.local import LocalData
+from fedwright.device_runtime.describe.hidden import Hidden
 from fedwright.device_runtime.home import Home, Identity
 from fedwright.device_runtime.perform import Inputs, Result, Stopped, Tools, perform
+from fedwright.device_runtime.refusals import refusal_of
 from fedwright.device_runtime.store.journal import Journal
 from fedwright.device_runtime.store.residual import Residual
 from fedwright.protocol import codec
 from fedwright.protocol.blobs import BlobStore, Download, Uploads, inlined
-from fedwright.protocol.errors import (
-    BadArtifact,
-    BadBlob,
-    BadMessage,
-    DeviceError,
-    FedwrightError,
-    IdentityTaken,
-    OverBudget,
-)
+from fedwright.protocol.errors import BadBlob, BadMessage, DeviceError, IdentityTaken
 from fedwright.protocol.link.base import Link, Received
 from fedwright.protocol.messages import (
     Ack,
+    Ask,
     BlobRef,
     Board,
     Challenge,
@@ -65,6 +60,7 @@ class Holdings:
     """What the device has: its board, its data, its disk and its tools.
 
     told: what it says about its data, when that is not the plain truth. profile: what it measured of itself, as JSON.
+    hidden: its part in sums of counts that it does not tell.
     """
 
     board: Board
@@ -76,6 +72,7 @@ class Holdings:
     trains: bool = True
     told: DataSummary | None = None
     profile: bytes | None = None
+    hidden: Hidden | None = None
 
 
 class Agent:
@@ -169,6 +166,7 @@ class Agent:
                 task=None if entry is None else entry.task.task,
                 trains=self._have.trains,
                 profile=self._have.profile,
+                sum_key=None if self._have.hidden is None else self._have.hidden.public,
             )
         )
 
@@ -192,14 +190,21 @@ class Agent:
                 self._send(message, reliable=False)
         elif isinstance(body, Ack):
             self._take_ack(body)
-        elif isinstance(body, Challenge):
+        else:
+            self._take_rare(body)
+
+    def _take_rare(self, body: Message) -> None:
+        """Messages that are not part of a task's ordinary way."""
+        if isinstance(body, Challenge):
             self._report()
         elif isinstance(body, Lost) and body.sha256 in self._downloads:
-            self._refuse("bad_blob", f"the server no longer holds blob {body.sha256[:12]}")
+            self._refuse_for(BadBlob(f"the server no longer holds blob {body.sha256[:12]}"))
         elif isinstance(body, Held):
             self._held = self._have.journal.entry is not None and self._have.journal.entry.task.task == body.of
         elif isinstance(body, Dismiss):
             self._take_dismiss(body)
+        elif isinstance(body, Ask) and self._have.hidden is not None and body.boot == self._identity.boot:
+            self._send(self._have.hidden.answer(body))
 
     def _take_task(self, task: Task) -> None:
         if task.boot != self._identity.boot:
@@ -298,18 +303,13 @@ class Agent:
 
     def _refuse_for(self, err: BaseException) -> None:
         """Tell the server why the task in hand came to nothing."""
-        if isinstance(err, OverBudget):
-            self._refuse("over_budget", str(err), need_bytes=err.need_bytes, free_bytes=err.free_bytes)
-        elif isinstance(err, MemoryError):
-            self._refuse("over_budget", "ran out of memory while training", free_bytes=facts.free_bytes())
-        elif isinstance(err, BadArtifact):
-            self._refuse("bad_artifact", str(err))
-        elif isinstance(err, BadBlob):
-            self._refuse("bad_blob", str(err))
-        else:
-            if not isinstance(err, FedwrightError):
-                log.error("the task failed", exc_info=err)
-            self._refuse("failed", f"{type(err).__name__}: {err}"[:500])
+        entry = self._have.journal.entry
+        if entry is None:
+            return
+        refusal = refusal_of(entry.task.task, err)
+        log.warning("round %d: task refused: %s", entry.task.round, refusal.detail)
+        self._downloads.clear()
+        self._answer(refusal)
 
     def _update(self, task: Task, result: Result) -> Update:
         stats = structs.replace(
@@ -324,16 +324,6 @@ class Agent:
             # The server's choice of chunk holds both ways: some brokers take only small messages.
             ref = self._uploads.offer(blob, chunk_bytes=task.weights.chunk_bytes, inline=False)
         return Update(task=task.task, round=task.round, stats=stats, tensors=ref)
-
-    def _refuse(self, reason: str, detail: str, *, need_bytes: int = 0, free_bytes: int = 0) -> None:
-        entry = self._have.journal.entry
-        if entry is None:
-            return
-        log.warning("round %d: task refused: %s", entry.task.round, detail)
-        self._downloads.clear()
-        self._answer(
-            Refusal(entry.task.task, reason, detail, need_bytes=need_bytes, free_bytes=free_bytes)  # type: ignore[arg-type]
-        )
 
     def _answer(self, answer: Update | Refusal) -> None:
         self._have.journal.answer(answer)

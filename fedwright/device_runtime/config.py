@@ -26,6 +26,7 @@ class AgentConfig:
     others use, per core): training pauses beyond them. nice: how far the agent steps back behind other programs.
     noise_ratio: Gaussian noise on counts and descriptor that are told, in shares of their mean. further: edges to go
     to when the fleet's own has said nothing for patience_s.
+    hide_counts: nothing of the data's content is told; the device takes part in sums that hide its counts.
     """
 
     broker: str
@@ -48,6 +49,7 @@ class AgentConfig:
     noise_ratio: float = 0.0
     further: tuple[str, ...] = ()
     patience_s: float = 15.0
+    hide_counts: bool = False
 
     def identity(self) -> "Bundle | None":
         """Certificate, key and the server's key from the bundle."""

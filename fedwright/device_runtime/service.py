@@ -108,7 +108,8 @@ def arguments(config: AgentConfig) -> list[str]:
     for option, value in optional.items():
         if value is not None:
             words += [option, str(value)]
-    return words + (["--once"] if config.once else []) + ([] if config.trains else ["--evaluate-only"])
+    flags = {"--once": config.once, "--evaluate-only": not config.trains, "--hide-counts": config.hide_counts}
+    return words + [flag for flag, given in flags.items() if given]
 
 
 def quoted(word: str) -> str:

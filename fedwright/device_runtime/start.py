@@ -13,6 +13,7 @@ from fedwright.device_runtime.agent import Agent, Holdings
 from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.data import load
 from fedwright.device_runtime.data.local import LocalData
+from fedwright.device_runtime.describe.hidden import Hidden, counts_of, without_counts
 from fedwright.device_runtime.describe.noise import with_noise
 from fedwright.device_runtime.home import Identity
 from fedwright.device_runtime.guard import Guard, Limits, board_state
@@ -21,6 +22,7 @@ from fedwright.device_runtime.profiler.store import PROFILE_NAME, find_profile
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.journal import Journal
 from fedwright.device_runtime.store.residual import Residual
+from fedwright.device_runtime.store.secret import kept_secret
 from fedwright.device_runtime.train.base import Tensors, Trainer
 from fedwright.protocol import codec, topics
 from fedwright.protocol.artifact import Artifact
@@ -28,6 +30,7 @@ from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.link import connect
 from fedwright.protocol.messages import DataSummary, Gone, Recipe
+from fedwright.protocol.x25519 import KEY_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +67,8 @@ def run_agent(config: AgentConfig) -> None:
         told=_told(data, config, folder) if config.noise_ratio else None,
         profile=None if measured is None else measured.to_json(),
     )
+    if config.hide_counts:
+        holdings = _hiding(holdings, config.device, folder)
     try:
         _run(config, holdings)
     finally:
@@ -79,6 +84,14 @@ def _told(data: LocalData, config: AgentConfig, folder: Path) -> DataSummary:
         secret.write_bytes(os.urandom(16))
     rng = np.random.default_rng(list(secret.read_bytes()))
     return with_noise(data.summary(), config.noise_ratio, rng)
+
+
+def _hiding(holdings: Holdings, device: str, folder: Path) -> Holdings:
+    """Nothing of the data's content is told; counts go into sums that hide them, with one key in all lives."""
+    told = holdings.told or holdings.data.summary()
+    secret = kept_secret(folder / "sum-key", KEY_BYTES)
+    hidden = Hidden(device, counts_of(told), secret=secret, folder=folder)
+    return replace(holdings, told=without_counts(told), hidden=hidden)
 
 
 def make_tools(backend: str, *, threads: int, folder: Path, provider: str = "cpu") -> Tools:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from fedwright.protocol.errors import BadMessage
-from fedwright.protocol.messages import VERSION, Ack, Dismiss, Envelope, Message, Task
+from fedwright.protocol.messages import VERSION, Ack, Ask, Dismiss, Envelope, Message, Task
 from fedwright.protocol.signing import SIGNATURE_BYTES
 
 # A chunk of the largest allowed size plus its envelope fits; nothing legitimate is larger.
@@ -16,7 +16,7 @@ MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 # A byte that msgpack never uses: what follows is a signature and then the envelope that it signs.
 SIGNED = b"\xc1"
 # What a device does only on the word of its server. Chunks need no signature: a signed task names their hashes.
-MUST_BE_SIGNED = (Task, Ack, Dismiss)
+MUST_BE_SIGNED = (Task, Ack, Dismiss, Ask)
 
 Sign = Callable[[bytes], bytes]
 Verify = Callable[[bytes, bytes], bool]

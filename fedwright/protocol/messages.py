@@ -18,6 +18,7 @@ Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, Meta(ge=0)]
 Text = Annotated[str, Meta(max_length=2000)]
+Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
 
 
 Why = Literal["run_over", "identity_taken", "misfit"]
@@ -83,6 +84,8 @@ class Report(Struct, tag="report", frozen=True):
     model: Text = ""
     # An edge server, which speaks for devices of its own and trains nothing itself.
     edge: bool = False
+    # Offered by a device that keeps its counts to itself: its part in sums that hide them (secure_sum).
+    sum_key: Key | None = None
 
 
 class Recipe(Struct, frozen=True):
@@ -245,6 +248,35 @@ class Gone(Struct, tag="gone", frozen=True):
     """Last will: the broker says for a device that its connection broke."""
 
 
+class Ask(Struct, tag="ask", frozen=True):
+    """Server → one boot of a device: help to add up counts that nobody may see (secure_sum).
+
+    mask: send `length` counts under masks made with these keys. open: send the seeds that hide the sum over those
+    who are present. score: send how unlike the pooled counts your own are.
+    """
+
+    sum: Id
+    boot: Id
+    stage: Literal["mask", "open", "score"]
+    length: Annotated[int, Meta(ge=1, le=500_000)]
+    keys: Annotated[dict[Id, Key], Meta(max_length=20_000)] = {}
+    present: Annotated[list[Id], Meta(max_length=20_000)] = []
+    pooled: Annotated[list[Count], Meta(max_length=500_000)] = []
+    smoothing: Annotated[float, Meta(ge=0)] = 0.0
+
+
+class Answer(Struct, tag="answer", frozen=True):
+    """Device → server: what was asked for, or (`problem`) why not."""
+
+    sum: Id
+    stage: Literal["mask", "open", "score"]
+    masked: Annotated[bytes, Meta(max_length=4 * 1024 * 1024)] = b""
+    own: Key | None = None
+    pairs: Annotated[dict[Id, Key], Meta(max_length=20_000)] = {}
+    score: float | None = None
+    problem: Text = ""
+
+
 class Carried(Struct, tag="carried", frozen=True):
     """Edge ↔ server: an envelope from or to a device of this edge, byte for byte, so that signatures stay whole."""
 
@@ -284,6 +316,8 @@ Message = (
     | Held
     | Recall
     | Here
+    | Ask
+    | Answer
 )
 
 

@@ -240,6 +240,9 @@ class SimulateSection:
     least: int = field(default=10, metadata=_help("rows that every device gets at least (dirichlet)"))
     rows: int | None = field(default=None, metadata=_help("use only so many training examples"))
     profiles: str | None = field(default=None, metadata=_help("a fleet of `fedwright profiles` that gives memory"))
+    hide_counts: bool = field(
+        default=False, metadata=_help("devices tell nothing of their data but sums that hide it (secure_sum)")
+    )
     processes: int | None = field(default=None, metadata=_help("how many in parallel; 0 = inside this one"))
     edges: int = field(default=0, metadata=_help("edge servers that devices sit behind in turn; 0 = none"))
     evaluate_every: int = field(default=5, metadata=_help("measure every device after so many rounds; 0 = at the end"))

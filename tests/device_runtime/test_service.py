@@ -42,6 +42,7 @@ def test_the_command_line_gives_the_same_config_again(tmp_path):
         profile="pi-4",
         trains=False,
         once=True,
+        hide_counts=True,
         bundle=tmp_path / "bundle",
     )
     unit = service.make_unit(wanted, system=False)

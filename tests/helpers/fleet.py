@@ -125,6 +125,8 @@ class Running:
             journal=self.journal,
             residual=Residual(folder / device),
             tools=tools,
+            told=changes.get("told"),
+            hidden=changes.get("hidden"),
         )
         self.boot = codec.new_id()
         fleet = changes.get("fleet", FLEET)

@@ -9,6 +9,8 @@ import numpy as np
 from fedwright.benchmarks import datasets
 from fedwright.benchmarks.datasets import Limit
 from fedwright.device_runtime.data.local import LocalData
+from fedwright.device_runtime.describe.hidden import Hidden, counts_of, without_counts
+from fedwright.device_runtime.store.secret import kept_secret
 from fedwright.server_runtime.config import config_from_text
 from helpers.fleet import FLEET, Running
 
@@ -58,6 +60,18 @@ def run_agents(broker, folder: Path, data: dict[str, LocalData], *, fleets: dict
         for device, own in data.items():
             fleet = (fleets or {}).get(device, FLEET)
             stack.callback(Running(broker, device, folder, data=own, fleet=fleet).stop)
+        yield
+
+
+@contextmanager
+def run_hiding_agents(broker, folder: Path, data: dict[str, LocalData]):
+    """Real agents that tell nothing of their data but sums that hide it."""
+    with ExitStack() as stack:
+        for device, own in data.items():
+            secret = kept_secret(folder / device / "sum-key", 32)
+            hidden = Hidden(device, counts_of(own.summary()), secret=secret, folder=folder / device)
+            told = without_counts(own.summary())
+            stack.callback(Running(broker, device, folder, data=own, told=told, hidden=hidden).stop)
         yield
 
 

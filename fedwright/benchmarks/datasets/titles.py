@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from fedwright.benchmarks.datasets.base import DataSet
 from fedwright.benchmarks.datasets.files import Progress, Source, fetch
+from fedwright.device_runtime.describe.words import PADDING, UNKNOWN
 from fedwright.protocol.errors import DataError
 
 TITLES = Source("medium_titles.csv", origin="the Medium Articles Dataset of D. Lazar (2019, 7 publications)")
-PAD, UNKNOWN = 0, 1
 # Steps of the paper's cost model; shorter prefixes have <pad> in front, so that the last word is always last.
 WORDS = 23
 _LEAST_WORDS = 3
@@ -110,7 +110,7 @@ def _vocabulary(pool: Sequence[Sequence[str]]) -> dict[str, int]:
 def _prefixes(rows: Index, words: Sequence[Sequence[str]], owner: Index, vocabulary: dict[str, int]) -> _Prefixes:
     ids = {row: [vocabulary.get(word, UNKNOWN) for word in words[row]][: WORDS + 1] for row in rows.tolist()}
     counts = [max(0, len(title) - 1) for title in ids.values()]
-    x = np.full((sum(counts), WORDS), PAD, np.int64)
+    x = np.full((sum(counts), WORDS), PADDING, np.int64)
     y = np.empty(sum(counts), np.int64)
     at = 0
     for title in ids.values():

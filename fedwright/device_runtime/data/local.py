@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedwright.device_runtime.describe.features import describe
+from fedwright.device_runtime.describe.words import word_counts
 from fedwright.protocol.messages import DataSummary
 
 Array = NDArray[np.generic]
@@ -39,6 +40,7 @@ class LocalData:
             input_shape=list(self.input_shape),
             classes=self.classes,
             class_counts=list(self.class_counts) if counts else None,
+            score_counts=word_counts(self.class_counts) if counts and self.x.dtype.kind == "i" else None,
             pixel_std=self._pixel_std() if counts and len(self.input_shape) == 3 else None,
             descriptor=self.descriptor if counts else None,
         )

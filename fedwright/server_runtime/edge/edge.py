@@ -32,6 +32,7 @@ from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import BadMessage, IdentityTaken, LinkError
 from fedwright.protocol.messages import (
     Ack,
+    Answer,
     Carried,
     Challenge,
     Chunk,
@@ -203,6 +204,8 @@ class Edge:
         elif isinstance(message, Gone):
             if self._reports.get(device, ("", b""))[0] == event.boot:
                 del self._reports[device]
+            self._up.carry(device, event.payload)
+        elif isinstance(message, Answer):
             self._up.carry(device, event.payload)
         elif self._is_new(message) and isinstance(message, Update) and message.tensors is not None:
             self._arriving.setdefault(message.tensors.sha256, []).append(event)

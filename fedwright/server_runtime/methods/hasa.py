@@ -5,9 +5,12 @@ Implemented: Algorithm 1 with the rules uniform, size, mixed, inverse and hasa; 
 caps from the memory, seconds and MB per round that a device has; aggregation by the original FedAvg (protocol A) and
 selective (protocol B);
 scores from counts (classes of labels, tokens of text), from the pixels of images and from frozen features.
-Left out: the exchange of secrets between devices that a hidden sum of counts needs.
+with `secure_sum` the server sees of the counts only their sum over all devices, and one score of each
+(rounds/secure_sum.py; what that protects from is said in protocol/secure_sum.py).
+Left out: nothing of the allocation.
 Differs: widths are allocated over all devices known so far, so that devices may come later or take part by turns.
-Counts come with a device's report; `blocks/scores.py` has the sum under pairwise masks, which hides them.
+Without `secure_sum` counts come with a device's report. With it, a device that comes later is scored against the sum
+of the first ones: a sum with it and one without it would tell its counts.
 """
 
 import logging
@@ -32,6 +35,7 @@ from fedwright.server_runtime.evaluate.metrics import realised_budget
 from fedwright.server_runtime.methods.base import Assignment, Entry, Setting, Tensors, register
 from fedwright.server_runtime.methods.fitting import budget_of, cost_of, shown
 from fedwright.server_runtime.methods.sliced import Sliced
+from fedwright.server_runtime.rounds.secure_sum import Summed, Wanted
 
 log = logging.getLogger(__name__)
 
@@ -63,11 +67,16 @@ class HasaParams:
     caps: dict[str, float] = field(
         default_factory=dict, metadata={"help": "largest width by device id or board profile; memory caps all the same"}
     )
+    secure_sum: bool = field(
+        default=False, metadata={"help": "the server sees only the sum of all counts; devices run with --hide-counts"}
+    )
     memory_ratio: float = field(default=1.0, metadata={"help": "share of its free memory that a device may use"})
 
     def __post_init__(self) -> None:
         """Check values."""
         self.limits()
+        if self.secure_sum and self.score != "counts":
+            raise ConfigError(f"secure_sum adds up counts but score is {self.score!r}; set one of them back")
         check_range("size_share", self.size_share, low=0, high=1)
         check_range("smoothing", self.smoothing, low=0)
         check_range("memory_ratio", self.memory_ratio, above=0)
@@ -94,10 +103,11 @@ class Known:
 
 @dataclass(frozen=True)
 class Roster:
-    """The devices whose data decides the widths, and the widths."""
+    """The devices whose data decides the widths, and the widths; with a secure sum, that and what came of it."""
 
     known: dict[str, Known]
     widths: dict[str, float]
+    summed: Summed = field(default_factory=lambda: Summed(()))
 
 
 class Hasa(Sliced):
@@ -108,6 +118,7 @@ class Hasa(Sliced):
         self.diluted = params.aggregation == "original"
         self._known: dict[str, Known] = {}
         self._widths: dict[str, float] = {}
+        self._summed = Summed(())
         super().__init__(setting)
 
     def note(self, reports: Mapping[str, Report]) -> None:
@@ -117,7 +128,7 @@ class Hasa(Sliced):
         """
         known, problems = dict(self._known), []
         for device, report in sorted(reports.items()):
-            if report.trains and device not in known:
+            if report.trains and device not in known and not self._awaits_score(device, report):
                 try:
                     known[device] = self._describe(device, report)
                 except ConfigError as err:
@@ -130,6 +141,24 @@ class Hasa(Sliced):
             log.warning("%s; it takes no part", problem)
         self._widths = self._allocated(known)
         self._known = known
+
+    def wanted_sum(self, reports: Mapping[str, Report]) -> Wanted | None:
+        """The sum over the first devices, and the scores of those that have none."""
+        new = {d: r for d, r in sorted(reports.items()) if r.trains and self._awaits_score(d, r)}
+        keys = {device: report.sum_key for device, report in new.items() if report.sum_key is not None}
+        if not keys:
+            return None
+        samples = {device: new[device].data.samples for device in keys}
+        return Wanted(keys, samples, self.setting.spec.classes, self.params.smoothing, self._summed.pooled)
+
+    def take_sum(self, summed: Summed) -> None:
+        """Keep the sum and the scores."""
+        self._summed = Summed(summed.pooled, {**self._summed.scores, **summed.scores})
+
+    def _awaits_score(self, device: str, report: Report) -> bool:
+        """Whether a device could be scored but was not yet."""
+        secure = self.params.secure_sum and self.params.rule not in ("uniform", "size")
+        return secure and report.sum_key is not None and device not in self._summed.scores
 
     def meet(self, reports: Mapping[str, Report]) -> None:
         """Widths are shared out over all devices that are here, not only over those that a round takes."""
@@ -146,6 +175,8 @@ class Hasa(Sliced):
         cap = min(own, self._cap(device, report))
         if self.params.rule in ("uniform", "size"):
             return Known(data.samples, cap)
+        if self.params.secure_sum:
+            return Known(data.samples, cap, (self._hidden_score(device),))
         values: Sequence[float] | None = data.class_counts if data.score_counts is None else data.score_counts
         if self.params.score == "pixels":
             values = None if data.pixel_std is None else (data.pixel_std,)
@@ -155,8 +186,17 @@ class Hasa(Sliced):
             what = {"counts": "class counts", "pixels": "pixels", "features": "features"}[self.params.score]
             raise ConfigError(
                 f"device {device} reports no {what} to score; choose another method.score or the rule 'size'"
+                + ("" if report.sum_key is None else ", or set method.secure_sum = true")
             )
         return Known(data.samples, cap, tuple(map(float, values)))
+
+    def _hidden_score(self, device: str) -> float:
+        if device not in self._summed.scores:
+            raise ConfigError(
+                f"device {device} offers no key for a secure sum; start it with --hide-counts (in a simulation: "
+                f"simulate.hide_counts = true) or set method.secure_sum = false"
+            )
+        return self._summed.scores[device]
 
     def _allocated(self, devices: Mapping[str, Known]) -> dict[str, float]:
         known = dict(sorted(devices.items()))
@@ -178,6 +218,8 @@ class Hasa(Sliced):
         padded = np.array([own + (0.0,) * (length - len(own)) for own in values])
         if not length:
             return np.zeros(len(values))
+        if self.params.secure_sum:
+            return padded[:, 0]
         if self.params.score == "counts":
             return heterogeneity(list(padded), smoothing=self.params.smoothing)
         return padded[:, 0] if self.params.score == "pixels" else distances(padded, np.array(samples))
@@ -233,12 +275,12 @@ class Hasa(Sliced):
 
     def notes(self) -> bytes:
         """The devices whose data decides the widths: a round goes on with them whatever is reported later."""
-        return msgspec.json.encode(Roster(self._known, self._widths), order="sorted")
+        return msgspec.json.encode(Roster(self._known, self._widths, self._summed), order="sorted")
 
     def recall(self, notes: bytes) -> None:
         """Know the same devices again."""
         roster = msgspec.json.decode(notes, type=Roster)
-        self._known, self._widths = roster.known, roster.widths
+        self._known, self._widths, self._summed = roster.known, roster.widths, roster.summed
 
     def state(self) -> Tensors:
         """The global weights, and the devices whose data decides the widths."""

@@ -12,12 +12,13 @@ from msgspec import structs
 from fedwright.protocol import tensors
 from fedwright.protocol.errors import NoQuorum
 from fedwright.server_runtime.artifacts.structure import ModelSpec
-from fedwright.server_runtime.methods.base import Absorbed, Method, meet, notes_of, recall
+from fedwright.server_runtime.methods.base import Absorbed, Method, notes_of, recall
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.coordinator import Options, evaluate_fleet, fleet_metrics, own_blobs
 from fedwright.server_runtime.rounds.desk import Desk
 from fedwright.server_runtime.rounds.retry import smaller_tasks
 from fedwright.server_runtime.rounds.sampling import derive_seed
+from fedwright.server_runtime.rounds.secure_sum import introduce
 from fedwright.server_runtime.rounds.store import Closed, Planned, Position, Reply
 
 MAX_STALENESS = 20
@@ -86,7 +87,7 @@ class BufferedCoordinator:
         idle = {device: report for device, report in present.items() if device not in busy and report.trains}
         if room <= 0 or not idle:
             return
-        meet(method, present)
+        introduce(self._desk, method, present, deadline_s=self._options.deadline_s)
         chosen = dict(list(idle.items())[:room])
         position = Position(self._version, self._stage)
         assignments = {

@@ -27,6 +27,7 @@ from fedwright.server_runtime.rounds.desk import Desk
 from fedwright.server_runtime.rounds.pools import absorbed, merged, with_pools
 from fedwright.server_runtime.rounds.retry import smaller_tasks
 from fedwright.server_runtime.rounds.sampling import sample
+from fedwright.server_runtime.rounds.secure_sum import introduce
 from fedwright.server_runtime.rounds.store import Closed, Planned, Position, Reply
 
 
@@ -108,7 +109,7 @@ class Coordinator:
 
     def _assign(self, method: Method, number: int) -> dict[str, Assignment]:
         reports = self._desk.gather(self._options.devices, timeout_s=self._options.join_timeout_s)
-        meet(method, reports)
+        introduce(self._desk, method, reports, deadline_s=self._options.deadline_s)
         training = [device for device, report in reports.items() if report.trains]
         count = self._options.per_round or max(1, round(self._options.sample_ratio * len(training)))
         chosen = sample(training, count=count, seed=self._options.seed, round_number=number)

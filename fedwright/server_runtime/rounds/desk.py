@@ -10,7 +10,7 @@ from msgspec import structs
 
 from fedwright.protocol import deltas
 from fedwright.protocol.errors import BadBlob, BadUpdate, NoQuorum
-from fedwright.protocol.messages import BlobRef, Dismiss, Gone, Refusal, Report, Task, Update, Why
+from fedwright.protocol.messages import Answer, Ask, BlobRef, Dismiss, Gone, Refusal, Report, Task, Update, Why
 from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.intake.admission import check_stats, clip_norm, read_update, report_problem
 from fedwright.server_runtime.intake.registry import Registry
@@ -36,6 +36,10 @@ class Talks(Protocol):
 
     def assign(self, device: str, boot: str, task: Task) -> None:
         """Send a task to one boot of a device until it is acknowledged."""
+        ...
+
+    def ask(self, device: str, ask: Ask) -> None:
+        """Ask one boot of a device for its part in a sum."""
         ...
 
     def withdraw(self, task: str) -> None:
@@ -104,6 +108,7 @@ class Desk:
         self._out: dict[str, _Out] = {}
         self._arriving: dict[str, list[Update]] = {}
         self._answered: list[tuple[Planned, Reply]] = []
+        self._said: list[tuple[str, Answer]] = []
         self.speeds = Speeds()
         self.offer_less: OfferLess = lambda planned, refusal: None
 
@@ -154,6 +159,18 @@ class Desk:
         answered, self._answered = self._answered, []
         return answered
 
+    def ask(self, device: str, ask: Ask) -> bool:
+        """Ask a device for its part in a sum; False when it is away."""
+        boot = self._registry.boot(device)
+        if boot is not None:
+            self._exchange.ask(device, structs.replace(ask, boot=boot))
+        return boot is not None
+
+    def said(self) -> list[tuple[str, Answer]]:
+        """What devices have answered since the last call."""
+        said, self._said = self._said, []
+        return said
+
     def read(self, planned: Planned, update: Update) -> Tensors:
         """An update's tensors, checked; a change is held to the norm limit."""
         returns = planned.assignment.returns
@@ -183,6 +200,8 @@ class Desk:
                 self._take_report(event.device, event.boot, event.message)
             elif isinstance(event.message, Gone):
                 self._take_gone(event)
+            elif isinstance(event.message, Answer):
+                self._said.append((event.device, event.message))
             else:
                 self._take_reply(event.device, event.message)
         for device in self._registry.settle(now_s=self.clock()):

@@ -14,6 +14,8 @@ from fedwright.protocol.errors import BadBlob, BadMessage
 from fedwright.protocol.link.base import Link, Received
 from fedwright.protocol.messages import (
     Ack,
+    Answer,
+    Ask,
     BlobRef,
     Carried,
     Challenge,
@@ -51,7 +53,7 @@ class Heard:
 
     device: str
     boot: str
-    message: Report | Update | Refusal | Gone
+    message: Report | Update | Refusal | Gone | Answer
     payload: bytes = b""
 
 
@@ -179,6 +181,10 @@ class Exchange:
         """Tell an edge not to count on a task any longer."""
         self._publish(edge, self._encode(Recall(task)))
 
+    def ask(self, device: str, ask: Ask) -> None:
+        """Ask one boot of a device for its part in a sum."""
+        self._send(device, ask)
+
     def withdraw(self, task: str) -> None:
         """Stop sending a task."""
         self._outgoing.pop(task, None)
@@ -264,7 +270,7 @@ class Exchange:
             self._warn(device, f"message claims to be from {envelope.sender}")
             return
         body = envelope.body
-        if isinstance(body, Report | Update | Refusal | Gone):
+        if isinstance(body, Report | Update | Refusal | Gone | Answer):
             self._take_word(device, None, envelope, bytes(received.payload), events)
         elif isinstance(body, Carried):
             self._take_carried(device, body, events)
@@ -292,7 +298,7 @@ class Exchange:
     ) -> None:
         """A report, an answer or the end of a connection, straight from a device or by way of an edge."""
         body = envelope.body
-        if not isinstance(body, Report | Update | Refusal | Gone):
+        if not isinstance(body, Report | Update | Refusal | Gone | Answer):
             return
         if isinstance(body, Report) and body.edge:
             self._edges.hear(device, envelope.boot)

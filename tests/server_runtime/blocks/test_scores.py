@@ -1,19 +1,11 @@
-"""Scores from counts, checked by head; secure sums that show only the sum."""
-
-import itertools
+"""Scores from counts, checked by head."""
 
 import numpy as np
 import pytest
 
+from fedwright.protocol.divergence import distribution, divergence
 from fedwright.protocol.errors import ConfigError
-from fedwright.server_runtime.blocks.scores import (
-    distances,
-    distribution,
-    divergence,
-    heterogeneity,
-    masked,
-    unmask_sum,
-)
+from fedwright.server_runtime.blocks.scores import distances, heterogeneity
 from fedwright.server_runtime.evaluate.metrics import paired
 
 
@@ -38,17 +30,6 @@ def test_equal_devices_score_zero():
 def test_distance_from_the_mean_features_by_head():
     # the mean weighted 3 to 1 is (1, 0)
     np.testing.assert_allclose(distances(np.array([[0.0, 0.0], [4.0, 0.0]]), np.array([3, 1])), [1.0, 3.0])
-
-
-def test_masks_cancel_in_the_sum_and_hide_each_part():
-    counts = {"a": np.array([3, 0, 7]), "b": np.array([1, 1, 1]), "c": np.array([0, 9, 2])}
-    secrets = {pair: number for number, pair in enumerate(itertools.combinations(counts, 2))}
-    parts = []
-    for device, own in counts.items():
-        shared = {other: secrets[tuple(sorted((device, other)))] for other in counts if other != device}
-        parts.append(masked(device, own, shared))
-        assert not np.array_equal(parts[-1].astype(np.int64), own)
-    np.testing.assert_array_equal(unmask_sum(parts), [4, 10, 10])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,94 @@
+"""A device's part in a secure sum: what it answers, and what it refuses."""
+
+import numpy as np
+import pytest
+from msgspec import structs
+
+from fedwright.device_runtime.describe.hidden import Hidden, counts_of, without_counts
+from fedwright.device_runtime.describe.words import word_counts
+from fedwright.device_runtime.store.secret import kept_secret
+from fedwright.protocol.divergence import distribution, divergence
+from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.messages import Answer, Ask, DataSummary
+from fedwright.protocol.secure_sum import from_bytes, unmasked
+
+COUNTS = {"a": [3, 0, 1], "b": [0, 4], "c": [1, 1, 5]}
+SUMMARY = DataSummary(4, 1, [8], 3, class_counts=[3, 0, 1], pixel_std=0.5, descriptor=[0.25])
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    """Three devices with keys of their own."""
+    return {
+        device: Hidden(device, counts, secret=kept_secret(tmp_path / device / "sum-key", 32), folder=tmp_path / device)
+        for device, counts in COUNTS.items()
+    }
+
+
+@pytest.fixture
+def ask(fleet):
+    return Ask("sum", "boot", "mask", 3, keys={device: hidden.public for device, hidden in fleet.items()})
+
+
+def test_three_devices_add_up(fleet, ask):
+    parts = {device: from_bytes(hidden.answer(ask).masked, 3) for device, hidden in fleet.items()}
+    opened = {d: hidden.answer(structs.replace(ask, stage="open", present=[*COUNTS])) for d, hidden in fleet.items()}
+    total = unmasked(parts, {d: answer.own for d, answer in opened.items()}, {d: a.pairs for d, a in opened.items()})
+    np.testing.assert_array_equal(total, [4, 5, 6])
+
+
+def test_the_score_is_the_divergence_from_the_pool(fleet, ask):
+    said = fleet["b"].answer(Ask("sum", "boot", "score", 3, pooled=[4, 5, 6], smoothing=0.1))
+    own, pool = distribution(np.array([0, 4, 0])), distribution(np.array([4, 5, 6]))
+    assert said == Answer("sum", "score", score=divergence(own, pool))
+
+
+def test_the_same_question_gets_the_same_answer_in_every_life(fleet, ask, tmp_path):
+    again = Hidden("a", COUNTS["a"], secret=kept_secret(tmp_path / "a" / "sum-key", 32), folder=tmp_path / "a")
+    assert again.answer(ask) == fleet["a"].answer(ask)
+    assert (tmp_path / "a" / "sum-key").stat().st_mode & 0o077 == 0
+
+
+def without(ask: Ask, device: str) -> dict[str, bytes]:
+    return {other: key for other, key in ask.keys.items() if other != device}
+
+
+REFUSED = {
+    "not its key": (lambda ask: {"keys": {**ask.keys, "a": b"a" * 32}}, "does not have the key of a"),
+    "too few": (lambda ask: {"keys": without(ask, "c")}, "a sum over 2 devices hides nothing; it takes 3"),
+    "fewer counts than classes": (lambda ask: {"length": 2}, "the sum has 2 counts but this device has 3 classes"),
+    "low order": (lambda ask: {"keys": {**ask.keys, "z": bytes(32)}}, "device z: a public key is of low order"),
+    "one key twice": (lambda ask: {"keys": {**ask.keys, "z": ask.keys["b"]}}, "two devices of the sum have one key"),
+    "opened without it": (lambda ask: {"stage": "open", "present": ["b", "c"]}, "a sum over b, c is not opened"),
+    "opened for strangers": (lambda ask: {"stage": "open", "present": ["a", "b", "x"]}, "over a, b, x is not opened"),
+    "half a pool": (lambda ask: {"stage": "score", "pooled": [1, 2]}, "2 pooled counts but 3 were announced"),
+    "an empty pool": (lambda ask: {"stage": "score", "pooled": [0, 0, 0]}, "no counted sample and smoothing is 0"),
+}
+
+
+@pytest.mark.parametrize(("change", "problem"), REFUSED.values(), ids=REFUSED)
+def test_what_would_give_counts_away_is_refused(fleet, ask, change, problem):
+    said = fleet["a"].answer(structs.replace(ask, **change(ask)))
+    assert problem in said.problem
+    assert (said.masked, said.own, said.pairs, said.score) == (b"", None, {}, None)
+
+
+def test_a_sum_is_opened_for_one_set_of_devices_only(fleet, ask, tmp_path):
+    four = structs.replace(ask, keys={**ask.keys, "d": bytes(range(32))}, stage="open")
+    assert not fleet["a"].answer(structs.replace(four, present=["a", "b", "c"])).problem
+    assert not fleet["a"].answer(structs.replace(four, present=["a", "b", "c"])).problem
+    reborn = Hidden("a", COUNTS["a"], secret=kept_secret(tmp_path / "a" / "sum-key", 32), folder=tmp_path / "a")
+    said = reborn.answer(structs.replace(four, present=["a", "b", "c", "d"]))
+    assert said.problem == "this sum was opened for other devices before; begin it anew"
+
+
+def test_nothing_of_the_content_is_told():
+    assert without_counts(SUMMARY) == DataSummary(4, 1, [8], 3)
+    assert counts_of(SUMMARY) == [3, 0, 1]
+    assert counts_of(structs.replace(SUMMARY, score_counts=[0, 0, 1])) == [0, 0, 1]
+    with pytest.raises(ConfigError, match="no counts that it could hide"):
+        counts_of(without_counts(SUMMARY))
+
+
+def test_padding_and_rare_words_do_not_count():
+    assert word_counts([7, 5, 3, 2]) == [0, 0, 3, 2]

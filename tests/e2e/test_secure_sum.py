@@ -1,0 +1,158 @@
+"""HASA over a real broker with devices that hide their counts: the server gets the sum, and never sees a count."""
+
+import threading
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+
+from fedwright.benchmarks.dealing import deal
+from fedwright.benchmarks.simulate import simulate
+from fedwright.protocol import codec, topics
+from fedwright.protocol.blobs import BlobStore
+from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.link import connect
+from fedwright.protocol.link.broker import Broker
+from fedwright.protocol.messages import Answer, Report
+from fedwright.server_runtime import run as runs
+from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
+from fedwright.server_runtime.rounds.store import Position
+from helpers.simulation import local_data, make_config, run_hiding_agents
+
+HASA = {"name": "hasa", "budget": 0.6, "most": 1.0, "least": 0.4, "secure_sum": True}
+FLEET = {"devices": 4}
+DATA = {"rows": 200, "evaluate_every": 0, "hide_counts": True}
+
+
+class Links:
+    """Links to a broker at an address, by name."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def link(self, name: str):
+        """A new connection."""
+        return connect(self._url, client_id=name)
+
+
+class Spy:
+    """Hears everything that devices say to the server."""
+
+    def __init__(self, links: Links) -> None:
+        self.payloads: list[bytes] = []
+        self._link = links.link("spy")
+        self._link.subscribe(topics.up_all("test"))
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        while not self._over.is_set():
+            received = self._link.receive(0.2)
+            if received is not None:
+                self.payloads.append(bytes(received.payload))
+
+    def close(self) -> list:
+        """All messages that were heard."""
+        self._over.set()
+        self._thread.join()
+        self._link.close()
+        return [codec.decode(payload).body for payload in self.payloads]
+
+
+def final_state(folder) -> bytes:
+    store = SqliteRoundStore(folder / "run/rounds.sqlite")
+    try:
+        return BlobStore(folder / "run/blobs").read(store.closed()[-1].state)
+    finally:
+        store.close()
+
+
+def notes(folder) -> dict:
+    store = SqliteRoundStore(folder / "run/rounds.sqlite")
+    try:
+        return msgspec.json.decode(store.notes(Position(1, 0)))
+    finally:
+        store.close()
+
+
+def widths(outcome) -> dict[str, float]:
+    return {device: record.width for device, record in outcome.devices.items()}
+
+
+def spellings(counts: tuple[int, ...]) -> list[bytes]:
+    """The counts as messages, notes or arrays would hold them."""
+    return [
+        msgspec.msgpack.encode(list(counts)),
+        msgspec.json.encode(list(counts)),
+        *(np.array(counts, kind).tobytes() for kind in ("<i8", "<f4", "<f8", "<i4")),
+    ]
+
+
+def run_over_mqtt(config, text, folder, data):
+    """The run's outcome and all that its devices said."""
+    with Broker() as broker:
+        links = Links(broker.url)
+        spy = Spy(links)
+        with run_hiding_agents(links, folder, data):
+            link = links.link("server")
+            try:
+                return runs.execute(config, text, link=link), spy.close()
+            finally:
+                link.close()
+
+
+@pytest.mark.broker
+def test_the_server_sees_the_sum_and_no_count(tmp_path):
+    config, text = make_config(tmp_path / "mqtt", rounds=1, method=HASA, fleet=FLEET, simulate=DATA)
+    data = local_data(deal(config.simulate, seed=config.run.seed))
+    outcome, said = run_over_mqtt(config, text, tmp_path / "devices", data)
+
+    plain = np.sum([own.class_counts for own in data.values()], axis=0)
+    assert notes(tmp_path / "mqtt")["summed"]["pooled"] == plain.tolist()
+    assert sum(isinstance(body, Answer) for body in said) == 3 * len(data)
+    reports = [body for body in said if isinstance(body, Report)]
+    assert {(r.data.class_counts, r.data.score_counts, r.data.descriptor) for r in reports} == {(None, None, None)}
+    stored = [path.read_bytes() for path in (tmp_path / "mqtt").rglob("*") if path.is_file()]
+    heard = [msgspec.msgpack.encode(body) for body in said]
+    for own in data.values():
+        assert not any(spelling in blob for spelling in spellings(own.class_counts) for blob in stored + heard)
+    # The search would find them: the sum is there, in one of these spellings.
+    assert any(spelling in blob for spelling in spellings(tuple(plain.tolist())) for blob in stored)
+
+    elsewhere = replace(config, run=replace(config.run, folder=str(tmp_path / "simulated")))
+    simulated = simulate(elsewhere, text)
+    assert final_state(tmp_path / "mqtt") == final_state(tmp_path / "simulated")
+    assert widths(outcome) == widths(simulated.outcome)
+
+
+def test_widths_are_those_of_counts_in_the_open(tmp_path):
+    hidden = make_config(tmp_path / "hidden", rounds=1, method=HASA, fleet=FLEET, simulate=DATA)
+    seen = make_config(
+        tmp_path / "open",
+        rounds=1,
+        method={**HASA, "secure_sum": False},
+        fleet=FLEET,
+        simulate={**DATA, "hide_counts": False},
+    )
+    found = [simulate(config, text) for config, text in (hidden, seen)]
+    assert widths(found[0].outcome) == widths(found[1].outcome)
+    assert len(set(widths(found[0].outcome).values())) > 1
+
+
+def test_devices_without_keys_cannot_take_part(tmp_path):
+    config, text = make_config(tmp_path, method=HASA, fleet=FLEET, simulate={**DATA, "hide_counts": False})
+    with pytest.raises(ConfigError, match=r"offers no key for a secure sum; start it with --hide-counts \(in a sim"):
+        simulate(config, text)
+
+
+def test_hidden_counts_without_a_secure_sum_are_explained(tmp_path):
+    config, text = make_config(tmp_path, method={**HASA, "secure_sum": False}, fleet=FLEET, simulate=DATA)
+    with pytest.raises(ConfigError, match=r"reports no class counts to score.*or set method.secure_sum = true"):
+        simulate(config, text)
+
+
+def test_a_secure_sum_needs_counts(tmp_path):
+    with pytest.raises(ConfigError, match="secure_sum adds up counts but score is 'pixels'"):
+        make_config(tmp_path, method={**HASA, "score": "pixels"})
