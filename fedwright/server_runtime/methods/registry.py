@@ -1,6 +1,6 @@
 """All methods there are: importing this module registers them."""
 
-from fedwright.server_runtime.methods import framp, hasa, hyperflora, pfedclub
+from fedwright.server_runtime.methods import fedconv, framp, hasa, hyperflora, pfedclub
 from fedwright.server_runtime.methods.base import METHODS, Entry, find
 from fedwright.server_runtime.methods.baselines import (
     adapters_private,
@@ -26,6 +26,7 @@ __all__ = [
     "Entry",
     "adapters_private",
     "fedavg",
+    "fedconv",
     "feddropout",
     "fedgh",
     "fedkemf",
