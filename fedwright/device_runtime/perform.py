@@ -11,7 +11,7 @@ from msgspec import structs
 from fedwright.device_runtime.data.local import LocalData
 from fedwright.device_runtime.guard import Guard
 from fedwright.device_runtime.store.checkpoint import Checkpoint
-from fedwright.device_runtime.train.base import StepResult, Tensors, Trainer
+from fedwright.device_runtime.train.base import Array, StepResult, Tensors, Trainer
 from fedwright.device_runtime.train.kept import Kept
 from fedwright.device_runtime.train.loop import (
     INPUT,
@@ -19,6 +19,7 @@ from fedwright.device_runtime.train.loop import (
     Evaluation,
     class_prototypes,
     evaluate,
+    evaluation_batch,
     logits_of,
     total_steps,
     train,
@@ -27,7 +28,7 @@ from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import deltas, tensors
 from fedwright.protocol.artifact import PUBLIC_LOGITS, Artifact
 from fedwright.protocol.errors import BadBlob
-from fedwright.protocol.messages import Recipe, Returns, Stats, Task
+from fedwright.protocol.messages import Recipe, Stats, Task
 
 MASK = "mask/"
 # Side inputs that are no constants of a task: one row for each public row.
@@ -39,6 +40,14 @@ MakeTrainer = Callable[[Artifact, Tensors, Tensors], Trainer]
 CheckArtifact = Callable[[Artifact, Recipe], None]
 """Raises BadArtifact or OverBudget before a session is made."""
 
+Veil = Callable[[Array, Array], tuple[Array, Array]]
+"""What leaves the device instead of class prototypes [classes, dim] and their counts [classes]."""
+
+
+def unveiled(prototypes: Array, counts: Array) -> tuple[Array, Array]:
+    """The truth."""
+    return prototypes, counts
+
 
 @dataclass(frozen=True)
 class Tools:
@@ -49,6 +58,7 @@ class Tools:
     checkpoint: Checkpoint
     kept: Kept = field(default_factory=Kept)
     guard: Guard | None = None
+    veil: Veil = unveiled
 
 
 @dataclass(frozen=True)
@@ -89,19 +99,25 @@ def perform(
     """Do the task; continues from the checkpoint when it belongs to this task."""
     if tools.guard is not None:
         should_stop = tools.guard.watching(should_stop)
+    if should_stop():
+        raise Stopped
     wall_s, cpu_s = time.monotonic(), time.process_time()
     received, masks = deltas.load(inputs.weights)
     trainer = _trainer(task, inputs, tools, masks=masks)
     trainer.load(received)
-    before = evaluate(trainer, data) if task.returns.evaluate else None
+    seen, batch = _Watched(trainer, should_stop), evaluation_batch(task.recipe)
+    before = evaluate(seen, data, batch=batch) if task.returns.evaluate else None
     public = _public(task, inputs, data)
     own = _chosen(data if public is None or not task.recipe.public else public, task.recipe)
     stats = _train(task, trainer, own, checkpoint=tools.checkpoint, should_stop=should_stop)
     trains = total_steps(task.recipe, len(own.y)) > 0
-    after = evaluate(trainer, data) if task.returns.evaluate and trains else before
-    result = _returned(trainer, received, data, task.returns)
+    after = evaluate(seen, data, batch=batch) if task.returns.evaluate and trains else before
+    result = _returned(task, trainer, received)
+    if task.returns.prototypes:
+        prototypes, counts = tools.veil(*class_prototypes(seen, data, batch=batch))
+        result |= {"prototypes": prototypes, "prototype_counts": counts.astype(np.float32)}
     if task.returns.logits and public is not None:
-        result[PUBLIC_LOGITS] = logits_of(trainer, public.x)
+        result[PUBLIC_LOGITS] = logits_of(seen, public.x, batch=batch)
     return Result(
         result,
         structs.replace(
@@ -114,6 +130,20 @@ def perform(
         ),
         masks,
     )
+
+
+class _Watched:
+    """Predictions that wait while the board may not go on, and end when the agent was told to stop."""
+
+    def __init__(self, trainer: Trainer, should_stop: Callable[[], bool]) -> None:
+        self._trainer = trainer
+        self._should_stop = should_stop
+
+    def predict(self, batch: Tensors) -> tuple[Array, Array]:
+        """As the trainer's own."""
+        if self._should_stop():
+            raise Stopped
+        return self._trainer.predict(batch)
 
 
 def _public(task: Task, inputs: Inputs, data: LocalData) -> LocalData | None:
@@ -156,8 +186,7 @@ def _trainer(task: Task, inputs: Inputs, tools: Tools, *, masks: Tensors) -> Tra
     sides = _mask_sides(artifact, masks) | given
     trainer = tools.make_trainer(artifact, sides, _load(inputs.frozen))
     if plain:
-        fixed_bytes = artifact.manifest.fixed_bytes
-        tools.kept.put(task.artifact.sha256, trainer, batch=task.recipe.batch, fixed_bytes=fixed_bytes)
+        tools.kept.put(task.artifact.sha256, trainer, batch=task.recipe.batch, manifest=artifact.manifest)
     return trainer
 
 
@@ -200,15 +229,12 @@ def _train(
     )
 
 
-def _returned(trainer: Trainer, received: Tensors, data: LocalData, returns: Returns) -> Tensors:
+def _returned(task: Task, trainer: Trainer, received: Tensors) -> Tensors:
     result: Tensors = {}
-    if returns.weights != "none":
+    if task.returns.weights != "none":
         result = trainer.weights()
-    if returns.weights == "delta":
+    if task.returns.weights == "delta":
         result = {name: np.subtract(value, received[name]) for name, value in result.items()}
-    if returns.prototypes:
-        prototypes, counts = class_prototypes(trainer, data)
-        result |= {"prototypes": prototypes, "prototype_counts": counts.astype("float32")}
     return result
 
 

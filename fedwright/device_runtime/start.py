@@ -14,10 +14,10 @@ from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.data import load
 from fedwright.device_runtime.data.local import LocalData
 from fedwright.device_runtime.describe.hidden import Hidden, counts_of, without_counts
-from fedwright.device_runtime.describe.noise import with_noise
-from fedwright.device_runtime.home import Identity
+from fedwright.device_runtime.describe.noise import Veil, with_noise
 from fedwright.device_runtime.guard import Guard, Limits, board_state
-from fedwright.device_runtime.perform import CheckArtifact, MakeTrainer, Tools
+from fedwright.device_runtime.home import Identity
+from fedwright.device_runtime.perform import CheckArtifact, MakeTrainer, Tools, unveiled
 from fedwright.device_runtime.profiler.store import PROFILE_NAME, find_profile
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.journal import Journal
@@ -53,6 +53,7 @@ def run_agent(config: AgentConfig) -> None:
     folder = config.state / config.fleet / config.device
     measured = find_profile(config.state / PROFILE_NAME, threads=threads)
     journal = Journal(folder)
+    told = _told(data, config, folder) if config.noise_ratio else None
     holdings = Holdings(
         board=facts.board(threads=threads, profile=config.profile),
         data=data,
@@ -62,9 +63,10 @@ def run_agent(config: AgentConfig) -> None:
         tools=replace(
             make_tools(config.backend, threads=threads, folder=folder, provider=config.provider),
             guard=Guard(limits, lambda: board_state(threads)) if limits.given() else None,
+            veil=unveiled if told is None else Veil(config.noise_ratio, _secret(folder), told.class_counts or ()),
         ),
         trains=config.trains,
-        told=_told(data, config, folder) if config.noise_ratio else None,
+        told=told,
         profile=None if measured is None else measured.to_json(),
     )
     if config.hide_counts:
@@ -77,13 +79,17 @@ def run_agent(config: AgentConfig) -> None:
 
 def _told(data: LocalData, config: AgentConfig, folder: Path) -> DataSummary:
     """What is said about the data, with the same noise in every life of this agent."""
+    return with_noise(data.summary(), config.noise_ratio, np.random.default_rng(list(_secret(folder))))
+
+
+def _secret(folder: Path) -> bytes:
+    """What this device's noise is drawn from; it never leaves."""
     secret = folder / "noise"
     if not secret.exists():
         folder.mkdir(parents=True, exist_ok=True)
         secret.touch(mode=0o600)
         secret.write_bytes(os.urandom(16))
-    rng = np.random.default_rng(list(secret.read_bytes()))
-    return with_noise(data.summary(), config.noise_ratio, rng)
+    return secret.read_bytes()
 
 
 def _hiding(holdings: Holdings, device: str, folder: Path) -> Holdings:

@@ -270,6 +270,11 @@ def need_bytes(manifest: Manifest, batch: int) -> int:
     return int(HEADROOM * expected_bytes(manifest, batch))
 
 
+def step_bytes(manifest: Manifest, batch: int) -> int:
+    """The part of `need_bytes` that a trainer which is there already asks for anew at every step."""
+    return int(HEADROOM * ARENA_RATIO * batch * manifest.sample_bytes)
+
+
 @dataclass
 class Refinement:
     """Measured over predicted step time of one device, as a moving mean of its logarithm."""

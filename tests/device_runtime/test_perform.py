@@ -1,17 +1,25 @@
 """One task, done twice, with a kept trainer and without: the same tensors."""
 
+import itertools
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from msgspec import structs
 
+from fedwright.device_runtime.describe.noise import Veil
+from fedwright.device_runtime.guard import LOOK_S, Guard, Limits, State
 from fedwright.device_runtime.perform import Inputs, Stopped, Tools, perform
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.train import kept
+from fedwright.device_runtime.train.loop import evaluation_batch
 from fedwright.device_runtime.train.portable import PortableTrainer
 from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import tensors
 from fedwright.protocol.blobs import make_ref
+from fedwright.protocol.errors import OverBudget
 from fedwright.protocol.messages import Recipe, Returns, Task
+from fedwright.protocol.predictor import need_bytes
 from helpers.fleet import make_data
 from helpers.tiny_artifact import make_artifact, start_weights
 
@@ -60,6 +68,90 @@ def test_a_larger_batch_is_checked_anew(bench):
     bench.perform(tools, bench.task(batch=4))
     bench.perform(tools, bench.task(batch=8))
     assert bench.made == 2
+
+
+def test_a_kept_trainer_is_checked_against_the_memory_that_is_free_now(bench, tmp_path):
+    free = [10**9]
+    hungry = structs.replace(make_artifact().manifest, sample_bytes=10**6)
+    (tmp_path / "artifact").write_bytes(artifacts.pack(structs.replace(make_artifact(), manifest=hungry)))
+
+    def check(artifact, recipe):
+        need = need_bytes(artifact.manifest, recipe.batch)
+        if need > free[0]:
+            raise OverBudget(need, free[0])
+
+    tools = replace(bench.tools(), check=check, kept=kept.Kept(lambda: free[0]))
+    bench.perform(tools)
+    # Eight samples of 1 MB with room for gaps and headroom: 13.5 MB are enough for what is there already.
+    free[0] = 14 * 10**6
+    bench.perform(tools)
+    assert bench.made == 1
+
+    free[0] = 13 * 10**6
+    with pytest.raises(OverBudget):
+        bench.perform(tools)
+    free[0] = 10**9
+    bench.perform(tools)
+    assert bench.made == 2
+
+
+@pytest.mark.parametrize(("batch", "looks_at"), [(1, 4), (2, 8), (8, 32), (64, 32)])
+def test_a_device_that_trains_small_batches_also_measures_in_small_ones(batch, looks_at):
+    assert evaluation_batch(Recipe(batch, 0.1, 1)) == looks_at
+
+
+@pytest.mark.parametrize("epochs", [2, 0], ids=["training", "measuring only"])
+def test_nothing_begins_before_the_guard_lets_it(bench, epochs):
+    states = [State(temperature_c=90.0), State(temperature_c=40.0)]
+    waits = []
+
+    def wait(seconds):
+        assert bench.made == 0
+        waits.append(seconds)
+
+    guard = Guard(Limits(most_temperature_c=80.0), lambda: states.pop(0) if len(states) > 1 else states[0], wait=wait)
+    task = bench.task()
+    task = structs.replace(task, recipe=structs.replace(task.recipe, epochs=epochs))
+
+    done = bench.perform(replace(bench.tools(), guard=guard), task)
+
+    assert len(waits) == guard.pauses == 1
+    assert done.stats.correct_before is not None
+
+
+def test_measuring_pauses_too(bench):
+    """Every look finds the board at another temperature; the clock says that each is due."""
+    looks = [40.0, 90.0, 40.0]
+    ticks = itertools.count(step=LOOK_S)
+    guard = Guard(
+        Limits(most_temperature_c=80.0),
+        lambda: State(temperature_c=looks.pop(0) if len(looks) > 1 else looks[0]),
+        clock=lambda: next(ticks),
+        wait=lambda seconds: None,
+    )
+    task = structs.replace(bench.task(), recipe=Recipe(batch=1, learning_rate=0.1, seed=1, epochs=0))
+
+    bench.perform(replace(bench.tools(), guard=guard), task)
+
+    assert guard.pauses == 1
+
+
+def test_a_task_that_is_given_up_stops_measuring(bench):
+    answers = iter([False, True])
+    with pytest.raises(Stopped):
+        bench.perform(bench.tools(), stop=lambda: next(answers, True))
+
+
+def test_prototypes_leave_through_the_veil(bench):
+    veil = Veil(0.5, b"secret", told=(3, 0, 5, 1))
+    plain = bench.perform(bench.tools(), bench.task(prototypes=True)).tensors
+    hidden = bench.perform(replace(bench.tools(), veil=veil), bench.task(prototypes=True)).tensors
+
+    assert hidden["prototype_counts"].tolist() == [3, 0, 5, 1]
+    assert not hidden["prototypes"][1].any()
+    moved = np.abs(hidden["prototypes"] - plain["prototypes"])[[0, 2]].mean()
+    assert 0 < moved < 2 * np.abs(plain["prototypes"]).mean()
+    np.testing.assert_array_equal(hidden["W"], plain["W"])
 
 
 def test_a_large_model_is_not_kept(bench, monkeypatch):

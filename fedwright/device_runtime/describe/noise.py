@@ -1,9 +1,12 @@
 """Less is given away: Gaussian noise on what a device tells about its data, drawn once and then always the same."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from msgspec import structs
+from numpy.typing import NDArray
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import DataSummary
@@ -28,6 +31,28 @@ def with_noise(summary: DataSummary, ratio: float, rng: "np.random.Generator") -
         score_counts=_counts(summary.score_counts, ratio, rng),
         descriptor=descriptor,
     )
+
+
+@dataclass(frozen=True)
+class Veil:
+    """Noise on class prototypes, before they leave: of `ratio` times their mean entry, and the counts that are told.
+
+    A class that is told of but not there is noise alone; one that is there but not told of is left out, so that
+    prototypes say no more about classes than the counts that were told. The draw is the same every time.
+    """
+
+    ratio: float
+    secret: bytes
+    told: Sequence[int]
+
+    def __call__(self, prototypes: NDArray[Any], counts: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """What is sent instead of prototypes [classes, dim] and counts [classes]."""
+        rng = np.random.default_rng([*self.secret, len(prototypes)])
+        scale = self.ratio * _scale(prototypes[counts > 0].reshape(-1).astype(float))
+        noisy = prototypes + scale * rng.standard_normal(prototypes.shape)
+        told = np.zeros(len(counts), np.int64)
+        told[: len(self.told)] = self.told[: len(counts)]
+        return np.where(told[:, None] > 0, noisy, 0.0).astype(np.float32), told
 
 
 def _counts(counts: Sequence[int] | None, ratio: float, rng: "np.random.Generator") -> list[int] | None:

@@ -17,7 +17,15 @@ class StepResult:
     correct: int
 
 
-class Trainer(Protocol):
+class Predicts(Protocol):
+    """A model that can be asked."""
+
+    def predict(self, batch: Tensors) -> tuple[Array, Array]:
+        """Logits and embedding in evaluation mode."""
+        ...
+
+
+class Trainer(Predicts, Protocol):
     """One model being trained.
 
     - `load` MUST accept exactly the manifest's trainable and buffer slots, and MUST reset optimizer state.
@@ -32,10 +40,6 @@ class Trainer(Protocol):
 
     def step(self, batch: Tensors, *, learning_rate: float, seed: int) -> StepResult:
         """One optimizer step on a batch named as in the manifest."""
-        ...
-
-    def predict(self, batch: Tensors) -> tuple[Array, Array]:
-        """Logits and embedding in evaluation mode."""
         ...
 
     def weights(self) -> Tensors:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedwright.device_runtime.data.local import LocalData
-from fedwright.device_runtime.train.base import Array, StepResult, Tensors, Trainer
+from fedwright.device_runtime.train.base import Array, Predicts, StepResult, Tensors, Trainer
 from fedwright.protocol.messages import Recipe
 
 # Names of the batch inputs of every artifact.
@@ -17,6 +17,8 @@ INPUT = "x"
 LABEL = "y"
 
 EVALUATION_BATCH = 32
+# Going forward keeps only what the next operator reads, so it can take so many times the batch of a training step.
+FORWARD_TIMES = 4
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,12 @@ def train(
     )
 
 
-def evaluate(trainer: Trainer, data: LocalData, *, batch: int = EVALUATION_BATCH) -> Evaluation:
+def evaluation_batch(recipe: Recipe) -> int:
+    """How many samples at a time a device looks at that trains at this batch size."""
+    return min(EVALUATION_BATCH, FORWARD_TIMES * recipe.batch)
+
+
+def evaluate(trainer: Predicts, data: LocalData, *, batch: int = EVALUATION_BATCH) -> Evaluation:
     """Accuracy and mean cross-entropy on the held-out part."""
     correct, loss = 0, 0.0
     for start in range(0, len(data.y_holdout), batch):
@@ -105,14 +112,14 @@ def evaluate(trainer: Trainer, data: LocalData, *, batch: int = EVALUATION_BATCH
     return Evaluation(correct=correct, n=n, loss=loss / n if n else 0.0)
 
 
-def logits_of(trainer: Trainer, x: Array, *, batch: int = EVALUATION_BATCH) -> Array:
+def logits_of(trainer: Predicts, x: Array, *, batch: int = EVALUATION_BATCH) -> Array:
     """Logits [rows, classes] in evaluation mode."""
     made = [trainer.predict({INPUT: x[start : start + batch]})[0] for start in range(0, len(x), batch)]
     return np.concatenate(made)
 
 
 def class_prototypes(
-    trainer: Trainer, data: LocalData, *, batch: int = EVALUATION_BATCH
+    trainer: Predicts, data: LocalData, *, batch: int = EVALUATION_BATCH
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Mean embedding per class over the training part [classes, dim] (zero where a class is absent), and counts."""
     sums: NDArray[np.float64] | None = None

@@ -30,6 +30,9 @@ from fedwright.server_runtime.rounds.sampling import sample
 from fedwright.server_runtime.rounds.secure_sum import introduce
 from fedwright.server_runtime.rounds.store import Closed, Planned, Position, Reply
 
+# What a device must be able to train at, by its own check, to measure a model; it looks at more samples at a time.
+EVALUATION_BATCH = 8
+
 
 @dataclass(frozen=True)
 class Options:
@@ -191,7 +194,7 @@ def evaluate_fleet(desk: Desk, method: Method, options: Options) -> None:
         meet(method, desk.present())
         for device in desk.present():
             spec, weights = method.personal(device)
-            recipe = Recipe(batch=64, learning_rate=0.0, seed=0, epochs=0)
+            recipe = Recipe(batch=EVALUATION_BATCH, learning_rate=0.0, seed=0, epochs=0)
             assignments[device] = Assignment(Structure(spec), recipe, Returns(weights="none"))
             emissions[device] = Emission(weights)
         plan = desk.planner.plan(position, assignments, emissions)

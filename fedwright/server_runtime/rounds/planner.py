@@ -60,8 +60,12 @@ class Planner:
         """The same device's task in another form, under an id of its own."""
         position = Position(planned.task.round, 0)
         task = self._task(position, planned.device, assignment, emission, {})
-        name = hashlib.sha256(f"{planned.task.task}\0again".encode()).hexdigest()[:32]
-        return Planned(planned.device, structs.replace(task, task=name), assignment)
+        return Planned(planned.device, structs.replace(task, task=_again(planned)), assignment)
+
+    def resized(self, planned: Planned, assignment: Assignment) -> Planned:
+        """The same device's task with the same tensors in other batches, under an id of its own."""
+        task = structs.replace(planned.task, task=_again(planned), recipe=assignment.recipe)
+        return Planned(planned.device, task, assignment)
 
     def _task(self, position: Position, device: str, assignment: Assignment, emission: Emission, refs: Refs) -> Task:
         return Task(
@@ -103,6 +107,10 @@ class Planner:
     def _offer(self, data: bytes) -> BlobRef:
         self.blobs.put_bytes(data)
         return make_ref(data, chunk_bytes=self.chunk_bytes, inline=False)
+
+
+def _again(planned: Planned) -> str:
+    return hashlib.sha256(f"{planned.task.task}\0again".encode()).hexdigest()[:32]
 
 
 def task_id(run: str, position: Position, device: str) -> str:

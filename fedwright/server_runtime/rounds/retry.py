@@ -19,16 +19,20 @@ MOST_OFFERS = 6
 
 
 def smaller_tasks(method: Method, planner: Planner) -> OfferLess:
-    """The method's own next smaller assignment, or else the same one in smaller batches."""
+    """The method's own next smaller assignment, or else the same one in smaller batches; so are measurements."""
     offers: Counter[tuple[str, int]] = Counter()
 
     def offer_less(planned: Planned, refusal: Refusal) -> Planned | None:
         recipe = planned.assignment.recipe
         place = (planned.device, planned.task.round)
-        if offers[place] >= MOST_OFFERS or (recipe.epochs == 0 and recipe.steps is None):
+        if offers[place] >= MOST_OFFERS:
             return None
         offers[place] += 1
         less: Assignment | None = None
+        if recipe.epochs == 0 and recipe.steps is None:
+            manifest = planner.manifest(planned.assignment.structure)
+            less = smaller_batch(planned.assignment, manifest, refusal.free_bytes)
+            return None if less is None else planner.resized(planned, less)
         if isinstance(method, Shrinks):
             less = method.shrink(planned.device, planned.assignment, refusal)
         if less is None:

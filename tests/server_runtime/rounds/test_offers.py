@@ -43,7 +43,8 @@ def test_a_device_whose_memory_shrinks_is_offered_less_in_the_same_round(broker,
         for number in (1, 2)
     ]
     assert batches == [[8], [8, 4, 2]]
-    assert [e.round for e in server.seen(events.UpdateTaken) if e.device == "small"] == [1, 2]
+    # The third is the measurement at the end, which was offered in smaller batches too.
+    assert [e.round for e in server.seen(events.UpdateTaken) if e.device == "small"] == [1, 2, 3]
 
 
 def test_offers_of_less_survive_the_death_of_the_server(tmp_path):
@@ -72,3 +73,25 @@ def test_offers_of_less_survive_the_death_of_the_server(tmp_path):
 
     for name, value in states[0].items():
         np.testing.assert_array_equal(states[1][name], value)
+
+
+def test_a_device_that_cannot_measure_in_large_batches_is_offered_smaller_ones(broker, tmp_path):
+    def check(artifact, recipe):
+        if recipe.epochs == 0 and recipe.batch > 2:
+            raise OverBudget(212_000_000, 180_000_000)
+
+    server = Server(broker, tmp_path, devices=2, rounds=1)
+    # A trainer that is kept from the round was checked already.
+    small = Running(broker, "small", tmp_path, check=check)
+    small.agent._have.tools.kept.put = lambda *_, **__: None
+    with agents(broker, tmp_path, "a"):
+        server.run()
+    small.stop()
+
+    last = Position(2, 0)
+    plan, replies = server.store.plan(last), server.store.replies(last)
+    offered = [planned for planned in plan if planned.device == "small"]
+    assert [planned.assignment.recipe.batch for planned in offered] == [8, 4, 2]
+    assert [replies[planned.task.task].outcome for planned in offered] == ["refused", "refused", "update"]
+    assert len({planned.task.weights.sha256 for planned in offered}) == 1
+    assert replies[offered[-1].task.task].update.stats.correct_before is not None
