@@ -8,13 +8,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from importlib import resources
+from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import tomllib
 
 from fedwright.benchmarks.dealing import Dealt, deal, thin
+from fedwright.benchmarks.kept_jobs import place_of
 from fedwright.benchmarks.simulate import Evaluated, simulate
 from fedwright.benchmarks.simulate_worker import Part
+from fedwright.protocol.files import replace_file
 from fedwright.server_runtime.config import config_from_dict
 from fedwright.server_runtime.evaluate.metrics import fleet_summary
 from fedwright.server_runtime.evaluate.records import DeviceRecord
@@ -37,7 +41,7 @@ class Job:
 
 
 class Watcher(Protocol):
-    """Sees a method as it is after a round."""
+    """Sees a method as it is after a round; what it saw is plain data, as JSON has it."""
 
     def __call__(self, method: Method, number: int) -> None:
         """Look at it."""
@@ -97,7 +101,7 @@ def run_jobs(jobs: Sequence[Job], *, processes: int | None = None) -> list[Finis
     context = multiprocessing.get_context("spawn")
     with Progress(console=Console(stderr=True)) as progress, ProcessPoolExecutor(count, context) as pool:
         bar = progress.add_task(f"{len(jobs)} simulations", total=len(jobs))
-        work = [pool.submit(run_job, job) for job in jobs]
+        work = [pool.submit(run_kept, job, place_of(job)) for job in jobs]
         try:
             for done in as_completed(work):
                 done.result()
@@ -106,6 +110,17 @@ def run_jobs(jobs: Sequence[Job], *, processes: int | None = None) -> list[Finis
             # One that failed ends the suite: those that have not begun need not.
             pool.shutdown(wait=False, cancel_futures=True)
         return [done.result() for done in work]
+
+
+def run_kept(job: Job, place: Path | None) -> Finished:
+    """The job, or what is kept of it since an earlier start of the same suite."""
+    if place is not None and place.exists():
+        return msgspec.json.decode(place.read_bytes(), type=Finished)
+    finished = run_job(job)
+    if place is not None:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(place, msgspec.json.encode(finished))
+    return finished
 
 
 def run_job(job: Job) -> Finished:

@@ -9,6 +9,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ SUITES = {
     ),
     "hypernet": ("fedwright.benchmarks.hypernet", "what writing models costs a server, from 10 to 1,000 devices"),
     "simulate": ("fedwright.benchmarks.simulate_speed", "a round of 100 simulated devices, in seconds"),
+    "peers": ("fedwright.benchmarks.peers.suite", "ten devices of ours beside ten of Flower, on the same task"),
     "aggregate": ("fedwright.benchmarks.aggregate", "averaging submodels, against a plain copy"),
 }
 PACKAGES = ("fedwright", "onnxruntime", "numpy", "torch", "onnx", "paho-mqtt")
@@ -96,7 +98,10 @@ def _run_suite(name: str, args: argparse.Namespace) -> dict[str, Any]:
     if name not in suites:
         raise ConfigError(f"unknown suite {name!r}; choose from {', '.join(suites)}")
     function: Callable[[argparse.Namespace], dict[str, Any]] = importlib.import_module(suites[name][0]).run
-    result = _described(name, function(args))
+    from fedwright.benchmarks.kept_jobs import keeping
+
+    with keeping(name):
+        result = _described(name, function(args))
     _show(result)
     return result
 
@@ -105,6 +110,7 @@ def _described(name: str, result: dict[str, Any]) -> dict[str, Any]:
     """The result with what every suite's JSON has."""
     return {
         "suite": name,
+        "date": datetime.now(timezone.utc).date().isoformat(),
         "command": " ".join(["fedwright", *sys.argv[1:]]),
         "versions": {package: _version(package) for package in PACKAGES} | {"python": platform.python_version()},
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {_processor()}",

@@ -11,7 +11,7 @@ import pytest
 from fedwright.cli import bench
 from fedwright.cli.main import main
 
-KEYS = {"suite", "command", "versions", "machine", "seeds", "tables", "checks"}
+KEYS = {"suite", "date", "command", "versions", "machine", "seeds", "tables", "checks"}
 
 
 @pytest.fixture

@@ -1,0 +1,68 @@
+"""A suite that was interrupted goes on: finished jobs are not run again, and the table is the same."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedwright.benchmarks import suite as suites
+from fedwright.benchmarks.kept_jobs import keeping, place_of
+from fedwright.benchmarks.suite import Job, run_kept
+
+CONFIG: Mapping[str, Any] = {
+    "run": {"rounds": 1},
+    "method": {"name": "fedavg"},
+    "model": {"model": "mlp"},
+    "simulate": {"devices": 3, "rows": 200, "partition": "iid"},
+}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def test_a_finished_job_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job("a", 1, CONFIG)
+
+    class Interrupted(Exception):
+        pass
+
+    def interrupt() -> None:
+        with keeping("tried"):
+            place = place_of(job)
+            assert place is not None
+            run_kept(job, place)
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        interrupt()
+    fresh = suites.run_job(job)
+    monkeypatch.setattr(suites, "run_job", lambda job: pytest.fail("the job was run again"))
+    with keeping("tried"):
+        again = run_kept(job, place_of(job))
+        assert again.evaluations == fresh.evaluations
+        assert again.devices.keys() == fresh.devices.keys()
+
+
+def test_what_a_whole_suite_kept_is_forgotten() -> None:
+    job = Job("a", 1, CONFIG)
+    with keeping("tried"):
+        place = place_of(job)
+        assert place is not None
+        run_kept(job, place)
+        assert place.exists()
+    assert not place.exists()
+
+
+def test_jobs_that_differ_have_different_places() -> None:
+    job = Job("a", 1, CONFIG)
+    others = [Job("a", 2, CONFIG), Job("a", 1, {**CONFIG, "run": {"rounds": 2}}), Job("a", 1, CONFIG, share=0.5)]
+    with keeping("tried"):
+        assert place_of(job) == place_of(Job("a", 1, dict(CONFIG)))
+        assert len({place_of(one) for one in [job, *others]}) == 4
+
+
+def test_outside_of_a_suite_nothing_is_kept() -> None:
+    assert place_of(Job("a", 1, CONFIG)) is None
