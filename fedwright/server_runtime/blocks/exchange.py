@@ -1,0 +1,246 @@
+"""Linked clusters of different size teach each other's last layers (FedConv's edge servers).
+
+Symbols: cluster i has the last layer F_i(x) = W_i x + b_i, W_i [C, d_i]; its features x_i [n, d_i] are what enters it,
+with labels y_i and weights s_i. They cross once per round; P stays on the edge.
+
+folded (default): o_i = F_i(x_i) + λ Σ_j W_j P_ij x_i over linked j, P_ij [d_j, d_i] from zero. W_i and P_ij follow the
+cross-entropy of o_i at i's own labels. All of it is linear, so W_i + λ Σ_j W_j P_ij is one layer again and costs
+nothing when the model is used.
+eq8 (the paper's Eq. 8): o_i = F_i(x_i) + λ P_j x_j, o_j = F_j(x_j) + (1 - λ) P_i x_i with P_j [C, d_j], on samples
+paired by label, for classes that both have; the term is dropped when the model is used.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedwright.protocol.errors import ConfigError
+from fedwright.server_runtime.blocks.clustering import softmax
+
+Array = NDArray[Any]
+Floats = NDArray[np.float64]
+Pair = tuple[str, str]
+Projections = dict[Pair, Floats]
+
+# Adam's constants.
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+
+
+@dataclass(frozen=True)
+class Head:
+    """A last layer: weight [C, d], bias [C]."""
+
+    weight: Floats
+    bias: Floats
+
+    def logits(self, x: Floats) -> Floats:
+        """W x + b for rows x [n, d]."""
+        result: Floats = x @ self.weight.T + self.bias
+        return result
+
+
+@dataclass(frozen=True)
+class Features:
+    """What enters a last layer: x [n, d], labels y [n], weights s [n]; class means with their counts do."""
+
+    x: Floats
+    y: NDArray[np.int64]
+    weight: Floats
+
+    @classmethod
+    def of_prototypes(cls, prototypes: Array, counts: Array) -> "Features":
+        """Class means [C, d] of the classes that were seen."""
+        seen = np.flatnonzero(counts > 0)
+        return cls(prototypes[seen].astype(np.float64), seen.astype(np.int64), counts[seen].astype(np.float64))
+
+
+@dataclass(frozen=True)
+class Options:
+    """share: λ. quantile: share of the pairs that are linked, the most similar ones."""
+
+    form: Literal["folded", "eq8"] = "folded"
+    share: float = 0.5
+    quantile: float = 0.25
+    steps: int = 50
+    learning_rate: float = 0.01
+
+
+@dataclass
+class Adam:
+    """Adam over one array."""
+
+    rate: float
+    _mean: Floats | float = 0.0
+    _square: Floats | float = 0.0
+    _steps: int = field(default=0)
+
+    def step(self, value: Floats, gradient: Floats) -> Floats:
+        """The value after a step against its gradient."""
+        self._steps += 1
+        self._mean = BETA1 * self._mean + (1 - BETA1) * gradient
+        self._square = BETA2 * self._square + (1 - BETA2) * gradient**2
+        mean = self._mean / (1 - BETA1**self._steps)
+        square = self._square / (1 - BETA2**self._steps)
+        result: Floats = value - self.rate * mean / (np.sqrt(square) + EPS)
+        return result
+
+
+def responses(head: Head, features: Features) -> dict[int, Floats]:
+    """What a cluster answers for each of its classes: the mean of softmax(F(x)) over the class's features [C]."""
+    answers = softmax(head.logits(features.x)) * features.weight[:, None]
+    return {
+        int(label): answers[features.y == label].sum(axis=0) / features.weight[features.y == label].sum()
+        for label in np.unique(features.y)
+    }
+
+
+def divergence(one: Mapping[int, Floats], other: Mapping[int, Floats]) -> float:
+    """Mean Jensen-Shannon divergence of two clusters' answers over the classes of both, 0 … ln 2; ∞ without any."""
+    common = sorted(one.keys() & other.keys())
+    if not common:
+        return float("inf")
+    p, q = (np.stack([answers[label] for label in common]) for answers in (one, other))
+    return float(np.mean(_kl(p, (p + q) / 2) + _kl(q, (p + q) / 2)) / 2)
+
+
+def _kl(p: Floats, q: Floats) -> Floats:
+    result: Floats = (p * np.log(np.where(p > 0, p / np.where(q > 0, q, 1), 1))).sum(axis=-1)
+    return result
+
+
+def link(heads: Mapping[str, Head], features: Mapping[str, Features], *, quantile: float) -> list[Pair]:
+    """Pairs of clusters of different size whose answers are most alike: the lowest `quantile` of them, at least one.
+
+    Layers of different size are compared by what they answer for the classes of both, where weights cannot be.
+    """
+    answers = {name: responses(heads[name], features[name]) for name in sorted(heads)}
+    found = {
+        (one, other): divergence(answers[one], answers[other])
+        for one, other in combinations(sorted(heads), 2)
+        if heads[one].weight.shape[1] != heads[other].weight.shape[1]
+    }
+    usable = {pair: value for pair, value in found.items() if np.isfinite(value)}
+    if not usable:
+        return []
+    limit = np.quantile(list(usable.values()), quantile)
+    return [pair for pair, value in usable.items() if value <= limit]
+
+
+def exchange(
+    heads: Mapping[str, Head],
+    features: Mapping[str, Features],
+    pairs: Sequence[Pair],
+    *,
+    options: Options,
+    kept: Projections | None = None,
+) -> tuple[dict[str, Head], Projections]:
+    """The last layers after the exchange, and the projections to keep (none where they are folded in)."""
+    _check(heads, features)
+    if options.form == "eq8":
+        return _exchange_eq8(heads, features, pairs, options, dict(kept or {}))
+    linked: dict[str, list[str]] = {}
+    for one, other in pairs:
+        linked.setdefault(one, []).append(other)
+        linked.setdefault(other, []).append(one)
+    after = dict(heads)
+    for name, others in sorted(linked.items()):
+        after[name] = fold(heads[name], [heads[other].weight for other in others], features[name], options)
+    return after, {}
+
+
+def fold(head: Head, others: Sequence[Floats], features: Features, options: Options) -> Head:
+    """W_i + λ Σ_j W_j P_ij after both W_i and P_ij followed the cross-entropy of o_i at i's labels."""
+    weight, bias = head.weight, head.bias
+    # One projection onto all linked layers side by side: Σ_j W_j P_ij = [W_1 W_2 …] [P_i1; P_i2; …].
+    across = np.concatenate(others, axis=1)
+    projection = np.zeros((across.shape[1], weight.shape[1]))
+    learn_weight, learn_bias, learn_projection = (Adam(options.learning_rate) for _ in range(3))
+    for _ in range(options.steps):
+        logits = features.x @ (weight + options.share * across @ projection).T + bias
+        slope = _slope(logits, features.y, features.weight)
+        along = slope.T @ features.x
+        weight, bias = learn_weight.step(weight, along), learn_bias.step(bias, slope.sum(axis=0))
+        projection = learn_projection.step(projection, options.share * across.T @ along)
+    return Head(weight + options.share * across @ projection, bias)
+
+
+def _exchange_eq8(
+    heads: Mapping[str, Head],
+    features: Mapping[str, Features],
+    pairs: Sequence[Pair],
+    options: Options,
+    kept: Projections,
+) -> tuple[dict[str, Head], Projections]:
+    after = dict(heads)
+    for one, other in pairs:
+        left, right = aligned(features[one], features[other])
+        if not len(left.y):
+            continue
+        for mine, yours, own, theirs, share in (
+            (one, other, left, right, options.share),
+            (other, one, right, left, 1 - options.share),
+        ):
+            start = kept.get((yours, mine), np.zeros((len(after[mine].bias), theirs.x.shape[1])))
+            after[mine], kept[yours, mine] = _learn_beside(after[mine], own, theirs.x, start, share, options)
+    return after, kept
+
+
+def _learn_beside(
+    head: Head, own: Features, x_other: Floats, projection: Floats, share: float, options: Options
+) -> tuple[Head, Floats]:
+    """F_i and P_j after following the cross-entropy of F_i(x_i) + λ P_j x_j."""
+    weight, bias = head.weight, head.bias
+    learn_weight, learn_bias, learn_projection = (Adam(options.learning_rate) for _ in range(3))
+    for _ in range(options.steps):
+        slope = _slope(own.x @ weight.T + bias + share * x_other @ projection.T, own.y, own.weight)
+        weight, bias = learn_weight.step(weight, slope.T @ own.x), learn_bias.step(bias, slope.sum(axis=0))
+        projection = learn_projection.step(projection, share * slope.T @ x_other)
+    return Head(weight, bias), projection
+
+
+def aligned(one: Features, other: Features) -> tuple[Features, Features]:
+    """Rows of both paired by label, for classes that both have; the shorter side of a class is gone round again."""
+    left: list[NDArray[np.int64]] = []
+    right: list[NDArray[np.int64]] = []
+    for label in np.intersect1d(one.y, other.y):
+        mine, yours = np.flatnonzero(one.y == label), np.flatnonzero(other.y == label)
+        count = max(len(mine), len(yours))
+        left.append(np.resize(mine, count))
+        right.append(np.resize(yours, count))
+    rows = [np.concatenate(side) if side else np.zeros(0, np.int64) for side in (left, right)]
+    first, second = (
+        Features(given.x[chosen], given.y[chosen], given.weight[chosen])
+        for given, chosen in zip((one, other), rows, strict=True)
+    )
+    return first, second
+
+
+def cross_entropy(head: Head, features: Features) -> float:
+    """Weighted mean of -log softmax(F(x))[y]."""
+    chances = softmax(head.logits(features.x))[np.arange(len(features.y)), features.y]
+    return float(-(features.weight * np.log(chances)).sum() / features.weight.sum())
+
+
+def _slope(logits: Floats, y: NDArray[np.int64], weight: Floats) -> Floats:
+    """dL/do [n, C] of the weighted mean cross-entropy."""
+    chances = softmax(logits)
+    chances[np.arange(len(y)), y] -= 1
+    result: Floats = chances * (weight / weight.sum())[:, None]
+    return result
+
+
+def _check(heads: Mapping[str, Head], features: Mapping[str, Features]) -> None:
+    for name, head in heads.items():
+        entering = features[name].x.shape[1]
+        if head.weight.shape[1] != entering:
+            raise ConfigError(
+                f"the last layer of {name} takes {head.weight.shape[1]} features but {entering} came; "
+                f"use a model whose last layer is linear, or set exchange.form to 'off'"
+            )
+    classes = {len(head.bias) for head in heads.values()}
+    if len(classes) > 1:
+        raise ConfigError(f"last layers have {min(classes)} and {max(classes)} classes; exchange needs the same ones")
