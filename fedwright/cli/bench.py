@@ -39,12 +39,15 @@ SUITES = {
     "peers": ("fedwright.benchmarks.peers.suite", "ten devices of ours beside ten of Flower, on the same task"),
     "aggregate": ("fedwright.benchmarks.aggregate", "averaging submodels, against a plain copy"),
 }
+# Where a clone keeps what was measured last.
+RESULTS = Path("benchmarks/results")
 PACKAGES = ("fedwright", "onnxruntime", "numpy", "torch", "onnx", "paho-mqtt")
 
 EXAMPLES = """examples:
   fedwright bench --list
   fedwright bench train-step --models lenet resnet8 --threads 1 --json steps.json
   fedwright bench train-step --quick --strict
+  fedwright bench report benchmarks/results --out report
 """
 
 
@@ -56,11 +59,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("suites", nargs="*", metavar="SUITE", help="suites to run; see --list")
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help="suites to run (see --list), or: report RESULT…")
     parser.add_argument("--list", action="store_true", help="say which suites there are")
     parser.add_argument("--quick", action="store_true", help="shorter and less exact")
     parser.add_argument("--seeds", type=int, default=None, metavar="N", help="how many seeds, where a suite has any")
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the results as JSON")
+    parser.add_argument("--out", type=Path, default=Path("report"), metavar="DIR", help="report: folder to write")
     parser.add_argument("--strict", action="store_true", help="exit code 1 unless every check holds")
     parser.add_argument("--kills", type=int, default=None, metavar="N", help="chaos: how many kills")
     parser.add_argument("--models", nargs="+", metavar="MODEL", help="train-step: models to measure")
@@ -80,12 +84,23 @@ def run(args: argparse.Namespace) -> int:
         for name, (_, summary) in present_suites().items():
             print(f"{name:16} {summary}")
         return 0
+    if args.suites[0] == "report":
+        return _report(args)
     results = [_run_suite(name, args) for name in args.suites]
     if args.json is not None:
         written = results[0] if len(results) == 1 else results
         args.json.write_text(json.dumps(written, indent=2) + "\n")
     holds = all(check["holds"] for result in results for check in result["checks"])
     return 1 if args.strict and not holds else 0
+
+
+def _report(args: argparse.Namespace) -> int:
+    from fedwright.benchmarks.report import read_results, write_report
+
+    paths = [Path(name) for name in args.suites[1:]] or [RESULTS]
+    written = write_report(read_results(paths), args.out)
+    print(f"{written.markdown}\n{written.page}")
+    return 0
 
 
 def present_suites() -> dict[str, tuple[str, str]]:

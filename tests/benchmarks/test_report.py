@@ -1,0 +1,113 @@
+"""Results become a Markdown file and a page of its own, with plots read off the tables."""
+
+import base64
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedwright.benchmarks.plots import pictures
+from fedwright.benchmarks.report import read_results, write_report
+from fedwright.benchmarks.tables import markdown, signs
+from fedwright.cli.main import main
+from fedwright.protocol.errors import ConfigError
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def result(**changes: Any) -> dict[str, Any]:
+    """A result as a suite writes it."""
+    made: dict[str, Any] = {
+        "suite": "tried",
+        "command": "fedwright bench tried",
+        "date": "2026-01-02",
+        "versions": {"fedwright": "1.0"},
+        "machine": "a machine",
+        "seeds": [1, 2],
+        "tables": {
+            "by method": [
+                {"method": "one", "mean": 80.0, "paper mean": 70.0, "0.25": 60.0, "1": 81.0, "upload kB": 9.0},
+                {"method": "<two>", "mean": 75.0, "paper mean": 72.0, "0.25": 50.0, "1": 76.0, "upload kB": 5.0},
+            ],
+            "by round": [{"round": 1, "one": 50.0, "<two>": 40.0}, {"round": 2, "one": 80.0, "<two>": 75.0}],
+            "a number alone": 3,
+        },
+        "checks": [{"name": "one - two", "value": 5.0, "target": "> 0", "holds": True}],
+    }
+    return made | changes
+
+
+def test_a_report_has_every_table_check_and_plot(tmp_path: Path) -> None:
+    written = write_report([result()], tmp_path)
+    text, page = written.markdown.read_text(), written.page.read_text()
+
+    assert "| one | 80.00 | 70.00 | 60.00 | 81.00 | 9.00 |" in text
+    assert "| one - two | 5.00 | > 0 | yes |" in text
+    assert "2026-01-02, a machine" in text
+    assert "seeds 1, 2" in page
+    shown = re.findall(r"src='data:image/png;base64,([^']+)'", page)
+    assert len(shown) == 3
+    assert all(base64.b64decode(data).startswith(PNG) for data in shown)
+    assert len(re.findall(r"!\[.*\]\(plots/(.*)\)", text)) == len(list((tmp_path / "plots").iterdir())) == 3
+
+
+def test_a_page_takes_nothing_from_elsewhere_and_no_markup_from_results(tmp_path: Path) -> None:
+    page = write_report([result(notes=["<script>alert(1)</script>"])], tmp_path).page.read_text()
+
+    assert "<script" not in page
+    assert "&lt;two&gt;" in page
+    assert {start for start in re.findall(r"(?:src|href)=(.{6})", page)} == {"'data:"}
+
+
+def test_the_first_row_is_compared_with_the_paper() -> None:
+    found = signs(result()["tables"]["by method"])
+
+    assert found == [{"difference": "one - <two>, mean", "here": 5.0, "paper": -2.0, "same sign": False}]
+
+
+def test_rows_without_a_paper_are_not_compared() -> None:
+    assert signs([{"method": "a", "mean": 1.0}, {"method": "b", "mean": 2.0}]) == []
+    assert signs([{"m": "a", "x": 1.0, "paper x": None}, {"m": "b", "x": 2.0, "paper x": 1.0}]) == []
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"devices": 10, "CPU s": 0.1}, {"devices": 100, "CPU s": 1.0}],
+        [{"device": "a", "s per round": 1.0, "peak MB": 3.0}, {"device": "b", "s per round": 2.0, "peak MB": 3.0}],
+        [{"round": 1, "a": None}, {"round": 2, "a": None}],
+    ],
+)
+def test_other_tables_are_drawn_too(rows: list[dict[str, Any]]) -> None:
+    drawn = pictures("t", rows)
+
+    assert [picture.png[:8] for picture in drawn] == [PNG]
+
+
+def test_a_pipe_in_a_cell_does_not_end_it() -> None:
+    assert markdown([{"a": "x|y"}]) == "| a |\n| --- |\n| x\\|y |\n"
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '{"suite": "x"}'])
+def test_what_is_not_a_result_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "odd.json").write_text(text)
+
+    with pytest.raises(ConfigError, match=r"odd\.json"):
+        read_results([tmp_path])
+
+
+def test_a_folder_without_results_says_how_to_make_some(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no results in .*fedwright bench SUITE --json"):
+        read_results([tmp_path])
+
+
+def test_the_command_writes_both_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "tried.json").write_text(json.dumps(result()))
+
+    assert main(["bench", "report", str(tmp_path / "results"), "--out", str(tmp_path / "out")]) == 0
+
+    assert capsys.readouterr().out.split() == [str(tmp_path / "out" / name) for name in ("report.md", "report.html")]
+    assert (tmp_path / "out" / "report.html").exists()
