@@ -1,17 +1,49 @@
 """Edge servers without a broker: stands between the run and a fleet of this machine, and pools as edges do."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from fedwright.benchmarks.local_fleet import BOOT, LocalFleet
 from fedwright.protocol.blobs import BlobStore
+from fedwright.protocol.files import replace_file
 from fedwright.protocol.messages import Ask, BlobRef, Dismiss, Refusal, Task, Update
-from fedwright.server_runtime.edge.pooling import Grouping, Member, Reader, split
+from fedwright.server_runtime.blocks.exchange import Options
+from fedwright.server_runtime.config import SimulateSection
+from fedwright.server_runtime.edge.pooling import Grouping, Member, Plain, Reader, split
 from fedwright.server_runtime.rounds.exchange import Heard, Pulled
 
 
 def in_turn(devices: Sequence[str], edges: int) -> dict[str, str]:
     """The edge of each device, in the order of their ids: edge-1, edge-2, ..., edge-1 again."""
     return {device: f"edge-{number % edges + 1}" for number, device in enumerate(sorted(devices))}
+
+
+@dataclass(frozen=True)
+class FileNotes:
+    """What a simulated edge keeps, one file for each note."""
+
+    folder: Path
+
+    def note(self, name: str) -> bytes | None:
+        """See Notes."""
+        path = self.folder / name
+        return path.read_bytes() if path.exists() else None
+
+    def save_note(self, name: str, value: bytes) -> None:
+        """See Notes."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        replace_file(self.folder / name, value)
+
+
+def make_grouping(section: SimulateSection, folder: Path) -> Grouping:
+    """How a simulated edge puts updates together; what it keeps lies in a folder, so that a run can go on."""
+    if section.clusters == 1 and section.exchange == "off":
+        return Plain()
+    from fedwright.server_runtime.edge.clusters import Clustered, Wanted
+
+    options = None if section.exchange == "off" else Options(section.exchange)
+    return Clustered(Wanted(section.clusters, None, options), FileNotes(folder))
 
 
 class EdgedFleet:

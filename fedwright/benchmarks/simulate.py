@@ -11,7 +11,7 @@ from msgspec import structs
 
 from fedwright import __version__
 from fedwright.benchmarks.dealing import Dealt, deal, local_data, reserve
-from fedwright.benchmarks.edged_fleet import EdgedFleet, in_turn
+from fedwright.benchmarks.edged_fleet import EdgedFleet, in_turn, make_grouping
 from fedwright.benchmarks.local_fleet import Crew, LocalFleet
 from fedwright.benchmarks.simulate_worker import Measure, Part, Place
 from fedwright.device_runtime import facts
@@ -28,7 +28,6 @@ from fedwright.protocol.x25519 import KEY_BYTES
 from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.artifacts.structure import Structure
 from fedwright.server_runtime.config import RunConfig
-from fedwright.server_runtime.edge.pooling import Plain
 from fedwright.server_runtime.methods.base import Method, Tensors
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.desk import Talks
@@ -111,7 +110,8 @@ def simulate(
                 if not config.simulate.edges:
                     return local
                 places = in_turn(list(reports), config.simulate.edges)
-                return EdgedFleet(local, places, blobs=blobs, groupings={edge: Plain() for edge in places.values()})
+                groupings = {edge: make_grouping(config.simulate, folder.path / edge) for edge in places.values()}
+                return EdgedFleet(local, places, blobs=blobs, groupings=groupings)
 
             outcome = runs.meet(config, text, runs.Meeting(talk, watch, watch.begin, sync=False, public=public))
     return Simulated(outcome, watch.evaluations, watch.round_s, folder.path)

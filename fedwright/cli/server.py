@@ -32,7 +32,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     resume.add_argument("--json", type=new_file, metavar="FILE", help="write the result as JSON too")
     resume.set_defaults(run=_resume)
     edge = command(
-        commands, "edge", "serve devices of a site between them and the host", "example:\n  fedwright server edge edge.toml"
+        commands,
+        "edge",
+        "serve devices of a site between them and the host",
+        "example:\n  fedwright server edge edge.toml",
     )
     edge.add_argument("config", metavar="CONFIG", type=Path, help="a TOML file with [edge] name, [host] and [devices]")
     edge.set_defaults(run=_edge)

@@ -94,6 +94,10 @@ class Manifest(Struct, frozen=True):
     backend: Literal["portable", "classic"] = "portable"
 
 
+# Names under which class means and the numbers behind them travel.
+CLASS_MEANS = ("prototypes", "prototype_counts")
+
+
 def returned_shapes(
     manifest: Manifest, *, weights: bool, prototypes: bool, logits: int = 0
 ) -> dict[str, tuple[int, ...]]:

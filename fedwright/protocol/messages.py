@@ -124,6 +124,7 @@ class Pool(Struct, frozen=True):
     """Updates that an edge may put together: those of the `size` tasks that have this key and go to this edge.
 
     by: an update counts by its samples, or every device the same. clip_norm: largest norm of one device's change.
+    features: class means come with the updates for the edge alone; the pooled update has none.
     """
 
     key: Id
@@ -131,6 +132,7 @@ class Pool(Struct, frozen=True):
     size: Annotated[int, Meta(ge=1, le=1_000_000)]
     by: Literal["samples", "devices"] = "samples"
     clip_norm: Annotated[float, Meta(gt=0)] | None = None
+    features: bool = False
 
 
 class Task(Struct, tag="task", frozen=True):

@@ -162,6 +162,7 @@ class UpdateSection:
     )
     trim_ratio: float = field(default=0.1, metadata=_help("share that trimmed_mean leaves out at each end"))
     evaluate: bool = field(default=True, metadata=_help("devices measure the model before and after they train it"))
+    features: bool = field(default=False, metadata=_help("devices send class means too, to edges that exchange"))
 
     def __post_init__(self) -> None:
         """Check values."""
@@ -245,6 +246,10 @@ class SimulateSection:
     )
     processes: int | None = field(default=None, metadata=_help("how many in parallel; 0 = inside this one"))
     edges: int = field(default=0, metadata=_help("edge servers that devices sit behind in turn; 0 = none"))
+    clusters: int = field(default=1, metadata=_help("clusters at most that an edge makes of devices of one size"))
+    exchange: Literal["off", "folded", "eq8"] = field(
+        default="off", metadata=_help("off, folded or eq8: how an edge's clusters of different size teach each other")
+    )
     evaluate_every: int = field(default=5, metadata=_help("measure every device after so many rounds; 0 = at the end"))
 
     def __post_init__(self) -> None:
@@ -256,6 +261,7 @@ class SimulateSection:
         check_range("least", self.least, low=1)
         check_range("evaluate_every", self.evaluate_every, low=0)
         check_range("edges", self.edges, low=0, high=self.devices)
+        check_range("clusters", self.clusters, low=1)
         for name in ("rows", "processes"):
             if getattr(self, name) is not None:
                 check_range(name, getattr(self, name), low=0 if name == "processes" else 1)

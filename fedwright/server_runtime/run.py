@@ -249,4 +249,5 @@ def _options(config: RunConfig) -> Options:
         buffer=config.fleet.buffer,
         deadline_s=config.fleet.deadline_s,
         join_timeout_s=config.fleet.join_timeout_s,
+        features=config.update.features,
     )

@@ -8,14 +8,14 @@ import numpy as np
 
 from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import deltas
-from fedwright.protocol.artifact import Manifest
+from fedwright.protocol.artifact import CLASS_MEANS, Manifest
 from fedwright.protocol.blobs import BlobStore, make_ref
 from fedwright.protocol.messages import Part, Task, Update
 from fedwright.server_runtime.intake.admission import check_stats, clip_norm, read_update
 from fedwright.server_runtime.methods.base import Tensors
 from fedwright.server_runtime.rounds.pools import total
 
-PROTOTYPES, COUNTS = "prototypes", "prototype_counts"
+PROTOTYPES, COUNTS = CLASS_MEANS
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,9 @@ class Reader:
         sent = deltas.load(self.blobs.path(task.weights.sha256))[1] if task.returns.masked else None
         path = self.blobs.path(update.tensors.sha256)
         values = read_update(path, self.manifest(task), task.returns, sent=sent)
-        return clip_norm(values, None if task.pool is None else task.pool.clip_norm)
+        limit = None if task.pool is None else task.pool.clip_norm
+        means = {name: values.pop(name) for name in CLASS_MEANS if name in values}
+        return clip_norm(values, limit) | means
 
 
 class Grouping(Protocol):
@@ -91,7 +93,9 @@ def put_together(members: Sequence[Member], reader: Reader) -> Update:
 
 
 def pack(task: Task, parts: list[Part], values: Tensors, blobs: BlobStore) -> Update:
-    """A pooled update of these tensors."""
+    """A pooled update of these tensors; class means that were for the edge alone stay here."""
+    if task.pool is not None and task.pool.features:
+        values = {name: value for name, value in values.items() if name not in CLASS_MEANS}
     blob = deltas.encode(values)
     blobs.put_bytes(blob)
     ref = make_ref(blob, chunk_bytes=task.weights.chunk_bytes, inline=False)

@@ -17,6 +17,7 @@ from fedwright.protocol.link import connect
 from fedwright.protocol.link.base import Link
 from fedwright.protocol.link.security import Bundle, TlsFiles, read_bundle
 from fedwright.protocol.messages import Board, Gone
+from fedwright.server_runtime.blocks.exchange import Options
 from fedwright.server_runtime.edge.config import EdgeConfig
 from fedwright.server_runtime.edge.edge import Edge, EdgeOptions
 from fedwright.server_runtime.edge.pooling import Grouping, Plain
@@ -78,7 +79,17 @@ def serve(
 
 def grouping_of(config: EdgeConfig, store: EdgeStore) -> Grouping:
     """How this edge puts updates together."""
-    return Plain()
+    most, exact, form = config.cluster.most, config.cluster.exact, config.exchange.form
+    if most == 1 and exact is None and form == "off":
+        return Plain()
+    # An edge that only averages has no use for scikit-learn.
+    from fedwright.server_runtime.edge.clusters import Clustered, Wanted
+
+    wanted = config.exchange
+    options = None
+    if wanted.form != "off":
+        options = Options(wanted.form, wanted.share, wanted.quantile, wanted.steps, wanted.learning_rate)
+    return Clustered(Wanted(most, exact, options), store)
 
 
 def board() -> Board:

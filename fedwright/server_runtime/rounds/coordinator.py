@@ -24,7 +24,7 @@ from fedwright.server_runtime.methods.base import (
 )
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.desk import Desk
-from fedwright.server_runtime.rounds.pools import absorbed, merged, with_pools
+from fedwright.server_runtime.rounds.pools import Terms, absorbed, merged, with_pools
 from fedwright.server_runtime.rounds.retry import smaller_tasks
 from fedwright.server_runtime.rounds.sampling import sample
 from fedwright.server_runtime.rounds.secure_sum import introduce
@@ -41,6 +41,7 @@ class Options:
     devices: how many must be present before a round is planned. per_round, or else sample_ratio of those
     present: how many take part. quorum_ratio: share of a stage's tasks that must end in an update.
     buffer: None for rounds in step; else rounds are asynchronous and advance after this many updates.
+    features: devices behind edges send class means too, for what edges do with them.
     """
 
     rounds: int
@@ -52,6 +53,7 @@ class Options:
     buffer: int | None = None
     deadline_s: float = 600.0
     join_timeout_s: float = 600.0
+    features: bool = False
 
 
 class Coordinator:
@@ -124,8 +126,8 @@ class Coordinator:
     def _plan(self, method: Method, position: Position, assignments: Mapping[str, Assignment]) -> list[Planned]:
         emissions = {device: method.emit(device, assignment) for device, assignment in sorted(assignments.items())}
         plan = self._planner.plan(position, assignments, emissions)
-        edge_of, clip_norm = self._desk.edge_of, self._desk.update_norm
-        plan = with_pools(plan, method, edge_of, position=position, clip_norm=clip_norm)
+        terms = Terms(self._desk.update_norm, self._options.features)
+        plan = with_pools(plan, method, self._desk.edge_of, position=position, terms=terms)
         self._store.save_plan(position, plan, notes=notes_of(method))
         return plan
 

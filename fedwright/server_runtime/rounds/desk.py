@@ -2,13 +2,14 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 from msgspec import structs
 
 from fedwright.protocol import deltas
+from fedwright.protocol.artifact import CLASS_MEANS
 from fedwright.protocol.errors import BadBlob, BadUpdate, NoQuorum
 from fedwright.protocol.messages import Answer, Ask, BlobRef, Dismiss, Gone, Refusal, Report, Task, Update, Why
 from fedwright.server_runtime.artifacts.structure import ModelSpec
@@ -19,6 +20,7 @@ from fedwright.server_runtime.methods.base import Tensors
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.exchange import Heard, Pulled
 from fedwright.server_runtime.rounds.planner import Planner
+from fedwright.server_runtime.rounds.pools import is_pool
 from fedwright.server_runtime.rounds.store import Planned, Reply, RoundStore
 
 log = logging.getLogger(__name__)
@@ -173,7 +175,10 @@ class Desk:
 
     def read(self, planned: Planned, update: Update) -> Tensors:
         """An update's tensors, checked; a change is held to the norm limit."""
-        returns = planned.assignment.returns
+        # What an edge asked of its device, beyond what the method wants, ends there; an update that came by itself
+        # still has it.
+        wanted = planned.assignment.returns
+        returns = wanted if update.parts else planned.task.returns
         if update.tensors is None:
             if returns.weights != "none" or returns.prototypes or returns.logits:
                 raise BadUpdate("it holds no tensors although some were asked for")
@@ -182,6 +187,8 @@ class Desk:
         blobs = self.planner.blobs
         sent = deltas.load(blobs.path(planned.task.weights.sha256))[1] if returns.masked else None
         values = read_update(blobs.path(update.tensors.sha256), manifest, returns, sent=sent)
+        if returns.prototypes and not wanted.prototypes:
+            values = {name: value for name, value in values.items() if name not in CLASS_MEANS}
         return clip_norm(values, self.update_norm) if returns.weights == "delta" else values
 
     def dismiss_all(self, reason: str) -> None:
@@ -273,7 +280,7 @@ class Desk:
             for part, out in zip(update.parts, outs, strict=True):
                 if out is None and not self.store.is_open(part.task):
                     self._exchange.recall(edge, part.task)
-        elif not _is_pool(edge, update, [out.planned for out in waited]):
+        elif not is_pool(edge, update, [out.planned for out in waited]):
             log.warning("edge %s put updates together that do not belong together; they are not used", edge)
             self._finish_all(waited, [_rejected(part.task, f"{edge}: not one pool") for part in update.parts])
         elif update.tensors is not None and not self.planner.blobs.has(update.tensors.sha256):
@@ -377,18 +384,6 @@ class Desk:
         boot = self._registry.boot(planned.device)
         if boot is not None:
             self._exchange.assign(planned.device, boot, planned.task)
-
-
-def _is_pool(edge: str, update: Update, plan: Sequence[Planned]) -> bool:
-    """Whether these tasks were sent to this edge as one pool, and each is in the update once."""
-    pools = {None if planned.task.pool is None else planned.task.pool.key for planned in plan}
-    ours = all(planned.task.pool is not None and planned.task.pool.edge == edge for planned in plan)
-    return (
-        ours
-        and len(pools) == 1
-        and len({part.task for part in update.parts}) == len(plan)
-        and (update.task == update.parts[0].task)
-    )
 
 
 def _rejected(task: str, detail: str) -> Reply:

@@ -1,8 +1,9 @@
 """Which updates an edge may put together on their way, and what a method gets when it did."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import msgspec
 from msgspec import structs
@@ -15,18 +16,31 @@ EdgeOf = Callable[[str], str | None]
 """The edge that a device is reached through, if any."""
 
 
+@dataclass(frozen=True)
+class Terms:
+    """clip_norm: largest norm of one device's change. features: edges get class means too, for their exchange."""
+
+    clip_norm: float | None = None
+    features: bool = False
+
+
 def with_pools(
-    plan: Sequence[Planned], method: Method, edge_of: EdgeOf, *, position: Position, clip_norm: float | None
+    plan: Sequence[Planned], method: Method, edge_of: EdgeOf, *, position: Position, terms: Terms
 ) -> list[Planned]:
     """The plan, in which tasks that differ in nothing but the device share a pool at the edge they go to."""
     by = method.pools_by() if isinstance(method, Pools) else None
     if by is None:
         return list(plan)
     keys = [_key(planned, edge_of(planned.device), position) for planned in plan]
-    return [
-        planned if key is None else _pooled(planned, Pool(key[1], key[0], keys.count(key), by, clip_norm))
-        for planned, key in zip(plan, keys, strict=True)
-    ]
+    sizes = Counter(keys)
+    pooled = []
+    for planned, key in zip(plan, keys, strict=True):
+        if key is None:
+            pooled.append(planned)
+        else:
+            features = terms.features and not planned.task.returns.prototypes
+            pooled.append(_pooled(planned, Pool(key[1], key[0], sizes[key], by, terms.clip_norm, features)))
+    return pooled
 
 
 def _key(planned: Planned, edge: str | None, position: Position) -> tuple[str, str] | None:
@@ -39,7 +53,23 @@ def _key(planned: Planned, edge: str | None, position: Position) -> tuple[str, s
 
 
 def _pooled(planned: Planned, pool: Pool) -> Planned:
-    return replace(planned, task=structs.replace(planned.task, pool=pool))
+    """The task with its pool; the device is asked for class means, the method's own wishes stay as they are."""
+    task = structs.replace(planned.task, pool=pool)
+    if pool.features:
+        task = structs.replace(task, returns=structs.replace(task.returns, prototypes=True))
+    return replace(planned, task=task)
+
+
+def is_pool(edge: str, update: Update, plan: Sequence[Planned]) -> bool:
+    """Whether these tasks were sent to this edge as one pool, and each is in the update once."""
+    pools = {None if planned.task.pool is None else planned.task.pool.key for planned in plan}
+    ours = all(planned.task.pool is not None and planned.task.pool.edge == edge for planned in plan)
+    return (
+        ours
+        and len(pools) == 1
+        and len({part.task for part in update.parts}) == len(plan)
+        and (update.task == update.parts[0].task)
+    )
 
 
 def merged(replies: Mapping[str, Reply]) -> set[str]:

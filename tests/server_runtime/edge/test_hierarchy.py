@@ -16,20 +16,21 @@ from helpers.edges import run_edges
 from helpers.simulation import local_data, make_config, run_agents
 
 
-def settings(folder, *, edges, devices=4, rounds=2, **sections):
+def settings(folder, *, edges, devices=4, rounds=2, simulate=None, **sections):
     """A small run whose devices sit behind edges in turn."""
-    simulated = {"devices": devices, "evaluate_every": 0, "edges": edges}
+    simulated = {"devices": devices, "evaluate_every": 0, "edges": edges, **(simulate or {})}
     return make_config(folder, rounds=rounds, fleet={"devices": devices}, simulate=simulated, **sections)
 
 
-def play(folder, *, edges, **given):
+def play(folder, *, edges, grouping=None, **given):
     """The run by real agents and edges; returns its final state and the host's link."""
     config, text = settings(folder, edges=edges, **given)
     data = local_data(deal(config.simulate, seed=config.run.seed))
     fleets = in_turn(list(data), edges) if edges else {}
     broker = MemoryBroker()
     names = sorted(set(fleets.values()))
-    with run_edges(broker, folder, *names), run_agents(broker, folder / "devices", data, fleets=fleets):
+    edges_of = run_edges(broker, folder, *names, **(grouping or {}))
+    with edges_of, run_agents(broker, folder / "devices", data, fleets=fleets):
         link = broker.link("server")
         outcome = runs.execute(config, text, link=link)
         link.close()
@@ -110,3 +111,39 @@ def test_bytes_at_the_host_fall_with_the_number_of_edges(tmp_path):
 
     assert links[1].received_bytes < links[3].received_bytes < links[0].received_bytes / 1.5
     assert links[1].sent_bytes < links[3].sent_bytes < links[0].sent_bytes / 1.5
+
+
+def test_a_mean_for_each_cluster_is_still_the_mean(tmp_path):
+    flat = simulated(tmp_path / "flat", edges=0)
+    state, _ = play(tmp_path / "edges", edges=1, grouping={"cluster": {"exact": 2}})
+
+    for name, value in flat.items():
+        np.testing.assert_allclose(state[name], value, rtol=2e-5, atol=2e-6, err_msg=name)
+    updates = [reply.update for reply in first_replies(tmp_path / "edges").values()]
+    assert [len(update.parts) for update in updates if update.parts] in ([1, 3], [3, 1], [2, 2])
+
+
+@pytest.mark.parametrize(("devices", "exact"), [(1, 1), (2, 5)], ids=["one device", "more clusters than devices"])
+def test_an_edge_makes_do_with_few_devices(tmp_path, caplog, devices, exact):
+    grouping = {"cluster": {"exact": exact}}
+    state, _ = play(tmp_path / "edges", edges=1, devices=devices, rounds=1, grouping=grouping)
+    flat = simulated(tmp_path / "flat", edges=0, devices=devices, rounds=1)
+
+    for name, value in flat.items():
+        np.testing.assert_allclose(state[name], value, rtol=2e-5, atol=2e-6, err_msg=name)
+    assert ("5 clusters are wanted but 2 devices answered; each is one" in caplog.text) == (devices == 2)
+
+
+def test_clusters_of_different_size_teach_each_other_and_the_host_sees_no_features(tmp_path):
+    method = {"name": "heterofl", "masked": False, "levels": {"sizes": [1.0, 0.5]}}
+    given = {"method": method, "update": {"features": True}, "devices": 4, "edges": 1}
+    folded = {"exchange": "folded"}
+
+    state, _ = play(tmp_path / "edges", grouping={"exchange": {"form": "folded"}}, **given)
+    expected = simulated(tmp_path / "simulated", simulate=folded, **given)
+    without = simulated(tmp_path / "without", **given)
+
+    assert all(np.array_equal(state[name], expected[name]) for name in expected)
+    changed = [name for name in expected if not np.array_equal(expected[name], without[name])]
+    assert "head.weight" in changed
+    assert sum(len(reply.update.parts) for reply in first_replies(tmp_path / "edges").values()) == 4
