@@ -88,7 +88,8 @@ def _be_device(link: Link, name: str, update: Update, uploads: Uploads) -> None:
             link.send(up, codec.encode(answer, sender=name, boot=boot))
         elif isinstance(body, Get):
             for chunk in uploads.answer(body):
-                link.send(up, codec.encode(chunk, sender=name, boot=boot), reliable=False)
+                head, tail = codec.encode_parts(chunk, sender=name, boot=boot)
+                link.send(up, head, tail=tail, reliable=False)
 
 
 def _say(word: str) -> None:

@@ -380,8 +380,8 @@ class Agent:
             self._stopping.set()
 
     def _send(self, message: Message, *, reliable: bool = True) -> None:
-        payload = codec.encode(message, sender=self._identity.device, boot=self._identity.boot)
-        self._link.send(self._home.up, payload, reliable=reliable)
+        head, tail = codec.encode_parts(message, sender=self._identity.device, boot=self._identity.boot)
+        self._link.send(self._home.up, head, tail=tail, reliable=reliable)
 
 
 def _refs(task: Task) -> list[BlobRef]:

@@ -6,6 +6,7 @@ touches a link: the owner sends `Get(wanted)` and feeds what comes back to `acce
 
 import contextlib
 import hashlib
+import mmap
 import os
 import shutil
 import time
@@ -27,6 +28,7 @@ MAX_RETRY_S = 60.0
 # One answer to a Get holds at most this many chunks; the receiver asks again for the rest.
 ANSWER_CHUNKS = 64
 STALE_TEMPORARY_S = 3600.0
+FLUSH_BYTES = 4 * 1024 * 1024
 
 
 def blob_name(hashes: Sequence[bytes], size_bytes: int) -> str:
@@ -95,7 +97,7 @@ class BlobStore:
     def __init__(self, folder: Path, *, limit_bytes: int | None = None, sync: bool = True) -> None:
         self.folder = folder
         self._limit_bytes = limit_bytes
-        self._sync = sync
+        self.syncs = sync
         self._pinned: set[str] = set()
         folder.mkdir(parents=True, exist_ok=True)
         self._clear_temporary()
@@ -117,11 +119,11 @@ class BlobStore:
         """The whole blob in memory; for small ones."""
         return self.path(sha256).read_bytes()
 
-    def read_chunk(self, sha256: str, index: int, *, chunk_bytes: int = CHUNK_BYTES) -> bytes:
-        """One chunk; empty when it lies behind the end."""
-        with self.path(sha256).open("rb") as file:
-            file.seek(index * chunk_bytes)
-            return file.read(chunk_bytes)
+    def view(self, sha256: str) -> memoryview:
+        """The whole blob without reading it; only what is looked at comes into memory."""
+        with self.path(sha256).open("rb", buffering=0) as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            return memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if size_bytes else b"")
 
     def put_bytes(self, data: bytes) -> str:
         """Keep a blob; returns its name."""
@@ -169,10 +171,10 @@ class BlobStore:
     def _adopt(self, file: Path, sha256: str) -> Path:
         """Give a complete file its name, so that a blob is whole or absent also after a power cut."""
         target = self._file(sha256)
-        if self._sync:
+        if self.syncs:
             _sync(file)
         os.replace(file, target)
-        if self._sync:
+        if self.syncs:
             _sync(self.folder)
         self._shrink(keep=sha256)
         return target
@@ -220,6 +222,7 @@ class Download:
         self._progress_s = 0.0
         self._paced = 0
         self._pace_s = 0.0
+        self._unflushed: list[int] = []
         self._part = store._file(ref.sha256, ".part")
         self._marks = store._file(ref.sha256, ".marks")
         if ref.inline is not None:
@@ -244,7 +247,7 @@ class Download:
             self._progress_s = now_s
         room = self._window - len(self._asked)
         # Few larger requests instead of one per chunk.
-        if self._asked and room < self._window / 4:
+        if self._asked and room < self._window // 2:
             return []
         fresh = sorted(self._missing - self._asked)[:room]
         self._asked.update(fresh)
@@ -254,7 +257,7 @@ class Download:
         """Forget what was asked for; its answers will not come."""
         self._asked.clear()
 
-    def accept(self, index: int, data: bytes) -> bool:
+    def accept(self, index: int, data: bytes | memoryview) -> bool:
         """Take a chunk, asked for or not; False when it is not needed or not what the reference says."""
         if index not in self._missing:
             self.duplicates += 1
@@ -265,8 +268,11 @@ class Download:
         if hashlib.sha256(data).digest() != self.ref.chunks[index]:
             return False
         with _explain_full_disk(self._store.folder):
-            _write_at(self._part, index * self.ref.chunk_bytes, data)
-            _write_at(self._marks, index, b"\1")
+            with _opened(self._part) as handle:
+                _write_at(handle, index * self.ref.chunk_bytes, data)
+                self._begin_flush(handle, index)
+            with _opened(self._marks) as handle:
+                _write_at(handle, index, b"\1")
         self._missing.discard(index)
         self._accepted += 1
         return True
@@ -287,6 +293,15 @@ class Download:
             path = self._store._adopt(self._part, sha256)
         self._marks.unlink(missing_ok=True)
         return path
+
+    def _begin_flush(self, handle: int, index: int) -> None:
+        """Let the disk begin with what has gathered, so that little is left to wait for in the end."""
+        self._unflushed.append(index)
+        if self._store.syncs and len(self._unflushed) * self.ref.chunk_bytes >= FLUSH_BYTES:
+            first, last = (at * self.ref.chunk_bytes for at in (min(self._unflushed), max(self._unflushed) + 1))
+            self._unflushed.clear()
+            # Starts to write dirty pages and does not wait; what it drops are clean pages, and there are none yet.
+            os.posix_fadvise(handle, first, last - first, os.POSIX_FADV_DONTNEED)
 
     def _keep_pace(self, now_s: float) -> None:
         """Fit the window to the link: at most about half a second of it may be on its way."""
@@ -345,21 +360,27 @@ class Uploads:
         if chunk_bytes is None or not self._store.has(get.sha256):
             yield Lost(get.sha256)
             return
+        blob = self._store.view(get.sha256)
         for index in get.chunks[:limit]:
-            if data := self._store.read_chunk(get.sha256, index, chunk_bytes=chunk_bytes):
+            if data := blob[index * chunk_bytes : (index + 1) * chunk_bytes]:
                 yield Chunk(get.sha256, index, data)
 
 
-def _write_at(file: Path, offset: int, data: bytes) -> None:
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[int]:
     handle = os.open(file, os.O_WRONLY | os.O_CREAT, 0o644)
     try:
-        view = memoryview(data)
-        while view:
-            written = os.pwrite(handle, view, offset)
-            view = view[written:]
-            offset += written
+        yield handle
     finally:
         os.close(handle)
+
+
+def _write_at(handle: int, offset: int, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(handle, view, offset)
+        view = view[written:]
+        offset += written
 
 
 def _sync(path: Path) -> None:

@@ -52,6 +52,18 @@ def test_empty_and_large_payloads_arrive_unchanged(pair: tuple[Link, Link]) -> N
     assert take(receiver, 2) == [Received("t/a", b""), Received("t/b", large)]
 
 
+@pytest.mark.parametrize("reliable", [True, False], ids=["reliable", "unreliable"])
+def test_payload_and_tail_are_one_message(pair: tuple[Link, Link], reliable: bool) -> None:
+    sender, receiver = pair
+    tails = [b"", b"tail", bytes(range(256)) * 8192, b"x" * 16_000, b"after"]
+
+    for tail in tails:
+        sender.send("t/x", b"head ", tail=memoryview(tail), reliable=reliable)
+
+    assert take(receiver, 5) == [Received("t/x", b"head " + tail) for tail in tails]
+    assert sender.sent_bytes == receiver.received_bytes == sum(5 + len(tail) for tail in tails)
+
+
 @pytest.mark.parametrize(
     ("pattern", "topics", "arrive"),
     [

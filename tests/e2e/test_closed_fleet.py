@@ -47,6 +47,18 @@ def as_device(broker: Broker, authority: Authority, stack: ExitStack, folder: Pa
     return stack.enter_context(closing(link))
 
 
+def test_large_chunks_pass_through_tls(broker: Broker, authority: Authority, stack: ExitStack, tmp_path: Path) -> None:
+    server = as_server(broker, authority, stack)
+    server.subscribe(topics.up_all(FLEET))
+    device = as_device(broker, authority, stack, tmp_path, name="pi-large")
+    tails = [bytes([number]) * 1_000_000 for number in range(8)]
+
+    for tail in tails:
+        device.send(topics.up(FLEET, "pi-large"), b"chunk", tail=memoryview(tail), reliable=False)
+
+    assert [message.payload for message in take(server, 8)] == [b"chunk" + tail for tail in tails]
+
+
 def test_server_and_devices_hear_each_other(
     broker: Broker, authority: Authority, stack: ExitStack, tmp_path: Path
 ) -> None:

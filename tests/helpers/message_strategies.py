@@ -57,8 +57,9 @@ def _plain(kind: Any, limits: msgspec.Meta) -> st.SearchStrategy[Any]:
             allow_nan=False,
             allow_infinity=False,
         )
-    if kind is bytes:
-        return st.binary(min_size=limits.min_length or 0, max_size=min(limits.max_length or MAX_BYTES, MAX_BYTES))
+    if kind in (bytes, memoryview):
+        size = {"min_size": limits.min_length or 0, "max_size": min(limits.max_length or MAX_BYTES, MAX_BYTES)}
+        return st.binary(**size).map(kind)
     if kind is str:
         if limits.pattern is not None:
             return st.from_regex(limits.pattern.rstrip("$") + r"\Z").filter(

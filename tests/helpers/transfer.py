@@ -32,7 +32,8 @@ def serving(link: Link, uploads: Uploads) -> Iterator[None]:
                 body = codec.decode(received.payload).body
                 assert isinstance(body, Get)
                 for answer in uploads.answer(body):
-                    link.send(CHUNKS, pack(answer), reliable=False)
+                    head, tail = codec.encode_parts(answer, sender="test", boot="boot")
+                    link.send(CHUNKS, head, tail=tail, reliable=False)
 
     thread = threading.Thread(target=serve)
     thread.start()

@@ -113,9 +113,9 @@ def test_store_keeps_and_gives(store: BlobStore, tmp_path: Path) -> None:
     assert sha256 == store.put_bytes(DATA)
     assert store.has(sha256)
     assert store.read(sha256) == DATA
-    assert store.read_chunk(sha256, 10, chunk_bytes=CHUNK) == b"tail"
-    assert store.read_chunk(sha256, 11, chunk_bytes=CHUNK) == b""
-    assert [entry.name for entry in store.folder.iterdir()] == [sha256]
+    assert store.view(sha256) == DATA
+    assert store.view(store.put_bytes(b"")) == b""
+    assert {entry.name for entry in store.folder.iterdir()} == {sha256, store.put_bytes(b"")}
 
 
 def test_store_says_what_it_lacks(store: BlobStore) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedwright.protocol import codec
 from fedwright.protocol.errors import BadMessage
-from fedwright.protocol.messages import VERSION, Envelope, Gone, Message
+from fedwright.protocol.messages import VERSION, Chunk, Envelope, Gone, Message
 from helpers.message_strategies import of_type
 
 KINDS = get_args(Message)
@@ -31,6 +31,32 @@ def test_every_message_comes_back_as_it_was(kind: type, data: st.DataObject) -> 
     assert envelope.body == message
     assert type(envelope.body) is kind
     assert (envelope.id, envelope.sender, envelope.boot, envelope.version) == ("m1", "pi-1", "b1", VERSION)
+
+
+@pytest.mark.parametrize("size", [0, 1, 255, 256, 65_535, 65_536, 300_000])
+def test_a_chunk_in_two_parts_is_the_same_message(size: int) -> None:
+    chunk = Chunk("0" * 64, 7, memoryview(bytes(size)))
+
+    head, tail = codec.encode_parts(chunk, sender="pi-1", boot="b1")
+
+    assert tail is chunk.data
+    assert codec.decode(head + tail).body == chunk
+
+
+def test_other_messages_have_one_part() -> None:
+    head, tail = codec.encode_parts(Gone(), sender="pi-1", boot="b1")
+
+    assert codec.decode(head).body == Gone()
+    assert tail == b""
+
+
+def test_the_data_of_a_chunk_are_not_copied() -> None:
+    message = memoryview(bytearray(pack(Chunk("0" * 64, 7, memoryview(b"data")))))
+
+    chunk = codec.decode(message).body
+    message[-4:] = b"DATA"
+
+    assert chunk.data == b"DATA"
 
 
 @given(st.binary(max_size=400))

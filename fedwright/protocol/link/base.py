@@ -3,13 +3,15 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+Buffer = bytes | memoryview
+
 
 @dataclass(frozen=True)
 class Received:
     """Bytes that arrived on a topic."""
 
     topic: str
-    payload: bytes
+    payload: Buffer
 
 
 class Link(Protocol):
@@ -47,8 +49,8 @@ class Link(Protocol):
         """Receive what is published on topics that match an MQTT pattern (+ and #)."""
         ...
 
-    def send(self, topic: str, payload: bytes, *, reliable: bool = True) -> None:
-        """Publish."""
+    def send(self, topic: str, payload: bytes, *, tail: Buffer = b"", reliable: bool = True) -> None:
+        """Publish the payload and its tail as one message; the tail is not copied and MUST NOT change any more."""
         ...
 
     def receive(self, timeout_s: float) -> Received | None:

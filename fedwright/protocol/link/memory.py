@@ -3,7 +3,7 @@
 import threading
 
 from fedwright.protocol.errors import LinkError
-from fedwright.protocol.link.base import Received
+from fedwright.protocol.link.base import Buffer, Received
 from fedwright.protocol.link.inbox import Inbox
 
 
@@ -113,8 +113,9 @@ class MemoryLink:
             if pattern not in self._patterns:
                 self._patterns.append(pattern)
 
-    def send(self, topic: str, payload: bytes, *, reliable: bool = True) -> None:
+    def send(self, topic: str, payload: bytes, *, tail: Buffer = b"", reliable: bool = True) -> None:
         """Publish; reliable messages wait while the broker is stopped."""
+        payload = b"".join((payload, tail))
         with self._broker._lock:
             if self.connected:
                 self._sent_bytes += len(payload)

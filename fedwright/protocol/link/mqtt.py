@@ -21,8 +21,9 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from fedwright.protocol.errors import ConfigError, LinkError
-from fedwright.protocol.link.base import Received
+from fedwright.protocol.link.base import Buffer, Received
 from fedwright.protocol.link.inbox import Inbox
+from fedwright.protocol.link.lean import LeanClient
 from fedwright.protocol.link.security import TlsFiles
 
 log = logging.getLogger(__name__)
@@ -99,10 +100,11 @@ class MqttLink:
 
     def _make_client(
         self, address: Address, client_id: str, will: tuple[str, bytes] | None, tls: TlsFiles
-    ) -> paho.Client:
+    ) -> LeanClient:
         five = self.version == MQTTProtocolVersion.MQTTv5
-        client = paho.Client(
+        client = LeanClient(
             CallbackAPIVersion.VERSION2,
+            on_unreliable=lambda topic, payload: self._put(Received(topic, payload), reliable=False),
             # A broker throws out the older of two connections with one id, so each boot has its own.
             client_id=f"{client_id}-{uuid.uuid4().hex[:8]}",
             clean_session=None if five else True,
@@ -169,17 +171,19 @@ class MqttLink:
         if mid is not None:
             self._wait_for(lambda: mid in self._granted or not self._connected, CONNECT_TIMEOUT_S)
 
-    def send(self, topic: str, payload: bytes, *, reliable: bool = True) -> None:
+    def send(self, topic: str, payload: bytes, *, tail: Buffer = b"", reliable: bool = True) -> None:
         """Publish: reliable at QoS 1 (kept while the link is down), else at QoS 0 (dropped while it is down)."""
         if not reliable and not self._connected:
             return
         with self._lock:
-            info = self._client.publish(topic, payload, qos=1 if reliable else 0)
-            if info.rc == MQTTErrorCode.MQTT_ERR_QUEUE_SIZE:
-                raise LinkError("65535 messages wait for the broker; check that it is alive and keeps up")
             if reliable:
+                info = self._client.publish(topic, b"".join((payload, tail)), qos=1)
+                if info.rc == MQTTErrorCode.MQTT_ERR_QUEUE_SIZE:
+                    raise LinkError("65535 messages wait for the broker; check that it is alive and keeps up")
                 self._unacknowledged.add(info.mid)
-            self._sent_bytes += len(payload)
+            else:
+                self._client.publish_parts(topic, payload, tail)
+            self._sent_bytes += len(payload) + len(tail)
             self._settle()
 
     def receive(self, timeout_s: float) -> Received | None:
@@ -261,10 +265,13 @@ class MqttLink:
         self._answered.set()
 
     def _on_message(self, _client: paho.Client, _data: Any, message: paho.MQTTMessage) -> None:
-        self._received_bytes += len(message.payload)
-        if not self._inbox.put(Received(message.topic, bytes(message.payload)), reliable=message.qos > 0):
+        self._put(Received(message.topic, bytes(message.payload)), reliable=message.qos > 0)
+
+    def _put(self, received: Received, *, reliable: bool) -> None:
+        self._received_bytes += len(received.payload)
+        if not self._inbox.put(received, reliable=reliable):
             if not self._warned_full:
-                log.warning("messages arrive faster than they are read; dropped one on %s", message.topic)
+                log.warning("messages arrive faster than they are read; dropped one on %s", received.topic)
             self._warned_full = True
 
 

@@ -91,8 +91,8 @@ class Upward:
 
     def send(self, message: Message, *, reliable: bool = True) -> None:
         """Say something to the host."""
-        payload = codec.encode(message, sender=self.presence.name, boot=self.presence.boot)
-        self._link.send(topics.up(self.presence.fleet, self.presence.name), payload, reliable=reliable)
+        head, tail = codec.encode_parts(message, sender=self.presence.name, boot=self.presence.boot)
+        self._link.send(topics.up(self.presence.fleet, self.presence.name), head, tail=tail, reliable=reliable)
 
     def serve(self, ref: BlobRef) -> None:
         """Let the host fetch a blob."""

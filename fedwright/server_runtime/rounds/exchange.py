@@ -346,7 +346,8 @@ class Exchange:
 
     def _send_chunk(self, device: str | None, message: Chunk | Lost) -> None:
         topic = topics.shared(self._fleet) if device is None else topics.down(self._fleet, device)
-        self._link.send(topic, self._encode(message), reliable=False)
+        head, tail = codec.encode_parts(message, sender=SERVER, boot=self.boot)
+        self._link.send(topic, head, tail=tail, reliable=False)
 
     def _send(self, device: str, message: Message) -> None:
         """Send to a device, by way of its edge when it has one."""
