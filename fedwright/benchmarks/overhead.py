@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -32,7 +33,7 @@ FLEET = "overhead"
 
 
 def measure(broker: Broker, *, devices: int, rounds: int) -> dict[str, Any]:
-    """Best wall seconds of a round, and CPU seconds per device and round, over `rounds` after the first."""
+    """Best wall seconds of a round, CPU seconds per device and of the server, over `rounds` after the first."""
     names = [f"d{number}" for number in range(devices)]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -42,10 +43,12 @@ def measure(broker: Broker, *, devices: int, rounds: int) -> dict[str, Any]:
         blobs = BlobStore(folder / "blobs")
         seconds: list[float] = []
         cpu: list[float] = []
+        own: list[float] = []
 
         def note(event: events.Event) -> None:
             if isinstance(event, events.RoundClosed):
                 seconds.append(event.seconds)
+                own.append(time.process_time())
                 cpu.append(sum(_cpu_s(process) for process in processes))
 
         planner = Planner("overhead", Builder(), blobs, deadline_s=60.0)
@@ -60,6 +63,7 @@ def measure(broker: Broker, *, devices: int, rounds: int) -> dict[str, Any]:
         "parameters": int(sum(value.size for value in weights.values())),
         "round_s": round(min(seconds[1:]), 3),
         "device_cpu_s": round((cpu[-1] - cpu[0]) / rounds / devices, 4),
+        "server_cpu_s": round((own[-1] - own[0]) / rounds, 4),
     }
 
 

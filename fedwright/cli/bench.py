@@ -30,12 +30,14 @@ SUITES = {
         "fedwright.benchmarks.framp_fashion",
         "FRAMP beside submodel methods, also on new devices",
     ),
+    "framp-cora": ("fedwright.benchmarks.framp_cora", "FRAMP beside submodel methods on pieces of a citation graph"),
     "hyperflora-fashion": (
         "fedwright.benchmarks.hyperflora_fashion",
         "HyperFLoRA and its controls, on bystanders",
     ),
     "hypernet": ("fedwright.benchmarks.hypernet", "what writing models costs a server, from 10 to 1,000 devices"),
     "simulate": ("fedwright.benchmarks.simulate_speed", "a round of 100 simulated devices, in seconds"),
+    "growth": ("fedwright.benchmarks.growth", "a server's cost over devices, parameters and rounds, with exponents"),
     "peers": ("fedwright.benchmarks.peers.suite", "ten devices of ours beside ten of Flower, on the same task"),
     "aggregate": ("fedwright.benchmarks.aggregate", "averaging submodels, against a plain copy"),
 }
