@@ -1,0 +1,180 @@
+"""Two edges between a host and emulated boards over mosquitto, all in processes of their own, some of them killed."""
+
+import signal
+import subprocess
+import sys
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedwright.benchmarks.dealing import deal
+from fedwright.benchmarks.edged_fleet import in_turn
+from fedwright.benchmarks.simulate import simulate
+from fedwright.device_runtime.config import AgentConfig
+from fedwright.device_runtime.emulate.device import agent_command
+from fedwright.device_runtime.emulate.fleet import EmulatedFleet
+from fedwright.protocol import tensors
+from fedwright.protocol.blobs import BlobStore
+from fedwright.protocol.link.broker import Broker
+from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
+from helpers.simulation import local_data, make_config
+from helpers.tools import require_tool
+
+BOARDS = ("raspberry-pi-4", "jetson-nano", "jetson-tx2", "laptop")
+EDGES = ("edge-1", "edge-2")
+ROUNDS = 4
+POLL_S = 0.05
+RUN_TIMEOUT_S = 120.0
+EDGE = """
+[edge]
+name = "{name}"
+folder = "{folder}"
+[host]
+broker = "{broker}"
+fleet = "test"
+"""
+
+
+class Site:
+    """A host, two edges and four boards; a process that was killed can be started again."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder = folder
+        self._stack = stack
+        self.broker = stack.enter_context(Broker(kind="mosquitto"))
+        self.config, text = make_config(
+            folder,
+            rounds=ROUNDS,
+            fleet={"devices": len(BOARDS), "broker": self.broker.url, "deadline_s": 60},
+            simulate={"devices": len(BOARDS), "evaluate_every": 0, "edges": len(EDGES)},
+        )
+        (folder / "run.toml").write_text(text)
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        for name in EDGES:
+            edge = EDGE.format(name=name, folder=folder / "edges", broker=self.broker.url)
+            (folder / f"{name}.toml").write_text(edge)
+            self.start(name)
+        self.start("host")
+        self._start_boards(stack.enter_context(EmulatedFleet(folder / "logs")))
+
+    def _start_boards(self, fleet: EmulatedFleet) -> None:
+        data = local_data(deal(self.config.simulate, seed=self.config.run.seed))
+        homes = in_turn(list(data), len(EDGES))
+        for (device, own), board in zip(data.items(), BOARDS, strict=True):
+            path = self.folder / f"{device}.npz"
+            np.savez(path, x=own.x, y=own.y, x_holdout=own.x_holdout, y_holdout=own.y_holdout, classes=own.classes)
+            home = homes[device]
+            config = AgentConfig(
+                broker=self.broker.url,
+                device=device,
+                data=f"npz:{path}",
+                fleet=home,
+                further=tuple(edge for edge in EDGES if edge != home),
+                patience_s=6.0,
+                state=self.folder / "state",
+                threads=1,
+                profile=board,
+            )
+            fleet.start(device, board, agent_command(config))
+
+    def start(self, name: str) -> None:
+        """Start the host or an edge; a host that has begun goes on."""
+        words = ["server", "edge", str(self.folder / f"{name}.toml")]
+        if name == "host":
+            begun = self.closed()
+            words = [
+                "server",
+                *(["resume", str(self.folder / "run")] if begun else ["run", str(self.folder / "run.toml")]),
+            ]
+        with (self.folder / f"{name}.out").open("ab") as log:
+            process = subprocess.Popen([sys.executable, "-m", "fedwright", *words], stdout=log, stderr=log)
+        self._stack.callback(_end, process)
+        self._processes[name] = process
+
+    def kill(self, name: str) -> None:
+        """SIGKILL."""
+        self._processes[name].send_signal(signal.SIGKILL)
+        self._processes[name].wait()
+
+    def wait_for(self, rounds: int) -> None:
+        """Wait until so many rounds are closed."""
+        for _ in range(int(RUN_TIMEOUT_S / POLL_S)):
+            if len(self.closed()) >= rounds:
+                return
+            self.ended("host", POLL_S)
+        raise AssertionError(f"round {rounds} did not close: " + (self.folder / "host.out").read_text()[-2000:])
+
+    def ended(self, name: str, timeout_s: float) -> int | None:
+        """The exit code of a process; None when it still runs after so long."""
+        try:
+            return self._processes[name].wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def closed(self):
+        """The rounds that are over."""
+        path = self.folder / "run/rounds.sqlite"
+        if not path.exists():
+            return []
+        store = SqliteRoundStore(path)
+        try:
+            return store.closed()
+        finally:
+            store.close()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+def state_of(folder: Path) -> dict[str, np.ndarray]:
+    """The last saved state of a run."""
+    store = SqliteRoundStore(folder / "rounds.sqlite")
+    try:
+        return tensors.load(BlobStore(folder / "blobs").path(store.closed()[-1].state))
+    finally:
+        store.close()
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+def test_killed_edges_and_a_killed_host_lose_nothing(tmp_path):
+    require_tool("mosquitto")
+    config, text = make_config(
+        tmp_path / "simulated",
+        rounds=ROUNDS,
+        simulate={"devices": len(BOARDS), "evaluate_every": 0, "edges": len(EDGES)},
+    )
+    simulate(config, text)
+    with ExitStack() as stack:
+        site = Site(tmp_path, stack)
+        site.wait_for(1)
+        site.kill("edge-1")
+        site.start("edge-1")
+        site.wait_for(2)
+        site.kill("host")
+        site.start("host")
+        site.wait_for(3)
+        site.kill("edge-2")
+        assert site.ended("host", RUN_TIMEOUT_S) == 0, (tmp_path / "host.out").read_text()[-2000:]
+
+    closed = site.closed()
+    assert [stage.position.round for stage in closed] == [1, 2, 3, 4]
+    assert [stage.metrics["updates"] for stage in closed] == [4, 4, 4, 4]
+    counted = Counter(task for stage in closed for task in stage.absorbed)
+    assert set(counted.values()) == {1}
+    assert len(counted) == 4 * ROUNDS
+    logs = "".join(path.read_text() for path in (tmp_path / "logs").iterdir())
+    assert logs.count("edge edge-2 says nothing; going elsewhere") == 2
+    # As long as every device has its edge, killed or not, the bytes are those of a run left in peace.
+    store = SqliteRoundStore(tmp_path / "simulated/run/rounds.sqlite")
+    peace = store.closed()
+    store.close()
+    assert [stage.state for stage in closed[:3]] == [stage.state for stage in peace[:3]]
+    expected = state_of(tmp_path / "simulated/run")
+    for name, value in state_of(tmp_path / "run").items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
