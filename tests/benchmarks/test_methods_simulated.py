@@ -13,7 +13,7 @@ PARAMS = {
     "fedrolex": {"levels": {"sizes": [1.0, 0.5]}},
     "fiarse": {"sizes": [1.0, 0.5]},
     # The papers' steps are meant for thousands of rounds.
-    "pfedhn": {"server_rate": 0.6, "momentum": 0.0, "parallel": True},
+    "pfedhn": {"server_rate": 0.06, "momentum": 0.0, "parallel": True},
     "framp": {"sizes": [1.0, 0.25]},
     "hyperflora": {"pretrain_rounds": 2, "exchanges": 1},
     "adapters-private": {"pretrain_rounds": 2},

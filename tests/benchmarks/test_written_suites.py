@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedwright.benchmarks import framp_fashion, hyperflora_fashion, hypernet
+from fedwright.benchmarks import framp_fashion, hypernet
 from fedwright.benchmarks.simulate import Evaluated, Measured
 from fedwright.benchmarks.suite import Finished, merged, read_suite
 from fedwright.server_runtime.config import config_from_dict
@@ -38,19 +38,6 @@ def test_margins_are_those_of_the_smallest_devices():
     found = framp_fashion.checks(runs, 4, unseen=4)
     assert [entry["value"] for entry in found] == pytest.approx([10, 15, -1])
     assert [entry["holds"] for entry in found] == [True, False, False]
-
-
-def test_bystanders_are_compared_with_the_base():
-    labels = {"hyperflora": 0.8, "pretrain": 0.65, "pfedhn": 0.7, "fedavg-masked": 0.82}
-    runs = {label: [finished(label, [0.1] * 4 + [value] * 2)] for label, value in labels.items()}
-    found = hyperflora_fashion.checks(runs, 4, {"ratio": 12.0})
-    assert [entry["value"] for entry in found] == pytest.approx([15, 12, 10, -2])
-    assert all(entry["holds"] for entry in found)
-
-
-def test_traffic_is_the_papers_formula():
-    # 28×28 images make fc1 read 16·4·4 = 256: adapters 256 + 120 + 220 + 110
-    assert hyperflora_fashion.traffic(6, {"exchanges": 1})["hyperflora"] == 2 * 6 * 10 + (12 + 4 * 3) * 706
 
 
 def test_writing_costs_are_counted():

@@ -44,7 +44,7 @@ from fedwright.server_runtime.methods.fitting import Fit, Left, divided, largest
 from fedwright.server_runtime.methods.frozen_base import BaseParams, FrozenBase
 from fedwright.server_runtime.rounds.sampling import derive_seed
 
-PAIR = "pair/"
+PAIR, TAKEN = "pair/", "taken"
 
 
 def _help(text: str) -> dict[str, str]:
@@ -103,11 +103,14 @@ class HyperFLoRA:
         self._made: dict[str, Tensors] = {}
         # By the first device of a pair: its adapter as it was written, and as it is now.
         self._passed: dict[str, Array] = {}
+        # How many adapters came back in this round, own ones and pairs'.
+        self._taken = 0
         self._left = Left()
 
     def meet(self, reports: Mapping[str, Report]) -> None:
         """Take in which classes every device holds."""
-        self._known.meet(reports, lambda device: written.indicator_of(reports[device], self._setting.spec.classes))
+        classes = self._setting.spec.classes
+        self._known.meet(reports, lambda device: written.unit(written.indicator_of(reports[device], classes)))
 
     def assign(self, reports: Mapping[str, Report], round_number: int) -> dict[str, Assignment]:
         """The base for everyone, then adapters of the rank that fits; those who cannot train are bystanders."""
@@ -117,8 +120,8 @@ class HyperFLoRA:
         if not self._base.frozen or not fitting:
             return {device: fit.assignment for device, fit in fitting.items()}
         rows = np.stack([self._known.rows[device] for device in fitting])
-        self._net().check_step(_unit(rows), self._params.step())
-        self._made = dict(zip(fitting, self._net().generate(_unit(rows)), strict=True))
+        self._net().check_step(rows, self._params.step())
+        self._made = dict(zip(fitting, self._net().generate(rows), strict=True))
         notes = self._notes({device: fit.size for device, fit in fitting.items()}, round_number)
         made = {device: self._assignment(device, note) for device, note in notes.items()}
         return {device: replace(a, recipe=fitting[device].assignment.recipe) for device, a in made.items()}
@@ -178,6 +181,7 @@ class HyperFLoRA:
             if not self._base.frozen:
                 self._base.add(reply)
             return None
+        self._taken += 1
         change = pad_rank(reply.tensors, self._params.rank)
         if note.hop < 0:
             self._net().add(self._row(note.classes), change, reply.weight)
@@ -200,13 +204,14 @@ class HyperFLoRA:
         """A FedAvg step of the base, or a step of the hypernetwork."""
         norm = self._net().learn(self._params.step()) if self._base.frozen else 0.0
         self._base.advance()
+        taken, self._taken = self._taken, 0
         self._made, self._passed = {}, {}
-        return {"hypernet_gradient": norm}
+        return {"hypernet_gradient": norm, "adapters": float(taken)}
 
     def personal(self, device: str) -> tuple[ModelSpec, Tensors]:
         """The base with the adapter for the device's classes merged; without classes, the base."""
         row = self._known.rows.get(device)
-        own = self._net().generate(_unit(row)[None])[0] if row is not None and self._base.frozen else {}
+        own = self._net().generate(row[None])[0] if row is not None and self._base.frozen else {}
         spec, weights = self._base.merged(own)
         if row is not None and self._params.mask_logits:
             weights |= written.mask_logits(weights, row)
@@ -214,7 +219,7 @@ class HyperFLoRA:
 
     def state(self) -> Tensors:
         """The base, the classes of devices, the hypernetwork, and adapters that are with pairs."""
-        state = {**self._base.state(), **self._known.state()}
+        state = {**self._base.state(), **self._known.state(), TAKEN: np.array(self._taken, np.int64)}
         state |= {PAIR + lead: value.copy() for lead, value in self._passed.items()}
         return state if self._hypernet is None else state | written.hypernet_state(self._hypernet)
 
@@ -223,7 +228,7 @@ class HyperFLoRA:
         self._base.restore(state)
         self._known.restore(state)
         self._passed = {n.removeprefix(PAIR): value.copy() for n, value in state.items() if n.startswith(PAIR)}
-        self._made, self._hypernet = {}, None
+        self._made, self._hypernet, self._taken = {}, None, int(state[TAKEN])
         if any(name.startswith(written.HYPERNET) for name in state):
             written.restore_hypernet(self._net(), state)
 
@@ -244,13 +249,7 @@ class HyperFLoRA:
         """What the hypernetwork reads for these classes."""
         row = np.zeros(self._setting.spec.classes, np.float32)
         row[classes] = 1
-        return _unit(row)
-
-
-def _unit(indicators: Array) -> Array:
-    """r / ||r||, so that the size of what is read does not depend on the number of classes."""
-    scaled: Array = indicators / np.sqrt(indicators.sum(axis=-1, keepdims=True))
-    return scaled
+        return written.unit(row)
 
 
 def _note(assignment: Assignment) -> Note:

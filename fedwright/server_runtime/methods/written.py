@@ -82,6 +82,12 @@ def indicator_of(report: Report, classes: int) -> Array:
     return found
 
 
+def unit(indicator: Array) -> Array:
+    """r / ||r||, so that the size of what a hypernetwork reads does not depend on the number of classes."""
+    scaled: Array = indicator / np.sqrt(indicator.sum())
+    return scaled
+
+
 def parameters_of(setting: Setting) -> Tensors:
     """The initial weights without running statistics."""
     names = [name for name, _ in zoo.create(setting.spec, seed=0).named_parameters()]

@@ -13,8 +13,10 @@ from fedwright.protocol.messages import DataSummary, Stats
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.artifacts.structure import ModelSpec
+from fedwright.server_runtime.blocks.hypernet import Form, Hypernet, Start, Step
 from fedwright.server_runtime.methods.base import Absorbed
 from fedwright.server_runtime.methods.hyperflora import HyperFLoRA, HyperFLoRAParams
+from fedwright.server_runtime.methods.written import unit
 from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
 from helpers.fleet import report, setting
 from helpers.simulation import make_config
@@ -181,6 +183,53 @@ def test_a_device_without_classes_is_left_out(caplog):
 def test_a_model_without_adapters_is_refused():
     with pytest.raises(ConfigError, match="has no adapters"):
         make(ModelSpec("cnn-small", (1, 8, 8), 4))
+
+
+def test_a_base_from_a_file_is_the_base(tmp_path):
+    given = {name: value + 1 for name, value in make()._base.weights.items()}
+    file = tmp_path / "base.safetensors"
+    file.write_bytes(tensors.save({**given, "known/a": np.zeros(3, np.float32)}))
+    method = make(base=str(file))
+    play(method)
+    for name, value in given.items():
+        np.testing.assert_array_equal(method._base.weights[name], value)
+
+
+def test_a_base_that_is_not_the_models_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read from"):
+        make(base=str(tmp_path / "none.safetensors"))
+    file = tmp_path / "other.safetensors"
+    file.write_bytes(tensors.save({"head.bias": np.zeros(3, np.float32)}))
+    with pytest.raises(ConfigError, match="no such tensor for encoder"):
+        make(base=str(file))
+    weights = {**make()._base.weights, "head.bias": np.zeros(3, np.float32)}
+    file.write_bytes(tensors.save(weights))
+    with pytest.raises(ConfigError, match=r"shape \(3,\) for head.bias, where the model has shape \(4,\)"):
+        make(base=str(file))
+
+
+@pytest.mark.parametrize(("keep_scale", "least", "most"), [(False, 0.9, 1.0), (True, 0.0, 0.6)], ids=["torch", "ours"])
+def test_how_much_of_a_change_reaches_a_device_with_other_classes(keep_scale, least, most):
+    """With torch's start nearly all of it, so that nothing personal could be learnt in a few hundred rounds."""
+    net = Hypernet(Form(10, 128, 3, keep_scale=keep_scale), Start({"w": np.zeros(4, np.float32)}, {}, 0.0), seed=1)
+    one, other = unit(np.eye(10, dtype=np.float32)[[0, 1, 2]].sum(0)), unit(np.eye(10, dtype=np.float32)[[7, 8]].sum(0))
+    net.add(one, {"w": np.ones(4, np.float32)})
+    net.learn(Step(0.05))
+    own, foreign = (made["w"][0] for made in net.generate(np.stack([one, other])))
+    assert least < foreign / own < most
+
+
+def test_the_adapters_that_came_back_are_counted_even_through_a_kill():
+    method = make(exchanges=2)
+    stage = method.assign(reports(), 1)
+    emissions = {device: method.emit(device, assignment) for device, assignment in stage.items()}
+    for device, assignment in sorted(stage.items()):
+        sent = {name: np.zeros_like(value) for name, value in emissions[device].weights.items()}
+        method.absorb(device, Absorbed(sent, STATS, assignment))
+    resumed = make(exchanges=2)
+    resumed.restore(method.state())
+    assert method.advance()["adapters"] == resumed.advance()["adapters"] == 4
+    assert resumed.advance()["adapters"] == 0
 
 
 def test_in_the_middle_of_a_round_a_restored_one_goes_on_alike():

@@ -43,7 +43,7 @@ def mean_of(method, device):
 
 
 def test_devices_with_the_same_classes_get_the_same_model_without_training():
-    method = make(server_rate=0.5, parallel=True)
+    method = make(server_rate=0.05, parallel=True)
     for number in range(1, 6):
         play(method, 0.1, number=number)
     assert mean_of(method, "c") == mean_of(method, "a") > mean_of(method, "b")

@@ -6,7 +6,8 @@ Implemented: trunk with one linear head per tensor; the vector-Jacobian product 
 per device, or the indicator of the classes that a device holds, which also serves devices that never train; the
 parallel form that averages over the devices of a round.
 Left out: personal classifiers that stay on the device (pFedHN-PC); momentum of the embeddings.
-Differs: heads start at the initialisation of the target net instead of at random, and without weight decay. Without
+Differs: heads start at the initialisation of the target net instead of at random, and without weight decay; a trunk
+that reads classes keeps the size of what it reads, as HyperFLoRA's here. Without
 `parallel`, the devices of one round all start from the same hypernetwork, which then follows one after the other; with
 fleet.per_round = 1 that is the paper's loop. Running statistics are averaged as in FedAvg.
 """
@@ -44,6 +45,7 @@ from fedwright.server_runtime.methods.written import (
     parameters_of,
     recipe_for,
     restore_hypernet,
+    unit,
 )
 from fedwright.server_runtime.rounds.sampling import derive_seed
 
@@ -72,8 +74,9 @@ class PFedHN:
         self._setting = setting
         self._structure = Structure(setting.spec, optimizer=setting.optimizer)
         generated = parameters_of(setting)
-        inputs = setting.spec.classes if params.describe == "classes" else params.embedding
-        form = Form(inputs, params.hidden, params.layers, sequential=not params.parallel)
+        named = params.describe == "classes"
+        inputs = setting.spec.classes if named else params.embedding
+        form = Form(inputs, params.hidden, params.layers, keep_scale=named, sequential=not params.parallel)
         seed = derive_seed(setting.seed, "hypernetwork")
         self._hypernet = Hypernet(form, Start(generated, {}), seed=seed, device=setting.device)
         self._running = Running(setting, generated)
@@ -92,7 +95,7 @@ class PFedHN:
 
     def _described(self, device: str, report: Report) -> Array:
         if self._params.describe == "classes":
-            return indicator_of(report, self._setting.spec.classes)
+            return unit(indicator_of(report, self._setting.spec.classes))
         rng = np.random.default_rng(derive_seed(self._setting.seed, "embedding", device))
         return rng.standard_normal(self._params.embedding, dtype=np.float32)
 

@@ -1,0 +1,136 @@
+"""The suite hyperflora-fashion: who begins with the base, what is compared with what, what is counted."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedwright.benchmarks import hyperflora_fashion as suite
+from fedwright.benchmarks.simulate import Evaluated, Measured
+from fedwright.benchmarks.suite import Finished, read_suite, run_jobs
+from fedwright.protocol import tensors
+from fedwright.server_runtime.config import config_from_dict
+from fedwright.server_runtime.evaluate.records import DeviceRecord
+
+# Four devices train, two never do.
+SIZES = {"devices": 6, "bystanders": 2}
+GROUPS = suite.groups_of(SIZES)
+LABELS = {"pretrain": 0.50, "fedavg-masked": 0.70, "hyperflora": 0.75, "pfedhn": 0.65}
+
+
+def finished(name, accuracy, *, rounds=(10, 20), up=10**6):
+    """A job in which bystanders reach an accuracy, and participants a tenth less; the first measurement is half."""
+    entries = []
+    for number in rounds:
+        share = 1.0 if number == rounds[-1] else 0.5
+        values = [share * (accuracy - 0.1)] * 4 + [share * accuracy] * 2
+        own = tuple(Measured(f"d-{n}", round(1000 * value), 1000, 1.0) for n, value in enumerate(values))
+        entries.append(Evaluated(number, "test", own))
+    records = {f"d-{n}": DeviceRecord(f"d-{n}", bytes_up=up) for n in range(4)}
+    return Finished(name, 1, entries, records, [{"adapters": 12.0}, {"adapters": 9.0}])
+
+
+def rows_of():
+    runs = {label: [finished(label, value)] for label, value in LABELS.items()}
+    return suite.accounted(runs, {"hyperflora"})
+
+
+@pytest.mark.parametrize("quick", [False, True], ids=["full", "quick"])
+def test_every_row_is_a_valid_config_that_begins_where_it_should(quick):
+    found = read_suite("hyperflora-fashion", quick=quick)
+    sizes = found["suite"]
+    for label in found["params"]:
+        job = suite._job(found, label, 3, Path("base.safetensors"))
+        config = config_from_dict(job.config, where=label)
+        assert ("base" in job.config["method"]) == (label in found["models"])
+        assert config.run.rounds in (
+            sizes["pretrain_rounds"],
+            sizes["adapter_rounds"],
+            sizes["pretrain_rounds"] + sizes["adapter_rounds"],
+        )
+    assert set(sizes["pretrained"]) <= found["params"].keys()
+    compared = {label for one, other, _ in suite.COMPARED for label in (one, other)}
+    assert compared - {suite.EQUAL} <= found["params"].keys()
+
+
+def test_adapters_pay_for_the_base_too():
+    rows = rows_of()
+    # four devices with one MB each; HyperFLoRA's stand on the base that cost as much
+    assert rows["pretrain"].megabytes == 4
+    assert rows["hyperflora"].megabytes + rows["hyperflora"].megabytes_before == 8
+    assert [point["MB"] for point in suite.curve(rows["hyperflora"], GROUPS)] == [6, 8]
+    assert [point["round"] for point in suite.curve(rows["hyperflora"], GROUPS)] == [30, 40]
+
+
+def test_pfedhn_at_equal_bytes_stops_where_they_are_spent():
+    runs = {label: [finished(label, value)] for label, value in LABELS.items()}
+    runs["pfedhn"] = [finished("pfedhn", 0.65, rounds=(10, 20, 30, 40), up=4 * 10**6)]
+    row = suite.accounted(runs, {"hyperflora"})[suite.EQUAL]
+    # 16 MB for 40 rounds, so 8 MB are 20 of them
+    assert (row.last, row.megabytes) == (20, 8)
+    assert set(suite.accuracies(row.own[0], GROUPS["bystanders"], row.last).values()) == {32.5}
+
+
+def test_differences_are_paired_by_device_and_have_a_sign_when_they_are_large():
+    ours, theirs = finished("hyperflora", 0.75), finished("pretrain", 0.5)
+    noisy = tuple(Measured(f"d-{n}", value, 1000, 1.0) for n, value in enumerate([0, 1000, 0, 1000, 510, 500]))
+    rows = {
+        "hyperflora": suite.Row([ours], 1.0),
+        "pretrain": suite.Row(
+            [Finished("pretrain", 1, [theirs.evaluations[0], Evaluated(20, "test", noisy)], {}, [])], 1.0
+        ),
+    }
+    paper = {"LeNet": {"hyperflora": [78.3, 77.86], "pretrain": [70.75, float("nan")]}}
+    on = [suite._difference(rows, GROUPS, paper, "hyperflora", "pretrain", group) for group in GROUPS]
+    # bystanders: mean of two measurements, (37.5 + 75) / 2 - (25 + 51 or 50) / 2
+    assert on[0]["points"] == pytest.approx(18.5)
+    assert (on[0]["sign"], on[1]["sign"]) == ("+", "0")
+    assert on[0]["paper LeNet"] == pytest.approx(7.55)
+    assert on[1]["paper LeNet"] is None
+
+
+def test_traffic_is_the_papers_formula_and_as_counted():
+    found = suite.traffic(6, {"exchanges": 1}, [finished("hyperflora", 0.7)])
+    # 28×28 images make fc1 read 16·4·4 = 256: adapters 256 + 120 + 220 + 110
+    assert found["by the formula"] == 2 * 6 * 10 + (12 + 4 * 3) * 706
+    assert found["most counted"] == 2 * 6 * 10 + 2 * 12 * 706 == found["by the formula"]
+    assert found["mean counted"] == 2 * 6 * 10 + 2 * 10.5 * 706
+
+
+def test_checks_say_what_was_missed():
+    wire = {"by the formula": 100, "most counted": 90.0, "fedavg / formula": 9.0}
+    paired = [
+        {"difference": f"hyperflora - {other}", "on": "bystanders", "points": points}
+        for other, points in (("pretrain", 12.0), (suite.EQUAL, -3.0), ("fedavg-masked", -2.0))
+    ]
+    found = suite.checks(paired, wire)
+    assert [entry["holds"] for entry in found] == [True, False, False, True, True]
+    assert [entry["target"] for entry in found[3:]] == ["reported", "reported"]
+
+
+def test_a_plot_is_drawn(tmp_path):
+    rows = rows_of()
+    suite.draw({label: suite.curve(row, GROUPS) for label, row in rows.items()}, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_base_that_is_left_is_what_adapters_begin_with(tmp_path):
+    found = read_suite("hyperflora-fashion", quick=True)
+    found["suite"] |= {
+        "pretrain_rounds": 1,
+        "adapter_rounds": 1,
+        "rows": 100,
+        "devices": 4,
+        "bystanders": 1,
+        "per_round": 2,
+    }
+    found["config"]["simulate"] |= {"dataset": "digits", "partition": "iid"}
+    found["config"]["model"] |= {"model": "cnn-small"}
+    found["models"] = {"hyperflora": "cnn-lora"}
+    base = tmp_path / "base.safetensors"
+    run_jobs([suite._job(found, "pretrain", 1, base)], processes=1)
+    before = tensors.load(base)
+    (done,) = run_jobs([suite._job(found, "hyperflora", 1, base)], processes=1)
+    assert "head.weight" in before
+    assert np.isfinite(before["head.weight"]).all()
+    assert [entry.round for entry in done.evaluations] == [1]
