@@ -62,6 +62,13 @@ class Finished:
     devices: dict[str, DeviceRecord]
     metrics: list[dict[str, float]]
     seen: dict[str, Any] = field(default_factory=dict)
+    round_s: list[float] = field(default_factory=list)
+
+    @property
+    def server_s(self) -> float:
+        """Seconds per round besides what the devices worked, one after the other, in the same process."""
+        worked = sum(sum(record.task_s) for record in self.devices.values())
+        return max(0.0, (sum(self.round_s) - worked) / max(1, len(self.round_s)))
 
     def curve(self, part: Part, figure: str) -> list[float]:
         """One figure of the fleet over the rounds that were measured."""
@@ -141,7 +148,8 @@ def run_job(job: Job) -> Finished:
         watcher = None if job.watch is None else job.watch(job, dealt)
         found = simulate(config, json.dumps(data), dealt=dealt, parts=job.parts, look=watcher)
     seen = {} if watcher is None else watcher.seen()
-    return Finished(job.name, job.seed, found.evaluations, found.outcome.devices, found.outcome.metrics, seen)
+    outcome = found.outcome
+    return Finished(job.name, job.seed, found.evaluations, outcome.devices, outcome.metrics, seen, found.round_s)
 
 
 def check(name: str, value: float, target: str, *, holds: bool) -> dict[str, Any]:

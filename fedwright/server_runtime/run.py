@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.files import lock_folder
 from fedwright.protocol.link.base import Link
 from fedwright.protocol.messages import Report, Returns
+from fedwright.protocol.predictor import need_bytes
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
 from fedwright.server_runtime.artifacts.standalone import export_model
@@ -26,12 +28,13 @@ from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.buffered import BufferedCoordinator
 from fedwright.server_runtime.rounds.coordinator import Coordinator, Options
 from fedwright.server_runtime.rounds.desk import Desk, Talks
+from fedwright.server_runtime.rounds.edges import MaySpeak, anybody
 from fedwright.server_runtime.rounds.exchange import Exchange
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.sampling import derive_seed
 from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
 from fedwright.server_runtime.rounds.store import RunRecord
-from fedwright.server_runtime.trust import Authority
+from fedwright.server_runtime.trust import Authority, read_edges
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ def execute(
     """Run a config to its end, or go on where an earlier process stopped; `text` is the config as written."""
 
     def talk(blobs: BlobStore) -> Talks:
-        return Exchange(link, config.fleet.name, blobs=blobs, sign=_signer(config))
+        return Exchange(link, config.fleet.name, blobs=blobs, sign=_signer(config), may_speak=_may_speak(config))
 
     return meet(config, text, Meeting(talk, observer, dismiss=dismiss))
 
@@ -134,7 +137,8 @@ def meet(config: RunConfig, text: str, meeting: Meeting) -> Outcome:
             desk.dismiss_all(f"run {config.run.name} is complete")
         model = _export(folder, builder, method) if config.export.global_model else None
         metrics = [closed.metrics for closed in store.closed() if closed.metrics]
-        return Outcome(device_records(store, rounds=config.run.rounds), metrics, model)
+        need = lru_cache(lambda structure, batch: need_bytes(builder.build(structure).manifest, batch))
+        return Outcome(device_records(store, rounds=config.run.rounds, need=need), metrics, model)
     finally:
         store.close()
         lock.close()
@@ -230,6 +234,15 @@ def _torch_device(wanted: str) -> str:
 
 def _signer(config: RunConfig) -> codec.Sign | None:
     return None if config.fleet.trust is None else Authority(Path(config.fleet.trust)).sign
+
+
+def _may_speak(config: RunConfig) -> MaySpeak:
+    """An edge speaks for the devices that were enrolled for it; without enrolment every edge is believed."""
+    if config.fleet.trust is None:
+        return anybody
+    trust = Path(config.fleet.trust)
+    # Devices may be enrolled while a run goes on, so the list is read anew.
+    return lambda edge, device: device in read_edges(trust).get(edge, [])
 
 
 def _export(folder: RunFolder, builder: Builder, method: Method) -> Path:

@@ -1,8 +1,10 @@
 """What each device did over a run, put together from the durable replies."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fedwright.protocol.messages import Stats
+from fedwright.server_runtime.artifacts.structure import Structure
 from fedwright.server_runtime.rounds.store import Position, RoundStore
 from fedwright.server_runtime.zoo import width_of
 
@@ -11,7 +13,8 @@ from fedwright.server_runtime.zoo import width_of
 class DeviceRecord:
     """One device over all rounds; accuracies are those of the model it was sent, on its own held-out data.
 
-    width: mean share of the channels in each group of the model it was last sent.
+    width: mean share of the channels in each group of the model it was last sent. need_bytes: the most memory that
+    the server expected one of its tasks to need.
     """
 
     device: str
@@ -25,6 +28,7 @@ class DeviceRecord:
     peak_rss_bytes: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
+    need_bytes: int = 0
 
     @property
     def round_s(self) -> float:
@@ -32,8 +36,13 @@ class DeviceRecord:
         return sum(self.task_s) / len(self.task_s) if self.task_s else 0.0
 
 
-def device_records(store: RoundStore, *, rounds: int) -> dict[str, DeviceRecord]:
-    """Records of all devices that answered at least once; the stage after the last round is the closing evaluation."""
+def device_records(
+    store: RoundStore, *, rounds: int, need: Callable[[Structure, int], int] | None = None
+) -> dict[str, DeviceRecord]:
+    """Records of all devices that answered at least once; the stage after the last round is the closing evaluation.
+
+    need: bytes that a structure needs at a batch size.
+    """
     records: dict[str, DeviceRecord] = {}
     last: dict[str, int] = {}
     for position in [*(closed.position for closed in store.closed()), Position(rounds + 1, 0)]:
@@ -42,7 +51,10 @@ def device_records(store: RoundStore, *, rounds: int) -> dict[str, DeviceRecord]
             reply = replies.get(planned.task.task)
             if reply is not None and reply.update is not None:
                 record = records.setdefault(planned.device, DeviceRecord(planned.device))
-                record.width = width_of(planned.assignment.structure.spec)
+                structure = planned.assignment.structure
+                record.width = width_of(structure.spec)
+                if need is not None:
+                    record.need_bytes = max(record.need_bytes, need(structure, planned.task.recipe.batch))
                 again = last.get(planned.device) == position.round
                 _add(record, reply.update.stats, evaluation=position.round > rounds, again=again)
                 last[planned.device] = position.round
