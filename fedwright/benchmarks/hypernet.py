@@ -109,7 +109,7 @@ def large_round() -> int:
 
 def _net(spec: ModelSpec, chunk: int | None = None) -> tuple[Hypernet, dict[str, Any]]:
     initial = initial_weights(zoo.create(spec, seed=0))
-    return Hypernet(Form(DESCRIPTOR, HIDDEN, normalise=True, chunk=chunk), Start(initial, {}), seed=0), initial
+    return Hypernet(Form(DESCRIPTOR, HIDDEN, norm=1.0, chunk=chunk), Start(initial, {}), seed=0), initial
 
 
 def _least(action: Callable[[], object], repeats: int) -> float:

@@ -37,6 +37,7 @@ SUITES = {
     ),
     "hypernet": ("fedwright.benchmarks.hypernet", "what writing models costs a server, from 10 to 1,000 devices"),
     "simulate": ("fedwright.benchmarks.simulate_speed", "a round of 100 simulated devices, in seconds"),
+    "methods": ("fedwright.benchmarks.methods", "all methods at equal budgets, in one table"),
     "growth": ("fedwright.benchmarks.growth", "a server's cost over devices, parameters and rounds, with exponents"),
     "peers": ("fedwright.benchmarks.peers.suite", "ten devices of ours beside ten of Flower, on the same task"),
     "aggregate": ("fedwright.benchmarks.aggregate", "averaging submodels, against a plain copy"),

@@ -154,7 +154,10 @@ def _rewrite(structure: Structure, trainable: list[str]) -> Rewrite | None:
             objectives.scale_hidden(graph, objective.scaler)
         if objective.fiarse:
             read = {value.name for value in graph.inputs}
-            objectives.fiarse_masks(graph, [name for name in trainable if name not in norms and name in read])
+            # Where entries were chosen by masks, biases were not among them.
+            least = 2 if objective.element_masks else 0
+            masked = [name for name in trainable if name not in norms and name in read]
+            objectives.fiarse_masks(graph, [name for name in masked if len(graph.shape(name)) >= least])
 
     return rewrite
 

@@ -1,8 +1,9 @@
 """A network that writes the weights of other networks from a description of whom they are for.
 
-trunk   h = f(v), a few linear layers; with `normalise` h = layernorm(tanh(·)) / sqrt(hidden), so that ||h|| = 1
+trunk   h = f(v), a few linear layers; with `norm` h = layernorm(tanh(·)) scaled to ||h|| = norm
 heads   omega = W h + b, the heads of all target tensors side by side in one matrix W [d, hidden]
 chunked omega = b + concat_c(W h([v; e_c])), one head of `chunk` outputs shared by all pieces c, for large targets
+project omega ← omega + U tanh(V omega) / sqrt(r), U [d, r], V [r, d]: a learnt projection behind the heads
 
 Learning moves omega towards what a device made of it: with change = final - initial, the gradient of
 1/2 ||omega - final||^2 is -change, so phi ← phi - rate * mean_n J_n' (-change_n).
@@ -26,9 +27,11 @@ Tensors = dict[str, Array]
 
 # Participants are generated and differentiated this many at a time, so that memory does not grow with their number.
 BATCH = 32
-HEAD, BIAS, PIECES = "head.weight", "head.bias", "pieces"
+# Directions in which descriptors spread less than this part of the widest count less.
+RIDGE = 0.1
+HEAD, BIAS, PIECES, PROJECT_IN, PROJECT_OUT = "head.weight", "head.bias", "pieces", "project.in", "project.out"
 PENDING_INPUTS, PENDING_CHANGES, PENDING_WEIGHTS = "pending.inputs", "pending.changes", "pending.weights"
-MOMENTUM, FOLDED, FOLDED_WEIGHT = "momentum/", "folded/", "folded.weight"
+MOMENTUM, FOLDED, FOLDED_WEIGHT, HELD = "momentum/", "folded/", "folded.weight", "folded.held"
 
 
 @dataclass(frozen=True)
@@ -39,17 +42,21 @@ class Form:
     keep_scale: the trunk starts without biases and such that ||h|| is about ||v||, times sqrt(hidden / inputs); torch's
     start shrinks what is read in every layer and puts a common part to it, so that all devices look alike.
     sequential: a step for each change in turn instead of one for their mean.
+    by_entry: the rows of W and b follow the mean over the changes that are not zero there, for devices that only have
+    parts; it is over 1 + ||h||² changes at least, so that with a rate of 1 a single device lands on its result.
     """
 
     inputs: int
     hidden: int
     layers: int = 1
-    normalise: bool = False
+    norm: float | None = None
     chunk: int | None = None
     piece: int = 32
     shared: bool = False
     keep_scale: bool = False
     sequential: bool = False
+    by_entry: bool = False
+    project: int = 0
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,8 @@ class Hypernet:
         # The sum of weight * J' (-change) over changes that are folded in already, and of their weights.
         self._folded: dict[str, Tensor] = {}
         self._weight = 0.0
+        # With `by_entry`, the sum of weights of the changes that are not zero in each entry.
+        self._held = torch.zeros(self.outputs if form.by_entry else 0, device=self._device)
 
     @property
     def outputs(self) -> int:
@@ -117,10 +126,17 @@ class Hypernet:
             self._fold()
 
     def reach(self, inputs: Array, step: Step) -> float:
-        """rate (1 + ||h||²): how far a step moves the weights, where 1 is the device's result and above 2 diverges."""
+        """How far a step moves the weights, where 1 is the device's result and above 2 diverges.
+
+        rate (1 + ||h||²); by entry, where devices share a step, rate * λ_max((1 + <h_n, h_m>)_nm) / n.
+        """
         with torch.no_grad():
             hidden = self._trunk(self._values, self._with_pieces(self._values, self._tensor(self._checked(inputs))))
-            return float(step.rate * (1.0 + (hidden * hidden).sum(-1).max()))
+            alike = 2.0 if self.form.project else 1.0
+            if self.form.by_entry and self.form.chunk is None:
+                least = max(float(len(inputs)), 1.0 + (self.form.norm or 1.0) ** 2)
+                return float(step.rate * torch.linalg.eigvalsh(alike + hidden @ hidden.T).max() / least)
+            return float(step.rate * (alike + (hidden * hidden).sum(-1).max()))
 
     def check_step(self, inputs: Array, step: Step) -> float:
         """`reach`, or an error when that step cannot be stable."""
@@ -164,6 +180,7 @@ class Hypernet:
         if self._folded:
             state |= {FOLDED + name: value.cpu().numpy().copy() for name, value in self._folded.items()}
             state[FOLDED_WEIGHT] = np.array(self._weight, np.float64)
+            state[HELD] = self._held.cpu().numpy().copy()
         return state
 
     def restore(self, state: Mapping[str, Array]) -> None:
@@ -174,6 +191,7 @@ class Hypernet:
         }
         self._folded = {n: self._tensor(state[FOLDED + n].copy()) for n in self._values if FOLDED + n in state}
         self._weight = float(state.get(FOLDED_WEIGHT, 0.0))
+        self._held = self._tensor(state[HELD].copy()) if HELD in state else torch.zeros_like(self._held)
         self._pending = []
         if PENDING_INPUTS in state:
             parts = (state[PENDING_INPUTS], state[PENDING_CHANGES], state[PENDING_WEIGHTS])
@@ -181,11 +199,18 @@ class Hypernet:
 
     def _learn(self, step: Step) -> float:
         self._fold()
-        gradient, weight = self._folded, self._weight
-        self._folded, self._weight = {}, 0.0
+        gradient, weight, held = self._folded, self._weight, self._held
+        self._folded, self._weight, self._held = {}, 0.0, torch.zeros_like(held)
         if weight <= 0:
             return 0.0
-        return self._descend({name: value.div_(weight) for name, value in gradient.items()}, step)
+        return self._descend({name: self._mean(name, value, weight, held) for name, value in gradient.items()}, step)
+
+    def _mean(self, name: str, total: Tensor, weight: float, held: Tensor) -> Tensor:
+        """A summed gradient as a mean, over all changes or over those that an entry took part in."""
+        if not self.form.by_entry or name not in (HEAD, BIAS, PROJECT_OUT) or len(total) != len(held):
+            return total.div_(weight)
+        least = 1.0 + (self.form.norm or 1.0) ** 2
+        return total.div_(held.clamp(min=least).reshape(-1, *(1,) * (total.ndim - 1)))
 
     def _fold(self) -> None:
         """Vector-Jacobian products of the remembered changes, so that memory does not grow with their number."""
@@ -201,6 +226,9 @@ class Hypernet:
             kept = self._folded.get(name)
             self._folded[name] = gradient if kept is None else kept.add_(gradient)
         self._weight += sum(weight for _, _, weight in self._pending)
+        if self.form.by_entry:
+            weights = self._tensor(np.array([weight for _, _, weight in self._pending], np.float32))
+            self._held = self._held + weights @ (pulls != 0).float()
         self._pending = []
 
     def _descend(self, gradient: dict[str, Tensor], step: Step) -> float:
@@ -222,7 +250,11 @@ class Hypernet:
         written = hidden @ values[HEAD].T
         if self.form.chunk is not None:
             written = written.reshape(len(rows), -1)[:, : self.outputs]
-        return written + values[BIAS]
+        written = written + values[BIAS]
+        if self.form.project:
+            inner = torch.tanh(written @ values[PROJECT_IN].T) / math.sqrt(self.form.project)
+            written = written + inner @ values[PROJECT_OUT].T
+        return written
 
     def _with_pieces(self, values: Mapping[str, Tensor], rows: Tensor) -> Tensor:
         """Every row once per piece, with the piece's embedding behind it."""
@@ -237,8 +269,9 @@ class Hypernet:
             if layer:
                 rows = torch.relu(rows)
             rows = functional.linear(rows, values[f"trunk{layer}.weight"], values[f"trunk{layer}.bias"])
-        if self.form.normalise:
-            rows = functional.layer_norm(torch.tanh(rows), (self.form.hidden,)) / math.sqrt(self.form.hidden)
+        if self.form.norm is not None:
+            scale = self.form.norm / math.sqrt(self.form.hidden)
+            rows = functional.layer_norm(torch.tanh(rows), (self.form.hidden,)) * scale
         return rows
 
     def _batch(self) -> int:
@@ -276,6 +309,11 @@ def _initial(form: Form, start: Start, seed: int) -> Tensors:
         width = form.hidden
     flat = [np.asarray(value, np.float32).reshape(-1) for value in start.weights.values()]
     values[BIAS] = np.concatenate(flat)
+    if form.project:
+        size = values[BIAS].size
+        drawn = rng.standard_normal((form.project, size), dtype=np.float32)
+        values[PROJECT_IN] = drawn / np.float32(max(1e-6, np.linalg.norm(values[BIAS])))
+        values[PROJECT_OUT] = np.zeros((size, form.project), np.float32)
     if form.chunk is None:
         rows = [
             _head(rng, part.size, form, start.spread.get(name, start.default_spread))
@@ -312,21 +350,35 @@ def _batches(rows: Array, size: int) -> list[Array]:
 
 @dataclass(frozen=True)
 class Scaling:
-    """(v - mean) / std per coordinate over the fleet; coordinates that are the same everywhere become 0."""
+    """(v - mean) / std per coordinate over the fleet, then `turn` [l, l], which makes coordinates unlike each other.
+
+    Means of random features differ along two or three directions mostly, which say little of what a device has; after
+    scaling alone most hidden vectors would lie on one line. turn = V diag(1 / sqrt(s² + (RIDGE s_1)²)) V' from the
+    singular values s and directions V of the scaled descriptors, so that directions count alike until they are noise.
+    """
 
     mean: Array
     std: Array
+    turn: Array
 
     @classmethod
     def of(cls, rows: Array) -> "Scaling":
         """Over descriptors [n, l]; a single device has nothing to be compared with and is left as it is."""
-        mean, std = rows.mean(axis=0), rows.std(axis=0)
+        mean, std, length = rows.mean(axis=0), rows.std(axis=0), rows.shape[1]
         if len(rows) == 1:
-            return cls(np.zeros_like(mean, np.float32), np.ones_like(std, np.float32))
+            return cls(np.zeros(length, np.float32), np.ones(length, np.float32), np.eye(length, dtype=np.float32))
         same = std <= 1e-6 * np.maximum(1.0, np.abs(mean))
-        return cls(mean.astype(np.float32), np.where(same, np.inf, std).astype(np.float32))
+        std = np.where(same, np.inf, std)
+        _, values, directions = np.linalg.svd((rows - mean) / std, full_matrices=False)
+        if not values[0] > 0:
+            return cls(mean.astype(np.float32), std.astype(np.float32), np.eye(length, dtype=np.float32))
+        factors = 1.0 / np.sqrt(values**2 + (RIDGE * values[0]) ** 2)
+        # The mean square of a coordinate stays what scaling makes it: 1.
+        factors *= math.sqrt(len(rows) * length / ((values * factors) ** 2).sum())
+        turn = (directions.T * factors) @ directions
+        return cls(mean.astype(np.float32), std.astype(np.float32), turn.astype(np.float32))
 
     def apply(self, row: Array) -> Array:
         """A standardised descriptor."""
-        scaled: Array = ((row - self.mean) / self.std).astype(np.float32)
+        scaled: Array = (((row - self.mean) / self.std).astype(np.float32) @ self.turn).astype(np.float32)
         return scaled

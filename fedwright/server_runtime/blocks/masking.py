@@ -14,10 +14,11 @@ Array = NDArray[Any]
 Tensors = Mapping[str, Array]
 
 
-def top_entries(weights: Tensors, names: Collection[str], share: float) -> dict[str, Array]:
+def top_entries(weights: Tensors, names: Collection[str], share: float, *, least: float = 0.0) -> dict[str, Array]:
     """Masks of the floor(share * d) largest |w| over all named tensors together, and at least one in each.
 
-    Exactly that many entries, also where several are equally large.
+    Exactly that many entries, also where several are equally large. least: the part of its own share that every tensor
+    keeps; without any, a large layer whose entries are small by nature may be cut off altogether.
     """
     flat = {name: np.abs(weights[name]).reshape(-1) for name in names}
     total = sum(value.size for value in flat.values())
@@ -27,17 +28,22 @@ def top_entries(weights: Tensors, names: Collection[str], share: float) -> dict[
     order = list(flat)
     joined = np.concatenate([flat[name] for name in order])
     starts = np.cumsum([0, *(flat[name].size for name in order)])
-    first = np.array([start + int(flat[name].argmax()) for name, start in zip(order, starts, strict=False)])
+    floors = [max(1, math.floor(least * share * flat[name].size)) for name in order]
+    first = np.concatenate([start + _largest(flat[n], k) for n, start, k in zip(order, starts, floors, strict=False)])
     chosen = np.zeros(total, bool)
     chosen[first] = True
     joined[first] = -1.0
-    rest = count - len(first)
-    if rest:
-        chosen[np.argpartition(joined, total - rest)[total - rest :]] = True
+    if count > len(first):
+        chosen[_largest(joined, count - len(first))] = True
     return {
         name: chosen[start : start + flat[name].size].reshape(weights[name].shape)
         for name, start in zip(order, starts, strict=False)
     }
+
+
+def _largest(values: Array, count: int) -> Array:
+    """Where the `count` largest values lie."""
+    return np.argpartition(values, values.size - count)[values.size - count :]
 
 
 def top_entries_by_layer(weights: Tensors, names: Collection[str], share: float) -> dict[str, Array]:
@@ -48,7 +54,7 @@ def top_entries_by_layer(weights: Tensors, names: Collection[str], share: float)
         size = np.abs(weights[name]).reshape(-1)
         count = max(1, math.floor(share * size.size))
         chosen = np.zeros(size.size, bool)
-        chosen[np.argpartition(size, size.size - count)[size.size - count :]] = True
+        chosen[_largest(size, count)] = True
         masks[name] = chosen.reshape(weights[name].shape)
     return masks
 

@@ -7,8 +7,8 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime.blocks.hypernet import BATCH, Form, Hypernet, Scaling, Start, Step
 
 TARGET = {"a.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "a.bias": np.zeros(2, np.float32)}
-PLAIN = Form(inputs=4, hidden=8, normalise=True)
-FORMS = {"whole": PLAIN, "deep": Form(4, 8, layers=3), "chunked": Form(4, 8, normalise=True, chunk=3, piece=2)}
+PLAIN = Form(inputs=4, hidden=8, norm=1.0)
+FORMS = {"whole": PLAIN, "deep": Form(4, 8, layers=3), "chunked": Form(4, 8, norm=1.0, chunk=3, piece=2)}
 every_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 
 
@@ -110,7 +110,7 @@ def test_a_restored_one_goes_on_to_the_same_bytes(form):
 
 
 def test_a_shared_one_gives_everyone_the_same_and_still_learns():
-    net, (one, two) = make(Form(4, 8, normalise=True, shared=True)), rows(2)
+    net, (one, two) = make(Form(4, 8, norm=1.0, shared=True)), rows(2)
     net.add(one, {name: np.ones_like(value) for name, value in TARGET.items()})
     net.learn(Step(1.0))
     made = net.generate(np.stack([one, two]))
@@ -119,7 +119,7 @@ def test_a_shared_one_gives_everyone_the_same_and_still_learns():
 
 
 def test_sequential_is_a_step_for_each():
-    together, apart = make(), make(Form(4, 8, normalise=True, sequential=True))
+    together, apart = make(), make(Form(4, 8, norm=1.0, sequential=True))
     for net in (together, apart):
         for _ in range(2):
             net.add(rows(1)[0], {name: np.ones_like(value) for name, value in TARGET.items()})
@@ -156,14 +156,75 @@ def test_a_bad_description_is_refused(row, words):
 
 
 def test_descriptions_are_standardised_over_the_fleet():
-    fleet = np.array([[1, 10, 7], [3, 30, 7]], np.float32)
+    fleet = np.array([[1, 10, 7], [3, 30, 7], [1, 30, 7], [3, 10, 7]], np.float32)
     scaling = Scaling.of(fleet)
-    np.testing.assert_allclose([scaling.apply(row) for row in fleet], [[-1, -1, 0], [1, 1, 0]])
-    np.testing.assert_allclose(scaling.apply(np.array([5, 20, 9], np.float32)), [3, 0, 0])
+    # two coordinates that differ share the mean square of three
+    expected = np.sqrt(1.5) * np.array([[-1, -1, 0], [1, 1, 0], [-1, 1, 0], [1, -1, 0]])
+    np.testing.assert_allclose([scaling.apply(row) for row in fleet], expected, atol=1e-5)
+    np.testing.assert_allclose(scaling.apply(np.array([5, 20, 9], np.float32)), [3 * np.sqrt(1.5), 0, 0], atol=1e-5)
+
+
+def test_directions_in_which_few_descriptions_differ_count_as_well():
+    """One coordinate follows the other: what they have in common is 5 times as wide as what they do not."""
+    common, rest = np.array([-1.0, 1, -1, 1]), np.array([-1.0, -1, 1, 1])
+    fleet = np.stack([common + 0.2 * rest, common - 0.2 * rest], axis=1).astype(np.float32)
+    scaling = Scaling.of(fleet)
+    before = np.linalg.svd((fleet - scaling.mean) / scaling.std, compute_uv=False)
+    after = np.linalg.svd(np.stack([scaling.apply(row) for row in fleet]), compute_uv=False)
+    assert before[1] / before[0] == pytest.approx(0.2, abs=1e-3)
+    # s / sqrt(s² + (s_1 / 10)²) with s = s_1 and s_1 / 5
+    assert after[1] / after[0] == pytest.approx(np.sqrt(1.01) / np.sqrt(1.25), abs=1e-3)
+
+
+def test_a_fleet_of_one_or_of_equals_is_left_as_it_is():
+    row = np.array([1.0, 2.0, 3.0], np.float32)
+    np.testing.assert_array_equal(Scaling.of(row[None]).apply(row), row)
+    np.testing.assert_array_equal(Scaling.of(np.stack([row, row])).apply(row), np.zeros(3))
+
+
+def test_an_entry_follows_the_mean_of_those_who_changed_it():
+    """Two devices with one description; the first changes both entries, the second only the other one."""
+    net = Hypernet(Form(4, 8, norm=1.0, by_entry=True), Start({"w": np.zeros(2, np.float32)}, {}), seed=0)
+    row = np.ones(4, np.float32)
+    before = net.generate(row[None])[0]["w"]
+    net.add(row, {"w": np.array([0.2, 0.2], np.float32)})
+    net.add(row, {"w": np.array([0.0, 0.4], np.float32)})
+    kept = net.state()
+    net.learn(Step(1.0))
+    moved = net.generate(row[None])[0]["w"] - before
+    # (1 + ||h||²) Δ / max(2, devices): 2 · 0.2 / 2 and 2 · 0.6 / 2
+    np.testing.assert_allclose(moved, [0.2, 0.6], atol=5e-3)
+    resumed = Hypernet(net.form, Start({"w": np.zeros(2, np.float32)}, {}), seed=1)
+    resumed.restore(kept)
+    resumed.learn(Step(1.0))
+    np.testing.assert_array_equal(resumed.generate(row[None])[0]["w"], net.generate(row[None])[0]["w"])
+
+
+def test_a_step_that_devices_share_is_checked_over_the_fleet():
+    net = Hypernet(Form(4, 8, norm=2.0, by_entry=True), Start({"w": np.zeros(2, np.float32)}, {}), seed=0)
+    alike = np.ones((8, 4), np.float32)
+    # one device alone lands on its result; eight that are all alike go 1 + ||h||² = 5 times as far
+    assert net.reach(alike[:1], Step(1.0)) == pytest.approx(1.0, abs=1e-3)
+    assert net.reach(alike, Step(1.0)) == pytest.approx(5.0, abs=1e-2)
+    with pytest.raises(ConfigError, match="lower the rate"):
+        net.check_step(alike, Step(1.0))
+
+
+def test_a_projection_learns_behind_the_heads():
+    net = Hypernet(Form(4, 8, norm=1.0, project=2), Start({"w": np.ones(3, np.float32)}, {}), seed=0)
+    row, final = np.ones((1, 4), np.float32), np.full(3, 2.0, np.float32)
+    distances = []
+    for _ in range(4):
+        made = net.generate(row)[0]["w"]
+        distances.append(float(np.linalg.norm(made - final)))
+        net.add(row[0], {"w": final - made})
+        net.learn(Step(0.2))
+    assert distances == sorted(distances, reverse=True)
+    assert np.abs(net.state()["project.out"]).max() > 0
 
 
 def test_large_targets_need_few_weights_of_their_own():
     target = {"w": np.zeros((1000, 1000), np.float32)}
-    net = Hypernet(Form(16, 32, normalise=True, chunk=8192), Start(target, {}), seed=0)
+    net = Hypernet(Form(16, 32, norm=1.0, chunk=8192), Start(target, {}), seed=0)
     assert net.outputs == 1_000_000
     assert net.parameters - net.outputs < 300_000
