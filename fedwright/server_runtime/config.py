@@ -91,7 +91,10 @@ class ModelSection:
     """What is trained."""
 
     model: str = field(
-        default="cnn-small", metadata=_help("a name from `fedwright models`, or python:package:function")
+        default="cnn-small",
+        metadata=_help(
+            "a name from `fedwright models`, such as lenet or lenet@0.5 (its width), or python:package:function"
+        ),
     )
     input_shape: tuple[int, ...] | None = field(
         default=None,
@@ -374,5 +377,6 @@ def _check_model(name: str, *, where: str) -> None:
     # Importing the models imports torch, which takes a second; nothing else here does.
     from fedwright.server_runtime.zoo import MODELS
 
-    if name not in MODELS and not name.startswith("python:"):
-        raise ConfigError(f"{where} model is {name!r}; {suggest(name, MODELS)}, or python:package:function")
+    plain = name.partition("@")[0]
+    if plain not in MODELS and not name.startswith("python:"):
+        raise ConfigError(f"{where} model is {name!r}; {suggest(plain, MODELS)}, or python:package:function")

@@ -24,6 +24,7 @@ from fedwright.server_runtime.evaluate.records import DeviceRecord, device_recor
 from fedwright.server_runtime.methods import registry
 from fedwright.server_runtime.methods.base import Forecasts, Method, Setting
 from fedwright.server_runtime.public import PublicData, load_public
+from fedwright.server_runtime.revocation import Gate
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.buffered import BufferedCoordinator
 from fedwright.server_runtime.rounds.coordinator import Coordinator, Options
@@ -100,7 +101,10 @@ def execute(
     """Run a config to its end, or go on where an earlier process stopped; `text` is the config as written."""
 
     def talk(blobs: BlobStore) -> Talks:
-        return Exchange(link, config.fleet.name, blobs=blobs, sign=_signer(config), may_speak=_may_speak(config))
+        exchange = Exchange(link, config.fleet.name, blobs=blobs, sign=_signer(config), may_speak=_may_speak(config))
+        if config.fleet.trust is not None:
+            exchange.gate = Gate(Path(config.fleet.trust))
+        return exchange
 
     return meet(config, text, Meeting(talk, observer, dismiss=dismiss))
 
@@ -158,7 +162,7 @@ def infer_spec(section: ModelSection, reports: Mapping[str, Report]) -> ModelSpe
     )
     if classes < 2:
         raise ConfigError("the devices report fewer than two classes; give them labelled data or set model.classes")
-    return ModelSpec(section.model, shape, classes)
+    return zoo.named(section.model, ModelSpec(section.model, shape, classes))
 
 
 def make_method(

@@ -63,7 +63,7 @@ class LstmCost:
 
 @dataclass(frozen=True)
 class Paired:
-    """Differences a - b over the same seeds."""
+    """Differences a - b over the same seeds; the mean lies in the interval with 95 % confidence (t distribution)."""
 
     mean: float
     wins: int
@@ -72,12 +72,13 @@ class Paired:
     t_p: float
     wilcoxon_p: float
     effect: float
+    interval: tuple[float, float]
 
 
 def paired(a: Floats, b: Floats) -> Paired:
     """Paired t test, Wilcoxon signed-rank test and effect size (mean difference over its standard deviation).
 
-    With fewer than two pairs, or equal differences, the tests say nothing: p is 1.
+    With fewer than two pairs, or equal differences, the tests say nothing: p is 1. One pair has no interval.
     """
     # SciPy takes a second to import, which a listing of commands should not pay.
     from scipy import stats  # type: ignore[import-untyped]
@@ -90,7 +91,18 @@ def paired(a: Floats, b: Floats) -> Paired:
     spread = float(difference.std(ddof=1)) if len(x) > 1 else 0.0
     if spread <= 1e-12 * max(1.0, abs(mean)):
         sign = math.copysign(math.inf, mean) if mean and len(x) > 1 else 0.0
-        return Paired(mean, wins, len(x), sign, 1.0 if not sign else 0.0, 1.0, sign)
+        interval = (mean, mean) if len(x) > 1 else (-math.inf, math.inf)
+        return Paired(mean, wins, len(x), sign, 1.0 if not sign else 0.0, 1.0, sign, interval)
     test = stats.ttest_rel(x, y)
     rank = stats.wilcoxon(x, y)
-    return Paired(mean, wins, len(x), float(test.statistic), float(test.pvalue), float(rank.pvalue), mean / spread)
+    half = float(stats.t.ppf(0.975, len(x) - 1)) * spread / math.sqrt(len(x))
+    return Paired(
+        mean,
+        wins,
+        len(x),
+        t=float(test.statistic),
+        t_p=float(test.pvalue),
+        wilcoxon_p=float(rank.pvalue),
+        effect=mean / spread,
+        interval=(mean - half, mean + half),
+    )

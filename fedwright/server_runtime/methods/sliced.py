@@ -69,6 +69,11 @@ class Sliced(ABC):
     diluted = False
 
     def __init__(self, setting: Setting) -> None:
+        if setting.spec.sizes:
+            raise ConfigError(
+                f"submodels are cut from the whole of {setting.spec.model}, but model.model gives it a width;"
+                " leave out the part from '@' on"
+            )
         self.setting = setting
         self.weights: Tensors = dict(setting.initial)
         self.axes: Axes = zoo.axes_of(setting.spec)

@@ -1,0 +1,41 @@
+"""The suite of all methods names every one, and each of its configs is valid."""
+
+from pathlib import Path
+
+import pytest
+
+from fedwright.benchmarks.methods import job_config
+from fedwright.benchmarks.simulate import simulate
+from fedwright.benchmarks.suite import read_suite
+from fedwright.protocol.errors import ConfigError
+from fedwright.server_runtime.config import config_from_dict
+from fedwright.server_runtime.methods.registry import METHODS
+from helpers.simulation import make_config
+
+FOUND = read_suite("methods", quick=True)
+
+
+def test_no_method_is_left_out() -> None:
+    assert FOUND["methods"].keys() == METHODS.keys()
+
+
+@pytest.mark.parametrize("name", sorted(FOUND["methods"]))
+def test_a_method_has_a_valid_config(name: str) -> None:
+    config = config_from_dict(job_config(FOUND, name), where=name)
+
+    assert config.method.name == name
+    assert config.public.rows == 300
+
+
+def test_a_model_may_be_named_with_its_width(tmp_path: Path) -> None:
+    config, text = make_config(tmp_path, rounds=1, model={"model": "cnn-gn@0.25"}, method={"name": "fedavg"})
+    found = simulate(config, text)
+
+    assert {record.width for record in found.outcome.devices.values()} == {0.25}
+
+
+def test_submodels_are_cut_from_whole_models_only(tmp_path: Path) -> None:
+    config, text = make_config(tmp_path, rounds=1, model={"model": "cnn-gn@0.25"}, method={"name": "heterofl"})
+
+    with pytest.raises(ConfigError, match="cut from the whole of cnn-gn"):
+        simulate(config, text)
