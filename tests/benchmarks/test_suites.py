@@ -114,7 +114,10 @@ def test_seeds_as_asked():
 def test_aggregate_measures_against_a_copy():
     found = aggregate.run(SimpleNamespace(quick=True))
     names = {entry["name"] for entry in found["checks"]}
-    assert names == {"speed against a copy at 11 M parameters", "memory of a round, in models"}
+    widths = {f"speed against a copy at width {width} (prefix)" for width in aggregate.WIDTHS}
+    windows = {f"speed against a copy at width {width} (window)" for width in aggregate.WIDTHS[1:]}
+    assert names == widths | windows | {"memory of a round, in models"}
+    assert len(found["tables"]["aggregation of ResNet-18, 11 M parameters"]) == 7
     memory = next(entry for entry in found["checks"] if entry["name"].startswith("memory"))
     assert memory["holds"]
 

@@ -122,14 +122,6 @@ def test_integers_keep_the_largest() -> None:
     assert mean.result()["steps"] == 9
 
 
-def test_rows_of_a_fixed_axis_can_be_left_out() -> None:
-    mean = SelectiveMean({"head": np.zeros((3, 2), np.float32)}, {"head": (None, Axis("in"))})
-
-    mean.add_at("head", np.ones((2, 2), np.float32), (np.array([0, 2]), slice(None)), 1.0)
-
-    np.testing.assert_array_equal(mean.result()["head"], [[1, 1], [0, 0], [1, 1]])
-
-
 def test_large_tensors_are_walked_in_pieces() -> None:
     rng = np.random.default_rng(5)
     current = {"w": np.zeros((300, 400), np.float32)}

@@ -4,6 +4,7 @@ The streaming forms hold one model plus accumulators, however many devices there
 proportion to its own part.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedwright.protocol.errors import ConfigError
+from fedwright.server_runtime.blocks.regions import Region, scratch_for
 from fedwright.server_runtime.blocks.slicing import Axes, Index, Plan, grid, tensor_index
 
 Array = NDArray[Any]
-# A pass over this many entries at a time stays in a core's second-level cache.
-CHUNK = 16_384
+# Plans whose views are kept: as many as a fleet has different widths.
+KEPT_PLANS = 16
 
 
 def selective_mean(current: Array, parts: Iterable[tuple[Array, Array, float]]) -> Array:
@@ -51,29 +53,33 @@ class SelectiveMean:
         self._total: dict[str, Array] = {}
         # Weight so far per entry; an axis that nobody cut has length 1.
         self._weight: dict[str, Array] = {}
+        # Views for the plans of late, by the plan's id; the plan is kept, so that its id is not another one's.
+        self._regions: OrderedDict[int, tuple[Plan, dict[str, Region]]] = OrderedDict()
+        self._scratch = scratch_for(current)
+        # Bytes that sums apart may still take: together no more than one model.
+        self._room = sum(tensor.nbytes for tensor in current.values())
 
     def add(self, part: Mapping[str, Array], plan: Plan, weight: float) -> None:
         """Fold in the tensors that a device trained under this plan; it may lack some of the model's."""
-        for name, values in part.items():
-            self.add_at(name, values, tensor_index(self._current[name].shape, self._axes[name], plan), weight)
-
-    def add_at(self, name: str, values: Array, index: tuple[Index | slice, ...], weight: float) -> None:
-        """Fold in one tensor that a device trained at the outer product of an index."""
         _check_weight(weight)
-        current = self._current[name]
-        if not np.issubdtype(current.dtype, np.floating):
-            self._add_integer(name, values, index)
-            return
         self._unit = self._unit or weight
-        if name not in self._total:
-            self._total[name] = np.zeros(current.shape, current.dtype)
-            self._weight[name] = np.zeros((1,) * current.ndim, current.dtype)
-        where, coverage = self._covered(name, index)
-        coverage[where] += weight / self._unit
-        _accumulate(self._total[name], values, weight / self._unit, grid(current.shape, index))
+        factor = weight / self._unit
+        regions = self._regions_of(plan)
+        for name, values in part.items():
+            if not np.issubdtype(self._current[name].dtype, np.floating):
+                self._add_integer(name, values, plan)
+                continue
+            region = regions.get(name)
+            if region is None:
+                region = regions[name] = self._region(name, plan)
+            elif region.size * values.itemsize <= self._room:
+                self._room -= region.collect()
+            region.add(values, factor, self._scratch)
+            region.weight += factor
 
     def result(self) -> dict[str, Array]:
         """The new model: averages where some device trained, the present values elsewhere."""
+        self._settle_all()
         return {name: self._finished(name, tensor) for name, tensor in self._current.items()}
 
     def _finished(self, name: str, current: Array) -> Array:
@@ -86,6 +92,35 @@ class SelectiveMean:
             return np.asarray(self._total[name] / weight)
         mean = self._total[name] / np.where(weight > 0, weight, 1)
         return np.where(weight > 0, mean, current)
+
+    def _regions_of(self, plan: Plan) -> dict[str, Region]:
+        """The plan's views, made at its first device; few plans are kept, because every device may have its own."""
+        key = id(plan)
+        if key not in self._regions:
+            self._regions[key] = (plan, {})
+            if len(self._regions) > KEPT_PLANS:
+                self._settle(self._regions.popitem(last=False)[1][1])
+        self._regions.move_to_end(key)
+        return self._regions[key][1]
+
+    def _region(self, name: str, plan: Plan) -> Region:
+        current = self._current[name]
+        if name not in self._total:
+            self._total[name] = np.zeros(current.shape, current.dtype)
+            self._weight[name] = np.zeros((1,) * current.ndim, current.dtype)
+        return Region(self._total[name], tensor_index(current.shape, self._axes[name], plan))
+
+    def _settle_all(self) -> None:
+        for _, regions in self._regions.values():
+            self._settle(regions)
+
+    def _settle(self, regions: Mapping[str, Region]) -> None:
+        """Write down the weights of what was added to these views, and what was added up apart."""
+        for name, region in regions.items():
+            self._room += region.settle(self._scratch)
+            where, coverage = self._covered(name, region.index)
+            coverage[where] += region.weight
+            region.weight = 0.0
 
     def _covered(self, name: str, index: tuple[Index | slice, ...]) -> tuple[Any, Array]:
         """Where an index lies in the weights, after making those axes long that are now cut for the first time."""
@@ -101,60 +136,34 @@ class SelectiveMean:
         picked = tuple(part if is_cut else slice(None) for part, is_cut in zip(index, cut, strict=True))
         return grid(weight.shape, picked), weight
 
-    def _add_integer(self, name: str, values: Array, index: tuple[Index | slice, ...]) -> None:
+    def _add_integer(self, name: str, values: Array, plan: Plan) -> None:
         largest = self._total.setdefault(name, self._current[name].copy())
-        where = grid(largest.shape, index)
+        where = grid(largest.shape, tensor_index(largest.shape, self._axes[name], plan))
         largest[where] = np.maximum(largest[where], values)
 
 
-class DilutedMean:
+class DilutedMean(SelectiveMean):
     """Weighted mean of whole models in which a device's untrained entries keep the server's values.
 
     new = current + sum_i w_i m_i (x_i - current) / sum_i w_i     (HASA's protocol A)
     """
 
     def __init__(self, current: Mapping[str, Array], axes: Axes) -> None:
-        self._current = current
-        self._axes = axes
-        self._moved = {name: np.zeros(tensor.shape, np.float64) for name, tensor in current.items()}
-        self._weight = 0.0
+        super().__init__(current, axes)
+        self._all = 0.0
 
     def add(self, part: Mapping[str, Array], plan: Plan, weight: float) -> None:
         """Fold in what a device trained under this plan."""
-        _check_weight(weight)
-        self._weight += weight
-        for name, values in part.items():
-            current = self._current[name]
-            where = grid(current.shape, tensor_index(current.shape, self._axes[name], plan))
-            self._moved[name][where] += weight * (values.astype(np.float64) - current[where])
+        super().add(part, plan, weight)
+        self._all += weight
 
-    def result(self) -> dict[str, Array]:
-        """The new model; the present one when no device answered."""
-        total = self._weight or 1.0
-        return {
-            name: (tensor + self._moved[name] / total).astype(tensor.dtype) for name, tensor in self._current.items()
-        }
-
-
-def _accumulate(total: Array, values: Array, weight: float, where: tuple[Any, ...]) -> None:
-    """total[where] += weight * values, a cache-sized piece at a time."""
-    factor = total.dtype.type(weight)
-    if not total.ndim or not all(isinstance(part, slice) for part in where):
-        total[where] += factor * values
-        return
-    target = total[where]
-    if weight == 1:
-        target += values
-        return
-    if target.flags.c_contiguous and values.flags.c_contiguous:
-        target, values = target.reshape(-1), values.reshape(-1)
-    rows = max(1, CHUNK // max(1, target[0].size))
-    scratch = np.empty((min(rows, len(target)), *target.shape[1:]), total.dtype)
-    for start in range(0, len(target), rows):
-        piece = slice(start, start + rows)
-        step = scratch[: len(target[piece])]
-        np.multiply(values[piece], factor, out=step)
-        target[piece] += step
+    def _finished(self, name: str, current: Array) -> Array:
+        """current + (sum_i w_i m_i x_i - current sum_i w_i m_i) / sum_i w_i, in units of the first device's weight."""
+        if name not in self._weight or self._unit is None:
+            return super()._finished(name, current)
+        share = self._weight[name] / current.dtype.type(self._all / self._unit)
+        mean = self._total[name] / current.dtype.type(self._all / self._unit)
+        return np.asarray(mean + (1 - share) * current)
 
 
 def _is_whole(part: Index | slice, length: int) -> bool:

@@ -18,7 +18,7 @@ from fedwright.protocol.messages import Recipe, Refusal, Report
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.export import initial_weights, norm_parameters
 from fedwright.server_runtime.artifacts.structure import ModelSpec, Objective, Structure
-from fedwright.server_runtime.blocks.averaging import DilutedMean
+from fedwright.server_runtime.blocks.averaging import KEPT_PLANS, DilutedMean
 from fedwright.server_runtime.blocks.budget import Budget, Cost, largest_choice
 from fedwright.server_runtime.blocks.robust import Mean, make_mean
 from fedwright.server_runtime.blocks.slicing import Axes, Plan, prefix_plan, take
@@ -80,6 +80,7 @@ class Sliced(ABC):
         self.full = zoo.full_sizes(setting.spec)
         self.advanced = 0
         self._sent: dict[tuple[ModelSpec, tuple[int, ...]], Tensors] = {}
+        self._plans: dict[tuple[ModelSpec, tuple[int, ...]], Plan] = {}
         self._left = Left()
         self._change = self._new_mean()
 
@@ -153,10 +154,19 @@ class Sliced(ABC):
     def absorb(self, device: str, reply: Absorbed) -> Relay | None:
         """Fold the change in where the device trained."""
         assignment = reply.assignment
-        plan = self.plan_of(device, assignment.structure.spec, assignment.marks)
+        plan = self._same_plan(device, assignment.structure.spec, assignment.marks)
         weight = reply.weight * (reply.stats.samples if self.by_samples else 1)
         self._change.add(self.trained(reply), plan, weight)
         return None
+
+    def _same_plan(self, device: str, spec: ModelSpec, marks: tuple[int, ...]) -> Plan:
+        """`plan_of`, the same object for the same part: a mean keeps what it made for a plan."""
+        key = (spec, marks)
+        if key not in self._plans:
+            if len(self._plans) >= KEPT_PLANS:
+                self._plans.clear()
+            self._plans[key] = self.plan_of(device, spec, marks)
+        return self._plans[key]
 
     def trained(self, reply: Absorbed) -> Tensors:
         """The part of a change that counts: by default all."""
