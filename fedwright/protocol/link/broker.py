@@ -4,6 +4,7 @@ import getpass
 import importlib.util
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -127,6 +128,10 @@ class Broker:
         """Start again on the same port."""
         self.kill()
         self._launch()
+
+    def reload(self) -> None:
+        """Make mosquitto read its access list and its void certificates again; connections stay."""
+        os.kill(self.pid, signal.SIGHUP)
 
     def stop(self) -> None:
         """Stop in good order and remove what it left."""

@@ -34,6 +34,7 @@ from fedwright.protocol.messages import (
     Task,
     Update,
 )
+from fedwright.server_runtime.revocation import Gate
 from fedwright.server_runtime.rounds.edges import Edges, MaySpeak, anybody
 from fedwright.server_runtime.rounds.serving import Serving
 
@@ -96,6 +97,8 @@ class Exchange:
     ) -> None:
         self.boot = codec.new_id()
         self._edges = Edges(may_speak)
+        self.gate = Gate()
+        """Whom to ignore; replaced where there is a list of them."""
         self._link = link
         self._fleet = fleet
         self._blobs = blobs
@@ -206,6 +209,7 @@ class Exchange:
     def poll(self, timeout_s: float) -> list[Heard | Pulled]:
         """Do what is due, then wait for messages at most this long and return what the coordinator must know."""
         events: list[Heard | Pulled] = []
+        events += [Heard(device, boot, Gone()) for device, boot in self.gate.leavers()]
         self._admit_pulls(events)
         self._tend()
         due_s = self._serving.due_s()
@@ -261,6 +265,8 @@ class Exchange:
 
     def _take(self, received: Received, events: list[Heard | Pulled]) -> None:
         device = topics.device_of(received.topic)
+        if self.gate.bars(device):
+            return
         try:
             envelope = codec.decode(received.payload)
         except BadMessage as err:
@@ -298,8 +304,9 @@ class Exchange:
     ) -> None:
         """A report, an answer or the end of a connection, straight from a device or by way of an edge."""
         body = envelope.body
-        if not isinstance(body, Report | Update | Refusal | Gone | Answer):
+        if not isinstance(body, Report | Update | Refusal | Gone | Answer) or self.gate.bars(device):
             return
+        self.gate.note(device, envelope.boot)
         if isinstance(body, Report) and body.edge:
             self._edges.hear(device, envelope.boot)
             self._send(device, Here())
