@@ -2,11 +2,17 @@
 
 import types
 from functools import cache
+from string import ascii_letters, digits
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from hypothesis import strategies as st
 
+# The patterns of Sha256 and Id, which from_regex makes slowly.
+_FAST = {
+    r"^[0-9a-f]{64}$": st.binary(min_size=32, max_size=32).map(bytes.hex),
+    r"^[A-Za-z0-9_.\-]+$": st.text(ascii_letters + digits + "_.-", min_size=1, max_size=64),
+}
 # Lists of chunk hashes and the like may be long; what breaks does so with a few.
 MAX_ITEMS = 4
 MAX_BYTES = 64
@@ -61,6 +67,8 @@ def _plain(kind: Any, limits: msgspec.Meta) -> st.SearchStrategy[Any]:
         size = {"min_size": limits.min_length or 0, "max_size": min(limits.max_length or MAX_BYTES, MAX_BYTES)}
         return st.binary(**size).map(kind)
     if kind is str:
+        if limits.pattern in _FAST:
+            return _FAST[limits.pattern]
         if limits.pattern is not None:
             return st.from_regex(limits.pattern.rstrip("$") + r"\Z").filter(
                 lambda text: len(text) <= (limits.max_length or len(text))
