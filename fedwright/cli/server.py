@@ -1,4 +1,4 @@
-"""`fedwright server run | resume | edge | status | enroll | export`: the host's side of a run, and edges."""
+"""`fedwright server run | resume | edge | status | enroll | revoke | export`: the host's side of a run, and edges."""
 
 import argparse
 import json
@@ -55,8 +55,20 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     enroll.add_argument("--broker", required=True, metavar="URL", help="mqtts://host:port that the devices will use")
     enroll.add_argument("--fleet", default="default", help="fleet they join (default: %(default)s)")
     enroll.add_argument("--trust", type=Path, default=Path("trust"), metavar="DIR", help="default: %(default)s")
+    enroll.add_argument(
+        "--edge", action="append", default=[], metavar="NAME", help="edge server of these devices; enrolled too"
+    )
     enroll.add_argument("--host", action="append", default=[], help="further name or address of the broker")
     enroll.set_defaults(run=_enroll)
+    revoke = command(
+        commands,
+        "revoke",
+        "shut out devices or edges whose certificate must not be used any more",
+        "example:\n  fedwright server revoke pi-02",
+    )
+    revoke.add_argument("devices", metavar="ID", nargs="+", help="ids of the devices to shut out")
+    revoke.add_argument("--trust", type=Path, default=Path("trust"), metavar="DIR", help="default: %(default)s")
+    revoke.set_defaults(run=_revoke)
     export = command(
         commands,
         "export",
@@ -187,12 +199,29 @@ def _enroll(args: argparse.Namespace) -> int:
         folder = args.trust / "broker"
         print(f"broker: run mosquitto -c {folder / 'mosquitto.conf'} on {address.host}")
         print(f"        (started by root it runs as mosquitto, so first: chown -R mosquitto {folder})")
+    for edge in args.edge:
+        bundle = trust.enroll_edge(authority, edge, fleet=args.fleet, broker=args.broker)
+        print(f'{edge}: copy {bundle} to the edge server and set bundle = "{bundle.name}" in the section [edge]')
     for device in args.devices:
-        bundle = trust.enroll(authority, device, fleet=args.fleet, broker=args.broker)
+        bundle = trust.enroll(authority, device, fleet=args.fleet, broker=args.broker, edges=args.edge)
         print(
             f"{device}: copy {bundle} to the device, then run fedwright device run --bundle {bundle.name} --data FILE"
         )
+    if args.edge:
+        acl = trust.write_access(authority, fleet=args.fleet)
+        print(f"broker: {acl} has changed; make a running mosquitto read it again with SIGHUP")
     print(f'server: set trust = "{args.trust}" and broker = "{args.broker}" in the section [fleet]')
+    return 0
+
+
+def _revoke(args: argparse.Namespace) -> int:
+    from fedwright.server_runtime import trust
+
+    authority = trust.Authority(args.trust)
+    for device in args.devices:
+        trust.revoke(authority, device)
+        print(f"{device}: its certificate is void; enroll it anew to let it in again")
+    print(f"broker: {args.trust / 'broker'} has changed; make a running mosquitto read it again with SIGHUP")
     return 0
 
 

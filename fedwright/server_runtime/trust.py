@@ -3,7 +3,7 @@
 import datetime
 import ipaddress
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,14 +15,17 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedwright.protocol import topics
 from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.files import replace_file
 from fedwright.protocol.link.broker import mosquitto_config
-from fedwright.protocol.link.security import SERVER_NAME, BrokerTls, BundleInfo, TlsFiles, access_list
+from fedwright.protocol.link.security import SERVER_NAME, BrokerTls, BundleInfo, TlsFiles, access_list, fleet_of
+from fedwright.server_runtime.revocation import CRL, note_issued, read_issued, read_revoked, write_revoked
 
 AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 730
 # Boards without a battery start with a clock of last week.
 CLOCK_SLACK_DAYS = 30
 BROKER_NAME = "broker"
+EDGES = "edges.json"
 
 
 @dataclass(frozen=True)
@@ -121,23 +124,130 @@ class Authority:
         identity = Identity(folder / "cert.pem", folder / "key.pem")
         _write_private(identity.key, _pem(key))
         identity.cert.write_bytes(cert.public_bytes(serialization.Encoding.PEM))
+        note_issued(self.folder, name, cert.serial_number)
         return identity
 
+    def void(self, serials: Iterable[int]) -> Path:
+        """Add certificates to the list of void ones, which the broker reads; returns its file."""
+        file = self.folder / "broker" / CRL
+        number, revoked = 0, list[x509.RevokedCertificate]()
+        if file.exists():
+            before = x509.load_pem_x509_crl(file.read_bytes())
+            number = before.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
+            revoked = list(before)
+        # Of two lists OpenSSL believes the younger one, and none from the future; so the date counts the lists.
+        date = self._cert.not_valid_before_utc + datetime.timedelta(seconds=number + 1)
+        known = {entry.serial_number for entry in revoked}
+        for serial in sorted(set(serials) - known):
+            revoked.append(x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(date).build())
+        builder = (
+            x509.CertificateRevocationListBuilder(revoked_certificates=revoked)
+            .issuer_name(self._cert.subject)
+            .last_update(date)
+            .next_update(self._cert.not_valid_after_utc)
+            .add_extension(x509.CRLNumber(number + 1), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
+        )
+        replace_file(file, builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+        return file
 
-def enroll(authority: Authority, device: str, *, fleet: str, broker: str, folder: Path | None = None) -> Path:
-    """Make the bundle that a device starts from; returns its folder."""
+
+def enroll(
+    authority: Authority,
+    device: str,
+    *,
+    fleet: str,
+    broker: str,
+    folder: Path | None = None,
+    edges: Sequence[str] = (),
+) -> Path:
+    """Make the bundle that a device starts from; returns its folder. edges: the edge servers that it belongs to."""
     topics.check_name(device, what="device")
     topics.check_name(fleet, what="fleet")
     if device == SERVER_NAME:
         raise ConfigError(f"device {device!r} would have the server's name; choose another")
+    if device in (*edges, *read_edges(authority.folder)):
+        raise ConfigError(f"device {device!r} would have the name of an edge; choose another")
     target = folder or authority.folder / "devices" / device
+    bundle = _bundle(authority, device, fleet=fleet, broker=broker, target=target, edges=edges)
+    if edges:
+        known = read_edges(authority.folder)
+        for edge in edges:
+            known[edge] = sorted({*known.get(edge, []), device})
+        replace_file(authority.folder / EDGES, msgspec.json.format(msgspec.json.encode(known, order="sorted")))
+    return bundle
+
+
+def enroll_edge(authority: Authority, edge: str, *, fleet: str, broker: str) -> Path:
+    """Make the bundle that an edge server starts from, once; returns its folder.
+
+    An edge has a certificate and no signing key: it passes the server's signed orders on as they are.
+    """
+    topics.check_name(edge, what="edge")
+    if edge in (SERVER_NAME, fleet) or (authority.folder / "devices" / edge).exists():
+        raise ConfigError(f"edge {edge!r} would have the name of the server, the fleet or a device; choose another")
+    target = authority.folder / "edges" / edge
+    if (target / "bundle.json").exists():
+        return target
+    return _bundle(authority, edge, fleet=fleet, broker=broker, target=target, edges=())
+
+
+def read_edges(folder: Path) -> dict[str, list[str]]:
+    """The devices that each edge may speak for."""
+    file = folder / EDGES
+    if not file.exists():
+        return {}
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, list[str]])
+    except msgspec.MsgspecError as err:
+        raise ConfigError(f"{file} cannot be read ({err}); restore it or enroll the devices of edges anew") from err
+
+
+def write_access(authority: Authority, *, fleet: str) -> Path:
+    """The broker's access list as the enrolled edges and devices need it."""
+    acl = authority.folder / "broker" / "access.list"
+    acl.write_text(access_list(fleet, read_edges(authority.folder), revoked=read_revoked(authority.folder)))
+    return acl
+
+
+def revoke(authority: Authority, name: str) -> None:
+    """Shut out a device or an edge: void its certificates, tell the broker's access list and a running server."""
+    topics.check_name(name, what="device")
+    if name == SERVER_NAME:
+        raise ConfigError("the server's own certificate is not revoked like a device's; make a new authority")
+    serials = _serials(authority.folder, name)
+    acl = authority.folder / "broker" / "access.list"
+    if not serials or not acl.exists():
+        raise ConfigError(f"{authority.folder} made no certificate for {name}; give the --trust it was enrolled with")
+    write_revoked(authority.folder, {*read_revoked(authority.folder), name})
+    authority.void(serials)
+    write_access(authority, fleet=fleet_of(acl.read_text()))
+
+
+def _serials(folder: Path, name: str) -> set[int]:
+    files = [folder / kind / name / "cert.pem" for kind in ("devices", "edges")]
+    held = {x509.load_pem_x509_certificate(file.read_bytes()).serial_number for file in files if file.exists()}
+    return held | read_issued(folder, name)
+
+
+def _bundle(authority: Authority, device: str, *, fleet: str, broker: str, target: Path, edges: Sequence[str]) -> Path:
     if (target / "bundle.json").exists():
         raise ConfigError(f"{target} already holds a bundle for {device}; remove it to enroll the device anew")
     authority.issue_device(device, target)
+    _readmit(authority, device, fleet=fleet)
     (target / "ca.pem").write_bytes(authority.ca.read_bytes())
-    info = BundleInfo(device=device, fleet=fleet, broker=broker, server_key=authority.public_key.hex())
+    key = authority.public_key.hex()
+    info = BundleInfo(device=device, fleet=fleet, broker=broker, server_key=key, edges=list(edges))
     (target / "bundle.json").write_bytes(msgspec.json.format(msgspec.json.encode(info)))
     return target
+
+
+def _readmit(authority: Authority, name: str, *, fleet: str) -> None:
+    """A new certificate opens the doors again that `revoke` shut; the old one stays void."""
+    revoked = set(read_revoked(authority.folder))
+    if name in revoked:
+        write_revoked(authority.folder, revoked - {name})
+        write_access(authority, fleet=fleet)
 
 
 def enroll_server(authority: Authority) -> TlsFiles:
@@ -152,9 +262,8 @@ def secure_broker(authority: Authority, *, fleet: str, hosts: Sequence[str], por
     """Certificate, access list and a ready `mosquitto.conf` for the fleet's broker, in `broker/`."""
     folder = authority.folder / "broker"
     identity = authority.issue_broker(hosts, folder)
-    acl = folder / "access.list"
-    acl.write_text(access_list(fleet))
-    tls = BrokerTls(ca=authority.ca, cert=identity.cert, key=identity.key, acl=acl)
+    acl = write_access(authority, fleet=fleet)
+    tls = BrokerTls(ca=authority.ca, cert=identity.cert, key=identity.key, acl=acl, crl=authority.void(()))
     config = mosquitto_config(tls.listener(port, "0.0.0.0"), folder=folder, durable=True, user=None)
     (folder / "mosquitto.conf").write_text(config)
     return tls

@@ -8,7 +8,7 @@ from cryptography import x509
 from fedwright.protocol import signing
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.link.security import access_list, read_bundle
-from fedwright.server_runtime.trust import Authority, enroll, enroll_server, secure_broker
+from fedwright.server_runtime.trust import Authority, enroll, enroll_edge, enroll_server, read_edges, secure_broker
 
 
 @pytest.fixture
@@ -121,3 +121,56 @@ def test_the_broker_files_are_ready_for_use(authority: Authority) -> None:
 def test_a_broker_needs_a_name(authority: Authority) -> None:
     with pytest.raises(ConfigError, match="at least one host"):
         secure_broker(authority, fleet="home", hosts=[])
+
+
+def test_devices_of_an_edge_may_speak_there_and_nobody_else(authority: Authority) -> None:
+    enroll_edge(authority, "site-a", fleet="home", broker="mqtts://host:8883")
+    bundle = enroll(authority, "pi-1", fleet="home", broker="mqtts://host:8883", edges=["site-a", "site-b"])
+    enroll(authority, "pi-2", fleet="home", broker="mqtts://host:8883", edges=["site-a"])
+    lines = secure_broker(authority, fleet="home", hosts=["host"]).acl.read_text().splitlines()
+
+    assert read_bundle(bundle).info.edges == ["site-a", "site-b"]
+    assert read_edges(authority.folder) == {"site-a": ["pi-1", "pi-2"], "site-b": ["pi-1"]}
+    rights = {}
+    for line in lines:
+        if line.startswith("user "):
+            user = line.removeprefix("user ")
+        elif line.startswith("topic "):
+            rights.setdefault(user, []).append(line.removeprefix("topic "))
+    assert rights["site-a"] == ["readwrite fedwright/site-a/#"]
+    assert rights["pi-2"] == [
+        "write fedwright/site-a/up/pi-2",
+        "read fedwright/site-a/down/pi-2",
+        "read fedwright/site-a/shared",
+    ]
+
+
+def test_an_edge_is_enrolled_once_and_has_no_signing_key(authority: Authority) -> None:
+    first = enroll_edge(authority, "site-a", fleet="home", broker="mqtts://host:8883")
+    cert = (first / "cert.pem").read_bytes()
+
+    assert enroll_edge(authority, "site-a", fleet="home", broker="mqtts://host:8883") == first
+    assert (first / "cert.pem").read_bytes() == cert
+    assert sorted(path.name for path in first.iterdir()) == ["bundle.json", "ca.pem", "cert.pem", "key.pem"]
+
+
+@pytest.mark.parametrize("name", ["server", "home", "pi-1"])
+def test_an_edge_with_a_name_that_is_taken(authority: Authority, name: str) -> None:
+    enroll(authority, "pi-1", fleet="home", broker="mqtts://host:8883")
+
+    with pytest.raises(ConfigError, match="would have the name of the server, the fleet or a device; choose another"):
+        enroll_edge(authority, name, fleet="home", broker="mqtts://host:8883")
+
+
+def test_a_device_with_the_name_of_an_edge(authority: Authority) -> None:
+    enroll(authority, "pi-1", fleet="home", broker="mqtts://host:8883", edges=["site-a"])
+
+    with pytest.raises(ConfigError, match="would have the name of an edge"):
+        enroll(authority, "site-a", fleet="home", broker="mqtts://host:8883")
+
+
+def test_a_damaged_list_of_edges(authority: Authority) -> None:
+    (authority.folder / "edges.json").write_text("[")
+
+    with pytest.raises(ConfigError, match=r"edges.json cannot be read"):
+        read_edges(authority.folder)

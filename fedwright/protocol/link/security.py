@@ -1,5 +1,6 @@
 """Who may connect and speak where: the broker's TLS listener and access list, and the bundle a device starts from."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,8 +48,12 @@ class BrokerTls:
         ]
 
 
-def access_list(fleet: str) -> str:
-    """A mosquitto access list: a device writes only its own `up` topic and reads only its own `down` and `shared`."""
+def access_list(fleet: str, edges: Mapping[str, Sequence[str]] | None = None) -> str:
+    """A mosquitto access list: a device writes only its own `up` topic and reads only its own `down` and `shared`.
+
+    edges: the devices of each edge server. To the fleet an edge is a device; it rules the fleet of its own name, where
+    its devices, and only they, may speak each under its own name.
+    """
     topics.check_name(fleet, what="fleet")
     lines = [
         f"user {SERVER_NAME}",
@@ -57,6 +62,15 @@ def access_list(fleet: str) -> str:
         f"pattern read {topics.down(fleet, '%u')}",
         f"pattern read {topics.shared(fleet)}",
     ]
+    for edge, devices in sorted((edges or {}).items()):
+        lines += [f"user {topics.check_name(edge, what='edge')}", f"topic readwrite fedwright/{edge}/#"]
+        for device in sorted(devices):
+            lines += [
+                f"user {topics.check_name(device, what='device')}",
+                f"topic write {topics.up(edge, device)}",
+                f"topic read {topics.down(edge, device)}",
+                f"topic read {topics.shared(edge)}",
+            ]
     return "\n".join(lines) + "\n"
 
 

@@ -23,7 +23,7 @@ class EdgeSection:
     folder: str = field(default="edges", metadata=_help("where edges keep their state"))
     bundle: str | None = field(
         default=None,
-        metadata=_help("folder that `fedwright server enroll --as-edge` made; for mqtts and signed orders"),
+        metadata=_help("folder that `fedwright server enroll --edge` made; for mqtts and signed orders"),
     )
     once: bool = field(default=False, metadata=_help("leave when the host's run is over"))
 

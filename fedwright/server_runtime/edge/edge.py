@@ -188,6 +188,8 @@ class Edge:
             self._down.pass_on(row.device, row.task, row.payload)
 
     def _take_dismiss(self, dismiss: Dismiss) -> None:
+        if dismiss.boot != self._up.presence.boot:
+            return
         if dismiss.why == "identity_taken":
             raise IdentityTaken(f"the host turned edge {self._name} away: {dismiss.reason}")
         log.info("the host is done: %s", dismiss.reason)

@@ -281,8 +281,8 @@ class Desk:
                 if out is None and not self.store.is_open(part.task):
                     self._exchange.recall(edge, part.task)
         elif not is_pool(edge, update, [out.planned for out in waited]):
-            log.warning("edge %s put updates together that do not belong together; they are not used", edge)
-            self._finish_all(waited, [_rejected(part.task, f"{edge}: not one pool") for part in update.parts])
+            # Another edge's tasks may be among them, which are not this one's to spoil.
+            log.warning("edge %s put updates together that are not one pool of its own; they are not used", edge)
         elif update.tensors is not None and not self.planner.blobs.has(update.tensors.sha256):
             self._fetch(edge, update, update.tensors)
         else:
@@ -337,8 +337,9 @@ class Desk:
             if event.problem and (update.parts or self.edge_of(out.planned.device) is not None):
                 # What an edge cannot give now it announces again, or another does.
                 log.warning("edge %s: %s", event.device, event.problem)
-            elif update.parts:
-                self._take_pooled(event.device, update)
+            elif update.parts and out.planned.task.pool is not None:
+                # The same bytes may have come from somebody else first.
+                self._take_pooled(out.planned.task.pool.edge, update)
             elif not event.problem:
                 self._take_update(out, update)
             elif out.planned.device == event.device:

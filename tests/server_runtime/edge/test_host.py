@@ -1,0 +1,265 @@
+"""The host's side of edges: what it believes, what it counts once, and what it sends back."""
+
+import threading
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from fedwright.protocol import codec, deltas
+from fedwright.protocol.blobs import BlobStore, make_ref
+from fedwright.protocol.link.memory import MemoryBroker
+from fedwright.protocol.messages import (
+    Ack,
+    Carried,
+    Challenge,
+    Dismiss,
+    Gone,
+    Here,
+    Part,
+    Recall,
+    Refusal,
+    Stats,
+    Task,
+    Update,
+)
+from fedwright.server_runtime.rounds import events
+from fedwright.server_runtime.rounds.exchange import Exchange, Heard
+from helpers.fleet import FLEET, WAIT_S, Scripted, Server, report
+from helpers.tiny_artifact import start_weights
+
+STATS = Stats(samples=24, steps=6, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
+
+
+class ScriptedEdge(Scripted):
+    """An edge that says what the test wants."""
+
+    def __init__(self, broker, name, *devices):
+        super().__init__(broker, name)
+        self.devices = {device: codec.new_id() for device in devices}
+
+    def join(self):
+        """Report when the host asks who is there."""
+        self.hear(Challenge)
+        self.enter()
+
+    def enter(self):
+        """Report, and carry the reports of all devices."""
+        self.say(report(edge=True, trains=False))
+        for device in self.devices:
+            self.carry(device, report())
+
+    def carry(self, device, body, *, sender=None):
+        """Pass on what a device would say."""
+        self.say(Carried(device, codec.encode(body, sender=sender or device, boot=self.devices.get(device, "b"))))
+
+    def hear_for(self, kind):
+        """Wait for the next message of a kind to a device; returns the device too."""
+        while True:
+            carried = self.hear(Carried)
+            body = codec.decode(carried.payload).body
+            if isinstance(body, kind):
+                return carried.device, body
+
+    def tasks(self):
+        """The tasks of all its devices."""
+        found = {}
+        while len(found) < len(self.devices):
+            device, task = self.hear_for(Task)
+            self.say(Ack(task.task))
+            found[device] = task
+        return found
+
+    def update(self, *tasks, value=0.5):
+        """A change of every weight by `value`, for one task or for several."""
+        change = {name: np.full_like(weight, value) for name, weight in start_weights().items()}
+        parts = [Part(task.task, STATS) for task in tasks] if len(tasks) > 1 else []
+        return Update(tasks[0].task, tasks[0].round, STATS, make_ref(deltas.encode(change)), parts)
+
+
+@contextmanager
+def serving(broker, folder, *, devices=2):
+    """A host in a thread, one round long; leaving the block waits for its end."""
+    server = Server(broker, folder, devices=devices, rounds=1, deadline_s=WAIT_S)
+    found = {}
+
+    def work():
+        found["method"] = server.run()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    server.found = found
+    yield server
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+
+
+def finish(edge):
+    """Decline the evaluation that ends a run."""
+    for device, task in edge.tasks().items():
+        edge.carry(device, Refusal(task.task, "failed", "no"))
+
+
+def weights_of(server):
+    return server.found["method"].state()
+
+
+def test_a_pooled_update_counts_for_all_its_tasks(tmp_path):
+    broker = MemoryBroker()
+    edge = ScriptedEdge(broker, "edge", "a", "b")
+    with serving(broker, tmp_path) as server:
+        edge.join()
+        edge.hear(Here)
+        tasks = edge.tasks()
+        assert {task.pool.size for task in tasks.values()} == {2}
+        assert len({task.pool.key for task in tasks.values()}) == 1
+        edge.say(edge.update(*tasks.values()))
+        assert sorted(edge.hear_for(Ack)[0] for _ in tasks) == ["a", "b"]
+        finish(edge)
+
+    assert len(server.seen(events.UpdateTaken)) == 2
+    for name, value in start_weights().items():
+        np.testing.assert_allclose(weights_of(server)[name], value + 0.5, rtol=1e-6)
+
+
+def test_a_task_that_was_answered_before_is_not_counted_again(tmp_path):
+    broker = MemoryBroker()
+    edge = ScriptedEdge(broker, "edge", "a", "b")
+    with serving(broker, tmp_path) as server:
+        edge.join()
+        tasks = edge.tasks()
+        edge.carry("a", edge.update(tasks["a"], value=1.0))
+        assert edge.hear_for(Ack)[0] == "a"
+        edge.say(edge.update(tasks["a"], tasks["b"], value=9.0))
+        assert edge.hear(Recall).of == tasks["a"].task
+        edge.carry("b", edge.update(tasks["b"], value=0.0))
+        assert edge.hear_for(Ack)[0] == "b"
+        finish(edge)
+
+    for name, value in start_weights().items():
+        np.testing.assert_allclose(weights_of(server)[name], value + 0.5, rtol=1e-6)
+
+
+def test_updates_that_do_not_belong_together_are_not_used(tmp_path, caplog):
+    broker = MemoryBroker()
+    one, other = ScriptedEdge(broker, "one", "a", "b"), ScriptedEdge(broker, "other", "c")
+    with serving(broker, tmp_path, devices=3) as server:
+        one.join()
+        other.join()
+        mine, foreign = one.tasks(), other.tasks()
+        one.say(one.update(mine["a"], foreign["c"], value=9.0))
+        one.say(one.update(mine["a"], mine["a"], value=9.0))
+        one.say(one.update(mine["a"], mine["b"]))
+        other.carry("c", other.update(foreign["c"]))
+        assert [edge.hear_for(Ack)[1].problem for edge in (one, one, other)] == ["", "", ""]
+        finish(one)
+        finish(other)
+
+    assert len(server.seen(events.UpdateTaken)) == 3
+    assert caplog.text.count("put updates together that are not one pool of its own") == 2
+    for name, value in start_weights().items():
+        np.testing.assert_allclose(weights_of(server)[name], value + 0.5, rtol=1e-6)
+
+
+def test_a_device_that_moves_is_recalled_from_the_edge_it_left(tmp_path):
+    broker = MemoryBroker()
+    one = ScriptedEdge(broker, "one", "a", "b")
+    with serving(broker, tmp_path) as server:
+        one.join()
+        tasks = one.tasks()
+        other = ScriptedEdge(broker, "other")
+        other.devices["b"] = one.devices["b"]
+        other.enter()
+        assert one.hear(Recall).of == tasks["b"].task
+        [moved] = other.tasks().values()
+        assert (moved.task, moved.pool) == (tasks["b"].task, None)
+        # News that the edge it left repeats do not bring it back.
+        other.carry("b", other.update(moved))
+        one.carry("a", one.update(tasks["a"]))
+        assert other.hear_for(Ack)[0] == "b"
+        one.devices.pop("b")
+        finish(one)
+        finish(other)
+
+    assert len(server.seen(events.UpdateTaken)) == 2
+
+
+def test_devices_behind_a_lost_edge_are_lost_until_they_come_back(tmp_path):
+    broker = MemoryBroker()
+    one = ScriptedEdge(broker, "one", "a", "b")
+    with serving(broker, tmp_path) as server:
+        one.join()
+        tasks = one.tasks()
+        one.link.drop()
+        again = ScriptedEdge(broker, "one")
+        again.devices = one.devices
+        again.enter()
+        assert {device: task.task for device, task in again.tasks().items()} == {
+            device: task.task for device, task in tasks.items()
+        }
+        again.say(again.update(*tasks.values()))
+        finish(again)
+
+    assert {event.device for event in server.seen(events.DeviceLost)} >= {"a", "b"}
+
+
+@pytest.fixture
+def exchange(tmp_path):
+    """A host that lets edge `one` speak for device `a` only; what it says is logged."""
+    broker = MemoryBroker()
+    link = broker.link("server")
+    allowed = {("one", "a")}
+    yield broker, Exchange(link, FLEET, blobs=BlobStore(tmp_path), may_speak=lambda *pair: pair in allowed)
+    link.close()
+
+
+def test_an_edge_speaks_for_its_own_devices_only(exchange, caplog):
+    broker, host = exchange
+    ScriptedEdge(broker, "one", "a", "b").enter()
+
+    heard = [event.device for event in host.poll(0.1) if isinstance(event, Heard)]
+
+    assert heard == ["one", "a"]
+    assert "it speaks for b, which is not enrolled for it; enroll the device with --edge one" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("body", "sender", "says"),
+    [
+        (report(), "c", "message carried for a claims to be from c"),
+        (Challenge(), None, "an edge does not carry a challenge"),
+    ],
+    ids=["another's name", "an order"],
+)
+def test_what_an_edge_may_not_carry(exchange, caplog, body, sender, says):
+    broker, host = exchange
+    edge = ScriptedEdge(broker, "one")
+    edge.enter()
+    edge.carry("a", body, sender=sender)
+
+    assert [event.device for event in host.poll(0.1)] == ["one"]
+    assert says in caplog.text
+
+
+def test_old_news_from_another_edge_is_not_believed(tmp_path):
+    broker = MemoryBroker()
+    host = Exchange(broker.link("server"), FLEET, blobs=BlobStore(tmp_path))
+    one = ScriptedEdge(broker, "one")
+    old = codec.encode(report(), sender="a", boot="b")
+    ScriptedEdge(broker, "other", "a").enter()
+    one.say(Carried("a", old))
+    one.say(Carried("a", codec.encode(Gone(), sender="a", boot="b")))
+    host.poll(0.1)
+
+    assert host.edge_of("a") == "other"
+
+
+def test_a_dismissal_reaches_the_edge_after_its_devices(tmp_path):
+    broker = MemoryBroker()
+    edge = ScriptedEdge(broker, "edge", "a", "b")
+    with serving(broker, tmp_path):
+        edge.join()
+        edge.say(edge.update(*edge.tasks().values()))
+        finish(edge)
+        assert sorted(edge.hear_for(Dismiss)[0] for _ in range(2)) == ["a", "b"]
+        assert edge.hear(Dismiss).why == "run_over"
