@@ -117,11 +117,12 @@ def grid(shape: Sequence[int], index: tuple[Index | slice, ...]) -> tuple[Index 
     arrays = [position for position, part in enumerate(index) if not isinstance(part, slice)]
     if len(arrays) <= 1:
         return index
+    behind = arrays[-1] + 1
     opened = [
         np.arange(length, dtype=np.int64)[part] if isinstance(part, slice) else part
-        for part, length in zip(index[: arrays[-1] + 1], shape, strict=False)
+        for part, length in zip(index[:behind], shape, strict=False)
     ]
-    return np.ix_(*opened)
+    return (*np.ix_(*opened), *index[behind:])
 
 
 def prefix_plan(full: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, Index]:

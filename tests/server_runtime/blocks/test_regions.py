@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedwright.server_runtime.blocks.averaging import KEPT_PLANS, SelectiveMean
@@ -20,6 +20,7 @@ def kept(data, length: int):
     return data.draw(st.sampled_from([slice(None), slice(start, stop), np.array(some, np.int64)]))
 
 
+@settings(deadline=None)
 @given(st.data(), st.sampled_from([1.0, 0.75, 3.0]), st.booleans())
 def test_the_same_as_an_outer_product_of_indices(data, factor, apart):
     rng = np.random.default_rng(0)
