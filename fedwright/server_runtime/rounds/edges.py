@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from fedwright.protocol import codec
 from fedwright.protocol.errors import BadMessage
-from fedwright.protocol.messages import Carried, Envelope, Gone, Refusal, Report, Update
+from fedwright.protocol.messages import Answer, Carried, Envelope, Gone, Refusal, Report, Update
 
 MaySpeak = Callable[[str, str], bool]
 """Whether an edge may speak for a device."""
@@ -56,7 +56,7 @@ class Edges:
         envelope = codec.decode(carried.payload)
         if envelope.sender != carried.device:
             raise BadMessage(f"message carried for {carried.device} claims to be from {envelope.sender}")
-        if not isinstance(envelope.body, Report | Update | Refusal | Gone):
+        if not isinstance(envelope.body, Report | Update | Refusal | Gone | Answer):
             raise BadMessage(f"an edge does not carry a {type(envelope.body).__name__.lower()}")
         return envelope
 
