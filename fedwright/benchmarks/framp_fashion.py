@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Tables, checks and, beside a JSON file, pictures of the suite."""
     found = read_suite("framp-fashion", quick=args.quick)
     seeds = seeds_of(found["suite"], args.seeds)
-    runs = finished_runs(found, seeds, watch=view)
+    runs = finished_runs(found, seeds)
     shares = [float(share) for share in found["sizes"]["shares"]]
     unseen = unseen_devices(found["suite"])
     rows = [row_of(label, own, shares, unseen) | paper(found["paper"], label) for label, own in runs.items()]
@@ -49,26 +49,28 @@ def view(job: Job, dealt: Dealt) -> View:
     return View(job, dealt, SIZES)
 
 
-def finished_runs(
-    found: Mapping[str, Any], seeds: list[int], *, watch: Callable[[Job, Dealt], View] | None = None
-) -> dict[str, list[Finished]]:
+def finished_runs(found: Mapping[str, Any], seeds: list[int]) -> dict[str, list[Finished]]:
+    """All jobs of the suite, by label."""
+    jobs = jobs_of(found, seeds)
+    done = run_jobs(jobs)
+    return {label: [job for job in done if job.name == label] for label in dict.fromkeys(job.name for job in jobs)}
+
+
+def jobs_of(found: Mapping[str, Any], seeds: list[int]) -> list[Job]:
     """Every entry of [params] as simulations over all seeds; `name` in it is the method where the label is not."""
     suite = found["suite"]
     scale = {
+        "run": {"rounds": suite["rounds"]},
         "fleet": {"per_round": suite["per_round"]},
         "simulate": {key: suite[key] for key in ("devices", "bystanders", "rows")},
     }
-    labels = list(suite.get("only", found["params"]))
     jobs = []
     for seed in seeds:
-        for label in labels:
-            model = found.get("models", {}).get(label, found["config"]["model"]["model"])
-            rounds = found.get("rounds", {}).get(label, suite["rounds"])
-            method = {"name": label, **found["params"][label]}
-            own = {"method": method, "model": {"model": model}, "run": {"rounds": rounds}}
-            jobs.append(Job(label, seed, merged(found["config"], scale, own), watch=watch))
-    done = run_jobs(jobs)
-    return {label: [job for job in done if job.name == label] for label in labels}
+        for label in suite.get("only", found["params"]):
+            model = found["models"].get(label, found["config"]["model"]["model"])
+            own = {"method": {"name": label, **found["params"][label]}, "model": {"model": model}}
+            jobs.append(Job(label, seed, merged(found["config"], scale, own), watch=view))
+    return jobs
 
 
 def unseen_devices(suite: Mapping[str, Any]) -> int:

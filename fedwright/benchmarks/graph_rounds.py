@@ -61,7 +61,7 @@ class Piece:
 def cut(devices: int, *, seed: int) -> dict[str, Piece]:
     """Cora in as many pieces as there are devices, with few edges between them."""
     data = datasets.load("cora")
-    edges = data.extra["edges"]
+    edges = data.extra["edges"].astype(np.int64)
     rng = np.random.default_rng(derive_seed(seed, "partition"))
     shares = by_metis(edges, len(data.y_train), devices, rng=rng, split=SPLIT)
     return {device: _piece(data.x_train, data.y_train, edges, share) for device, share in shares.items()}

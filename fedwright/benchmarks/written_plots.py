@@ -19,7 +19,7 @@ def draw(runs: Runs, shares: Sequence[float], stem: Path) -> list[str]:
     """Write all pictures; returns their file names."""
     names = [f"1/{round(1 / share)}" if share < 1 else "1" for share in shares]
     pictures = {
-        "coverage": coverage({label: own[0].seen.get("curves", {}) for label, own in runs.items()}, names),
+        "coverage": coverage({label: own[0].seen.get("curves", []) for label, own in runs.items()}, names),
         "accuracy": histograms(runs, names),
         "prototypes": prototypes(runs["framp"][0].seen),
     }
@@ -32,13 +32,13 @@ def draw(runs: Runs, shares: Sequence[float], stem: Path) -> list[str]:
     return written
 
 
-def coverage(curves: Mapping[str, Mapping[int, list[float]]], names: Sequence[str]) -> Figure:
+def coverage(curves: Mapping[str, list[list[float]]], names: Sequence[str]) -> Figure:
     """How many of all choices fall on the entries that are chosen most, by size; a straight line is even use."""
     shown = {label: own for label, own in curves.items() if own}
     figure, axes = _figure(1, max(1, len(shown)))
     for axis, (label, own) in zip(axes, shown.items(), strict=False):
-        for level, curve in own.items():
-            axis.plot(np.linspace(0, 1, len(curve)), curve, label=names[int(level)])
+        for name, curve in zip(names, own, strict=True):
+            axis.plot(np.linspace(0, 1, len(curve)), curve, label=name)
         axis.plot([0, 1], [0, 1], ":", color="grey")
         axis.set(title=label, xlabel="share of entries, most chosen first", ylabel="share of all choices")
         axis.legend(title="size")

@@ -33,9 +33,8 @@ class View:
     job: Job
     dealt: Dealt
     sizes: int
-    # Per size: how often each maskable entry was chosen, and by how many masks.
+    # Per size: how often each maskable entry was chosen.
     _chosen: dict[int, Array] = field(default_factory=dict)
-    _masks: dict[int, int] = field(default_factory=dict)
     _seen: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self, method: Method, number: int) -> None:
@@ -52,9 +51,9 @@ class View:
 
     def seen(self) -> dict[str, Any]:
         """Union accuracy per size, mask coverage, prototypes early and late, accuracy after own training."""
-        curves = {level: cumulative(counts) for level, counts in sorted(self._chosen.items())}
-        covered = {level: float((counts > 0).mean()) for level, counts in sorted(self._chosen.items())}
-        return {**self._seen, "coverage": covered, "curves": curves}
+        counts = [own for _, own in sorted(self._chosen.items())]
+        covered = [float((own > 0).mean()) for own in counts]
+        return {**self._seen, "coverage": covered, "curves": [cumulative(own) for own in counts]}
 
     def _count(self, method: Method) -> None:
         for device in self.training():
@@ -85,7 +84,7 @@ class View:
             model, rows = load(*method.personal(device)), self.dealt.shares[device].train
             embedded, labels = embed(model, self.dealt.x[rows]), self.dealt.y[rows]
             for label in np.unique(labels).tolist():
-                mean = embedded[labels == label].mean(axis=0)
+                mean = [round(float(value), 4) for value in embedded[labels == label].mean(axis=0)]
                 found.append({"class": label, "device": device, "mean": mean})
         return found
 
@@ -146,7 +145,7 @@ def tune(model: nn.Module, x: Array, y: Array, *, batches: list[Array], rate: fl
         with torch.no_grad():
             for name, value in model.named_parameters():
                 if value.grad is not None:
-                    value -= rate * value.grad * kept[name]
+                    value.sub_(rate * value.grad * kept[name])
     model.eval()
 
 

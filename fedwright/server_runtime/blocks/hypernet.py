@@ -311,8 +311,8 @@ def _initial(form: Form, start: Start, seed: int) -> Tensors:
     values[BIAS] = np.concatenate(flat)
     if form.project:
         size = values[BIAS].size
-        drawn = rng.standard_normal((form.project, size), dtype=np.float32)
-        values[PROJECT_IN] = drawn / np.float32(max(1e-6, np.linalg.norm(values[BIAS])))
+        spread = 1.0 / max(1e-6, float(np.linalg.norm(values[BIAS])))
+        values[PROJECT_IN] = rng.normal(0.0, spread, (form.project, size)).astype(np.float32)
         values[PROJECT_OUT] = np.zeros((size, form.project), np.float32)
     if form.chunk is None:
         rows = [

@@ -78,7 +78,8 @@ class Descriptors:
         """The mean descriptor [1, l], for a model of everyone's; None before there is any."""
         if self.scaling is None or not self._known.rows:
             return None
-        return self.rows(self.known).mean(axis=0, keepdims=True)
+        mean: Array = self.rows(self.known).mean(axis=0, keepdims=True)
+        return mean
 
     def pull(self, device: str, gradient: Array) -> None:
         """Remember where a descriptor should go."""
