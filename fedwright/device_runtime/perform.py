@@ -9,6 +9,7 @@ import numpy as np
 from msgspec import structs
 
 from fedwright.device_runtime.data.local import LocalData
+from fedwright.device_runtime.energy import EnergyMeter
 from fedwright.device_runtime.guard import Guard
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.train.base import Array, StepResult, Tensors, Trainer
@@ -101,7 +102,7 @@ def perform(
         should_stop = tools.guard.watching(should_stop)
     if should_stop():
         raise Stopped
-    wall_s, cpu_s = time.monotonic(), time.process_time()
+    wall_s, cpu_s, energy = time.monotonic(), time.process_time(), EnergyMeter()
     received, masks = deltas.load(inputs.weights)
     trainer = _trainer(task, inputs, tools, masks=masks)
     trainer.load(received)
@@ -127,6 +128,7 @@ def perform(
             correct_after=_correct(after),
             cpu_s=time.process_time() - cpu_s,
             task_s=time.monotonic() - wall_s,
+            energy_j=energy.joules(),
         ),
         masks,
     )

@@ -156,7 +156,10 @@ class Task(Struct, tag="task", frozen=True):
 
 
 class Stats(Struct, frozen=True):
-    """What a device measured while it did a task; bytes and peak memory count from the agent's start."""
+    """What a device measured while it did a task; bytes and peak memory count from the agent's start.
+
+    energy_j: of the whole board or of its processors, where one of them tells.
+    """
 
     samples: Count
     steps: Count
@@ -171,6 +174,7 @@ class Stats(Struct, frozen=True):
     task_s: Seconds = 0.0
     bytes_up: Count = 0
     bytes_down: Count = 0
+    energy_j: Annotated[float, Meta(ge=0)] | None = None
 
 
 class Part(Struct, frozen=True):

@@ -14,7 +14,7 @@ class DeviceRecord:
     """One device over all rounds; accuracies are those of the model it was sent, on its own held-out data.
 
     width: mean share of the channels in each group of the model it was last sent. need_bytes: the most memory that
-    the server expected one of its tasks to need.
+    the server expected one of its tasks to need. energy_j: in all, where the board tells.
     """
 
     device: str
@@ -29,6 +29,7 @@ class DeviceRecord:
     bytes_up: int = 0
     bytes_down: int = 0
     need_bytes: int = 0
+    energy_j: float | None = None
 
     @property
     def round_s(self) -> float:
@@ -75,6 +76,8 @@ def _add(record: DeviceRecord, stats: Stats, *, evaluation: bool, again: bool) -
         record.rounds += 1
         record.task_s.append(stats.task_s)
     record.cpu_s += stats.cpu_s
+    if stats.energy_j is not None:
+        record.energy_j = (record.energy_j or 0.0) + stats.energy_j
     record.peak_rss_bytes = max(record.peak_rss_bytes, stats.peak_rss_bytes)
     # Counted by the agent from its own start, which a restart sets back to zero.
     record.bytes_up = max(record.bytes_up, stats.bytes_up)
