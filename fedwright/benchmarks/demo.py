@@ -16,6 +16,7 @@ from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.emulate.device import Outcome as Exit
 from fedwright.device_runtime.emulate.device import agent_command
 from fedwright.device_runtime.emulate.fleet import EmulatedFleet, device_ids, fitting_slowdown
+from fedwright.device_runtime.emulate.mishaps import Mishaps
 from fedwright.device_runtime.emulate.profiles import load_fleet, load_profile
 from fedwright.protocol.errors import ConfigError, DeviceError, FedwrightError
 from fedwright.protocol.link import connect
@@ -74,6 +75,7 @@ class DemoOptions:
     rounds: int = 10
     seed: int = 1
     keep: Path | None = None
+    fleet: str = FLEET
     model: Path = Path("runs/demo/model.onnx")
 
 
@@ -99,7 +101,8 @@ class DemoResult:
 
 def run_demo(options: DemoOptions, observer: events.Observer = events.ignore) -> DemoResult:
     """Run the demo to its end; everything it started has ended when it returns or raises."""
-    members = device_ids(load_fleet(FLEET).profiles(options.devices))
+    kinds = list(load_fleet(options.fleet).kinds(options.devices))
+    members = device_ids(kind.name for kind in kinds)
     slowdown = fitting_slowdown(profile for _, profile in members)
     with _folder(options) as folder, ExitStack() as stack:
         sources = deal_data([device for device, _ in members], folder / "data", seed=options.seed)
@@ -108,14 +111,16 @@ def run_demo(options: DemoOptions, observer: events.Observer = events.ignore) ->
         link = connect(broker.url, client_id="demo-server")
         stack.callback(link.close)
         fleet = stack.enter_context(EmulatedFleet(folder / "logs", slowdown=slowdown))
-        for device, profile in members:
+        for (device, profile), kind in zip(members, kinds, strict=True):
             agent = _agent(device, profile, config=config, data=sources[device], folder=folder)
-            agent = replace(agent, broker=fleet.link(device, profile, broker.url))
-            fleet.start(device, profile, agent_command(agent))
+            agent = replace(agent, broker=fleet.link(device, kind, broker.url))
+            fleet.start(device, kind, agent_command(agent))
+        mishaps = stack.enter_context(Mishaps(fleet, seed=options.seed))
         try:
             outcome = runs.execute(config, text, link=link, observer=observer)
         except FedwrightError as err:
             raise _with_reason(err, fleet) from err
+        mishaps.cease()
         fleet.wait(LEAVE_TIMEOUT_S)
         exits = fleet.stop()
         model = _take_model(outcome.model, options)
@@ -136,14 +141,14 @@ def demo_config(options: DemoOptions, folder: Path, broker: str) -> tuple[RunCon
         devices=options.devices,
         method=json.dumps(options.method),
         model=json.dumps(METHODS[options.method].model if options.method in METHODS else "cnn-small"),
-        params=_hasa_params() if options.method == "hasa" else "",
+        params=_hasa_params(options.fleet) if options.method == "hasa" else "",
     )
     return config_from_text(text, where="demo"), text
 
 
-def _hasa_params() -> str:
+def _hasa_params(fleet: str) -> str:
     """Half of the model for the average sample; a board's speed caps its width, because a step's work grows as r²."""
-    profiles = sorted(set(load_fleet(FLEET).profiles()))
+    profiles = sorted(set(load_fleet(fleet).profiles()))
     caps = ", ".join(f"{profile} = {load_profile(profile).cpu_share ** 0.5:.2f}" for profile in profiles)
     return f"budget = 0.5\nleast = 0.3\nmost = 1.0\ntolerance = 1e-3\ncaps = {{ {caps} }}"
 

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import structs
 
 from fedwright import __version__
+from fedwright.benchmarks.absences import FrailFleet, Frailty, away_ratios, next_round
 from fedwright.benchmarks.dealing import Dealt, deal, local_data, reserve
 from fedwright.benchmarks.edged_fleet import EdgedFleet, in_turn, make_grouping
 from fedwright.benchmarks.local_fleet import Crew, LocalFleet
@@ -92,7 +93,8 @@ def simulate(
     dealt = dealt or deal(config.simulate, seed=config.run.seed)
     dealt, public = reserve(dealt, config.public, seed=config.run.seed)
     reports = make_reports(config, dealt)
-    fleet = replace(config.fleet, devices=len(reports), deadline_s=FOREVER_S)
+    away = away_ratios(config.simulate.profiles, list(reports))
+    fleet = replace(config.fleet, devices=1 if away else len(reports), deadline_s=FOREVER_S)
     config = replace(config, fleet=fleet)
     folder = runs.folder_of(config)
     with tempfile.TemporaryDirectory(prefix="fedwright-simulate-") as data:
@@ -107,6 +109,9 @@ def simulate(
 
             def talk(blobs: BlobStore) -> Talks:
                 local = LocalFleet(reports, crew, devices=devices, hidden=hidden)
+                if away:
+                    frailty = Frailty(away, config.run.seed, next_round(folder.store))
+                    local = FrailFleet(reports, crew, frailty, devices=devices, hidden=hidden)
                 if not config.simulate.edges:
                     return local
                 places = in_turn(list(reports), config.simulate.edges)

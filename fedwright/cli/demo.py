@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 EXAMPLE = """example:
   fedwright demo
   fedwright demo --devices 4 --rounds 5 --json result.json
+  fedwright demo --fleet frail --devices 4    # devices that lose their power and come back
 """
 
 
@@ -33,6 +34,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add("--method", default="hasa", metavar="M", help="a name from `fedwright methods` (default: %(default)s)")
     add("--devices", type=int, default=8, metavar="N", help="how many devices to emulate (default: %(default)s)")
     add("--rounds", type=int, default=10, metavar="R", help="how many rounds to train (default: %(default)s)")
+    add("--fleet", default="demo", metavar="F", help="a mix of `fedwright profiles` (default: %(default)s)")
     add("--seed", type=int, default=1, metavar="S", help="of the data split and the training (default: %(default)s)")
     add("--json", type=new_file, metavar="FILE", help="write the result as JSON too")
     add("--keep", type=Path, metavar="FOLDER", help="keep logs, data and state of all sides in this new folder")
@@ -52,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     check_range("--devices", args.devices, low=1, high=24)
     check_range("--rounds", args.rounds, low=1, high=1000)
     check_range("--seed", args.seed, low=0, high=2**31)
-    options = DemoOptions(args.method, args.devices, args.rounds, args.seed, args.keep)
+    options = DemoOptions(args.method, args.devices, args.rounds, args.seed, args.keep, args.fleet)
     with terminable(), Progress(args.rounds, args.devices) as progress:
         result = run_demo(options, progress)
     found = as_json(result)
@@ -76,7 +78,7 @@ def limits_table(result: "DemoResult") -> "Table":
         f"limits: memory by RLIMIT_DATA, CPU by {first.cpu_mechanism}, "
         f"{first.slowdown:.1f} times slower than the profiles to fit on this machine",
         ("device", "profile"),
-        ("memory\nlimit MB", "share of a core\nallowed", "highest\nover 1 s", "exit\ncode"),
+        ("memory\nlimit MB", "share of a core\nallowed", "highest\nover 1 s", "power\nlost", "exit\ncode"),
     )
     for name, device in result.devices.items():
         held = device.exit.enforced
@@ -86,6 +88,7 @@ def limits_table(result: "DemoResult") -> "Table":
             f"{held.memory_bytes / MB:.0f}",
             f"{held.cpu_share:.2f}",
             f"{held.measured_share:.2f}",
+            str(held.plug_pulls),
             str(device.exit.exit_code),
         )
     return table

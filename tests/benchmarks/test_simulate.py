@@ -11,7 +11,7 @@ from fedwright.benchmarks.simulate import make_reports, simulate
 from fedwright.cli.main import main
 from fedwright.device_runtime.emulate.profiles import load_profile
 from fedwright.protocol.blobs import BlobStore
-from fedwright.protocol.errors import ConfigError, FedwrightError, NoQuorum
+from fedwright.protocol.errors import ConfigError, FedwrightError, NoQuorum, RoundError
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.config import SimulateSection, config_from_text
@@ -112,13 +112,24 @@ def test_profiles_give_devices_their_memory(tmp_path):
     assert reports["device-0"].free_bytes == load_profile("raspberry-pi-4").memory_bytes
 
 
-def test_devices_without_memory_refuse_and_the_run_says_so(tmp_path, monkeypatch):
+def test_devices_without_memory_are_given_nothing_and_the_run_says_so(tmp_path, monkeypatch, caplog):
     config, text = make_config(tmp_path)
     monkeypatch.setattr("fedwright.device_runtime.facts.free_bytes", lambda: 1000)
+    with pytest.raises(RoundError, match=r"gave nobody anything to do in round 1; .* budgets"):
+        simulate(config, text)
+    assert caplog.text.count("takes no part") == DEVICES
+
+
+def test_devices_whose_memory_went_refuse_and_the_run_says_so(tmp_path, monkeypatch):
+    config, text = make_config(tmp_path)
+    # What the devices report is not what they have when the task comes.
+    monkeypatch.setattr("fedwright.benchmarks.simulate_worker.need_bytes", lambda manifest, batch: 10**15)
     seen = []
     with pytest.raises(NoQuorum, match="refused: needs"):
         simulate(config, text, observer=seen.append)
-    assert len([event for event in seen if isinstance(event, events.TaskFailed)]) == DEVICES
+    assert {event.device for event in seen if isinstance(event, events.TaskFailed)} == {
+        f"device-{number}" for number in range(DEVICES)
+    }
 
 
 @pytest.mark.parametrize("partition", ["iid", "dirichlet", "balanced-dirichlet", "shards", "few-classes"])

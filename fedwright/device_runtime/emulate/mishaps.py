@@ -26,6 +26,7 @@ class Mishaps:
         self._random = random.Random(seed)
         self._speed = speed
         self._ended = threading.Event()
+        self._ceased = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="mishaps", daemon=True)
         self.pulled: list[str] = []
 
@@ -37,6 +38,10 @@ class Mishaps:
         self._ended.set()
         self._thread.join()
 
+    def cease(self) -> None:
+        """No device loses its power any more, and those without it stay off; the run is over."""
+        self._ceased.set()
+
     def _loop(self) -> None:
         now_s = time.monotonic()
         due: dict[str, float] = {}
@@ -45,6 +50,8 @@ class Mishaps:
             if running.profile.up_s is not None:
                 due[device] = now_s + self._draw_s(running.profile.up_s.value)
         while not self._ended.wait(TICK_S):
+            if self._ceased.is_set():
+                continue
             for device in [name for name, at_s in due.items() if at_s <= time.monotonic()]:
                 profile = self._fleet.devices[device].profile
                 if device in away:

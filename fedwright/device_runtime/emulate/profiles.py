@@ -1,7 +1,7 @@
 """Device profiles and fleets read from the package's TOML files."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from itertools import chain, cycle, islice, repeat
 from typing import Any, Literal
@@ -85,14 +85,21 @@ class DeviceProfile:
 
 @dataclass(frozen=True)
 class Member:
-    """So many devices of one kind."""
+    """So many devices of one kind; up_s and away_s say how often they lose their power here and for how long."""
 
     profile: str
     count: int = 1
+    up_s: float | None = None
+    away_s: float | None = None
 
     def __post_init__(self) -> None:
         """Check values."""
         check_range("count", self.count, low=1, high=10_000)
+        if (self.up_s is None) != (self.away_s is None):
+            raise ConfigError("up_s and away_s belong together; give both, or neither")
+        for name in ("up_s", "away_s"):
+            if getattr(self, name) is not None:
+                check_range(name, getattr(self, name), above=0)
 
 
 @dataclass(frozen=True)
@@ -110,8 +117,19 @@ class FleetProfile:
 
     def profiles(self, devices: int | None = None) -> Iterator[str]:
         """The profile of each device in turn; `devices` cuts the mix short or goes through it again."""
-        names = list(chain.from_iterable(repeat(member.profile, member.count) for member in self.members))
-        return islice(cycle(names), len(names) if devices is None else devices)
+        return (kind.name for kind in self.kinds(devices))
+
+    def kinds(self, devices: int | None = None) -> Iterator[DeviceProfile]:
+        """What each device in turn is, with what the fleet says of its power."""
+        found = list(chain.from_iterable(repeat(self._kind(member), member.count) for member in self.members))
+        return islice(cycle(found), len(found) if devices is None else devices)
+
+    def _kind(self, member: Member) -> DeviceProfile:
+        profile = load_profile(member.profile)
+        if member.up_s is None or member.away_s is None:
+            return profile
+        up, away = (Value(seconds, "nominal", f"fleet {self.name}") for seconds in (member.up_s, member.away_s))
+        return replace(profile, up_s=up, away_s=away)
 
 
 def names(folder: Folder) -> list[str]:

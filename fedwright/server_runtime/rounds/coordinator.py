@@ -120,7 +120,9 @@ class Coordinator:
         chosen = sample(training, count=count, seed=self._options.seed, round_number=number)
         assignments = method.assign({device: reports[device] for device in chosen}, number)
         if not assignments:
-            raise RoundError(f"the method gave nobody anything to do in round {number}; check its settings")
+            raise RoundError(
+                f"the method gave nobody anything to do in round {number}; check its settings and the devices' budgets"
+            )
         return assignments
 
     def _plan(self, method: Method, position: Position, assignments: Mapping[str, Assignment]) -> list[Planned]:
