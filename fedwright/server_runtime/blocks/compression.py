@@ -27,7 +27,7 @@ class Compression:
         self._spectra = [slot.spectra(device) for slot in layout.slots]
         # [kernels, each, …]; transformed once, because the large model does not change while kernels are tuned.
         self._large = [
-            spectra.forward(slot.images(weights, layout.axes, layout.full))
+            spectra.prepared(slot.images(weights, layout.axes, layout.full))
             for slot, spectra in zip(layout.slots, self._spectra, strict=True)
         ]
 
@@ -45,17 +45,15 @@ class Compression:
     def _images(self, number: int, slot: Slot, found: Filter) -> list[Tensor]:
         """One slot's images [kernels, each, o, i] for every ratio."""
         spectra = self._spectra[number]
-        # K ⋆ W for all ratios and images at once; what wraps around lies outside of what is kept.
-        product = self._large[number] * spectra.forward(found.kernel).conj()[:, :, None]
+        kernels = spectra.forward(found.kernel).conj()
         shift = found.shift * found.kernel.sum((-2, -1))
-        rows = zip(self._sizes, product.unbind(0), found.scale.unbind(0), shift.unbind(0), strict=True)
-        return [
-            modified_relu(
-                scale[..., None, None] * spectra.inverse(values, slot.pieces[0].shape(sizes)) + b[:, None, None, None],
-                self._layout.form.mlr,
-            )
-            for sizes, values, scale, b in rows
-        ]
+        rows = zip(self._sizes, kernels.unbind(0), found.scale.unbind(0), shift.unbind(0), strict=True)
+        images = []
+        for sizes, kernel, scale, b in rows:
+            # What wraps around lies outside of what is kept.
+            y = spectra.filtered(self._large[number], kernel, slot.pieces[0].shape(sizes))
+            images.append(modified_relu(scale[..., None, None] * y + b[:, None, None, None], self._layout.form.mlr))
+        return images
 
 
 def compress(layout: Layout, theta: Tensor, weights: Weights, sizes: Sizes) -> dict[str, Tensor]:

@@ -39,10 +39,10 @@ class Dilation:
         self._small: list[Tensor] = []
         self._ones: list[Tensor] = []
         for slot, spectra in zip(layout.slots, self._spectra, strict=True):
-            pairs = [(slot.images(own, layout.axes, size), size) for own, size in zip(small, sizes, strict=True)]
+            images = [slot.images(own, layout.axes, size) for own, size in zip(small, sizes, strict=True)]
             ones = [torch.ones(1, 1, *slot.pieces[0].shape(size), device=device) for size in sizes]
-            self._small.append(torch.stack([spectra.forward(images) for images, _ in pairs]))
-            self._ones.append(torch.stack([spectra.forward(box) for box in ones]))
+            self._small.append(torch.stack([spectra.prepared(image) for image in images]))
+            self._ones.append(torch.stack([spectra.prepared(box) for box in ones]))
 
     def models(self, theta: Tensor) -> list[dict[str, Tensor]]:
         """The dilated weights of every device; gradients reach theta."""
@@ -61,7 +61,8 @@ class Dilation:
     def _images(self, number: int, slot: Slot, found: Filter) -> Tensor:
         """One slot's images [M, kernels, each, O, I]."""
         spectra = self._spectra[number]
-        z = found.scale[..., None, None] * self._small[number]
-        z = z + found.shift[..., None, None, None] * self._ones[number]
-        made = spectra.inverse(z * spectra.forward(found.kernel)[:, :, None], slot.image)
+        kernels = spectra.forward(found.kernel)
+        # Scales come last, as the transposed convolution is linear: K ⊛ (s w + b) = s (K ⊛ w) + b (K ⊛ 1).
+        made = found.scale[..., None, None] * spectra.filtered(self._small[number], kernels, slot.image)
+        made = made + found.shift[..., None, None, None] * spectra.filtered(self._ones[number], kernels, slot.image)
         return modified_relu(made, self._layout.form.mlr)

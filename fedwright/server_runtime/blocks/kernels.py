@@ -191,7 +191,7 @@ class Filters:
         slots, form = self._layout.slots, self._layout.form
         omega, c1, d1, c2, d2, g, v = torch.split(theta, list(self._layout.parts.values()), dim=1)
         # All kernels at once: a = c2·c1 and b = c2·d1 + d2, [M, all kernels].
-        c1, d1, c2 = (part.unflatten(1, (-1, CHANNELS)) for part in (c1, d1, c2))
+        c1, d1, c2 = (part.reshape(len(theta), -1, CHANNELS) for part in (c1, d1, c2))
         a, b = (c1 * c2).sum(-1), (c2 * d1).sum(-1) + d2
         kernels = [slot.kernels for slot in slots]
         rows = zip(
@@ -206,10 +206,10 @@ class Filters:
         )
         found = []
         for slot, inside, weight, gain, shift, length, taps in rows:
-            kernel = taps.unflatten(1, (slot.kernels, *slot.box)) * inside
+            kernel = taps.reshape(-1, slot.kernels, *slot.box) * inside
             if form.normalise:
                 kernel = kernel * (length / kernel.square().sum((-2, -1)).sqrt())[..., None, None]
-            scale = weight.unflatten(1, (slot.kernels, slot.each))
+            scale = weight.reshape(-1, slot.kernels, slot.each)
             if form.pair:
                 scale = scale * gain[..., None]
             found.append(Filter(scale, shift if form.pair else torch.zeros_like(shift), kernel))

@@ -149,6 +149,9 @@ def forward_of(module: nn.Module) -> Forward:
     names = {name for name, _ in module.named_parameters()}
 
     def forward(weights: Weights, x: Tensor) -> tuple[Tensor, ...]:
+        if x.ndim == 4:
+            # Narrow convolutions are up to a third faster in this form.
+            x = x.contiguous(memory_format=torch.channels_last)
         made = functional_call(module, {name: weights[name] for name in names}, (x,))
         return made if isinstance(made, tuple) else (made,)
 

@@ -104,12 +104,16 @@ class FedConv(Leveled):
         key = (spec, ())
         if key not in self._sent:
             whole = spec == self.setting.spec
-            self._sent[key] = self.weights if whole else self._server.submodel(self._compress, self.weights, spec)
+            self._sent[key] = self.weights if whole else self.compressed(spec)
         own = self._own.get(device, {})
         common = self._sent[key]
         if not own or any(common[name].shape != value.shape for name, value in own.items()):
             return common
         return {**common, **own}
+
+    def compressed(self, spec: ModelSpec) -> Tensors:
+        """The large model at a ratio."""
+        return self._server.submodel(self._compress, self.weights, spec)
 
     def absorb(self, device: str, reply: Absorbed) -> Relay | None:
         """Put a change to those of its ratio, or keep it by itself."""

@@ -117,12 +117,22 @@ class ServerSide:
         )
         return unflat(theta, weights)
 
+    def improved(self, weights: Tensors, spec: ModelSpec, epochs: int, *names: str) -> Tensors:
+        """A model of any size after ordinary training; as it was without labelled examples."""
+        if self.examples is None or self.examples.y is None:
+            return weights
+        return self._kept(self.train(self.tensors(weights), spec, epochs, *names), weights, spec)
+
     def finished(self, model: Model, before: Tensors) -> Tensors:
         """A large model as it is kept, with its running statistics taken anew where there are examples."""
+        return self._kept(model, before, self._setting.spec)
+
+    def _kept(self, model: Model, before: Tensors, spec: ModelSpec) -> Tensors:
+        """Parameters from the model, buffers as they were or, where there are examples, taken anew."""
         buffers = {name: value for name, value in before.items() if name not in self.names}
         if self.examples is not None and buffers:
             both = {**model, **{name: torch.from_numpy(value) for name, value in buffers.items()}}
-            buffers = {name: _array(v) for name, v in self._statistics(self._setting.spec, both).items()}
+            buffers = {n: _array(v) for n, v in recalibrated(zoo.create(spec, seed=0), both, self.examples.x).items()}
         return {name: _array(model[name]) if name in model else buffers[name] for name in before}
 
     def tuned_compression(self, theta: Tensor, weights: Tensors, head: Tensors, *, epochs: int, number: int) -> Tensor:
@@ -145,11 +155,7 @@ class ServerSide:
         """What a device of this size gets: an ordinary small model."""
         row = theta[self.specs.index(spec)]
         made = compress(self.layout, row, self.tensors(weights), zoo.sizes_of(spec))
-        buffers = {n: v for n, v in _cropped(weights, spec, self._setting.spec).items() if n not in self.names}
-        if self.examples is not None and buffers:
-            both = {**made, **{name: torch.from_numpy(value) for name, value in buffers.items()}}
-            buffers = {name: _array(v) for name, v in self._statistics(spec, both).items()}
-        return {name: _array(made[name]) if name in made else buffers[name] for name in weights}
+        return self._kept(made, _cropped(weights, spec, self._setting.spec), spec)
 
     def dilated(
         self, theta: Tensor, parts: Sequence[Part], weights: Tensors, head: Tensors, *, number: int
@@ -235,11 +241,6 @@ class ServerSide:
         spec, smallest = self._setting.spec, min(self.specs, key=zoo.width_of)
         axes, full = zoo.axes_of(spec), zoo.full_sizes(spec)
         return make_layout(axes, shapes, full=full, smallest=zoo.sizes_of(smallest), form=self.layout.form)
-
-    def _statistics(self, spec: ModelSpec, weights: Model) -> Model:
-        assert self.examples is not None
-        module = zoo.create(spec, seed=0)
-        return recalibrated(module, weights, self.examples.x)
 
     def _schedule(self, epochs: int) -> Schedule:
         return Schedule(epochs, self._params.server_batch, high=self._params.server_rate)

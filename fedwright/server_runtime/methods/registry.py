@@ -18,6 +18,7 @@ from fedwright.server_runtime.methods.baselines import (
     pfedhn,
     pfedhr,
     scalefl,
+    slice_tuned,
     standalone,
 )
 
@@ -45,5 +46,6 @@ __all__ = [
     "pfedhn",
     "pfedhr",
     "scalefl",
+    "slice_tuned",
     "standalone",
 ]

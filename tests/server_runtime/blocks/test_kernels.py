@@ -14,19 +14,19 @@ from fedwright.server_runtime.blocks.slicing import Axis, Joined
 from fedwright.server_runtime.blocks.spectra import Spectra
 
 FULL, HALF, QUARTER = {"o": 8, "i": 6, "s": 200}, {"o": 4, "i": 3, "s": 100}, {"o": 2, "i": 1, "s": 50}
-O, I, LONG = Axis("o"), Axis("i"), Axis("s")
+OUT, IN, LONG = Axis("o"), Axis("i"), Axis("s")
 # name: axes, full shape, images [J, height, width] of a tensor
 KINDS = {
-    "convolution": ((O, I, None, None), (8, 6, 3, 3), lambda t: t.permute(2, 3, 0, 1).reshape(9, *t.shape[:2])),
-    "first convolution": ((O, None, None, None), (8, 3, 5, 5), lambda t: t.permute(2, 3, 0, 1).reshape(25, -1, 3)),
-    "depthwise": ((O, None, None, None), (8, 1, 3, 3), lambda t: t.permute(2, 3, 0, 1).reshape(9, -1, 1)),
-    "linear": ((O, I), (8, 6), lambda t: t[None]),
-    "classes": ((None, I), (10, 6), lambda t: t[None]),
-    "flattened maps": ((O, Axis("i", inner=4)), (8, 24), lambda t: t.reshape(len(t), -1, 4).permute(2, 0, 1)),
-    "gates": ((Axis("o", outer=4), I), (32, 6), lambda t: t.reshape(4, -1, t.shape[1])),
-    "bias": ((O,), (8,), lambda t: t[None, None]),
-    "embedding": ((None, I), (50, 6), lambda t: t[None]),
-    "wide": ((LONG, I), (200, 6), lambda t: t[None]),
+    "convolution": ((OUT, IN, None, None), (8, 6, 3, 3), lambda t: t.permute(2, 3, 0, 1).reshape(9, *t.shape[:2])),
+    "first convolution": ((OUT, None, None, None), (8, 3, 5, 5), lambda t: t.permute(2, 3, 0, 1).reshape(25, -1, 3)),
+    "depthwise": ((OUT, None, None, None), (8, 1, 3, 3), lambda t: t.permute(2, 3, 0, 1).reshape(9, -1, 1)),
+    "linear": ((OUT, IN), (8, 6), lambda t: t[None]),
+    "classes": ((None, IN), (10, 6), lambda t: t[None]),
+    "flattened maps": ((OUT, Axis("i", inner=4)), (8, 24), lambda t: t.reshape(len(t), -1, 4).permute(2, 0, 1)),
+    "gates": ((Axis("o", outer=4), IN), (32, 6), lambda t: t.reshape(4, -1, t.shape[1])),
+    "bias": ((OUT,), (8,), lambda t: t[None, None]),
+    "embedding": ((None, IN), (50, 6), lambda t: t[None]),
+    "wide": ((LONG, IN), (200, 6), lambda t: t[None]),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -151,7 +151,7 @@ def test_the_modified_relu_has_two_slopes():
     layout, theta, _ = made("linear", Form())
     weights = {"w": tensor(8, 6)}
     plain = compress(layout, theta[0], weights, HALF)["w"]
-    bent = make_layout({"w": (O, I)}, {"w": (8, 6)}, full=FULL, smallest=QUARTER, form=Form(mlr=(0.85, 0.001)))
+    bent = make_layout({"w": (OUT, IN)}, {"w": (8, 6)}, full=FULL, smallest=QUARTER, form=Form(mlr=(0.85, 0.001)))
     found = compress(bent, theta[0], weights, HALF)["w"]
     torch.testing.assert_close(found, torch.where(plain > 0, 0.85 * plain, 0.001 * plain))
     assert (plain < 0).any()

@@ -7,12 +7,15 @@ Differs: devices send the change of their weights instead of the weights; the av
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
 from fedwright.protocol.messages import Recipe, Report
+from fedwright.protocol.strict import check_range
+from fedwright.server_runtime import zoo
+from fedwright.server_runtime.artifacts.export import initial_weights
 from fedwright.server_runtime.artifacts.structure import ModelSpec, Structure
 from fedwright.server_runtime.blocks.robust import Mean, make_mean
 from fedwright.server_runtime.methods.base import (
@@ -31,7 +34,13 @@ from fedwright.server_runtime.rounds.sampling import derive_seed
 
 @dataclass(frozen=True)
 class FedAvgParams:
-    """FedAvg has no parameters of its own."""
+    """width: of the model that everyone trains, for fleets whose smallest device cannot train it all."""
+
+    width: float = field(default=1.0, metadata={"help": "share of the channels that everyone's model has"})
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        check_range("width", self.width, above=0, high=1)
 
 
 class FedAvg:
@@ -39,8 +48,11 @@ class FedAvg:
 
     def __init__(self, params: FedAvgParams, setting: Setting) -> None:
         self._setting = setting
+        spec = zoo.scaled(setting.spec, params.width) if params.width < 1 else setting.spec
         self._weights: Tensors = dict(setting.initial)
-        self._structure = Structure(setting.spec, optimizer=setting.optimizer)
+        if spec != setting.spec:
+            self._weights = initial_weights(zoo.create(spec, seed=derive_seed(setting.seed, "initial weights")))
+        self._structure = Structure(spec, optimizer=setting.optimizer)
         self._axes = {name: (None,) * value.ndim for name, value in self._weights.items()}
         self._left = Left()
         self._change = self._new_mean()
@@ -85,7 +97,7 @@ class FedAvg:
 
     def personal(self, device: str) -> tuple[ModelSpec, Tensors]:
         """The global model."""
-        return self._setting.spec, self._weights
+        return self._structure.spec, self._weights
 
     def state(self) -> Tensors:
         """The global weights; between rounds nothing else is held."""

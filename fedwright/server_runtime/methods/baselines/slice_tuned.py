@@ -1,0 +1,68 @@
+"""FedConv's control: the first channels of every layer, trained on the server for as many epochs as FedConv tunes.
+
+Paper: none; HeteroFL's slices with the server's help that FedConv has, which shows how much of a gain is only that.
+Implemented: the same pre-training; every slice trained on the server's examples for FedConv's epochs of compression;
+changes averaged where they belong, by samples; then the global model trained for FedConv's epochs of dilation and
+weighing.
+Left out: whatever FedConv does besides: kernels, weights of the sum, personal layers.
+Differs: nothing to differ from.
+"""
+
+from fedwright.server_runtime import zoo
+from fedwright.server_runtime.artifacts.structure import ModelSpec
+from fedwright.server_runtime.blocks.slicing import prefix_plan, take
+from fedwright.server_runtime.methods.base import Entry, Setting, Tensors, register
+from fedwright.server_runtime.methods.fedconv import Brought, FedConv
+from fedwright.server_runtime.methods.fedconv_params import FedConvParams
+
+SLICE = "slice/"
+
+
+class SliceTuned(FedConv):
+    """w_r = train(slice_r(W)); W ← train(W + mean of Δ_j where a device holds the entry)."""
+
+    def __init__(self, params: FedConvParams, setting: Setting) -> None:
+        super().__init__(params, setting)
+        self._slices: list[Tensors] = []
+
+    def _tune_compression(self, epochs: int) -> None:
+        """Cut the global model and train every slice."""
+        self._slices = [self._trained_slice(spec, epochs) for spec in self._server.specs]
+        self._sent.clear()
+
+    def _trained_slice(self, spec: ModelSpec, epochs: int) -> Tensors:
+        cut = take(self.weights, self.axes, prefix_plan(self.full, zoo.sizes_of(spec)))
+        return self._server.improved(cut, spec, epochs, f"slice {self.advanced}")
+
+    def compressed(self, spec: ModelSpec) -> Tensors:
+        """The trained slice of a ratio."""
+        return self._slices[self._server.specs.index(spec)]
+
+    def _learn(self, changed: dict[str, Brought]) -> None:
+        mean = self._new_mean()
+        for _, own in sorted(changed.items()):
+            mean.add(own.mean(), prefix_plan(self.full, zoo.sizes_of(own.spec)), own.samples)
+        change = mean.result()
+        moved = {name: (value + change[name]).astype(value.dtype) for name, value in self.weights.items()}
+        epochs = self.params.dilate_epochs + self.params.weigh_epochs
+        self.weights = self._server.improved(moved, self.setting.spec, epochs, f"whole {self.advanced}")
+        self._tune_compression(self.params.again_epochs)
+
+    def state(self) -> Tensors:
+        """Also the slices."""
+        state = super().state()
+        for number, own in enumerate(self._slices):
+            state |= {f"{SLICE}{number}/{name}": value for name, value in own.items()}
+        return state
+
+    def restore(self, state: Tensors) -> None:
+        """Continue from a saved state."""
+        super().restore(state)
+        self._slices = []
+        if self._ready:
+            names = list(self.setting.initial)
+            count = len(self._server.specs)
+            self._slices = [{name: state[f"{SLICE}{number}/{name}"] for name in names} for number in range(count)]
+
+
+register(Entry("slice-tuned", "FedConv's control: slices with as much server training", FedConvParams, SliceTuned))
