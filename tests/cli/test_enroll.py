@@ -52,3 +52,30 @@ def test_a_mistake_is_one_sentence(
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1
+
+
+def test_revoke_says_what_to_do_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["server", "enroll", "pi-01", "pi-02", "--broker", BROKER, "--trust", str(tmp_path)]) == 0
+    capsys.readouterr()
+
+    assert main(["server", "revoke", "pi-01", "--trust", str(tmp_path)]) == 0
+
+    said = capsys.readouterr().out
+    assert "pi-01: its certificate is void" in said
+    assert "SIGHUP" in said
+    assert (tmp_path / "revoked.list").read_text() == "pi-01\n"
+
+
+@pytest.mark.parametrize(
+    ("trust", "message"), [("", "made no certificate for pi-09"), ("absent", "holds no usable authority")]
+)
+def test_revoking_what_is_not_there_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], trust: str, message: str
+) -> None:
+    assert main(["server", "enroll", "pi-01", "--broker", BROKER, "--trust", str(tmp_path)]) == 0
+
+    assert main(["server", "revoke", "pi-09", "--trust", str(tmp_path / trust)]) == 1
+
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1

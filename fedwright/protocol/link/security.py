@@ -13,6 +13,7 @@ from fedwright.protocol.signing import KEY_BYTES, verify
 
 SERVER_NAME = "server"
 """Common name of the server's own certificate; no device may have it."""
+SERVER_RIGHTS = "topic readwrite fedwright/"
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class BrokerTls:
     cert: Path
     key: Path
     acl: Path
+    crl: Path | None = None
+    """Certificates that are void."""
 
     def listener(self, port: int, host: str) -> list[str]:
         """Lines of a mosquitto configuration; the name in a certificate is the user of the access list."""
@@ -45,26 +48,32 @@ class BrokerTls:
             "use_identity_as_username true",
             "allow_anonymous false",
             f"acl_file {self.acl.resolve()}",
+            *([f"crlfile {self.crl.resolve()}"] if self.crl else []),
         ]
 
 
-def access_list(fleet: str, edges: Mapping[str, Sequence[str]] | None = None) -> str:
+def access_list(fleet: str, edges: Mapping[str, Sequence[str]] | None = None, *, revoked: Sequence[str] = ()) -> str:
     """A mosquitto access list: a device writes only its own `up` topic and reads only its own `down` and `shared`.
 
     edges: the devices of each edge server. To the fleet an edge is a device; it rules the fleet of its own name, where
-    its devices, and only they, may speak each under its own name.
+    its devices, and only they, may speak each under its own name. revoked: those who may nothing any more, also in a
+    connection that still stands.
     """
     topics.check_name(fleet, what="fleet")
     lines = [
         f"user {SERVER_NAME}",
-        f"topic readwrite fedwright/{fleet}/#",
+        f"{SERVER_RIGHTS}{fleet}/#",
         f"pattern write {topics.up(fleet, '%u')}",
         f"pattern read {topics.down(fleet, '%u')}",
         f"pattern read {topics.shared(fleet)}",
     ]
+    for name in revoked:
+        lines += [f"user {topics.check_name(name, what='device')}", "topic deny #"]
     for edge, devices in sorted((edges or {}).items()):
+        if edge in revoked:
+            continue
         lines += [f"user {topics.check_name(edge, what='edge')}", f"topic readwrite fedwright/{edge}/#"]
-        for device in sorted(devices):
+        for device in sorted(set(devices) - set(revoked)):
             lines += [
                 f"user {topics.check_name(device, what='device')}",
                 f"topic write {topics.up(edge, device)}",
@@ -72,6 +81,12 @@ def access_list(fleet: str, edges: Mapping[str, Sequence[str]] | None = None) ->
                 f"topic read {topics.shared(edge)}",
             ]
     return "\n".join(lines) + "\n"
+
+
+def fleet_of(text: str) -> str:
+    """The fleet that an access list was made for."""
+    line = next(line for line in text.splitlines() if line.startswith(SERVER_RIGHTS))
+    return line.removeprefix(SERVER_RIGHTS).removesuffix("/#")
 
 
 class BundleInfo(msgspec.Struct, frozen=True):

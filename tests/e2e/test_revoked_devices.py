@@ -1,0 +1,108 @@
+"""A revoked device on a real mosquitto: no new connection, no word in the old one, deaf ears at the server."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from fedwright.protocol import topics
+from fedwright.protocol.errors import LinkError
+from fedwright.protocol.link import Link, Received, connect
+from fedwright.protocol.link.broker import Broker
+from fedwright.protocol.link.security import Bundle, read_bundle
+from fedwright.server_runtime.trust import Authority, enroll, enroll_server, revoke, secure_broker
+from helpers.links import take, wait_until
+from helpers.tools import require_tool
+
+pytestmark = pytest.mark.broker
+FLEET = "home"
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority.create(tmp_path / "trust")
+
+
+@pytest.fixture
+def broker(authority: Authority) -> Iterator[Broker]:
+    require_tool("mosquitto")
+    with Broker(tls=secure_broker(authority, fleet=FLEET, hosts=["127.0.0.1"])) as running:
+        yield running
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as made:
+        yield made
+
+
+def bundle_of(authority: Authority, broker: Broker, name: str, *, folder: Path | None = None) -> Bundle:
+    return read_bundle(enroll(authority, name, fleet=FLEET, broker=broker.url, folder=folder))
+
+
+def join(bundle: Bundle, stack: ExitStack) -> Link:
+    name = bundle.info.device
+    link = stack.enter_context(closing(connect(bundle.info.broker, client_id=name, tls=bundle.tls())))
+    link.subscribe(topics.down(FLEET, name))
+    return link
+
+
+def is_let_in(bundle: Bundle) -> bool:
+    try:
+        connect(bundle.info.broker, client_id="again", tls=bundle.tls()).close()
+    except LinkError:
+        return False
+    return True
+
+
+def test_a_revoked_device_is_out_and_the_others_stay(broker: Broker, authority: Authority, stack: ExitStack) -> None:
+    server = stack.enter_context(closing(connect(broker.url, client_id="server", tls=enroll_server(authority))))
+    server.subscribe(topics.up_all(FLEET))
+    bundles = {name: bundle_of(authority, broker, name) for name in ("lost", "stolen", "kept")}
+    links = {name: join(bundle, stack) for name, bundle in bundles.items()}
+
+    # One after the other within a second: the later list must count.
+    for name in ("lost", "stolen"):
+        revoke(authority, name)
+        broker.reload()
+    wait_until(lambda: not is_let_in(bundles["stolen"]))
+    for name, link in links.items():
+        link.send(topics.up(FLEET, name), b"report")
+        server.send(topics.down(FLEET, name), b"task")
+
+    assert {name: is_let_in(bundle) for name, bundle in bundles.items()} == {
+        "lost": False,
+        "stolen": False,
+        "kept": True,
+    }
+    assert take(links["kept"], 1) == [Received(topics.down(FLEET, "kept"), b"task")]
+    assert take(server, 1) == [Received(topics.up(FLEET, "kept"), b"report")]
+    assert [links[name].receive(0.1) for name in ("lost", "stolen")] == [None, None]
+    assert links["kept"].connects == 1
+
+
+def test_a_device_enrolled_anew_comes_in_with_its_new_certificate_only(
+    broker: Broker, authority: Authority, stack: ExitStack, tmp_path: Path
+) -> None:
+    server = stack.enter_context(closing(connect(broker.url, client_id="server", tls=enroll_server(authority))))
+    server.subscribe(topics.up_all(FLEET))
+    old = bundle_of(authority, broker, "pi-1")
+    revoke(authority, "pi-1")
+
+    new = bundle_of(authority, broker, "pi-1", folder=tmp_path / "new")
+    broker.reload()
+    wait_until(lambda: not is_let_in(old))
+    join(new, stack).send(topics.up(FLEET, "pi-1"), b"here again")
+
+    assert take(server, 1) == [Received(topics.up(FLEET, "pi-1"), b"here again")]
+
+
+def test_a_broker_that_starts_later_knows_it_too(broker: Broker, authority: Authority) -> None:
+    bundle = bundle_of(authority, broker, "pi-1")
+    assert is_let_in(bundle)
+    revoke(authority, "pi-1")
+
+    broker.restart()
+
+    assert not is_let_in(bundle)
