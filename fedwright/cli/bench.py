@@ -23,6 +23,7 @@ SUITES = {
     ),
     "predictor": ("fedwright.benchmarks.predictor", "predicted against measured steps and memory of whole models"),
     "chaos": ("fedwright.benchmarks.chaos", "kills and cuts at random moments, against a run left in peace"),
+    "edges": ("fedwright.benchmarks.edges", "what reaches the host, with and without edge servers"),
     "transport": ("fedwright.benchmarks.transport", "speed of blobs and messages, against a raw TCP relay"),
     "hasa-titles": ("fedwright.benchmarks.hasa_titles", "who should get wide models: HASA's rules on Medium titles"),
     "sizes-fashion": ("fedwright.benchmarks.sizes_fashion", "submodel methods at 1/64 to 1 of the parameters"),
