@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import matplotlib.image
+import numpy as np
 import pytest
 
 from fedwright.benchmarks.plots import pictures
@@ -13,6 +15,7 @@ from fedwright.benchmarks.report import read_results, write_report
 from fedwright.benchmarks.tables import markdown, signs
 from fedwright.cli.main import main
 from fedwright.protocol.errors import ConfigError
+from helpers.tools import require_tool, run
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -111,3 +114,21 @@ def test_the_command_writes_both_files(tmp_path: Path, capsys: pytest.CaptureFix
 
     assert capsys.readouterr().out.split() == [str(tmp_path / "out" / name) for name in ("report.md", "report.html")]
     assert (tmp_path / "out" / "report.html").exists()
+
+
+@pytest.mark.slow
+def test_a_browser_shows_the_page_and_its_plots(tmp_path: Path) -> None:
+    page = write_report([result()], tmp_path).page
+    shot = tmp_path / "shot.png"
+    quiet = ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"]
+    command = [require_tool("chromium"), "--headless", "--no-sandbox", "--disable-gpu", *quiet]
+    command += [f"--user-data-dir={tmp_path / 'browser'}", "--window-size=1200,2600"]
+
+    dom = run([*command, "--dump-dom", page.as_uri()])
+    run([*command, f"--screenshot={shot}", page.as_uri()])
+
+    assert dom.count("<table>") == 5
+    pixels = matplotlib.image.imread(shot)[..., :3]
+    # The first colour of a plot's lines: a picture that did not load has none of it.
+    blue = np.abs(pixels - np.array([0x1F, 0x77, 0xB4]) / 255).max(axis=2) < 0.02
+    assert blue.sum() > 500
