@@ -101,11 +101,13 @@ def simulate(
         free = {device: report.free_bytes for device, report in reports.items()}
         devices = folder.path / "devices"
         hidden = hide_counts(reports, devices) if config.simulate.hide_counts else {}
-        place = Place(Path(data), folder.blobs.absolute(), devices.absolute(), dealt.classes, dealt.shares, free)
+        paths = (Path(data), folder.blobs.absolute(), devices.absolute())
+        place = Place(*paths, dealt.classes, dealt.shares, free, config.simulate.backend)
         processes = config.simulate.processes
         folder.blobs.mkdir(parents=True, exist_ok=True)
         with Crew(dealt, place, processes=os.cpu_count() or 1 if processes is None else processes) as crew:
             watch = _Watch(config, crew, folder.path / EVALUATIONS, observer, parts, look)
+            begin = watch.begin if config.simulate.backend == "portable" else _on_torch(place, watch.begin)
 
             def talk(blobs: BlobStore) -> Talks:
                 local = LocalFleet(reports, crew, devices=devices, hidden=hidden)
@@ -118,8 +120,21 @@ def simulate(
                 groupings = {edge: make_grouping(config.simulate, folder.path / edge) for edge in places.values()}
                 return EdgedFleet(local, places, blobs=blobs, groupings=groupings)
 
-            outcome = runs.meet(config, text, runs.Meeting(talk, watch, watch.begin, sync=False, public=public))
+            outcome = runs.meet(config, text, runs.Meeting(talk, watch, begin, sync=False, public=public))
     return Simulated(outcome, watch.evaluations, watch.round_s, folder.path)
+
+
+def _on_torch(place: Place, begin: Callable[[Method, Planner], None]) -> Callable[[Method, Planner], None]:
+    """Before the first round: let the processes know what artifacts are built from."""
+    from fedwright.benchmarks.torch_backend import Structures
+
+    structures = Structures(place.structures)
+
+    def both(method: Method, planner: Planner) -> None:
+        planner.on_artifact = structures.keep
+        begin(method, planner)
+
+    return both
 
 
 def make_reports(config: RunConfig, dealt: Dealt) -> dict[str, Report]:

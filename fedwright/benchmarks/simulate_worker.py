@@ -4,9 +4,9 @@ import signal
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from fedwright.protocol.blobs import BlobStore, make_ref
 from fedwright.protocol.errors import BadArtifact, BadBlob, FedwrightError, OverBudget
 from fedwright.protocol.messages import Recipe, Refusal, Task, Update
 
+if TYPE_CHECKING:
+    from fedwright.device_runtime.train.torch import TorchTrainer
+
 # Sessions that one process keeps: as many as a fleet has different widths, without holding every one ever used.
 KEPT_TRAINERS = 16
 NEVER_S = 1e12
@@ -44,6 +47,12 @@ class Place:
     classes: int
     shares: Mapping[str, Share]
     free_bytes: Mapping[str, int]
+    backend: Literal["portable", "torch"] = "portable"
+
+    @property
+    def structures(self) -> Path:
+        """What artifacts were built from, for the torch backend."""
+        return self.data / "structures"
 
     @property
     def models(self) -> Path:
@@ -72,6 +81,7 @@ class Worker:
         self._x = np.load(place.data / "x.npy", mmap_mode="r")
         self._y = np.load(place.data / "y.npy")
         self._trainers: OrderedDict[str, tuple[PortableTrainer, Tensors]] = OrderedDict()
+        self._torch: OrderedDict[str, TorchTrainer] = OrderedDict()
         self._artifact = lru_cache(maxsize=KEPT_TRAINERS)(self._read_artifact)
 
     def perform(self, device: str, task: Task) -> Update | Refusal:
@@ -132,7 +142,8 @@ class Worker:
             if need > free_bytes:
                 raise OverBudget(need, free_bytes)
 
-        tools = Tools(self._trainer, check, Checkpoint(self._folder(device) / "checkpoint", every_s=NEVER_S))
+        make_trainer = self._trainer if self._place.backend == "portable" else partial(self._on_torch, task)
+        tools = Tools(make_trainer, check, Checkpoint(self._folder(device) / "checkpoint", every_s=NEVER_S))
         return perform(task, inputs, self.data(device), tools=tools, should_stop=lambda: False)
 
     def _trainer(self, artifact: Artifact, sides: Tensors, frozen: Tensors) -> Trainer:
@@ -156,6 +167,20 @@ class Worker:
             self._trainers.popitem(last=False)
         return trainer
 
+    def _on_torch(self, task: Task, artifact: Artifact, sides: Tensors, frozen: Tensors) -> Trainer:
+        """A torch trainer for the artifact of a task; kept for the next task of the same structure."""
+        from fedwright.benchmarks.torch_backend import Structures, torch_trainer
+
+        del artifact
+        key = task.artifact.sha256
+        trainer = self._torch.pop(key, None) or torch_trainer(Structures(self._place.structures).find(key))
+        trainer.give_sides(sides)
+        trainer.give_frozen(frozen)
+        self._torch[key] = trainer
+        if len(self._torch) > KEPT_TRAINERS:
+            self._torch.popitem(last=False)
+        return trainer
+
     def _read_artifact(self, sha256: str) -> Artifact:
         return artifacts.unpack(self._models.read(sha256))
 
@@ -175,6 +200,10 @@ _workers: list[Worker] = []
 def begin(place: Place) -> None:
     """Make this process a worker; it leaves Ctrl-C to the process that started it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if place.backend == "torch":
+        from fedwright.device_runtime.train.torch import use_threads
+
+        use_threads(1)
     _workers[:] = [Worker(place)]
 
 

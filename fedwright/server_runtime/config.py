@@ -244,6 +244,9 @@ class SimulateSection:
     least: int = field(default=10, metadata=_help("rows that every device gets at least (dirichlet)"))
     rows: int | None = field(default=None, metadata=_help("use only so many training examples"))
     profiles: str | None = field(default=None, metadata=_help("a fleet of `fedwright profiles` that gives memory"))
+    backend: Literal["portable", "torch"] = field(
+        default="portable", metadata=_help("portable: the graphs of real devices; torch: faster, same but for rounding")
+    )
     hide_counts: bool = field(
         default=False, metadata=_help("devices tell nothing of their data but sums that hide it (secure_sum)")
     )

@@ -57,6 +57,16 @@ def proximal(weight: float) -> Penalty:
     return penalty
 
 
+def own_classes(rows: Tensor, sides: Sides) -> Tensor:
+    """Logits with those of classes that the device lacks set to zero; side input `class_mask`."""
+    return rows * sides["class_mask"]
+
+
+def use_threads(count: int) -> None:
+    """How many threads torch may use in this process."""
+    torch.set_num_threads(count)
+
+
 class TorchTrainer:
     """Trainer on a torch module; parameters whose names start with none of `trainable` stay as they are."""
 
@@ -68,11 +78,13 @@ class TorchTrainer:
         trainable: tuple[str, ...] = ("",),
         penalty: Penalty | None = None,
         sides: Tensors | None = None,
+        shown: Callable[[Tensor, Sides], Tensor] | None = None,
     ) -> None:
         self._module = module
         self._options = optimizer
         self._penalty = penalty
-        self._sides = {name: torch.tensor(value) for name, value in (sides or {}).items()}
+        self._shown = shown
+        self.give_sides(sides or {})
         for name, value in module.named_parameters():
             value.requires_grad_(name.startswith(trainable))
         self._trained = {name: value for name, value in module.named_parameters() if value.requires_grad}
@@ -85,6 +97,15 @@ class TorchTrainer:
         self._seen = Tensor()
         _last_layer(module).register_forward_pre_hook(self._see)
         self._optimizer = self._fresh_optimizer()
+
+    def give_sides(self, sides: Tensors) -> None:
+        """Replace the side inputs."""
+        self._sides = {name: torch.tensor(value) for name, value in sides.items()}
+
+    def give_frozen(self, frozen: Tensors) -> None:
+        """Replace parameters and buffers that do not train."""
+        held = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
+        self._fill({name: held[name] for name in frozen}, frozen)
 
     def load(self, weights: Tensors) -> None:
         """Start from these weights with a fresh optimizer."""
@@ -102,6 +123,8 @@ class TorchTrainer:
             torch.manual_seed(seed)
             logits, embedding = self._forward(arrays)
         rows = logits.reshape(len(labels), -1)
+        if self._shown is not None:
+            rows = self._shown(rows, self._sides)
         loss = functional.cross_entropy(rows, labels)
         if self._penalty is not None:
             loss = loss + self._penalty(self._module, rows, embedding, arrays, self._sides)
@@ -172,6 +195,8 @@ class TorchTrainer:
 
     def _forward(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         logits = self._module(*(value for name, value in batch.items() if name != "y"))
+        if isinstance(logits, tuple):
+            logits = logits[-1]
         return logits, self._seen.flatten(1)
 
     def _see(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:

@@ -139,6 +139,8 @@ class Desk:
     def hand_out(self, plan: Iterable[Planned]) -> None:
         """Send tasks; they stay out until they are answered or called in."""
         for planned in plan:
+            # A task that another process planned: from now on its artifact is known here too.
+            self.planner.manifest(planned.assignment.structure)
             self._out[planned.task.task] = _Out(planned, self.clock())
             self._send(planned)
 

@@ -1,7 +1,7 @@
 """Turns assignments into tasks: the artifact for a structure, the blobs a device will pull, a stable task id."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -40,6 +40,8 @@ class Planner:
     deadline_s: float
     chunk_bytes: int = CHUNK_BYTES
     codec: deltas.Codec = "float32"
+    # Told of every artifact that is used, by its blob's name.
+    on_artifact: Callable[[str, Structure], None] = lambda sha256, structure: None
     _artifacts: dict[Structure, tuple[BlobRef, Manifest]] = field(default_factory=dict)
 
     def manifest(self, structure: Structure) -> Manifest:
@@ -102,6 +104,7 @@ class Planner:
         if structure not in self._artifacts:
             built = self.builder.build(structure)
             self._artifacts[structure] = (self._offer(artifacts.pack(built)), built.manifest)
+            self.on_artifact(self._artifacts[structure][0].sha256, structure)
         return self._artifacts[structure]
 
     def _offer(self, data: bytes) -> BlobRef:
