@@ -32,6 +32,8 @@ ALPHA = 0.3
 # A fifth is held out; fewer would make a device's accuracy a coin toss.
 LEAST = Least(rows=60)
 FLEET = "demo"
+# Examples of the server's own, for the methods that need some.
+PUBLIC, PUBLIC_ROWS = "public.npz", 200
 LEAVE_TIMEOUT_S = 20.0
 
 CONFIG = """
@@ -54,6 +56,9 @@ model = {model}
 [method]
 name = {method}
 {params}
+
+[public]
+file = {public}
 
 [train]
 epochs = 4
@@ -142,6 +147,7 @@ def demo_config(options: DemoOptions, folder: Path, broker: str) -> tuple[RunCon
         method=json.dumps(options.method),
         model=json.dumps(METHODS[options.method].model if options.method in METHODS else "cnn-small"),
         params=_hasa_params(options.fleet) if options.method == "hasa" else "",
+        public=json.dumps(str(folder / "data" / PUBLIC)),
     )
     return config_from_text(text, where="demo"), text
 
@@ -154,14 +160,16 @@ def _hasa_params(fleet: str) -> str:
 
 
 def deal_data(devices: list[str], folder: Path, *, seed: int) -> dict[str, str]:
-    """Give each device its own share of the digits as a file; the data source of each device."""
+    """Give each device its own share of the digits as a file, and the server some; the data source of each device."""
     data = datasets.load(DATASET)
     x = np.concatenate([data.x_train, data.x_test])
     y = np.concatenate([data.y_train, data.y_test]).astype(np.int64)
+    folder.mkdir(parents=True)
+    np.savez(folder / PUBLIC, x=x[:PUBLIC_ROWS], y=y[:PUBLIC_ROWS])
+    x, y = x[PUBLIC_ROWS:], y[PUBLIC_ROWS:]
     shares = by_dirichlet(
         y, len(devices), alpha=ALPHA, rng=np.random.default_rng(seed), split=Split(test=0.2), least=LEAST
     )
-    folder.mkdir(parents=True)
     sources = {}
     for device, share in zip(devices, shares.values(), strict=True):
         path = folder / f"{device}.npz"

@@ -1,0 +1,156 @@
+"""The suite devices: time, CPU, memory, bytes and energy of every device and round, beside what was predicted."""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedwright.benchmarks.demo import DemoDevice, DemoOptions, DemoResult, demo_config, run_demo
+from fedwright.benchmarks.suite import check, mean
+from fedwright.device_runtime.train.loop import total_steps
+from fedwright.protocol.errors import FedwrightError
+from fedwright.protocol.predictor import Profile, expected_bytes, predict, profile_from_json
+from fedwright.server_runtime.artifacts.builder import Builder
+from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
+from fedwright.server_runtime.rounds.store import Planned, Position
+from fedwright.server_runtime.run import RunFolder, folder_of
+
+# FedConv, Table II, MNIST at alpha 0.05: mean seconds of a device per round, and GB of memory.
+PAPER = {
+    "standalone": (3.87, 2.14),
+    "fedavg": (7.05, 1.90),
+    "fedmd": (44.34, 2.71),
+    "heterofl": (6.96, 2.63),
+    "fedrolex": (6.92, 2.63),
+    "fedconv": (5.96, 2.52),
+}
+QUICK = ("heterofl", "fedconv")
+WITHIN = 0.5
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the server could know beforehand of one round of a device."""
+
+    cpu_s: float
+    memory_mb: float
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Run each method on a fleet of emulated boards, each with its limits."""
+    methods = QUICK if args.quick else tuple(PAPER)
+    profile = _profile()
+    found = {method: _measure(method, profile, quick=args.quick) for method in methods}
+    tables = {
+        "mean device beside FedConv's Table II (MNIST, on the boards' GPUs)": [
+            _summary(method, rows) for method, (rows, _) in found.items()
+        ]
+    }
+    tables |= {f"{method}: every device, per round": rows for method, (rows, _) in found.items()}
+    every = [row for rows, _ in found.values() for row in rows]
+    middle = float(np.median([row["CPU s"] / row["predicted CPU s"] for row in every if row["predicted CPU s"]]))
+    holds = 1 - WITHIN <= middle <= 1 + WITHIN
+    return {
+        "seeds": [1],
+        "limits": found[methods[0]][1],
+        "tables": tables,
+        "checks": [check("CPU seconds, measured / predicted, median", middle, f"1 +- {WITHIN}", holds=holds)],
+    }
+
+
+def _measure(method: str, profile: Profile, *, quick: bool) -> tuple[list[dict[str, Any]], str]:
+    """Rows of all devices, and the limits that held them."""
+    with tempfile.TemporaryDirectory(prefix="fedwright-devices-") as name:
+        options = _options(method, Path(name) / "kept", quick=quick)
+        result = run_demo(options)
+        expected = _expected(options, profile)
+    return [_row(device, own, expected.get(device)) for device, own in result.devices.items()], _limits(result)
+
+
+def _options(method: str, folder: Path, *, quick: bool) -> DemoOptions:
+    if quick:
+        return DemoOptions(method, devices=8, rounds=3, keep=folder)
+    return DemoOptions(method, devices=20, rounds=10, keep=folder, fleet="fedconv")
+
+
+def _expected(options: DemoOptions, profile: Profile) -> dict[str, Expected]:
+    """Predicted from the graphs that the devices were sent in the last round."""
+    assert options.keep is not None
+    config, _ = demo_config(options, options.keep, "embedded")
+    folder = folder_of(config)
+    store = SqliteRoundStore(folder.store)
+    try:
+        position = Position(options.rounds, 0)
+        plan, replies = store.plan(position) or [], store.replies(position)
+    finally:
+        store.close()
+    cost = _cost(folder, profile)
+    samples = {task: reply.update.stats.samples for task, reply in replies.items() if reply.update is not None}
+    return {one.device: cost(one, samples[one.task.task]) for one in plan if one.task.task in samples}
+
+
+def _profile() -> Profile:
+    """This machine as an agent measures it, in a process that holds nothing else."""
+    with tempfile.TemporaryDirectory(prefix="fedwright-devices-") as folder:
+        file = Path(folder) / "profile.json"
+        command = [sys.executable, "-m", "fedwright", "device", "profile", "--threads", "1", "--out", str(file)]
+        done = subprocess.run([*command, "--state", folder, "--json"], capture_output=True, text=True)
+        if done.returncode:
+            raise FedwrightError(f"this machine cannot be profiled: {done.stderr.strip()[-300:]}")
+        return profile_from_json(file.read_bytes())
+
+
+def _cost(folder: RunFolder, profile: Profile) -> Callable[[Planned, int], Expected]:
+    builder = Builder(folder.artifacts)
+
+    def cost(planned: Planned, samples: int) -> Expected:
+        recipe = planned.task.recipe
+        manifest = builder.build(planned.assignment.structure).manifest
+        step_s = predict(profile, manifest.work, batch=recipe.batch).step_s
+        memory = profile.base_bytes + expected_bytes(manifest, recipe.batch)
+        return Expected(step_s * total_steps(recipe, samples), memory / 1e6)
+
+    return cost
+
+
+def _row(device: str, own: DemoDevice, expected: Expected | None) -> dict[str, Any]:
+    record, share = own.record, own.exit.enforced.cpu_share
+    worked = max(1, record.rounds)
+    return {
+        "device": device,
+        "profile": own.profile,
+        "width": record.width,
+        "s per round": record.round_s,
+        "predicted s": None if expected is None else expected.cpu_s / share,
+        "CPU s": record.cpu_s / worked,
+        "predicted CPU s": None if expected is None else expected.cpu_s,
+        "peak MB": record.peak_rss_bytes / 1e6,
+        "predicted MB": None if expected is None else expected.memory_mb,
+        "kB per round": (record.bytes_up + record.bytes_down) / worked / 1e3,
+        "J per round": None if record.energy_j is None else record.energy_j / worked,
+    }
+
+
+def _summary(method: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    seconds, memory = PAPER[method]
+    return {
+        "method": method,
+        "s per round": mean(row["s per round"] for row in rows),
+        "paper s per round": seconds,
+        "memory GB": mean(row["peak MB"] for row in rows) / 1e3,
+        "paper memory GB": memory,
+        "kB per round": mean(row["kB per round"] for row in rows),
+    }
+
+
+def _limits(result: DemoResult) -> str:
+    enforced = next(iter(result.devices.values())).exit.enforced
+    return (
+        f"memory by RLIMIT_DATA, CPU by {enforced.cpu_mechanism}, {enforced.slowdown:.1f} times slower than the boards"
+    )
