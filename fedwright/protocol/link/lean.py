@@ -157,6 +157,9 @@ class LeanClient(paho.Client):
 
     def _handle_publish(self) -> MQTTErrorCode:
         incoming: Any = self._in_packet["packet"]
+        # Older releases of paho stumble over a packet without a body.
+        if not incoming:
+            return MQTTErrorCode.MQTT_ERR_PROTOCOL
         if not isinstance(incoming, _Incoming):
             return super()._handle_publish()
         try:
