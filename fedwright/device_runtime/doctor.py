@@ -138,6 +138,10 @@ def _sensors(root: Path) -> list[Finding]:
         findings.append(
             Finding(level, f"temperature {health.temperature_c:.0f} °C", "cool the board, it slows down" if hot else "")
         )
+    if health.clocks is not None:
+        most = health.clocks.most_hz
+        limit = f" of at most {most / 1e9:.2f}" if most else ""
+        findings.append(Finding("ok", f"clock {health.clocks.now_hz / 1e9:.2f}{limit} GHz"))
     if health.throttled:
         findings.append(
             Finding("warn", f"the board holds back: {', '.join(health.throttled)}", "use a stronger supply or a fan")

@@ -36,6 +36,17 @@ class Health:
     battery_ratio: float | None = None
     on_battery: bool | None = None
     power_mode: str | None = None
+    clocks: "Clocks | None" = None
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """Of the fastest core: its clock now, the range it may have, and who decides."""
+
+    now_hz: float
+    least_hz: float | None = None
+    most_hz: float | None = None
+    governor: str | None = None
 
 
 def board(*, threads: int = 0, profile: str = "", root: Path = ROOT) -> "Board":
@@ -51,6 +62,7 @@ def board(*, threads: int = 0, profile: str = "", root: Path = ROOT) -> "Board":
         runtime=runtime(),
         threads=threads or cores(),
         profile=profile,
+        clock_hz=int(_most_hz(clocks(root))),
     )
 
 
@@ -120,7 +132,32 @@ def health(root: Path = ROOT) -> Health:
         battery_ratio=ratio,
         on_battery=on_battery,
         power_mode=_jetson_power_mode() if "jetson" in board_model(root).lower() else None,
+        clocks=clocks(root),
     )
+
+
+def clocks(root: Path = ROOT) -> Clocks | None:
+    """The clocks of the core with the highest limit; only what it has now where the kernel does not scale them."""
+    folders = sorted((root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq"))
+    found = [known for folder in folders if (known := _clock(folder)) is not None]
+    if found:
+        return max(found, key=_most_hz)
+    now_mhz = _field(root / "proc/cpuinfo", "cpu MHz")
+    return None if now_mhz is None else Clocks(float(now_mhz) * 1e6)
+
+
+def _clock(folder: Path) -> Clocks | None:
+    now = _number(folder / "scaling_cur_freq") or _number(folder / "cpuinfo_cur_freq")
+    if now is None:
+        return None
+    least, most = (_number(folder / f"cpuinfo_{end}_freq") for end in ("min", "max"))
+    # The kernel counts in kHz.
+    range_hz = (None if khz is None else khz * 1e3 for khz in (least, most))
+    return Clocks(now * 1e3, *range_hz, _text(folder / "scaling_governor"))
+
+
+def _most_hz(known: Clocks | None) -> float:
+    return 0.0 if known is None else known.most_hz or known.now_hz
 
 
 def temperature_c(root: Path = ROOT) -> float | None:

@@ -47,6 +47,8 @@ class Board(Struct, frozen=True):
     runtime: Text
     threads: Annotated[int, Meta(ge=1, le=4096)]
     profile: Text = ""
+    # The highest clock of its fastest core; 0 where the board does not tell.
+    clock_hz: Count = 0
 
 
 class DataSummary(Struct, frozen=True):

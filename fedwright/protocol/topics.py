@@ -1,4 +1,4 @@
-"""Topic names: a device publishes only below `up/<id>` and reads only `down/<id>` and `shared`."""
+"""Topic names: a device publishes only below `up/<id>` and reads only `down/<id>` and `shared`, but for its probe."""
 
 import re
 
@@ -32,6 +32,11 @@ def down(fleet: str, device: str) -> str:
 def shared(fleet: str) -> str:
     """Where the server speaks to all devices at once."""
     return f"fedwright/{fleet}/shared"
+
+
+def probe(device: str) -> str:
+    """Where a device speaks to itself, to learn how fast its link is."""
+    return f"fedwright/probe/{device}"
 
 
 def device_of(topic: str) -> str:

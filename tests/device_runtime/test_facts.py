@@ -61,6 +61,34 @@ def test_sensors_of_a_raspberry_pi(tmp_path):
     assert (found.battery_ratio, found.on_battery) == (0.37, True)
 
 
+CPU = "sys/devices/system/cpu"
+
+
+def test_clocks_are_those_of_the_fastest_core(tmp_path):
+    tree(
+        tmp_path,
+        {
+            f"{CPU}/cpu0/cpufreq/scaling_cur_freq": "600000\n",
+            f"{CPU}/cpu0/cpufreq/cpuinfo_min_freq": "600000\n",
+            f"{CPU}/cpu0/cpufreq/cpuinfo_max_freq": "1500000\n",
+            f"{CPU}/cpu4/cpufreq/scaling_cur_freq": "1800000\n",
+            f"{CPU}/cpu4/cpufreq/cpuinfo_min_freq": "500000\n",
+            f"{CPU}/cpu4/cpufreq/cpuinfo_max_freq": "2400000\n",
+            f"{CPU}/cpu4/cpufreq/scaling_governor": "ondemand\n",
+            f"{CPU}/cpufreq/policy0": "",
+        },
+    )
+
+    assert facts.health(tmp_path).clocks == facts.Clocks(1.8e9, 5e8, 2.4e9, "ondemand")
+    assert facts.board(root=tmp_path).clock_hz == 2_400_000_000
+
+
+def test_a_machine_that_does_not_scale_its_clock_tells_what_it_has(tmp_path):
+    tree(tmp_path, {"proc/cpuinfo": "processor: 0\ncpu MHz\t\t: 2793.436\n"})
+
+    assert facts.clocks(tmp_path) == facts.Clocks(2.793436e9)
+
+
 def test_a_jetson_without_its_statistics_service_has_no_power_mode(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "jtop", None)
     tree(tmp_path, {"proc/device-tree/model": "NVIDIA Jetson Nano Developer Kit\0"})

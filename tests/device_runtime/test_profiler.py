@@ -7,7 +7,7 @@ import pytest
 
 from fedwright.benchmarks.probes import make_probes
 from fedwright.cli.main import main
-from fedwright.device_runtime.facts import Health
+from fedwright.device_runtime.facts import Clocks, Health
 from fedwright.device_runtime.profiler import profile as profiles
 from fedwright.device_runtime.profiler import store
 from fedwright.device_runtime.profiler.fit import fit_kind, non_negative
@@ -117,6 +117,7 @@ def test_passes_that_differ_are_told():
     [
         pytest.param(0.2, Health(), Health(), "differ by 20%", id="busy"),
         pytest.param(0.0, Health(), Health(throttled=("under-voltage",)), "under-voltage", id="throttled"),
+        pytest.param(0.0, Health(), Health(clocks=Clocks(6e8, 6e8, 1.8e9)), "0.6 of 1.8 GHz", id="slow clock"),
         pytest.param(0.0, Health(power_mode="5W"), Health(power_mode="10W"), "power mode", id="power mode"),
     ],
 )

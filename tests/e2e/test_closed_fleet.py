@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fedwright.device_runtime.profiler.link import measure_link
 from fedwright.protocol import topics
 from fedwright.protocol.errors import LinkError
 from fedwright.protocol.link import Link, Received, TlsFiles, connect
@@ -135,3 +136,27 @@ def test_a_device_does_not_talk_to_a_stranger_for_a_broker(
 def test_plain_mqtt_is_not_answered(broker: Broker) -> None:
     with pytest.raises(LinkError):
         connect(broker.url.replace("mqtts", "mqtt"), client_id="x")
+
+
+def test_an_enrolled_device_measures_its_link(broker: Broker, authority: Authority, tmp_path: Path) -> None:
+    bundle = read_bundle(enroll(authority, "pi-far", fleet=FLEET, broker=broker.url, folder=tmp_path / "pi-far"))
+
+    found = measure_link(bundle.info.broker, device="pi-far", tls=bundle.tls())
+
+    assert 0 < found["round_trip_s"] < 10
+    assert found["bytes_per_s"] > 0
+
+
+def test_a_device_hears_no_other_devices_probe(
+    broker: Broker, authority: Authority, stack: ExitStack, tmp_path: Path
+) -> None:
+    spy = as_device(broker, authority, stack, tmp_path, name="spy-2")
+    for topic in (topics.probe("pi-far"), topics.probe("spy-2")):
+        spy.subscribe(topic)
+    other = as_device(broker, authority, stack, tmp_path, name="pi-far")
+
+    spy.send(topics.probe("pi-far"), b"forged")
+    other.send(topics.probe("pi-far"), b"own")
+    spy.send(topics.probe("spy-2"), b"mine")
+
+    assert take(spy, 1) == [Received(topics.probe("spy-2"), b"mine")]

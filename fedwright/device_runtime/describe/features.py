@@ -1,8 +1,11 @@
 """A device's descriptor: the mean of frozen random features over its samples.
 
-Every device draws the same features from the same seed, so descriptors can be compared; they are never trained.
+The extractor is an inference graph that the package carries, run by onnxruntime. Every device draws the same weights
+from the same seed, so descriptors can be compared; they are never trained.
 """
 
+from functools import lru_cache
+from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,11 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
+GRAPHS = resources.files("fedwright.device_runtime.describe")
 SIZE = 128
+# Channels of the convolutions that look at images.
+LAYERS = (16, 32, SIZE)
+WORDS = 4096
 SEED = 20240131
 # A mean over this many samples is as good as one over more, and takes a small board about a second.
 SAMPLES = 1000
@@ -29,35 +36,58 @@ def describe(x: Array) -> list[float]:
 
 def features(x: Array) -> Array:
     """phi(x) [n, SIZE]: three random convolutions for images, two random layers for anything else."""
-    rng = np.random.default_rng(SEED)
     if np.issubdtype(x.dtype, np.integer):
-        x = _words(x, rng)
+        ids = x.reshape(len(x), -1).astype(np.int64) % WORDS
+        return _run("words", {"x": ids, **_words()})
     x = x.astype(np.float32)
     if x.ndim == 4:
-        for width in (16, 32, SIZE):
-            x = _convolved(x, width, rng)
-        return np.asarray(x.mean(axis=(2, 3)))
-    flat = x.reshape(len(x), -1)
-    hidden = np.maximum(flat @ _weights(rng, flat.shape[1], SIZE), 0)
-    return np.asarray(np.maximum(hidden @ _weights(rng, SIZE, SIZE), 0))
+        return _run("image", {"x": x, **_filters(x.shape[1])})
+    rows = x.reshape(len(x), -1)
+    return _run("flat", {"x": rows, **_layers(rows.shape[1])})
 
 
-def _convolved(x: Array, width: int, rng: "np.random.Generator") -> Array:
-    """A random 3×3 convolution with stride 2 and ReLU; images of one pixel a side keep it."""
-    n, channels, height, _ = x.shape
-    padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
-    step = 2 if height > 1 else 1
-    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))[:, :, ::step, ::step]
-    rows, columns = windows.shape[2:4]
-    patches = windows.transpose(0, 2, 3, 1, 4, 5).reshape(n * rows * columns, channels * 9)
-    made = np.maximum(patches @ _weights(rng, channels * 9, width), 0)
-    return np.asarray(made.reshape(n, rows, columns, width).transpose(0, 3, 1, 2))
+def _run(graph: str, inputs: dict[str, Array]) -> Array:
+    return np.asarray(_session(graph).run(None, inputs)[0])
 
 
-def _words(x: Array, rng: "np.random.Generator") -> Array:
-    """The mean random vector of each sample's word ids."""
-    table = rng.standard_normal((4096, SIZE), dtype=np.float32)
-    return np.asarray(table[x.reshape(len(x), -1) % len(table)].mean(axis=1))
+@lru_cache(maxsize=3)
+def _session(graph: str) -> Any:
+    # Imported here: what only draws weights needs no runtime.
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    # A descriptor is made once in an agent's life; an arena would keep its memory for good.
+    options.enable_cpu_mem_arena = False
+    data = GRAPHS.joinpath(f"{graph}.onnx").read_bytes()
+    return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+
+
+@lru_cache(maxsize=2)
+def _filters(channels: int) -> dict[str, Array]:
+    """w1, w2, w3: [width, channels, 3, 3]."""
+    rng, found = np.random.default_rng(SEED), {}
+    for number, width in enumerate(LAYERS, start=1):
+        flat = _weights(rng, channels * 9, width)
+        found[f"w{number}"] = np.ascontiguousarray(flat.T).reshape(width, channels, 3, 3)
+        channels = width
+    return found
+
+
+@lru_cache(maxsize=2)
+def _layers(inputs: int) -> dict[str, Array]:
+    """w1 [inputs, SIZE], w2 [SIZE, SIZE]."""
+    rng = np.random.default_rng(SEED)
+    return {"w1": _weights(rng, inputs, SIZE), "w2": _weights(rng, SIZE, SIZE)}
+
+
+@lru_cache(maxsize=1)
+def _words() -> dict[str, Array]:
+    """A random vector for every word, and two layers."""
+    rng = np.random.default_rng(SEED)
+    table = rng.standard_normal((WORDS, SIZE), dtype=np.float32)
+    return {"table": table, "w1": _weights(rng, SIZE, SIZE), "w2": _weights(rng, SIZE, SIZE)}
 
 
 def _weights(rng: "np.random.Generator", inputs: int, outputs: int) -> Array:

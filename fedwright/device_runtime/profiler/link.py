@@ -1,10 +1,11 @@
 """How fast the way to the broker is: a message to oneself and back."""
 
+import os
 import socket
 import time
 from urllib.parse import urlsplit
 
-from fedwright.protocol import codec
+from fedwright.protocol import topics
 from fedwright.protocol.errors import LinkError
 from fedwright.protocol.link import Link, TlsFiles, connect
 
@@ -16,14 +17,14 @@ WAIT_S = 10.0
 def measure_link(url: str, *, device: str, tls: TlsFiles | None = None) -> dict[str, float]:
     """Seconds to the broker and back, and bytes per second each way; without an echo only the time to connect."""
     found = {"connect_s": _connect_s(url)}
-    topic = f"fedwright/probe/{device}-{codec.new_id()[:8]}"
+    topic = topics.probe(device)
     link = connect(url, client_id=f"{device}-probe", tls=tls)
     try:
         link.subscribe(topic)
         small = [_echo_s(link, topic, SMALL_BYTES) for _ in range(ROUNDS)]
         large = [_echo_s(link, topic, LARGE_BYTES) for _ in range(ROUNDS)]
     except LinkError:
-        # A broker that lets a device use its own topics only answers no probe.
+        # A broker whose access list knows no probes sends none back.
         return found
     finally:
         link.close()
@@ -45,7 +46,8 @@ def _connect_s(url: str) -> float:
 
 
 def _echo_s(link: Link, topic: str, size: int) -> float:
-    payload = bytes(size)
+    # Random, so that an echo of another measurement is not taken for ours.
+    payload = os.urandom(size)
     began_s = time.perf_counter()
     link.send(topic, payload)
     until_s = began_s + WAIT_S

@@ -15,6 +15,8 @@ from fedwright.protocol.predictor import Profile
 
 # Two passes that differ more than this say that the board was busy or hot.
 AGREE = 0.15
+# A board under load whose clock stands below this share of its highest is held back.
+SLOW_RATIO = 0.7
 PASSES = 2
 
 
@@ -97,6 +99,12 @@ def _warnings(repeat: float, before: facts.Health, after: facts.Health) -> list[
     if problems:
         found.append(
             f"the board holds itself back ({', '.join(problems)}); mend its power or cooling, then measure again"
+        )
+    clocks = after.clocks
+    if clocks is not None and clocks.most_hz and clocks.now_hz < SLOW_RATIO * clocks.most_hz:
+        found.append(
+            f"the clock stands at {clocks.now_hz / 1e9:.1f} of {clocks.most_hz / 1e9:.1f} GHz after measuring"
+            f"{f' (governor {clocks.governor})' if clocks.governor else ''}; cool the board or let it run faster"
         )
     if before.power_mode != after.power_mode:
         found.append("the power mode changed while measuring; measure again")

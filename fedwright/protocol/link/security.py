@@ -55,6 +55,7 @@ class BrokerTls:
 def access_list(fleet: str, edges: Mapping[str, Sequence[str]] | None = None, *, revoked: Sequence[str] = ()) -> str:
     """A mosquitto access list: a device writes only its own `up` topic and reads only its own `down` and `shared`.
 
+    To measure its link it may speak to itself under its own probe topic.
     edges: the devices of each edge server. To the fleet an edge is a device; it rules the fleet of its own name, where
     its devices, and only they, may speak each under its own name. revoked: those who may nothing any more, also in a
     connection that still stands.
@@ -66,6 +67,7 @@ def access_list(fleet: str, edges: Mapping[str, Sequence[str]] | None = None, *,
         f"pattern write {topics.up(fleet, '%u')}",
         f"pattern read {topics.down(fleet, '%u')}",
         f"pattern read {topics.shared(fleet)}",
+        f"pattern readwrite {topics.probe('%u')}",
     ]
     for name in revoked:
         lines += [f"user {topics.check_name(name, what='device')}", "topic deny #"]
