@@ -18,6 +18,7 @@ from msgspec import structs
 
 from fedwright.protocol.errors import BadBlob, DeviceError
 from fedwright.protocol.messages import CHUNK_BYTES, MAX_CHUNKS, BlobRef, Chunk, Get, Lost
+from fedwright.protocol.partfile import PartFile
 
 MAX_BLOB_BYTES = 2 * 1024**3
 WINDOW_BYTES = 4 * 1024 * 1024
@@ -28,7 +29,6 @@ MAX_RETRY_S = 60.0
 # One answer to a Get holds at most this many chunks; the receiver asks again for the rest.
 ANSWER_CHUNKS = 64
 STALE_TEMPORARY_S = 3600.0
-FLUSH_BYTES = 4 * 1024 * 1024
 
 
 def blob_name(hashes: Sequence[bytes], size_bytes: int) -> str:
@@ -222,12 +222,12 @@ class Download:
         self._progress_s = 0.0
         self._paced = 0
         self._pace_s = 0.0
-        self._unflushed: list[int] = []
-        self._part = store._file(ref.sha256, ".part")
-        self._marks = store._file(ref.sha256, ".marks")
+        part, marks = (store._file(ref.sha256, suffix) for suffix in (".part", ".marks"))
+        self._file = PartFile(part, marks, chunk_bytes=ref.chunk_bytes, flush=store.syncs)
         if ref.inline is not None:
             store.put_bytes(ref.inline)
-        self._missing = set() if store.has(ref.sha256) else self._still_missing()
+        held = range(len(ref.chunks)) if store.has(ref.sha256) else self._file.held(ref.chunks)
+        self._missing = set(range(len(ref.chunks))).difference(held)
 
     @property
     def done(self) -> bool:
@@ -268,11 +268,7 @@ class Download:
         if hashlib.sha256(data).digest() != self.ref.chunks[index]:
             return False
         with _explain_full_disk(self._store.folder):
-            with _opened(self._part) as handle:
-                _write_at(handle, index * self.ref.chunk_bytes, data)
-                self._begin_flush(handle, index)
-            with _opened(self._marks) as handle:
-                _write_at(handle, index, b"\1")
+            self._file.write(index, data)
         self._missing.discard(index)
         self._accepted += 1
         return True
@@ -284,24 +280,17 @@ class Download:
             return self._store.path(sha256)
         if not self.done:
             raise BadBlob(f"blob {sha256[:12]} still lacks {self.missing} chunks; ask for them first")
-        with self._part.open("ab") as part:
-            part.truncate(self.ref.size_bytes)
-        if self.ref.chunk_bytes != CHUNK_BYTES and make_ref(self._part, inline=False).sha256 != sha256:
+        if not self._file.complete(self.ref.size_bytes):
+            self._store.remove(sha256)
+            raise BadBlob(f"what came of blob {sha256[:12]} was removed from {self._store.folder}; fetch it again")
+        part = self._file.part
+        if self.ref.chunk_bytes != CHUNK_BYTES and make_ref(part, inline=False).sha256 != sha256:
             self._store.remove(sha256)
             raise BadBlob(f"the chunks of blob {sha256[:12]} do not add up to its name; refuse its sender")
         with _explain_full_disk(self._store.folder):
-            path = self._store._adopt(self._part, sha256)
-        self._marks.unlink(missing_ok=True)
+            path = self._store._adopt(part, sha256)
+        self._file.marks.unlink(missing_ok=True)
         return path
-
-    def _begin_flush(self, handle: int, index: int) -> None:
-        """Let the disk begin with what has gathered, so that little is left to wait for in the end."""
-        self._unflushed.append(index)
-        if self._store.syncs and len(self._unflushed) * self.ref.chunk_bytes >= FLUSH_BYTES:
-            first, last = (at * self.ref.chunk_bytes for at in (min(self._unflushed), max(self._unflushed) + 1))
-            self._unflushed.clear()
-            # Starts to write dirty pages and does not wait; what it drops are clean pages, and there are none yet.
-            os.posix_fadvise(handle, first, last - first, os.POSIX_FADV_DONTNEED)
 
     def _keep_pace(self, now_s: float) -> None:
         """Fit the window to the link: at most about half a second of it may be on its way."""
@@ -314,20 +303,6 @@ class Download:
             fast = now_s - self._pace_s < WINDOW_S
             self._window = min(2 * self._window, self._max_window) if fast else max(1, self._window // 2)
             self._pace_s, self._paced = now_s, self._accepted
-
-    def _still_missing(self) -> set[int]:
-        """All chunks but those on disk; marks only say where to look, a power cut may leave them ahead of the data."""
-        missing = set(range(len(self.ref.chunks)))
-        if not (self._part.exists() and self._marks.exists()):
-            return missing
-        marks = self._marks.read_bytes()
-        with self._part.open("rb") as part:
-            for index in sorted(missing):
-                if marks[index : index + 1] == b"\1":
-                    part.seek(index * self.ref.chunk_bytes)
-                    if hashlib.sha256(part.read(self.ref.chunk_bytes)).digest() == self.ref.chunks[index]:
-                        missing.discard(index)
-        return missing
 
 
 class Uploads:
@@ -364,23 +339,6 @@ class Uploads:
         for index in get.chunks[:limit]:
             if data := blob[index * chunk_bytes : (index + 1) * chunk_bytes]:
                 yield Chunk(get.sha256, index, data)
-
-
-@contextlib.contextmanager
-def _opened(file: Path) -> Iterator[int]:
-    handle = os.open(file, os.O_WRONLY | os.O_CREAT, 0o644)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
-
-
-def _write_at(handle: int, offset: int, data: bytes | memoryview) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(handle, view, offset)
-        view = view[written:]
-        offset += written
 
 
 def _sync(path: Path) -> None:

@@ -266,6 +266,23 @@ def test_marks_ahead_of_the_data_are_not_believed(store: BlobStore, ref: BlobRef
     assert after.wanted(0.0) == [4, 9, 10]
 
 
+@pytest.mark.parametrize("still_to_come", [0, 4], ids=["at the end", "on the way"])
+def test_a_blob_that_was_removed_while_it_came_is_not_taken_for_whole(
+    store: BlobStore, ref: BlobRef, still_to_come: int
+) -> None:
+    download = Download(store, ref)
+    for index in range(11 - still_to_come):
+        download.accept(index, part(index))
+    store.remove(ref.sha256)
+    for index in range(11 - still_to_come, 11):
+        download.accept(index, part(index))
+
+    with pytest.raises(BadBlob, match="was removed from"):
+        download.finish()
+    assert not store.has(ref.sha256)
+    assert Download(store, ref).missing == 11
+
+
 def test_finish_needs_every_chunk(store: BlobStore, ref: BlobRef) -> None:
     with pytest.raises(BadBlob, match="lacks 11 chunks"):
         Download(store, ref).finish()
