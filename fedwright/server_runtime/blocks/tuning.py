@@ -1,7 +1,11 @@
-"""Stitches of several candidates tuned in one pass; what their frozen blocks make before the first stitch is reused."""
+"""Stitches of several candidates, fitted by least squares and then tuned in one pass.
 
-from collections.abc import Hashable, Iterator, Sequence
+What frozen blocks make before the first stitch is computed once and reused.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +14,8 @@ from torch.nn import functional
 from fedwright.server_runtime.blocks.views import nt_xent, view
 
 PASS = 128
+# Ridge of a least-squares fit, as a share of the mean square of what is fitted from.
+RIDGE, TINY = 1e-3, 1e-8
 
 
 @dataclass(frozen=True)
@@ -46,15 +52,21 @@ class Candidate:
 
 def refresh_norms(candidate: Candidate, x: Tensor) -> None:
     """Running statistics of batch normalisation, anew from what reaches each layer now."""
-    norms = [
+    _freeze(candidate)
+    norms = [norm for block in candidate.blocks for norm in _norms(block)]
+    if norms:
+        _renorm(norms, lambda part: candidate.run(part), x)
+
+
+def _norms(block: nn.Module) -> list[nn.BatchNorm1d | nn.BatchNorm2d]:
+    return [
         layer
-        for block in candidate.blocks
         for layer in block.modules()
         if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d) and layer.track_running_stats
     ]
-    _freeze(candidate)
-    if not norms:
-        return
+
+
+def _renorm(norms: list[nn.BatchNorm1d | nn.BatchNorm2d], run: Callable[[Tensor], Tensor], x: Tensor) -> None:
     usual = [norm.momentum for norm in norms]
     for norm in norms:
         norm.reset_running_stats()
@@ -65,10 +77,73 @@ def refresh_norms(candidate: Candidate, x: Tensor) -> None:
         for part in torch.split(x, PASS):
             # One row alone has no variance.
             if len(part) > 1:
-                candidate.run(part)
+                run(part)
     for norm, momentum in zip(norms, usual, strict=True):
         norm.momentum = momentum
         norm.eval()
+
+
+def match(candidates: Sequence[Candidate], x: Tensor, wanted: Callable[[Hashable], Tensor]) -> list[Tensor]:
+    """Set every stitch to the least-squares map from what reaches it to what its block took in its own model.
+
+    wanted: what the block of a key took for x. Running statistics are taken anew on the way. Returns the logits [n,
+    classes] of each candidate; what equal beginnings make is computed once.
+    """
+    kept: dict[tuple[Hashable, ...], tuple[nn.Module, nn.Module, Tensor]] = {}
+    found = []
+    for candidate in candidates:
+        _freeze(candidate)
+        now = x
+        for place, key in enumerate(candidate.keys):
+            beginning = candidate.keys[: place + 1]
+            stitch, block = candidate.stitches[place], candidate.blocks[place]
+            if beginning in kept:
+                stitch.load_state_dict(kept[beginning][0].state_dict())
+                block.load_state_dict(kept[beginning][1].state_dict())
+            else:
+                kept[beginning] = (stitch, block, _matched(stitch, block, now, wanted(key)))
+            now = kept[beginning][2]
+        found.append(now)
+    return found
+
+
+def _matched(stitch: nn.Module, block: nn.Module, x: Tensor, target: Tensor) -> Tensor:
+    """Fit one stitch, refresh its block, and run both."""
+    with torch.no_grad():
+        if isinstance(stitch, nn.Sequential):
+            _fit(stitch, x, target)
+        x = stitch(x)
+        norms = _norms(block)
+        if norms:
+            _renorm(norms, block, x)
+        return cast(Tensor, block(x))
+
+
+def _fit(stitch: nn.Sequential, x: Tensor, target: Tensor) -> None:
+    """min over W, b of |z W' + b - target|² + ridge |W|², z what reaches the layer with weights."""
+    at = next(i for i, layer in enumerate(stitch) if list(layer.parameters()))
+    layer = cast(nn.Linear | nn.Conv1d | nn.Conv2d, stitch[at])
+    z = stitch[:at](x)
+    if not isinstance(layer, nn.Linear):
+        # Every place of a map is one row of channels.
+        z, target = z.movedim(1, -1).flatten(0, -2), target.movedim(1, -1).flatten(0, -2)
+    z, target = z.flatten(1).double(), target.flatten(1).double()
+    z_mean, target_mean = z.mean(0), target.mean(0)
+    weight = ridge(z - z_mean, target - target_mean)
+    layer.weight.copy_(weight.T.reshape(layer.weight.shape))
+    if layer.bias is not None:
+        layer.bias.copy_(target_mean - z_mean @ weight)
+
+
+def ridge(z: Tensor, target: Tensor) -> Tensor:
+    """W [in, out] = (z'z + r I)^-1 z' t = z' (z z' + r I)^-1 t, whichever is smaller; z [n, in], t [n, out]."""
+    rows, width = z.shape
+    penalty = RIDGE * float(z.square().sum()) / width + TINY
+    if rows < width:
+        gram = z @ z.T + penalty * torch.eye(rows, dtype=z.dtype, device=z.device)
+        return z.T @ torch.linalg.solve(gram, target)
+    gram = z.T @ z + penalty * torch.eye(width, dtype=z.dtype, device=z.device)
+    return cast(Tensor, torch.linalg.solve(gram, z.T @ target))
 
 
 def _freeze(candidate: Candidate) -> None:

@@ -8,25 +8,26 @@ cosine of logits; CE + λ KL(teacher ‖ student) on the device; ablations: anch
 completion false.
 Left out: recurrent nets are kept whole, as in the paper; they get no teacher.
 Differs: K-means in an embedding in which it is exact. At most `most` candidates, drawn one at a time. Stitches are 1×1
-convolutions over fitted maps instead of dense layers, and count for the size limit. A head stands at the end and only
-there, and no convolution follows a linear layer. Running statistics are taken anew from public examples before stitches
-are tuned. A teacher that does not fit into the device's memory beside its model gives way to the next best, or to none.
-The order may also be that of relative depth. A device's model rests on the server between rounds.
+convolutions over fitted maps instead of dense layers, and count for the size limit. They begin at the least-squares map
+to what their block took in its own model instead of at random, and only the `finalists` most like the device's own
+model are tuned further. A head stands at the end and only there, and no convolution follows a linear layer. Running
+statistics are taken anew from public examples. A teacher that does not fit into the device's memory beside its model
+gives way to the next best, or to none. The order may also be that of relative depth. A device's model rests on the
+server between rounds.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
-import torch
 
 from fedwright.protocol.predictor import HEADROOM, need_bytes
 from fedwright.protocol.strict import check_range
 from fedwright.server_runtime.artifacts.structure import Structure
 from fedwright.server_runtime.blocks import search
-from fedwright.server_runtime.blocks.search import Chain, Groups, Rules
-from fedwright.server_runtime.blocks.tuning import Candidate, Tuning, agreement, logits_of, refresh_norms, tune
+from fedwright.server_runtime.blocks.search import Block, Chain, Groups, Rules
+from fedwright.server_runtime.blocks.tuning import Candidate, Tuning, agreement, logits_of, match, tune
 from fedwright.server_runtime.methods.base import Entry, Setting, register
 from fedwright.server_runtime.methods.own import Own
 from fedwright.server_runtime.methods.taught import Known, Pupil, Taught, Teacher, candidate_of, teacher_of
@@ -45,6 +46,7 @@ class PFedClubParams:
     groups: int = field(default=4, metadata=_help("groups of blocks that do alike"))
     rows: int = field(default=64, metadata=_help("public examples by which blocks are compared"))
     most: int = field(default=8, metadata=_help("candidates for each device and round"))
+    finalists: int = field(default=2, metadata=_help("how many of them, the most alike, are tuned"))
     eta: float | None = field(
         default=None, metadata=_help("a teacher is at most 1 + eta times its pupil; 0.1 is usual")
     )
@@ -67,6 +69,7 @@ class PFedClubParams:
         check_range("groups", self.groups, low=1)
         check_range("rows", self.rows, low=2)
         check_range("most", self.most, low=1, high=1000)
+        check_range("finalists", self.finalists, low=1)
         check_range("distill", self.distill, low=0)
         check_range("tune_epochs", self.tune_epochs, low=0)
         check_range("tune_rate", self.tune_rate, above=0)
@@ -106,13 +109,17 @@ class PFedClub(Taught):
         )
         if not chains:
             return []
+        candidates = [candidate_of(self._assembled(chain, pupils), chain) for chain in chains]
+        x = self.public_x[: self._params.rows]
+        fitted = match(candidates, x, lambda block: pupils[cast(Block, block).owner].taken(cast(Block, block), x))
+        scores = [agreement(pupil.logits[: len(x)], logits) for logits in fitted]
+        order = [i for i in np.argsort([-score for score in scores], kind="stable") if np.isfinite(scores[i])]
+        best, others = order[: self._params.finalists], order[self._params.finalists :]
         seed = self.seed_of("stitches", known.round, pupil.device)
-        modules = self._assembled(chains, pupils, seed)
-        candidates = [candidate_of(module, chain) for module, chain in zip(modules, chains, strict=True)]
-        self._tune(candidates, seed)
-        scores = [agreement(pupil.logits, logits_of(candidate, self.public_x)) for candidate in candidates]
-        best = sorted(range(len(chains)), key=lambda i: (-scores[i], i))
-        return [self._teacher(modules[i], chains[i], pupil) for i in best if np.isfinite(scores[i])]
+        tune([candidates[i] for i in best], self.public_x, self.public_y, self._params.tuning(), seed=seed)
+        said = {i: agreement(pupil.logits, logits_of(candidates[i], self.public_x)) for i in best}
+        ranked = [*sorted((i for i in best if np.isfinite(said[i])), key=lambda i: -said[i]), *others]
+        return [self._teacher(candidates[i], chains[i]) for i in ranked]
 
     def _allowed(self, pupil: Pupil, known: Known) -> search.Constraint:
         """Hard rules first, then limits of size and memory."""
@@ -126,25 +133,14 @@ class PFedClub(Taught):
             constraints.append(search.within_memory(shape, known.free_bytes, own_bytes, ratio=HEADROOM))
         return search.all_of(*constraints)
 
-    def _assembled(self, chains: list[Chain], pupils: Mapping[str, Pupil], seed: int) -> list[Stitched]:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return [
-                assemble(
-                    [pupils[block.owner].blocks[block.index] for block in chain],
-                    [block.part for block in chain],
-                    self.setting.spec.input_shape,
-                ).to(self.setting.device)
-                for chain in chains
-            ]
+    def _assembled(self, chain: Chain, pupils: Mapping[str, Pupil]) -> Stitched:
+        blocks = [pupils[block.owner].blocks[block.index] for block in chain]
+        parts = [block.part for block in chain]
+        return assemble(blocks, parts, self.setting.spec.input_shape).to(self.setting.device)
 
-    def _tune(self, candidates: list[Candidate], seed: int) -> None:
-        for candidate in candidates:
-            refresh_norms(candidate, self.public_x)
-        tune(candidates, self.public_x, self.public_y, self._params.tuning(), seed=seed)
-
-    def _teacher(self, module: Stitched, chain: Chain, pupil: Pupil) -> Teacher:
+    def _teacher(self, candidate: Candidate, chain: Chain) -> Teacher:
         name = spell([(self.named(block.owner), block.index) for block in chain])
+        module = Stitched(list(candidate.blocks), list(candidate.stitches))
         return teacher_of(module, replace(self.setting.spec, model=name, sizes=()))
 
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -48,6 +48,16 @@ class Pupil:
     chain: Chain
     blocks: tuple[nn.Module, ...]
     logits: Tensor
+    _taken: dict[int, Tensor] = field(default_factory=dict)
+
+    def taken(self, block: Block, x: Tensor) -> Tensor:
+        """What one of the blocks takes when the model is given x, the same rows in every call."""
+        if not self._taken:
+            with torch.no_grad():
+                for index, layer in enumerate(self.blocks):
+                    self._taken[index] = x
+                    x = layer(x)
+        return self._taken[block.index]
 
 
 @dataclass(frozen=True)
@@ -132,7 +142,7 @@ class Taught(OwnModels):
         """New teachers for those who trained."""
         known, self._trained = self._trained, {}
         began_s = time.process_time()
-        pupils = {device: pupil for device in sorted(known) if (pupil := self._pupil(device)) is not None}
+        pupils = {device: pupil for device in sorted(known) if (pupil := self.pupil(device)) is not None}
         made = self.make_teachers(pupils, known) if pupils else {}
         server_s = time.process_time() - began_s
         for device in known:
@@ -161,7 +171,7 @@ class Taught(OwnModels):
         own = sum(value.numel() for value in zoo.create(self.specs[device], seed=0).parameters())
         return self.teachers[device].parameters / own - 1.0
 
-    def _pupil(self, device: str) -> Pupil | None:
+    def pupil(self, device: str) -> Pupil | None:
         """A device's model in blocks; None for one that cannot be cut."""
         spec = self.specs[device]
         module = zoo.create(spec, seed=0)
