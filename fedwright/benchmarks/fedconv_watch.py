@@ -20,8 +20,7 @@ class GlobalAccuracy:
 
     def __init__(self, job: Job, dealt: Dealt) -> None:
         del job
-        rows = np.sort(np.concatenate([share.test for share in dealt.shares.values()]))
-        self._x, self._y = torch.from_numpy(dealt.x[rows]), torch.from_numpy(dealt.y[rows])
+        self._x, self._y = whole_test(dealt)
         self._curve: list[float] = []
 
     def __call__(self, method: Method, number: int) -> None:
@@ -32,6 +31,12 @@ class GlobalAccuracy:
     def seen(self) -> dict[str, Any]:
         """Accuracy by measured round."""
         return {GLOBAL: self._curve}
+
+
+def whole_test(dealt: Dealt) -> tuple[torch.Tensor, torch.Tensor]:
+    """The test rows of all devices."""
+    rows = np.sort(np.concatenate([share.test for share in dealt.shares.values()]))
+    return torch.from_numpy(dealt.x[rows]), torch.from_numpy(dealt.y[rows])
 
 
 def accuracy(spec: ModelSpec, weights: Tensors, x: torch.Tensor, y: torch.Tensor) -> float:

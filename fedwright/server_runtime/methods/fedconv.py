@@ -5,7 +5,8 @@ journal extension with edge servers).
 Implemented: pre-training and tuning on the server's own examples; compression with a kernel per layer, weights per
 matrix, 1×1 pair with skip, weight normalisation and the cosine schedule, all ratios at once; dilation of all devices of
 a round at once; learned weights of the sum; personal layers; the distillation form for unlabelled or random examples;
-transfer from examples with other labels; edges that average devices of one ratio (any method's, see `server edge`).
+transfer from examples with other labels; devices of one ratio averaged before dilation and ratios that teach each
+other's last layers, by edge servers (`server edge`) or here.
 Left out: the authors' fine-tuning of every uploaded model on the server.
 Differs: kernels start as crops, because with torch's initialisation nothing is learned; epochs are chosen on held-out
 public rows, never on test data, and nothing is drawn again until it works. The modified leaky ReLU, which almost
@@ -16,10 +17,12 @@ pressed into 0 … 1 before they are summed. Running statistics are taken anew o
 are kept for a device by the server, because a device keeps nothing between its tasks.
 """
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from fedwright.protocol.errors import ConfigError
@@ -38,6 +41,8 @@ from fedwright.server_runtime.methods.base import (
     Tensors,
     register,
 )
+from fedwright.server_runtime.methods.baselines.heterofl import classifier_names
+from fedwright.server_runtime.methods.fedconv_exchange import ClassMeans, exchanged
 from fedwright.server_runtime.methods.fedconv_params import FedConvParams
 from fedwright.server_runtime.methods.fedconv_server import Model, Part, ServerSide
 from fedwright.server_runtime.methods.sliced import Leveled
@@ -81,6 +86,12 @@ class FedConv(Leveled):
         self._own: dict[str, Tensors] = {}
         self._ready = False
         self._brought: dict[str, Brought] = {}
+        self._means = ClassMeans()
+
+    def assignment(self, device: str, spec: ModelSpec, round_number: int) -> Assignment:
+        """Ordinary training; class means come back too where ratios teach each other."""
+        whole = super().assignment(device, spec, round_number)
+        return replace(whole, returns=structs.replace(whole.returns, prototypes=self.params.exchange))
 
     def _prepare(self) -> None:
         """Before anything is sent: train on the server's examples and tune the compression."""
@@ -123,12 +134,14 @@ class FedConv(Leveled):
             names = [name for name in sent if name.startswith(self.params.personal_layers)]
             self._own[device] = {name: sent[name] + reply.tensors[name] for name in names}
         key = _ratio_name(spec) if self.params.hierarchy else device
-        self._brought.setdefault(key, Brought(spec)).add(reply.tensors, reply.weight * reply.stats.samples)
+        change = self._means.take(key, reply.tensors)
+        self._brought.setdefault(key, Brought(spec)).add(change, reply.weight * reply.stats.samples)
         return None
 
     def pools_by(self) -> Literal["samples", "devices"] | None:
         """Changes of one ratio are averaged anyway, so that edges may do it; not where devices are told apart."""
-        return "samples" if self.params.hierarchy and not self.params.personal_layers else None
+        apart = self.params.personal_layers or self.params.exchange or not self.params.hierarchy
+        return None if apart else "samples"
 
     def advance(self) -> dict[str, float]:
         """Dilate what came, sum it up, and tune the compression for the next round."""
@@ -137,6 +150,7 @@ class FedConv(Leveled):
         self._brought = {}
         if changed:
             self._learn(changed)
+        self._means = ClassMeans()
         self.advanced += 1
         return {}
 
@@ -145,6 +159,8 @@ class FedConv(Leveled):
             key: Part(own.spec, own.mean(), self.submodel("", own.spec, ()), own.samples)
             for key, own in changed.items()
         }
+        if self.params.exchange:
+            parts = exchanged(parts, self._means, classifier_names(self.weights, self.setting.spec.classes))
         models = self._large_models(parts)
         listed = [parts[key] for key in models]
         summed = self._server.summed(list(models.values()), listed, self.weights, self._head, number=self.advanced)
@@ -218,7 +234,7 @@ class FedConv(Leveled):
         kept = {key: value for key, value in state.items() if key.startswith(DILATE)}
         self._dilate = {k.removeprefix(DILATE): torch.from_numpy(v.copy()).to(device) for k, v in kept.items()}
         self._head = {k.removeprefix(HEAD): v for k, v in state.items() if k.startswith(HEAD)}
-        self._own, self._brought = {}, {}
+        self._own, self._brought, self._means = {}, {}, ClassMeans()
         for key, value in state.items():
             if key.startswith(OWN):
                 owner, _, name = key.removeprefix(OWN).partition("/")

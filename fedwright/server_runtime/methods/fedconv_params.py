@@ -35,6 +35,10 @@ class FedConvParams:
     hierarchy: bool = field(
         default=True, metadata=_help("devices of one ratio are averaged before they are dilated, as edge servers do")
     )
+    exchange: bool = field(
+        default=False,
+        metadata=_help("ratios that answer alike teach each other's last layers, as edges can"),
+    )
     dilate: Literal["change", "model"] = field(
         default="change", metadata=_help("dilate what devices learned, or their models as printed in the paper")
     )

@@ -54,6 +54,10 @@ def play(method, number: int, change: float = 0.01):
     for device, assignment in sorted(assignments.items()):
         weights = method.emit(device, assignment).weights
         sent = {name: (change * rng.normal(size=value.shape)).astype(np.float32) for name, value in weights.items()}
+        if assignment.returns.prototypes:
+            size = weights["head.weight"].shape[1]
+            sent["prototypes"] = rng.random((CLASSES, size), np.float32)
+            sent["prototype_counts"] = np.ones(CLASSES, np.float32)
         method.absorb(device, Absorbed(sent, STATS, assignment))
     method.advance()
 
@@ -123,6 +127,7 @@ def test_without_examples_kernels_are_crops_and_changes_are_averaged():
         {"mlr": True, "delta": False},
         {"server_epochs": 1},
         {"personal_layers": ("head",)},
+        {"exchange": True},
     ],
     ids=lambda changes: " ".join(changes),
 )
@@ -222,6 +227,15 @@ def test_means_of_one_ratio_may_come_together():
 def replace_samples(samples: int) -> Stats:
     """Figures of so many samples."""
     return Stats(samples=samples, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
+
+
+def test_ratios_teach_each_others_last_layers():
+    taught, alone = (FedConv(replace(SHORT, exchange=one), born(data=public())) for one in (True, False))
+    play(taught, 1)
+    play(alone, 1)
+    assert not np.allclose(taught.personal("")[1]["head.weight"], alone.personal("")[1]["head.weight"])
+    assert taught.assign(REPORTS, 2)["d-0"].returns.prototypes
+    assert taught.pools_by() is None
 
 
 def test_the_control_trains_slices():

@@ -1,0 +1,229 @@
+"""The suites fedconv-fashion and fedconv-har: FedConv beside its rivals, its control, and itself without its parts."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedwright.benchmarks.dealing import deal, reserve
+from fedwright.benchmarks.fedconv_watch import GLOBAL, GlobalAccuracy, accuracy, whole_test
+from fedwright.benchmarks.suite import Finished, Job, check, mean, merged, read_suite, run_jobs, seeds_of
+from fedwright.server_runtime import zoo
+from fedwright.server_runtime.artifacts.builder import initial_weights
+from fedwright.server_runtime.artifacts.structure import ModelSpec
+from fedwright.server_runtime.config import config_from_dict
+from fedwright.server_runtime.evaluate.records import DeviceRecord
+from fedwright.server_runtime.methods.base import Setting
+from fedwright.server_runtime.methods.fedconv_params import FedConvParams
+from fedwright.server_runtime.methods.fedconv_server import ServerSide
+from fedwright.server_runtime.methods.sliced import count_params
+
+CONV, CONTROL = "fedconv", "slice-tuned"
+# Nobody in these shares a model with all others.
+WITHOUT_GLOBAL = ("fedmd", "standalone")
+LATE = 2
+Runs = Mapping[tuple[str, str], list[Finished]]
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Tables, checks and pictures of fedconv-fashion."""
+    return run_suite("fedconv-fashion", args)
+
+
+def run_suite(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """All of a suite: methods by division of the data, ablations, costs, sensitivity."""
+    torch.set_num_threads(1)
+    found = read_suite(name, quick=args.quick)
+    seeds = seeds_of(found["suite"], args.seeds)
+    jobs = [job for seed in seeds for job in _jobs(found, seed)]
+    runs: dict[tuple[str, str], list[Finished]] = {}
+    for job, done in zip(jobs, run_jobs(jobs), strict=True):
+        label, _, division = job.name.partition(" | ")
+        runs.setdefault((label, division), []).append(done)
+    divisions = [division for label, division in runs if label == CONV]
+    alone = {division: mean(server_alone(found, division, seed) for seed in seeds) for division in divisions}
+    tables: dict[str, Any] = {
+        "accuracy in percent": accuracy_rows(found, runs, divisions, alone),
+        "without its parts": ablation_rows(found, runs, divisions),
+        "cost of a device": cost_rows(found, runs, divisions[0]),
+    }
+    if found["suite"]["sensitivity"]:
+        tables |= sensitivity_tables(found, runs)
+    result = {"seeds": seeds, "tables": tables, "checks": checks(spec_of(found, divisions[0]), runs, divisions)}
+    if args.json is not None:
+        from fedwright.benchmarks.fedconv_plots import draw
+
+        result["pictures"] = draw(found, tables, Path(args.json))
+    return result
+
+
+def _jobs(found: Mapping[str, Any], seed: int) -> list[Job]:
+    suite = found["suite"]
+    divisions = [f"alpha {alpha:g}" for alpha in suite["alphas"]] or ["by person"]
+    jobs = [
+        _job(found, label, params, division, seed)
+        for division in divisions
+        for label, params in found["params"].items()
+    ]
+    middle = f"alpha {suite['ablation_alpha']:g}" if suite["alphas"] else "by person"
+    for label, change in found["ablations"].items():
+        jobs.append(_job(found, label, {"name": CONV, **found["params"][CONV], **change}, middle, seed))
+    if suite["sensitivity"]:
+        jobs += _sensitivity_jobs(found, middle, seed)
+    return jobs
+
+
+def _job(
+    found: Mapping[str, Any],
+    label: str,
+    params: Mapping[str, Any],
+    division: str,
+    seed: int,
+    change: Mapping[str, Any] | None = None,
+) -> Job:
+    config = merged(_config(found, division), {"method": {"name": label, **params}}, change or {})
+    return Job(f"{label} | {division}", seed, config, watch=GlobalAccuracy)
+
+
+def _config(found: Mapping[str, Any], division: str) -> dict[str, Any]:
+    suite = found["suite"]
+    dealt = {key: suite[key] for key in ("devices", "rows") if key in suite} | {"evaluate_every": 1}
+    if division.startswith("alpha "):
+        dealt["alpha"] = float(division.removeprefix("alpha "))
+    sections = {"run": {"rounds": suite["rounds"]}, "public": {"rows": suite["public"]}, "simulate": dealt}
+    return merged(found["config"], sections)
+
+
+def _sensitivity_jobs(found: Mapping[str, Any], division: str, seed: int) -> list[Job]:
+    params, wanted = found["params"][CONV], found["sensitivity"]
+    jobs = []
+    for ratio in wanted["ratios"]:
+        own = {**params, "name": CONV, "levels": {"sizes": [ratio], "choose": "in_turn"}}
+        jobs.append(_job(found, f"ratio {ratio:g}", own, division, seed))
+    for rows in wanted["public"]:
+        own = {**params, "name": CONV}
+        jobs.append(_job(found, f"public {rows}", own, division, seed, {"public": {"rows": rows}}))
+    for devices in wanted["devices"]:
+        own = {**params, "name": CONV}
+        jobs.append(_job(found, f"devices {devices}", own, division, seed, {"simulate": {"devices": devices}}))
+    return jobs
+
+
+def spec_of(found: Mapping[str, Any], division: str) -> ModelSpec:
+    """The full model for the suite's data."""
+    config = config_from_dict(merged(_config(found, division), {"method": {"name": "fedavg"}}), where="suite")
+    dealt = deal(config.simulate, seed=1)
+    return ModelSpec(config.model.model, dealt.input_shape, dealt.classes)
+
+
+def server_alone(found: Mapping[str, Any], division: str, seed: int) -> float:
+    """Global accuracy of ordinary training on the server's examples alone, for as many epochs as FedConv has in all."""
+    params, suite = found["params"][CONV], found["suite"]
+    rounds = params["again_epochs"] + params["dilate_epochs"] + params["weigh_epochs"]
+    epochs = FedConvParams().pretrain_epochs + params["compress_epochs"] + suite["rounds"] * rounds
+    data = merged(_config(found, division), {"method": {"name": "fedavg"}})
+    config = config_from_dict(data, where="serveralone")
+    dealt, public = reserve(deal(config.simulate, seed=seed), config.public, seed=seed)
+    spec = ModelSpec(config.model.model, dealt.input_shape, dealt.classes)
+    initial = initial_weights(zoo.create(spec, seed=seed))
+    setting = Setting(spec, config.train.optimizer, initial, 1e-3, 32, 1, seed, public=public)
+    server = ServerSide(FedConvParams(), setting, [spec])
+    return accuracy(spec, server.improved(initial, spec, epochs), *whole_test(dealt))
+
+
+def late(values: Sequence[float]) -> float:
+    """Percent, mean of the last measurements: single ones move by several points."""
+    return 100 * mean(values[-LATE:])
+
+
+def global_of(own: Sequence[Finished]) -> float:
+    """Accuracy of the global model on all test rows."""
+    return mean(late(job.seen[GLOBAL]) for job in own)
+
+
+def devices_of(own: Sequence[Finished]) -> float:
+    """Mean over devices of the accuracy of their own models on their own test rows."""
+    return mean(late(job.curve("test", "mean")) for job in own)
+
+
+def accuracy_rows(
+    found: Mapping[str, Any], runs: Runs, divisions: Sequence[str], alone: Mapping[str, float]
+) -> list[dict[str, Any]]:
+    """One row per method; the last is the server by itself."""
+    rows = []
+    for label in found["params"]:
+        row: dict[str, Any] = {"method": label}
+        for division in divisions:
+            own = runs[label, division]
+            row[f"{division}: global"] = None if label in WITHOUT_GLOBAL else global_of(own)
+            row[f"{division}: devices"] = devices_of(own)
+        rows.append(row)
+    return [*rows, {"method": "serveralone", **{f"{d}: global": 100 * value for d, value in alone.items()}}]
+
+
+def ablation_rows(found: Mapping[str, Any], runs: Runs, divisions: Sequence[str]) -> list[dict[str, Any]]:
+    """FedConv whole, then without one part at a time."""
+    middle = next(division for label, division in runs if label in found["ablations"])
+    labels = [CONV, *found["ablations"]]
+    return [
+        {"form": label, "global": global_of(runs[label, middle]), "devices": devices_of(runs[label, middle])}
+        for label in labels
+    ]
+
+
+def cost_rows(found: Mapping[str, Any], runs: Runs, division: str) -> list[dict[str, Any]]:
+    """What the mean device spends per round, beside the paper's Tables II and III."""
+    rows = []
+    for label in found["params"]:
+        own = runs[label, division][0]
+        rounds = len(own.seen[GLOBAL])
+        records = list(own.devices.values())
+        gigabytes, seconds, traffic = found["paper"].get(label, [0.0, 0.0, 0.0])
+        rows.append(
+            {
+                "method": label,
+                "ms per round": 1e3 * mean(record.cpu_s / max(1, record.rounds) for record in records),
+                "memory MB": 1e-6 * mean(record.need_bytes for record in records),
+                "MB per round": 1e-6 * mean(_traffic(record) for record in records) / rounds,
+                "paper GB": gigabytes or None,
+                "paper s": seconds or None,
+                "paper traffic GB": traffic or None,
+            }
+        )
+    return rows
+
+
+def _traffic(record: DeviceRecord) -> int:
+    return record.bytes_up + record.bytes_down
+
+
+def sensitivity_tables(found: Mapping[str, Any], runs: Runs) -> dict[str, list[dict[str, Any]]]:
+    """FedConv with one ratio for all, with more or fewer public rows, with more or fewer devices."""
+    tables = {}
+    for kind in ("ratio", "public", "devices"):
+        own = {label: done for (label, _), done in runs.items() if label.startswith(f"{kind} ")}
+        tables[f"sensitivity: {kind}"] = [
+            {kind: float(label.split()[1]), "global": global_of(done), "mean": devices_of(done)}
+            for label, done in own.items()
+        ]
+    return tables
+
+
+def checks(spec: ModelSpec, runs: Runs, divisions: Sequence[str]) -> list[dict[str, Any]]:
+    """The paper's orderings, the fair one, and equal traffic."""
+    found = []
+    for division in divisions:
+        for other in ("heterofl", "fedrolex", "fedavg, smallest", CONTROL):
+            ahead = global_of(runs[CONV, division]) - global_of(runs[other, division])
+            name = f"global, fedconv - {other}, points, {division}"
+            found.append(check(name, ahead, "> 0", holds=ahead > 0))
+    alike = weights_bytes(spec, runs[CONV, divisions[0]][0]) / weights_bytes(spec, runs["heterofl", divisions[0]][0])
+    found.append(check("bytes of a round's weights, fedconv over heterofl", alike, "== 1", holds=alike == 1.0))
+    return found
+
+
+def weights_bytes(spec: ModelSpec, own: Finished) -> int:
+    """Weights down and changes up in one round, as float32 before they are packed; class means come on top of them."""
+    return sum(8 * count_params(zoo.scaled(spec, record.width)) for record in own.devices.values())
