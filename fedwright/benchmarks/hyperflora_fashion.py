@@ -4,12 +4,12 @@ A base is pre-trained once per seed; all methods with adapters begin with it, so
 """
 
 import argparse
+import base64
 import math
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ Group = Callable[[int], bool]
 BASE, CLASSES = ModelSpec("lenet-valid", (1, 28, 28), 10), 10
 ADAPTED = ModelSpec("lenet-lora", (1, 28, 28), 10, (("rank", 1),))
 FULL, PRETRAIN, WRITTEN = "hyperflora", "pretrain", "pfedhn"
-EQUAL = "pfedhn at hyperflora's bytes"
+EQUAL, STATE = "pfedhn at hyperflora's bytes", "state"
 # Single measurements move by several points; the mean of the last ones does not.
 LATE = 3
 # One, other, on whom; those that the paper reports, and those to honest controls.
@@ -69,53 +69,58 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         draw(curves, args.json.with_suffix(".png"))
     return {
         "seeds": seeds,
-        "tables": tables | {"curves": curves},
+        "tables": tables | {"curves": [{"method": label, **point} for label in curves for point in curves[label]]},
         "shown": list(tables),
         "checks": checks(differences, wire),
     }
 
 
 class Leave:
-    """Writes a method's state to a file whenever it is measured; the last one stays."""
+    """Hands on a method's last state, as plain text because finished jobs are kept as JSON."""
 
-    def __init__(self, file: Path, job: Job, dealt: Dealt) -> None:
-        self._file = file
+    def __init__(self, job: Job, dealt: Dealt) -> None:
+        self._state = b""
 
     def __call__(self, method: Method, number: int) -> None:
-        """Write it."""
-        self._file.write_bytes(tensors.save(method.state()))
+        """Take it up."""
+        self._state = tensors.save(method.state())
 
     def seen(self) -> dict[str, Any]:
-        """Nothing but the file."""
-        return {}
+        """The state of the last measured round."""
+        return {STATE: base64.b64encode(self._state).decode()}
 
 
 def finished_runs(found: Mapping[str, Any], seeds: list[int]) -> dict[str, list[Finished]]:
     """First what trains whole models, then what begins with the base that this left."""
     labels = [label for label in found["params"] if label not in found["suite"].get("without", ())]
+    first = [label for label in labels if label not in found["models"]]
+    done = run_jobs([_job(found, label, seed) for seed in seeds for label in first])
     with tempfile.TemporaryDirectory(prefix="fedwright-bases-") as folder:
-        done = []
-        for begins in (False, True):
-            wanted = [label for label in labels if (label in found["models"]) == begins]
-            bases = {seed: Path(folder) / f"{seed}.safetensors" for seed in seeds}
-            done += run_jobs([_job(found, label, seed, bases[seed]) for seed in seeds for label in wanted])
+        bases = {job.seed: _base(job, Path(folder)) for job in done if job.name == PRETRAIN}
+        begun = [label for label in labels if label in found["models"]]
+        done += run_jobs([_job(found, label, seed, bases[seed]) for seed in seeds for label in begun])
     return {label: [job for job in done if job.name == label] for label in labels}
 
 
-def _job(found: Mapping[str, Any], label: str, seed: int, base: Path) -> Job:
-    suite, begins = found["suite"], label in found["models"]
+def _base(job: Finished, folder: Path) -> Path:
+    """What pre-training left, as a file."""
+    path = folder / f"{job.seed}.safetensors"
+    path.write_bytes(base64.b64decode(job.seen[STATE]))
+    return path
+
+
+def _job(found: Mapping[str, Any], label: str, seed: int, base: Path | None = None) -> Job:
+    suite, begins = found["suite"], {} if base is None else {"base": str(base), "pretrain_rounds": 0}
     pretrain, adapt = suite["pretrain_rounds"], suite["adapter_rounds"]
     rounds = adapt if begins else pretrain if label in suite["pretrained"] else pretrain + adapt
     own = {
         "run": {"rounds": rounds},
         "fleet": {"per_round": suite["per_round"]},
         "simulate": {key: suite[key] for key in ("devices", "bystanders", "rows")},
-        "method": {"name": label, **found["params"][label]}
-        | ({"base": str(base), "pretrain_rounds": 0} if begins else {}),
+        "method": {"name": label, **found["params"][label], **begins},
         "model": {"model": found["models"].get(label, found["config"]["model"]["model"])},
     }
-    watch = partial(Leave, base) if label == PRETRAIN else None
-    return Job(label, seed, merged(found["config"], own), watch=watch)
+    return Job(label, seed, merged(found["config"], own), watch=Leave if label == PRETRAIN else None)
 
 
 def groups_of(suite: Mapping[str, Any]) -> dict[str, Group]:

@@ -125,6 +125,7 @@ class Running:
             journal=self.journal,
             residual=Residual(folder / device),
             tools=tools,
+            trains=changes.get("trains", True),
             told=changes.get("told"),
             hidden=changes.get("hidden"),
         )
@@ -132,7 +133,7 @@ class Running:
         fleet = changes.get("fleet", FLEET)
         further, patience_s = changes.get("further", ()), changes.get("patience_s", WAIT_S)
         identity = Identity(device, fleet, self.boot, changes.get("verify"), further, patience_s)
-        self.agent = Agent(self.link, identity, holdings)
+        self.agent = changes.get("make_agent", Agent)(self.link, identity, holdings)
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
