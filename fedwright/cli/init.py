@@ -17,6 +17,12 @@ HEADER = """# {title}
 # Check this file:  fedwright validate run.toml
 """
 
+EDGE_HEADER = """# An edge server between the host and the devices of a site
+#
+# On the edge:      fedwright server edge edge.toml
+# On its devices:   fedwright device run --edge edge-1 --edge edge-2 --broker mqtt://BROKER:1883 --data npz:data.npz
+"""
+
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `init` and `validate`."""
@@ -27,7 +33,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         epilog="example:\n  fedwright init fedavg > run.toml",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    init.add_argument("method", metavar="METHOD", help="a name from `fedwright methods`")
+    init.add_argument("method", metavar="METHOD", help="a name from `fedwright methods`, or: edge")
     init.set_defaults(run=run_init)
     validate = subparsers.add_parser(
         "validate",
@@ -46,6 +52,9 @@ def run_init(args: argparse.Namespace) -> int:
     from fedwright.protocol.strict import suggest
     from fedwright.server_runtime.methods import registry
 
+    if args.method == "edge":
+        sys.stdout.write(starter_edge())
+        return 0
     if args.method not in registry.METHODS:
         raise ConfigError(f"there is no method {args.method!r}; {suggest(args.method, registry.METHODS)}")
     sys.stdout.write(starter_config(registry.METHODS[args.method]))
@@ -75,6 +84,14 @@ def starter_config(entry: "Entry") -> str:
         if name == "model":
             parts.append(_table("method", entry.params, first=[f'name = "{entry.name}"']))
     return "\n".join(parts)
+
+
+def starter_edge() -> str:
+    """A config of an edge server with every setting, its default and what it means."""
+    from fedwright.server_runtime.edge.config import SECTIONS
+
+    tables = [_table(name, cls, changed={"name": "edge-1"} if name == "edge" else {}) for name, cls in SECTIONS.items()]
+    return "\n".join([EDGE_HEADER, *tables])
 
 
 def _table(name: str, cls: type[Any], *, first: list[str] | None = None, changed: dict[str, Any] | None = None) -> str:

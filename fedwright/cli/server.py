@@ -19,7 +19,7 @@ EMBEDDED_PORT = 1883
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the commands of the host."""
-    server = subparsers.add_parser("server", help="run, resume, look at or export a run on the host")
+    server = subparsers.add_parser("server", help="run, resume, look at or export a run on the host; serve as an edge")
     commands = server.add_subparsers(metavar="COMMAND", required=True)
     run = command(commands, "run", "run a config to its end", "example:\n  fedwright server run run.toml")
     run.add_argument("config", metavar="CONFIG", type=Path, help="a TOML file; `fedwright init` writes one")
@@ -37,7 +37,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "serve devices of a site between them and the host",
         "example:\n  fedwright server edge edge.toml",
     )
-    edge.add_argument("config", metavar="CONFIG", type=Path, help="a TOML file with [edge] name, [host] and [devices]")
+    edge.add_argument("config", metavar="CONFIG", type=Path, help="a TOML file; `fedwright init edge` writes one")
     edge.set_defaults(run=_edge)
     status = command(
         commands, "status", "say how far a run has come", "example:\n  fedwright server status runs/run --json"
@@ -45,6 +45,21 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     status.add_argument("run_folder", metavar="RUN", type=Path, nargs="?", help="default: the newest in runs/")
     status.add_argument("--json", action="store_true", help="print JSON instead")
     status.set_defaults(run=_status)
+    _add_trust(commands)
+    export = command(
+        commands,
+        "export",
+        "write a trained model as one ONNX file",
+        "example:\n  fedwright server export --device pi-07 model.onnx",
+    )
+    export.add_argument("file", metavar="FILE", type=new_file, help="where to write it")
+    export.add_argument("--device", default="", metavar="ID", help="the model of this device (default: the global one)")
+    export.add_argument("--run", dest="run_folder", type=Path, metavar="RUN", help="default: the newest in runs/")
+    export.set_defaults(run=_export)
+
+
+def _add_trust(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the commands that say who may join."""
     enroll = command(
         commands,
         "enroll",
@@ -69,16 +84,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     revoke.add_argument("devices", metavar="ID", nargs="+", help="ids of the devices to shut out")
     revoke.add_argument("--trust", type=Path, default=Path("trust"), metavar="DIR", help="default: %(default)s")
     revoke.set_defaults(run=_revoke)
-    export = command(
-        commands,
-        "export",
-        "write a trained model as one ONNX file",
-        "example:\n  fedwright server export --device pi-07 model.onnx",
-    )
-    export.add_argument("file", metavar="FILE", type=new_file, help="where to write it")
-    export.add_argument("--device", default="", metavar="ID", help="the model of this device (default: the global one)")
-    export.add_argument("--run", dest="run_folder", type=Path, metavar="RUN", help="default: the newest in runs/")
-    export.set_defaults(run=_export)
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ import pytest
 
 from fedwright.cli.listings import LISTS
 from fedwright.cli.main import main
+from fedwright.server_runtime.edge.config import edge_from_dict, load_edge
 from fedwright.server_runtime.methods.registry import METHODS
 
 
@@ -51,3 +52,13 @@ def test_a_list_has_one_line_each_and_the_same_as_json(name: str, capsys: pytest
     assert [line.split()[0] for line in lines] == [row["name"] for row in rows]
     assert all(row["summary"] for row in rows)
     assert rows
+
+
+def test_the_starter_config_of_an_edge_is_good(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "edge"]) == 0
+    (tmp_path / "edge.toml").write_text(capsys.readouterr().out)
+
+    config = load_edge(tmp_path / "edge.toml")
+
+    assert config.edge.name == "edge-1"
+    assert config == edge_from_dict({"edge": {"name": "edge-1"}}, where="test")

@@ -28,6 +28,8 @@ EDGES = ("edge-1", "edge-2")
 ROUNDS = 4
 POLL_S = 0.05
 RUN_TIMEOUT_S = 120.0
+# Longer than an edge needs to start again on a busy machine.
+PATIENCE_S = 8.0
 EDGE = """
 [edge]
 name = "{name}"
@@ -73,7 +75,7 @@ class Site:
                 data=f"npz:{path}",
                 fleet=home,
                 further=tuple(edge for edge in EDGES if edge != home),
-                patience_s=6.0,
+                patience_s=PATIENCE_S,
                 state=self.folder / "state",
                 threads=1,
                 profile=board,
