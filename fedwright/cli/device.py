@@ -96,6 +96,7 @@ def _agent_options(parser: argparse.ArgumentParser, *, required: bool) -> None:
     add("--max-load", type=float, metavar="RATIO", help="pause training when others use more of each core")
     add("--noise", type=float, default=0.0, metavar="RATIO", help="noise on what is told about the data (default: 0)")
     add("--hide-counts", action="store_true", help="tell nothing of the data but sums that hide it (secure_sum)")
+    add("--model", default="", metavar="NAME", help="architecture to keep, for methods that let devices have their own")
     add("--nice", type=int, default=0, metavar="N", help="step back behind other programs, 0 to 19 (default: 0)")
     add("--evaluate-only", action="store_true", help="measure models on the data, never train")
     add("--once", action="store_true", help="leave when the run is over")
@@ -133,6 +134,7 @@ def config_of(args: argparse.Namespace) -> AgentConfig:
         most_load_ratio=args.max_load,
         nice=args.nice,
         noise_ratio=args.noise,
+        model=args.model,
         hide_counts=args.hide_counts,
     )
 

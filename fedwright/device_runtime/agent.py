@@ -60,7 +60,7 @@ class Holdings:
     """What the device has: its board, its data, its disk and its tools.
 
     told: what it says about its data, when that is not the plain truth. profile: what it measured of itself, as JSON.
-    hidden: its part in sums of counts that it does not tell.
+    hidden: its part in sums of counts that it does not tell. model: the architecture that it wants to keep.
     """
 
     board: Board
@@ -73,6 +73,7 @@ class Holdings:
     told: DataSummary | None = None
     profile: bytes | None = None
     hidden: Hidden | None = None
+    model: str = ""
 
 
 class Agent:
@@ -166,6 +167,7 @@ class Agent:
                 task=None if entry is None else entry.task.task,
                 trains=self._have.trains,
                 profile=self._have.profile,
+                model=self._have.model,
                 sum_key=None if self._have.hidden is None else self._have.hidden.public,
             )
         )

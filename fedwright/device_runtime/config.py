@@ -24,6 +24,7 @@ class AgentConfig:
     server says that the run is over, instead of waiting for the next one. bundle: folder that enrolment
     made; without one the agent is in development mode. most_temperature_c, least_battery_ratio, most_load_ratio (what
     others use, per core): training pauses beyond them. nice: how far the agent steps back behind other programs.
+    model: architecture to keep, where the run's method lets devices have their own.
     noise_ratio: Gaussian noise on counts and descriptor that are told, in shares of their mean. further: edges to go
     to when the fleet's own has said nothing for patience_s.
     hide_counts: nothing of the data's content is told; the device takes part in sums that hide its counts.
@@ -47,6 +48,7 @@ class AgentConfig:
     most_load_ratio: float | None = None
     nice: int = 0
     noise_ratio: float = 0.0
+    model: str = ""
     further: tuple[str, ...] = ()
     patience_s: float = 15.0
     hide_counts: bool = False

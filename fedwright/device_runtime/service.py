@@ -104,6 +104,7 @@ def arguments(config: AgentConfig) -> list[str]:
         "--max-load": config.most_load_ratio,
         "--nice": config.nice or None,
         "--noise": config.noise_ratio or None,
+        "--model": config.model or None,
     }
     for option, value in optional.items():
         if value is not None:

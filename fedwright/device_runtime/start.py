@@ -68,6 +68,7 @@ def run_agent(config: AgentConfig) -> None:
         trains=config.trains,
         told=told,
         profile=None if measured is None else measured.to_json(),
+        model=config.model,
     )
     if config.hide_counts:
         holdings = _hiding(holdings, config.device, folder)
