@@ -1,0 +1,117 @@
+"""FedConv on emulated boards that choose their ratios by their memory; the server dies twice and ends the same."""
+
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec import structs
+
+from fedwright.benchmarks import simulate as simulation
+from fedwright.benchmarks.dealing import deal
+from fedwright.device_runtime.config import AgentConfig
+from fedwright.device_runtime.emulate.device import agent_command
+from fedwright.device_runtime.emulate.fleet import EmulatedFleet
+from fedwright.device_runtime.emulate.profiles import load_profile
+from fedwright.protocol.blobs import BlobStore
+from fedwright.protocol.link import connect
+from fedwright.protocol.link.broker import Broker
+from fedwright.server_runtime import run as runs
+from fedwright.server_runtime.rounds import events
+from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
+from helpers.simulation import local_data, make_config, public_file
+
+BOARDS = ("raspberry-pi-4", "jetson-nano", "jetson-tx2", "laptop")
+# A step of so many samples takes 1.6, 2.2, 3.3 or 4.4 GB; the Nano's agent has 2.1, the Pi's and the TX2's have 4.3.
+BATCH = 65_536
+WIDTHS = {"device-0": 0.75, "device-1": 0.25, "device-2": 0.75, "device-3": 1.0}
+METHOD = {
+    "name": "fedconv",
+    "pretrain_epochs": 2,
+    "compress_epochs": 2,
+    "again_epochs": 1,
+    "dilate_epochs": 1,
+    "weigh_epochs": 1,
+}
+
+
+class Killed(Exception):
+    """The server's process is gone."""
+
+
+def die_after(updates: int):
+    """An observer that ends the server at this update."""
+    left = updates
+
+    def observe(event: events.Event) -> None:
+        nonlocal left
+        if isinstance(event, events.UpdateTaken):
+            left -= 1
+            if not left:
+                raise Killed
+
+    return observe
+
+
+@contextmanager
+def boards(folder: Path, broker: str, config):
+    """Real agents in processes with the memory and the speed of their boards."""
+    data = local_data(deal(config.simulate, seed=config.run.seed))
+    with EmulatedFleet(folder / "logs") as fleet:
+        for (device, own), board in zip(data.items(), BOARDS, strict=True):
+            path = folder / f"{device}.npz"
+            np.savez(path, x=own.x, y=own.y, x_holdout=own.x_holdout, y_holdout=own.y_holdout, classes=own.classes)
+            agent = AgentConfig(
+                broker=broker,
+                device=device,
+                fleet="test",
+                data=f"npz:{path}",
+                state=folder / "state",
+                threads=1,
+                once=True,
+            )
+            fleet.start(device, board, agent_command(agent))
+        yield fleet
+
+
+def final_state(folder: Path) -> bytes:
+    """The last saved state of the run in a folder."""
+    store = SqliteRoundStore(folder / "run/rounds.sqlite")
+    try:
+        return BlobStore(folder / "run/blobs").read(store.closed()[-1].state)
+    finally:
+        store.close()
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+def test_boards_choose_their_ratios_and_a_killed_server_ends_the_same(tmp_path, monkeypatch):
+    config, text = make_config(
+        tmp_path / "mqtt",
+        method=METHOD,
+        public=public_file(tmp_path),
+        train={"batch": BATCH, "learning_rate": 0.05},
+        fleet={"devices": 4, "join_timeout_s": 120, "deadline_s": 120},
+        simulate={"devices": 4, "rows": 200, "evaluate_every": 0},
+    )
+    with Broker() as broker, boards(tmp_path, broker.url, config):
+        for updates in (2, 4):
+            link = connect(broker.url, client_id="server")
+            with pytest.raises(Killed):
+                runs.execute(config, text, link=link, observer=die_after(updates))
+            link.close()
+        link = connect(broker.url, client_id="server")
+        outcome = runs.execute(config, text, link=link)
+        link.close()
+    assert {device: record.width for device, record in outcome.devices.items()} == WIDTHS
+
+    make = simulation.make_reports
+
+    def with_memory(run, dealt):
+        memory = {d: load_profile(board).memory_bytes for d, board in zip(dealt.shares, BOARDS, strict=True)}
+        return {d: structs.replace(report, free_bytes=memory[d]) for d, report in make(run, dealt).items()}
+
+    monkeypatch.setattr(simulation, "make_reports", with_memory)
+    simulation.simulate(replace(config, run=replace(config.run, folder=str(tmp_path / "simulated"))), text)
+    assert final_state(tmp_path / "mqtt") == final_state(tmp_path / "simulated")
