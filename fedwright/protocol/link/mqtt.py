@@ -329,7 +329,7 @@ def _tls_why(err: ssl.SSLError) -> str:
     if isinstance(err, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {err.verify_message}"
     if isinstance(err, ssl.SSLEOFError):
-        return "it hung up, as brokers do on a certificate they do not know"
+        return "it hung up, as brokers do on a certificate that is unknown or revoked"
     return (err.reason or str(err)).replace("_", " ").lower()
 
 
