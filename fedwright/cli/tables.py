@@ -36,6 +36,7 @@ def record_row(record: "DeviceRecord") -> dict[str, Any]:
         "peak_rss_bytes": record.peak_rss_bytes,
         "bytes_up": record.bytes_up,
         "bytes_down": record.bytes_down,
+        "macs": record.macs,
     }
 
 

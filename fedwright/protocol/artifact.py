@@ -90,6 +90,8 @@ class Manifest(Struct, frozen=True):
     description: Annotated[str, Meta(max_length=2000)] = ""
     # What a step computes, for `predictor.predict`; empty = nobody counted.
     work: dict[Annotated[str, Meta(max_length=100)], list[Annotated[float, Meta(ge=0)]]] = {}
+    # Multiply-accumulates of one prediction; 0 = nobody counted.
+    macs: Annotated[int, Meta(ge=0)] = 0
     # What train.onnx is for: the stock onnxruntime, or onnxruntime-training (protocol/classic.py).
     backend: Literal["portable", "classic"] = "portable"
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -13,7 +12,6 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.files import lock_folder
 from fedwright.protocol.link.base import Link
 from fedwright.protocol.messages import Report, Returns
-from fedwright.protocol.predictor import need_bytes
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
 from fedwright.server_runtime.artifacts.standalone import export_model
@@ -141,8 +139,8 @@ def meet(config: RunConfig, text: str, meeting: Meeting) -> Outcome:
             desk.dismiss_all(f"run {config.run.name} is complete")
         model = _export(folder, builder, method) if config.export.global_model else None
         metrics = [closed.metrics for closed in store.closed() if closed.metrics]
-        need = lru_cache(lambda structure, batch: need_bytes(builder.build(structure).manifest, batch))
-        return Outcome(device_records(store, rounds=config.run.rounds, need=need), metrics, model)
+        records = device_records(store, rounds=config.run.rounds, manifest=desk.planner.manifest)
+        return Outcome(records, metrics, model)
     finally:
         store.close()
         lock.close()

@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from fedwright.server_runtime.artifacts.export import export
+from fedwright.server_runtime.artifacts.macs import count_macs
 from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.blocks.slicing import group_sizes, prefix_plan, put, random_plan, take
 from fedwright.server_runtime.zoo import MODELS, ZooModel, create, full_sizes, scaled, sizes_of
@@ -252,3 +254,12 @@ def test_heads_are_cut_inside(name: str) -> None:
 
     with torch.no_grad():
         torch.testing.assert_close(small(*batch), full(*batch), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_multiply_accumulates_are_counted_and_fall_with_the_width(name: str) -> None:
+    counts = []
+    for width in (1, 0.5):
+        spec = scaled(spec_of(name), width)
+        counts.append(count_macs(export(create(spec, seed=0), spec, training=False).graph))
+    assert counts[0] > counts[1] > 0

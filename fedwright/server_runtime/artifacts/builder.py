@@ -24,6 +24,7 @@ from fedwright.server_runtime.artifacts.autodiff.measure import measure
 from fedwright.server_runtime.artifacts.autodiff.rules.dropout import SEED
 from fedwright.server_runtime.artifacts.export import Rewrite, buffer_names, export, initial_weights
 from fedwright.server_runtime.artifacts.loss import Loss, append_loss
+from fedwright.server_runtime.artifacts.macs import count_macs
 from fedwright.server_runtime.artifacts.memory import estimate
 from fedwright.server_runtime.artifacts.optimizer import LEARNING_RATE, Stepper, Updates, clip
 from fedwright.server_runtime.artifacts.structure import Structure
@@ -242,5 +243,6 @@ def _manifest(
         fixed_bytes=fixed_bytes,
         sample_bytes=sample_bytes,
         work=tabulate(train.graph),
+        macs=count_macs(evaluation.graph),
         description=f"{structure.spec.model} {structure.spec.input_shape}, {structure.optimizer.kind}",
     )

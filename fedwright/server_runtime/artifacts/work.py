@@ -18,7 +18,7 @@ def tabulate(graph: Graph) -> dict[str, list[float]]:
     fused = _fused(model)
     table: dict[str, list[float]] = {}
     for place, batch in enumerate(WORK_BATCHES):
-        shapes = _shapes(model, batch)
+        shapes = shapes_at(model, batch)
         for node in model.graph.node:
             if node.output[0] in fused:
                 continue
@@ -54,7 +54,7 @@ def _swaps_last(order: list[int]) -> bool:
     return last > 0 and order == [*range(last - 1), last, last - 1]
 
 
-def _shapes(model: onnx.ModelProto, batch: int) -> dict[str, Shape]:
+def shapes_at(model: onnx.ModelProto, batch: int) -> dict[str, Shape]:
     """The shape of every value when all free dimensions are `batch`."""
     fixed = onnx.ModelProto()
     fixed.CopyFrom(model)

@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from fedwright.protocol.artifact import Manifest
 from fedwright.protocol.messages import Stats
+from fedwright.protocol.predictor import need_bytes
 from fedwright.server_runtime.artifacts.structure import Structure
 from fedwright.server_runtime.rounds.store import Position, RoundStore
 from fedwright.server_runtime.zoo import width_of
@@ -14,7 +16,8 @@ class DeviceRecord:
     """One device over all rounds; accuracies are those of the model it was sent, on its own held-out data.
 
     width: mean share of the channels in each group of the model it was last sent. need_bytes: the most memory that
-    the server expected one of its tasks to need. energy_j: in all, where the board tells.
+    the server expected one of its tasks to need. macs: of one prediction by the model it was last sent. energy_j: in
+    all, where the board tells.
     """
 
     device: str
@@ -29,6 +32,7 @@ class DeviceRecord:
     bytes_up: int = 0
     bytes_down: int = 0
     need_bytes: int = 0
+    macs: int = 0
     energy_j: float | None = None
 
     @property
@@ -38,11 +42,11 @@ class DeviceRecord:
 
 
 def device_records(
-    store: RoundStore, *, rounds: int, need: Callable[[Structure, int], int] | None = None
+    store: RoundStore, *, rounds: int, manifest: Callable[[Structure], Manifest] | None = None
 ) -> dict[str, DeviceRecord]:
     """Records of all devices that answered at least once; the stage after the last round is the closing evaluation.
 
-    need: bytes that a structure needs at a batch size.
+    manifest: what a structure needs and costs.
     """
     records: dict[str, DeviceRecord] = {}
     last: dict[str, int] = {}
@@ -54,8 +58,10 @@ def device_records(
                 record = records.setdefault(planned.device, DeviceRecord(planned.device))
                 structure = planned.assignment.structure
                 record.width = width_of(structure.spec)
-                if need is not None:
-                    record.need_bytes = max(record.need_bytes, need(structure, planned.task.recipe.batch))
+                if manifest is not None:
+                    found = manifest(structure)
+                    record.need_bytes = max(record.need_bytes, need_bytes(found, planned.task.recipe.batch))
+                    record.macs = found.macs
                 again = last.get(planned.device) == position.round
                 _add(record, reply.update.stats, evaluation=position.round > rounds, again=again)
                 last[planned.device] = position.round

@@ -12,6 +12,7 @@ from msgspec import structs
 from fedwright.protocol import tensors
 from fedwright.protocol.errors import NoQuorum
 from fedwright.server_runtime.artifacts.structure import ModelSpec
+from fedwright.server_runtime.evaluate.costs import round_cost
 from fedwright.server_runtime.methods.base import Absorbed, Method, notes_of, recall
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.coordinator import Options, evaluate_fleet, fleet_metrics, own_blobs
@@ -113,7 +114,9 @@ class BufferedCoordinator:
                 weight = (1.0 + self._version - planned.task.round) ** -0.5
                 values = self._desk.read(planned, reply.update)
                 method.absorb(planned.device, Absorbed(values, reply.update.stats, planned.assignment, weight))
-        metrics = {**fleet_metrics({reply.task: reply for _, reply in batch}), **method.advance()}
+        replies = {reply.task: reply for _, reply in batch}
+        cost = round_cost([planned for planned, _ in batch], replies, self._planner.manifest)
+        metrics = {**fleet_metrics(replies), **cost, **method.advance()}
         metrics["staleness"] = sum(self._version - planned.task.round for planned, _ in batch) / len(batch)
         self._close(method, batch, metrics)
         self._desk.observe(events.RoundClosed(self._version, metrics, self._desk.clock() - self._began_s))

@@ -13,6 +13,7 @@ from fedwright.protocol import tensors
 from fedwright.protocol.errors import NoQuorum, RoundError
 from fedwright.protocol.messages import Recipe, Returns
 from fedwright.server_runtime.artifacts.structure import ModelSpec, Structure
+from fedwright.server_runtime.evaluate.costs import round_cost
 from fedwright.server_runtime.methods.base import (
     Assignment,
     Emission,
@@ -108,7 +109,8 @@ class Coordinator:
             stage += 1
         # A resumed round was planned by another process, which alone had met its devices.
         meet(method, self._desk.present())
-        metrics = {**fleet_metrics(self._store.replies(position)), **method.advance()}
+        replies = self._store.replies(position)
+        metrics = {**fleet_metrics(replies), **round_cost(plan, replies, self._planner.manifest), **method.advance()}
         self._close(method, position, plan, metrics)
         self._desk.observe(events.RoundClosed(number, metrics, self._desk.clock() - began_s))
 
