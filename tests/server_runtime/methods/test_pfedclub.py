@@ -1,0 +1,184 @@
+"""pFedClub and its relatives: teachers within their limits, and what happens where there can be none."""
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.messages import DataSummary, Refusal, Stats
+from fedwright.server_runtime import zoo
+from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
+from fedwright.server_runtime.artifacts.structure import ModelSpec
+from fedwright.server_runtime.methods.base import Absorbed
+from fedwright.server_runtime.methods.baselines.pfedhr import PFedHR, PFedHRParams
+from fedwright.server_runtime.methods.own import Own
+from fedwright.server_runtime.methods.pfedclub import PFedClub, PFedClubParams
+from fedwright.server_runtime.public import PublicData
+from helpers.fleet import report, setting
+
+SHAPE, CLASSES = (1, 16, 16), 4
+MODELS = ("cnn1@0.5", "cnn2@0.5", "cnn3@0.125", "mobilenet-v1@0.0625")
+STATS = Stats(samples=10, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
+
+
+def said(**changes):
+    data = DataSummary(samples=24, holdout=8, input_shape=list(SHAPE), classes=CLASSES, class_counts=[6] * 4)
+    return report(data=data, **{"free_bytes": 10**12, **changes})
+
+
+def make(params=None, *, model="cnn1@0.5", shape=SHAPE, labelled=True, kind=PFedClub, **changes):
+    spec = zoo.named(model, ModelSpec("", shape, CLASSES))
+    rng = np.random.default_rng(3)
+    public = PublicData(rng.random((24, *shape), np.float32), np.arange(24) % CLASSES if labelled else None)
+    initial = initial_weights(zoo.create(spec, seed=1))
+    params = params or PFedClubParams(Own(MODELS), most=4, rows=16, tune_epochs=1)
+    return kind(params, setting(spec=spec, initial=initial, public=public, **changes))
+
+
+def play(method, reports, number=1):
+    """A round in which every device's weights move a little, each its own way."""
+    for device, assignment in sorted(method.assign(reports, number).items()):
+        rng = np.random.default_rng([number, *device.encode()])
+        weights = method.emit(device, assignment).weights
+        moved = {n: 0.01 * rng.standard_normal(v.shape).astype(np.float32) for n, v in weights.items()}
+        method.absorb(device, Absorbed(moved, STATS, assignment))
+    return method.advance()
+
+
+FLEET = {f"d-{n}": said() for n in range(4)}
+
+
+@pytest.mark.parametrize("labelled", [True, False], ids=["labelled", "unlabelled"])
+def test_everyone_gets_a_teacher_made_of_others_blocks(labelled):
+    method = make(labelled=labelled)
+    metrics = play(method, FLEET)
+    assert metrics["teachers"] >= 3
+    for device, plan in method.assign(FLEET, 2).items():
+        teacher = plan.structure.objective.teacher
+        assert (teacher is not None) == (device in method.teachers)
+        if teacher is not None:
+            sides = method.emit(device, plan).sides
+            assert {n.removeprefix("teacher/") for n in sides} == initial_weights(zoo.create(teacher, seed=0)).keys()
+
+
+@pytest.mark.parametrize("eta", [0.1, -0.2])
+def test_no_teacher_is_larger_than_the_limit(eta):
+    method = make(PFedClubParams(Own(MODELS), most=4, rows=16, tune_epochs=0, eta=eta))
+    changes = []
+    for number in (1, 2, 3):
+        play(method, FLEET, number)
+        changes += [method.size_change(device) for device in method.teachers]
+    assert changes
+    assert max(changes) <= eta
+
+
+def test_without_a_candidate_within_the_limit_a_device_goes_on_alone():
+    method = make(PFedClubParams(Own(MODELS), most=4, rows=16, tune_epochs=0, eta=-0.999))
+    assert play(method, FLEET)["teachers"] == 0
+    assert all(plan.structure.objective.teacher is None for plan in method.assign(FLEET, 2).values())
+
+
+def test_models_that_cannot_be_cut_are_kept_whole_and_get_no_teacher():
+    own = Own(MODELS, {"d-1": "python:helpers.own_module:make_tangled"})
+    method = make(PFedClubParams(own, most=4, rows=16, tune_epochs=0))
+    play(method, FLEET)
+    assert "d-1" in method.specs
+    assert "d-1" not in method.teachers
+    assert not any("tangled" in teacher.spec.model for teacher in method.teachers.values())
+
+
+def test_a_fleet_of_one_has_nobody_to_learn_from_but_itself():
+    method = make()
+    play(method, {"d-0": said()})
+    for teacher in method.teachers.values():
+        assert "cnn1@0.5#" in teacher.spec.model
+
+
+def test_a_users_own_module_takes_part_with_its_blocks():
+    own = Own(("cnn1@0.5", "python:helpers.own_module:make"))
+    method = make(PFedClubParams(own, groups=2, most=6, rows=16, tune_epochs=0))
+    for number in range(1, 5):
+        play(method, FLEET, number)
+        names = [teacher.spec.model for teacher in method.teachers.values()]
+        if any("own_module" in name and "cnn1" in name for name in names):
+            return
+    pytest.fail("no teacher ever had blocks of both models")
+
+
+def test_a_device_without_the_memory_for_a_teacher_gets_none():
+    builder = Builder()
+    method = make(manifest=lambda structure: builder.build(structure).manifest)
+    play(method, {"d-0": said(), "d-1": said(free_bytes=1)})
+    assert "d-1" not in method.teachers
+    plans = method.assign({"d-0": said(free_bytes=1), "d-1": said()}, 2)
+    assert all(plan.structure.objective.teacher is None for plan in plans.values())
+
+
+def test_a_refused_teacher_is_left_at_home():
+    method = make()
+    play(method, FLEET)
+    device = sorted(method.teachers)[0]
+    plan = method.assign(FLEET, 2)[device]
+    less = method.shrink(device, plan, Refusal("t", "over_budget", "too much", 2, 1))
+    assert less == replace(plan, structure=replace(plan.structure, objective=less.structure.objective))
+    assert less.structure.objective.teacher is None
+    assert not method.emit(device, less).sides
+    assert method.shrink(device, less, Refusal("t", "over_budget", "too much", 2, 1)) is None
+
+
+def test_devices_have_the_models_they_name():
+    method = make(PFedClubParams(Own(MODELS, {"d-2": "cnn2"})))
+    method.assign({"d-0": said(), "d-1": said(model="cnn3@0.25"), "d-2": said(model="cnn1")}, 1)
+    like = method.setting.spec
+    assert method.specs == {
+        "d-0": zoo.named("cnn1@0.5", like),
+        "d-1": zoo.named("cnn3@0.25", like),
+        "d-2": zoo.named("cnn2", like),
+    }
+
+
+@pytest.mark.parametrize("model", ["python:os:system", "cnn9", "lenet@2"])
+def test_a_model_that_the_server_cannot_give_leaves_the_device_out(model, caplog):
+    method = make()
+    with caplog.at_level(logging.WARNING):
+        plans = method.assign({"d-0": said(), "d-1": said(model=model)}, 1)
+        method.assign({"d-0": said(), "d-1": said(model=model)}, 2)
+    assert list(plans) == ["d-0"]
+    assert len(caplog.messages) == 1
+    assert "d-1" in caplog.messages[0]
+    assert method.personal("d-1")[0] == method.setting.spec
+
+
+def test_a_model_of_the_config_that_does_not_exist_is_an_error():
+    with pytest.raises(ConfigError, match="unknown model 'cnn9'"):
+        make(PFedClubParams(Own(("cnn9",))))
+
+
+def test_without_public_examples_it_says_how_to_give_some():
+    method = make()
+    method.setting = replace(method.setting, public=None)
+    with pytest.raises(ConfigError, match=r"pfedclub needs examples on the server; set public\.file"):
+        method.assign(FLEET, 1)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"groups": 0}, {"eta": -1.0}, {"most": 0}, {"rows": 1}, {"temperature": 0.0}, {"tune_batch": 1}, {"finalists": 0}],
+    ids=str,
+)
+def test_bad_parameters_are_named(bad):
+    with pytest.raises(ConfigError, match=next(iter(bad))):
+        PFedClubParams(**bad)
+
+
+def test_pfedhr_teaches_all_from_the_same_models_without_a_limit():
+    params = PFedHRParams(Own(MODELS), rows=16, tune_epochs=1)
+    method = make(params, kind=PFedHR)
+    play(method, FLEET)
+    assert len(method.teachers) == 4
+    names = {teacher.spec.model for teacher in method.teachers.values()}
+    assert all(name.startswith("dense:") and name.endswith("|classes") for name in names)
+    assert all(params.least + 1 <= name.count("|") + 1 <= params.longest + 1 for name in names)
+    assert max(method.size_change(device) for device in method.teachers) > 0.1
