@@ -1,6 +1,6 @@
 """A network that writes the weights of other networks from a description of whom they are for.
 
-trunk   h = f(v), a few linear layers; with `norm` h = layernorm(tanh(·)) scaled to ||h|| = norm
+trunk   h = f(v), a few linear layers; with `norm` h = tanh(·) centred and scaled to ||h|| = norm, less where faint
 heads   omega = W h + b, the heads of all target tensors side by side in one matrix W [d, hidden]
 chunked omega = b + concat_c(W h([v; e_c])), one head of `chunk` outputs shared by all pieces c, for large targets
 project omega ← omega + U tanh(V omega) / sqrt(r), U [d, r], V [r, d]: a learnt projection behind the heads
@@ -27,8 +27,8 @@ Tensors = dict[str, Array]
 
 # Participants are generated and differentiated this many at a time, so that memory does not grow with their number.
 BATCH = 32
-# Directions in which descriptors spread less than this part of the widest count less.
-RIDGE = 0.1
+# Below this root mean square the hidden vector stays short: the mean descriptor says nothing, and b speaks for all.
+FAINT = 0.3
 HEAD, BIAS, PIECES, PROJECT_IN, PROJECT_OUT = "head.weight", "head.bias", "pieces", "project.in", "project.out"
 PENDING_INPUTS, PENDING_CHANGES, PENDING_WEIGHTS = "pending.inputs", "pending.changes", "pending.weights"
 MOMENTUM, FOLDED, FOLDED_WEIGHT, HELD = "momentum/", "folded/", "folded.weight", "folded.held"
@@ -216,13 +216,9 @@ class Hypernet:
         """Vector-Jacobian products of the remembered changes, so that memory does not grow with their number."""
         if not self._pending:
             return
-        learnt = [BIAS] if self.form.shared else list(self._values)
         rows = self._tensor(np.stack([row for row, _, _ in self._pending]))
         pulls = self._tensor(np.stack([change * np.float32(-weight) for _, change, weight in self._pending]))
-        live = {name: self._values[name].detach().requires_grad_() for name in learnt}
-        written = self._forward({**self._values, **live}, rows)
-        found = torch.autograd.grad(written, list(live.values()), pulls)
-        for name, gradient in zip(live, found, strict=True):
+        for name, gradient in self._pulled(rows, pulls).items():
             kept = self._folded.get(name)
             self._folded[name] = gradient if kept is None else kept.add_(gradient)
         self._weight += sum(weight for _, _, weight in self._pending)
@@ -230,6 +226,20 @@ class Hypernet:
             weights = self._tensor(np.array([weight for _, _, weight in self._pending], np.float32))
             self._held = self._held + weights @ (pulls != 0).float()
         self._pending = []
+
+    def _pulled(self, rows: Tensor, pulls: Tensor) -> dict[str, Tensor]:
+        """Σ_n J_n' pull_n for everything that learns."""
+        if self.form.shared:
+            return {BIAS: pulls.sum(0)}
+        if self.form.chunk is not None or self.form.project:
+            live = {name: value.detach().requires_grad_() for name, value in self._values.items()}
+            found = torch.autograd.grad(self._forward(live, rows), list(live.values()), pulls)
+            return dict(zip(live, found, strict=True))
+        # Linear heads need no forward pass of their own: dW = pulls' h, db = Σ pulls, dh = pulls W.
+        trunk = {n: value.detach().requires_grad_() for n, value in self._values.items() if n not in (HEAD, BIAS)}
+        hidden = self._trunk(trunk, rows)
+        found = torch.autograd.grad(hidden, list(trunk.values()), pulls @ self._values[HEAD])
+        return dict(zip(trunk, found, strict=True)) | {HEAD: pulls.T @ hidden.detach(), BIAS: pulls.sum(0)}
 
     def _descend(self, gradient: dict[str, Tensor], step: Step) -> float:
         norm = math.sqrt(sum(float(torch.linalg.vector_norm(value)) ** 2 for value in gradient.values()))
@@ -241,7 +251,7 @@ class Hypernet:
             if step.momentum:
                 kept = self._momentum.get(name)
                 pull = self._momentum[name] = pull if kept is None else kept.mul_(step.momentum).add_(pull)
-            self._values[name] = torch.sub(self._values[name], pull, alpha=step.rate)
+            self._values[name].sub_(pull, alpha=step.rate)
         return norm
 
     def _forward(self, values: Mapping[str, Tensor], rows: Tensor) -> Tensor:
@@ -270,8 +280,10 @@ class Hypernet:
                 rows = torch.relu(rows)
             rows = functional.linear(rows, values[f"trunk{layer}.weight"], values[f"trunk{layer}.bias"])
         if self.form.norm is not None:
-            scale = self.form.norm / math.sqrt(self.form.hidden)
-            rows = functional.layer_norm(torch.tanh(rows), (self.form.hidden,)) * scale
+            rows = torch.tanh(rows)
+            rows = rows - rows.mean(-1, keepdim=True)
+            length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+            rows = rows * (self.form.norm / length.clamp(min=FAINT * math.sqrt(self.form.hidden)))
         return rows
 
     def _batch(self) -> int:
@@ -346,39 +358,3 @@ def _head(rng: np.random.Generator, rows: int, form: Form, spread: float) -> Arr
 
 def _batches(rows: Array, size: int) -> list[Array]:
     return [rows[start : start + size] for start in range(0, len(rows), size)]
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """(v - mean) / std per coordinate over the fleet, then `turn` [l, l], which makes coordinates unlike each other.
-
-    Means of random features differ along two or three directions mostly, which say little of what a device has; after
-    scaling alone most hidden vectors would lie on one line. turn = V diag(1 / sqrt(s² + (RIDGE s_1)²)) V' from the
-    singular values s and directions V of the scaled descriptors, so that directions count alike until they are noise.
-    """
-
-    mean: Array
-    std: Array
-    turn: Array
-
-    @classmethod
-    def of(cls, rows: Array) -> "Scaling":
-        """Over descriptors [n, l]; a single device has nothing to be compared with and is left as it is."""
-        mean, std, length = rows.mean(axis=0), rows.std(axis=0), rows.shape[1]
-        if len(rows) == 1:
-            return cls(np.zeros(length, np.float32), np.ones(length, np.float32), np.eye(length, dtype=np.float32))
-        same = std <= 1e-6 * np.maximum(1.0, np.abs(mean))
-        std = np.where(same, np.inf, std)
-        _, values, directions = np.linalg.svd((rows - mean) / std, full_matrices=False)
-        if not values[0] > 0:
-            return cls(mean.astype(np.float32), std.astype(np.float32), np.eye(length, dtype=np.float32))
-        factors = 1.0 / np.sqrt(values**2 + (RIDGE * values[0]) ** 2)
-        # The mean square of a coordinate stays what scaling makes it: 1.
-        factors *= math.sqrt(len(rows) * length / ((values * factors) ** 2).sum())
-        turn = (directions.T * factors) @ directions
-        return cls(mean.astype(np.float32), std.astype(np.float32), turn.astype(np.float32))
-
-    def apply(self, row: Array) -> Array:
-        """A standardised descriptor."""
-        scaled: Array = (((row - self.mean) / self.std).astype(np.float32) @ self.turn).astype(np.float32)
-        return scaled

@@ -28,7 +28,8 @@ def top_entries(weights: Tensors, names: Collection[str], share: float, *, least
     order = list(flat)
     joined = np.concatenate([flat[name] for name in order])
     starts = np.cumsum([0, *(flat[name].size for name in order)])
-    floors = [max(1, math.floor(least * share * flat[name].size)) for name in order]
+    # One each, and of what is then left `least` by size: never more than the budget.
+    floors = [1 + math.floor(least * (count - len(order)) * flat[name].size / total) for name in order]
     first = np.concatenate([start + _largest(flat[n], k) for n, start, k in zip(order, starts, floors, strict=False)])
     chosen = np.zeros(total, bool)
     chosen[first] = True

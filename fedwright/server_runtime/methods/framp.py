@@ -17,24 +17,20 @@ targets are written in pieces by a shared head.
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 
 import msgspec
 import numpy as np
-from msgspec import structs
 
 from fedwright.protocol.messages import Refusal, Report
 from fedwright.protocol.tensors import load, save
 from fedwright.server_runtime.artifacts.builder import Builder
 from fedwright.server_runtime.artifacts.structure import ModelSpec, Objective, Structure
-from fedwright.server_runtime.blocks.budget import Budget, Cost, largest_choice
 from fedwright.server_runtime.blocks.hypernet import Form, Hypernet, Start, Step
 from fedwright.server_runtime.blocks.prototypes import Prototypes, disturbed
 from fedwright.server_runtime.blocks.slicing import put, take
 from fedwright.server_runtime.methods import written
 from fedwright.server_runtime.methods.base import (
     Absorbed,
-    Array,
     Assignment,
     Emission,
     Entry,
@@ -43,22 +39,14 @@ from fedwright.server_runtime.methods.base import (
     Tensors,
     register,
 )
-from fedwright.server_runtime.methods.fitting import Left, largest_fitting, memory_of
 from fedwright.server_runtime.methods.framp_descriptors import Descriptors
+from fedwright.server_runtime.methods.framp_offers import Offers, note_of
 from fedwright.server_runtime.methods.framp_params import FrampParams
 from fedwright.server_runtime.methods.framp_parts import Parts, masked, threshold
 from fedwright.server_runtime.rounds.sampling import derive_seed
 
 # Above this many weights they are written in pieces of CHUNK.
 WHOLE, CHUNK = 500_000, 8192
-
-
-class Note(msgspec.Struct):
-    """What a plan must remember of a device's part: which size, the hypernetwork's input, the channels."""
-
-    level: int
-    row: bytes
-    plan: dict[str, list[int]]
 
 
 class Learnt(msgspec.Struct):
@@ -76,7 +64,7 @@ class Framp:
         self._initial = written.parameters_of(setting)
         self._parts = Parts(params, setting, self._initial)
         self._descriptors, self._running = Descriptors(params, setting), written.Running(setting, self._initial)
-        self._step, self._left = Step(params.server_rate), Left()
+        self._step = Step(params.server_rate)
         self._hypernet: Hypernet | None = None
         self._made: dict[str, Tensors] = {}
         self._advanced = 0
@@ -87,6 +75,7 @@ class Framp:
             element_masks=self._parts.by_element,
             fiarse=params.mask_gradient and self._parts.by_element,
         )
+        self._offers = Offers(params, setting, parts=self._parts, objective=self._objective)
 
     def meet(self, reports: Mapping[str, Report]) -> None:
         """Take in the descriptors."""
@@ -105,75 +94,33 @@ class Framp:
         if round_number == 1:
             hypernet.check_step(self._descriptors.rows(self._descriptors.known), self._step)
         self._made = dict(zip(devices, hypernet.generate(rows), strict=True))
-        found = {}
-        for device, row in zip(devices, rows, strict=True):
-            assignment = self._fitting(device, row, reports[device], round_number)
-            if assignment is None:
-                self._left.out(device, setting=self._setting, report=reports[device])
-            else:
-                self._left.back(device)
-                found[device] = assignment
-        return found
-
-    def _fitting(self, device: str, row: Array, report: Report, round_number: int) -> Assignment | None:
-        """The device's own size, or the largest below it within its budget."""
-        levels = self._parts.levels(device)
-        fit = largest_fitting(
-            self._setting,
-            device,
-            report=report,
-            sizes=levels,
-            make=lambda level: self._assignment(device, level, row, round_number),
-            sent_ratio=lambda level: self._params.sizes[level] if self._parts.by_element else 1.0,
-        )
-        self._parts.chosen.note(device, levels[0] if fit is None else fit.size, own=levels[-1])
-        return None if fit is None else fit.assignment
-
-    def _assignment(self, device: str, level: int, row: Array, round_number: int) -> Assignment:
-        share = self._params.sizes[level]
-        plan = self._parts.channels(self._made[device], share)
-        note = Note(level, row.tobytes(), {group: kept.tolist() for group, kept in plan.items()})
-        returns = structs.replace(
-            self._setting.returns,
-            prototypes=self._params.align > 0,
-            masked=self._parts.by_element and share < 1,
-        )
-        return Assignment(
-            Structure(self._parts.spec(plan), self._objective, self._setting.optimizer),
-            written.recipe_for(self._setting, round_number, device),
-            returns,
-            tuple(msgspec.msgpack.encode(note)),
-        )
+        found = {
+            device: self._offers.fitting(
+                device,
+                self._made[device],
+                row=row,
+                report=reports[device],
+                recipe=written.recipe_for(self._setting, round_number, device),
+            )
+            for device, row in zip(devices, rows, strict=True)
+        }
+        return {device: assignment for device, assignment in found.items() if assignment is not None}
 
     def shrink(self, device: str, assignment: Assignment, refusal: Refusal) -> Assignment | None:
-        """The largest smaller part that fits into what the device has free, or the smallest; None below that.
-
-        Fewer entries do not make a graph smaller, fewer channels do.
-        """
-        if self._parts.by_element:
-            return None
-        note = _note(assignment)
-        row = np.frombuffer(note.row, np.float32).copy()
+        """A smaller part that fits into what the device has free."""
         if device not in self._made:
+            row = note_of(assignment).input
             self._made[device] = self._net(len(row)).generate(row[None])[0]
-        sizes = self._params.sizes
-        offers = [
-            replace(self._assignment(device, level, row, 0), recipe=assignment.recipe)
-            for level in sorted(range(len(sizes)), key=sizes.__getitem__)
-            if sizes[level] < sizes[note.level]
-        ]
-        room = Budget(memory_bytes=refusal.free_bytes)
-        found = largest_choice(offers, lambda offer: Cost(memory_of(self._setting, offer)), room)
-        return found or next(iter(offers), None)
+        return self._offers.smaller(self._made[device], assignment, refusal)
 
     def emit(self, device: str, assignment: Assignment) -> Emission:
         """The device's part of its model, and the prototypes."""
-        weights, note = {**self._made[device], **self._running.values}, _note(assignment)
+        weights, note = {**self._made[device], **self._running.values}, note_of(assignment)
         sides = {}
         if self._params.align:
             sides = {"prototypes": self._prototypes.values, "prototype_owned": self._prototypes.known}
         if note.plan:
-            return Emission(take(weights, self._parts.axes, _plan(note)), sides)
+            return Emission(take(weights, self._parts.axes, note.channels), sides)
         masks = self._parts.masks(weights, self._params.sizes[note.level])
         if self._objective.fiarse:
             sides["threshold"] = threshold(weights, masks)
@@ -181,12 +128,12 @@ class Framp:
 
     def absorb(self, device: str, reply: Absorbed) -> Relay | None:
         """Remember the change at its place in the full model, and take in the prototypes."""
-        note, tensors = _note(reply.assignment), reply.tensors
-        row = np.frombuffer(note.row, np.float32).copy()
+        note, tensors = note_of(reply.assignment), reply.tensors
+        row = note.input
         change = {name: tensors[name] for name in self._initial}
         if note.plan:
             nothing = {name: np.zeros_like(value) for name, value in self._initial.items()}
-            change = put(nothing, change, self._parts.axes, _plan(note))
+            change = put(nothing, change, self._parts.axes, note.channels)
         self._net(len(row)).add(row, change, reply.weight)
         if self._params.describe == "updated":
             self._descriptors.pull(device, self._net(len(row)).input_gradient(row, change))
@@ -279,14 +226,6 @@ class Framp:
         structure = Structure(self._setting.spec)
         ask = self._setting.manifest or (lambda asked: Builder().build(asked).manifest)
         return ask(structure).embedding_size
-
-
-def _note(assignment: Assignment) -> Note:
-    return msgspec.msgpack.decode(bytes(assignment.marks), type=Note)
-
-
-def _plan(note: Note) -> dict[str, Array]:
-    return {group: np.array(kept, np.int64) for group, kept in note.plan.items()}
 
 
 register(Entry("framp", "a model written for each device, cut to the part that fits", FrampParams, Framp, "cnn-gn"))

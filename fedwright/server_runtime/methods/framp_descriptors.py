@@ -6,7 +6,7 @@ import numpy as np
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Report
-from fedwright.server_runtime.blocks.hypernet import Scaling
+from fedwright.server_runtime.blocks.scaling import Scaling
 from fedwright.server_runtime.methods import written
 from fedwright.server_runtime.methods.base import Array, Setting, Tensors
 from fedwright.server_runtime.methods.framp_params import FrampParams

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.server_runtime.blocks.hypernet import BATCH, Form, Hypernet, Scaling, Start, Step
+from fedwright.server_runtime.blocks.hypernet import BATCH, Form, Hypernet, Start, Step
+from fedwright.server_runtime.blocks.scaling import Scaling
 
 TARGET = {"a.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "a.bias": np.zeros(2, np.float32)}
 PLAIN = Form(inputs=4, hidden=8, norm=1.0)
@@ -52,7 +53,7 @@ def test_the_sign_as_printed_would_lead_away(form):
 
 def test_a_step_of_half_lands_on_the_result_when_the_hidden_norm_is_one():
     # rate (1 + ||h||²) = 1 with ||h|| = 1; a zero head gives the trunk no gradient, so nothing else moves
-    net, row = make(default_spread=0.0), rows(1)[0]
+    net, row = make(default_spread=0.0), 3 * rows(1)[0]
     final = {name: value + 0.5 for name, value in TARGET.items()}
     net.add(row, change_to(net, row, final))
     assert net.reach(row[None], Step(0.5)) == pytest.approx(1.0, abs=1e-3)
@@ -208,6 +209,15 @@ def test_a_step_that_devices_share_is_checked_over_the_fleet():
     assert net.reach(alike, Step(1.0)) == pytest.approx(5.0, abs=1e-2)
     with pytest.raises(ConfigError, match="lower the rate"):
         net.check_step(alike, Step(1.0))
+
+
+def test_a_description_that_says_nothing_gets_what_all_have_in_common():
+    """The mean of standardised descriptions is zero: its hidden vector is short, so that b speaks."""
+    form = Form(64, 32, norm=1.0)
+    net = Hypernet(form, Start({"w": np.zeros(2, np.float32)}, {}), seed=0)
+    usual = np.random.default_rng(0).standard_normal((20, 64)).astype(np.float32)
+    assert net.reach(usual, Step(1.0)) == pytest.approx(2.0, abs=1e-3)
+    assert net.reach(np.zeros((1, 64), np.float32), Step(1.0)) < 1.1
 
 
 def test_a_projection_learns_behind_the_heads():

@@ -26,6 +26,16 @@ def test_the_largest_entries_of_all_tensors_together_and_one_of_each():
     assert masks["c"].tolist() == [True, False]
 
 
+@pytest.mark.parametrize("least", [0.0, 0.5, 1.0])
+def test_what_every_tensor_keeps_is_within_the_budget(least):
+    """A tensor of tiny entries keeps its part, and the sum is as asked for however unlike the sizes are."""
+    weights = {"wide": np.full(1000, 1e-3, np.float32), **{f"narrow{n}": np.ones(7, np.float32) for n in range(9)}}
+    masks = top_entries(weights, weights, 0.02, least=least)
+    assert sum(int(mask.sum()) for mask in masks.values()) == int(0.02 * 1063)
+    # one each, and of the other 11 that part of what its size asks for
+    assert masks["wide"].sum() == 1 + int(least * 11 * 1000 / 1063)
+
+
 def test_ties_do_not_break_the_budget():
     same = {"a": np.ones((10, 10), np.float32), "b": np.ones(50, np.float32)}
     assert sum(int(mask.sum()) for mask in top_entries(same, same, 0.1).values()) == 15

@@ -1,0 +1,141 @@
+"""FRAMP's suites: what they see of a run, their pictures, and rounds on the pieces of a graph."""
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from fedwright.benchmarks import framp_fashion, graph_rounds, written_plots
+from fedwright.benchmarks.framp_fashion import SIZES, view
+from fedwright.benchmarks.graph_rounds import Scale, play
+from fedwright.benchmarks.simulate import Evaluated, Measured
+from fedwright.benchmarks.suite import Finished, Job, merged, read_suite, run_job
+from fedwright.benchmarks.written_views import cumulative, load, tune
+from fedwright.server_runtime import zoo
+from fedwright.server_runtime.artifacts.builder import initial_weights
+from fedwright.server_runtime.artifacts.structure import ModelSpec
+from fedwright.server_runtime.config import config_from_dict
+
+SHARES = [1.0, 0.25, 0.0625, 0.015625]
+PARAMS = {"sizes": [1.0, 0.5, 0.25, 0.125]}
+
+
+def job(method: str) -> Job:
+    config = {
+        "run": {"rounds": 2},
+        "model": {"model": "cnn-gn"},
+        "method": {"name": method, **PARAMS},
+        "train": {"batch": 16, "learning_rate": 0.1},
+        "update": {"evaluate": False},
+        "fleet": {"per_round": 2},
+        "simulate": {
+            "dataset": "digits",
+            "devices": 5,
+            "bystanders": 1,
+            "rows": 150,
+            "alpha": 1.0,
+            "evaluate_every": 1,
+        },
+    }
+    return Job(method, 3, config, watch=view)
+
+
+@pytest.mark.parametrize("method", ["framp", "fiarse"])
+def test_a_run_is_looked_at(method):
+    finished = run_job(job(method))
+
+    seen = msgspec.json.decode(msgspec.json.encode(finished), type=Finished).seen
+    assert len(seen["union"]) == SIZES
+    assert all(0 <= value <= 1 for value in seen["union"])
+    # every size has been counted, and more of the entries were ever chosen where devices have more
+    assert seen["coverage"] == sorted(seen["coverage"], reverse=True)
+    assert seen["coverage"][0] == 1.0
+    assert 0.12 < seen["coverage"][3] < 0.5
+    assert {len(row["mean"]) for row in seen["early"] + seen["late"]} == {64}
+    assert ("tuned" in seen) == (method == "fiarse")
+    assert set(seen.get("tuned", finished.evaluations[0] and {})) <= {d.device for d in finished.evaluations[0].devices}
+
+
+def test_choices_are_added_up_from_the_most_chosen_entry():
+    curve = cumulative(np.array([0, 6, 0, 2]))
+    assert curve[0] == 0
+    assert curve[25] == pytest.approx(6 / 8)
+    assert curve[50] == curve[100] == 1
+
+
+def test_own_training_keeps_masked_entries_at_zero():
+    spec = ModelSpec("cnn-gn", (1, 8, 8), 4)
+    weights = initial_weights(zoo.create(spec, seed=0))
+    weights["head.weight"][:, ::2] = 0
+    model = load(spec, weights)
+    x, y = np.random.default_rng(0).random((8, 1, 8, 8), np.float32), np.arange(8) % 4
+    tune(model, x, y, batches=[np.arange(8)] * 2, rate=0.1)
+    trained = dict(model.named_parameters())["head.weight"].detach()
+    assert not trained[:, ::2].any()
+    assert not torch.equal(trained[:, 1::2], torch.from_numpy(weights["head.weight"][:, 1::2]))
+
+
+def finished(name: str, accuracy: float) -> Finished:
+    devices = tuple(Measured(f"d-{n}", round(100 * accuracy), 100, 1.0) for n in range(6))
+    prototypes = [{"class": n % 3, "device": f"d-{n}", "mean": [float(n), 1.0, -n / 2]} for n in range(6)]
+    seen = {"union": [0.5] * 4, "coverage": [1.0, 0.5, 0.2, 0.1], "early": prototypes, "late": prototypes}
+    seen |= {"curves": [cumulative(np.arange(20))] * 4, "tuned": {f"d-{n}": 0.5 for n in range(6)}}
+    return Finished(name, 1, [Evaluated(1, "test", devices)], {}, [], seen)
+
+
+def test_pictures_lie_beside_the_result(tmp_path):
+    runs = {"framp": [finished("framp", 0.9)], "fiarse": [finished("fiarse", 0.8)]}
+    names = written_plots.draw(runs, SHARES, tmp_path / "found.json")
+    assert names == ["found-coverage.png", "found-accuracy.png", "found-prototypes.png"]
+    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in names)
+
+
+def test_differences_are_paired_by_seed():
+    runs = {"framp": [finished("framp", 0.9), finished("framp", 0.7)]}
+    runs["fiarse"] = [finished("fiarse", 0.8), finished("fiarse", 0.75)]
+    (row,) = framp_fashion.signs(runs, unseen=4)
+    assert (row["least"], row["most"], row["sign"]) == (pytest.approx(-5), pytest.approx(10), "?")
+    assert row["1/64"] == pytest.approx(2.5)
+
+
+def test_the_graph_suite_holds_valid_configs():
+    found = read_suite("framp-cora", quick=True)
+    for label, params in found["params"].items():
+        config = config_from_dict(merged(found["config"], {"method": {"name": label, **params}}), where="framp-cora")
+        assert config.method.name in found["paper"]
+
+
+@pytest.fixture
+def small_graph(tmp_path, monkeypatch):
+    """Four rings of ten papers, each about one subject, in the place of Cora."""
+    labels = np.repeat(np.arange(4), 10).astype(np.int8)
+    rings = np.concatenate([np.stack([np.arange(10), (np.arange(10) + 1) % 10], axis=1) + 10 * n for n in range(4)])
+    words = {"indptr": np.arange(41), "indices": np.repeat(np.arange(4), 10), "shape": np.array([40, 6])}
+    np.savez(tmp_path / "cora.npz", labels=labels, edges=rings, **words)
+    monkeypatch.setenv("FEDWRIGHT_DATA", str(tmp_path))
+
+
+@pytest.mark.parametrize("method", ["framp", "heterofl"])
+def test_rounds_on_pieces_of_a_graph(small_graph, method):
+    sizes = {"framp": {"sizes": [1.0, 0.5]}, "heterofl": {"levels": {"sizes": [1.0, 0.5]}}}[method]
+    data = {
+        "run": {"rounds": 2, "seed": 1},
+        "model": {"model": "gcn4"},
+        "train": {"learning_rate": 0.1},
+        "method": {"name": method, **sizes},
+    }
+    scale = Scale(devices=4, bystanders=1, per_round=2, steps=2, measure_every=1)
+    found = play(config_from_dict(data, where="test"), method, scale)
+    assert [entry.round for entry in found.evaluations] == [1, 2]
+    assert {device.n for device in found.evaluations[-1].devices} == {4}
+    assert len(found.seen["union"]) == 4
+
+
+def test_pieces_are_disjoint_and_train_without_their_test_nodes(small_graph):
+    pieces = graph_rounds.cut(4, seed=1)
+    assert sum(len(piece.y) for piece in pieces.values()) == 40
+    for piece in pieces.values():
+        assert set(piece.train) | set(piece.test) == set(range(len(piece.y)))
+        assert not set(piece.train) & set(piece.test)
+        assert len(piece.inner) <= len(piece.edges)
+        assert piece.inner.max(initial=0) < len(piece.train)
