@@ -13,23 +13,31 @@ import pytest
 from fedwright.benchmarks.dealing import deal
 from fedwright.benchmarks.edged_fleet import in_turn
 from fedwright.benchmarks.simulate import simulate
+from fedwright.device_runtime import facts
 from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.emulate.device import agent_command
 from fedwright.device_runtime.emulate.fleet import EmulatedFleet
+from fedwright.device_runtime.emulate.profiles import load_profile
+from fedwright.device_runtime.profiler.store import PROFILE_NAME, save_profile
 from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.link.broker import Broker
+from fedwright.protocol.predictor import FEATURES, Profile
 from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
+from fedwright.server_runtime.rounds.store import Position
+from fedwright.server_runtime.zoo import width_of
 from helpers.simulation import local_data, make_config
 from helpers.tools import require_tool
 
 BOARDS = ("raspberry-pi-4", "jetson-nano", "jetson-tx2", "laptop")
 EDGES = ("edge-1", "edge-2")
 ROUNDS = 4
+SECONDS_PER_FLOP = 1e-9
 POLL_S = 0.05
 RUN_TIMEOUT_S = 120.0
 # Longer than an edge needs to start again on a busy machine.
 PATIENCE_S = 8.0
+SIMULATE = {"devices": len(BOARDS), "evaluate_every": 0, "edges": len(EDGES), "partition": "iid"}
 EDGE = """
 [edge]
 name = "{name}"
@@ -43,16 +51,12 @@ fleet = "test"
 class Site:
     """A host, two edges and four boards; a process that was killed can be started again."""
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, *, rounds: int, **sections) -> None:
         self.folder = folder
         self._stack = stack
         self.broker = stack.enter_context(Broker(kind="mosquitto"))
-        self.config, text = make_config(
-            folder,
-            rounds=ROUNDS,
-            fleet={"devices": len(BOARDS), "broker": self.broker.url, "deadline_s": 60},
-            simulate={"devices": len(BOARDS), "evaluate_every": 0, "edges": len(EDGES)},
-        )
+        fleet = {"devices": len(BOARDS), "broker": self.broker.url, "deadline_s": 60}
+        self.config, text = make_config(folder, rounds=rounds, fleet=fleet, simulate=SIMULATE, **sections)
         (folder / "run.toml").write_text(text)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         for name in EDGES:
@@ -68,7 +72,8 @@ class Site:
         for (device, own), board in zip(data.items(), BOARDS, strict=True):
             path = self.folder / f"{device}.npz"
             np.savez(path, x=own.x, y=own.y, x_holdout=own.x_holdout, y_holdout=own.y_holdout, classes=own.classes)
-            home = homes[device]
+            home, state = homes[device], self.folder / "state" / device
+            save_profile(state / PROFILE_NAME, speed_of(board))
             config = AgentConfig(
                 broker=self.broker.url,
                 device=device,
@@ -76,7 +81,7 @@ class Site:
                 fleet=home,
                 further=tuple(edge for edge in EDGES if edge != home),
                 patience_s=PATIENCE_S,
-                state=self.folder / "state",
+                state=state,
                 threads=1,
                 profile=board,
             )
@@ -128,6 +133,14 @@ class Site:
             store.close()
 
 
+def speed_of(board: str) -> Profile:
+    """What a board would have measured: so many operations per second, as its profile says beside a laptop."""
+    own = facts.board(threads=1)
+    seconds = SECONDS_PER_FLOP / load_profile(board).cpu_share
+    coefficients = [seconds if feature == "flops" else 0.0 for feature in FEATURES]
+    return Profile(own.model, own.runtime, 1, facts.health().power_mode or "", {"any": coefficients})
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.wait()
@@ -146,14 +159,9 @@ def state_of(folder: Path) -> dict[str, np.ndarray]:
 @pytest.mark.slow
 def test_killed_edges_and_a_killed_host_lose_nothing(tmp_path):
     require_tool("mosquitto")
-    config, text = make_config(
-        tmp_path / "simulated",
-        rounds=ROUNDS,
-        simulate={"devices": len(BOARDS), "evaluate_every": 0, "edges": len(EDGES)},
-    )
-    simulate(config, text)
+    simulate(*make_config(tmp_path / "simulated", rounds=ROUNDS, simulate=SIMULATE))
     with ExitStack() as stack:
-        site = Site(tmp_path, stack)
+        site = Site(tmp_path, stack, rounds=ROUNDS)
         site.wait_for(1)
         site.kill("edge-1")
         site.start("edge-1")
@@ -180,3 +188,36 @@ def test_killed_edges_and_a_killed_host_lose_nothing(tmp_path):
     expected = state_of(tmp_path / "simulated/run")
     for name, value in state_of(tmp_path / "run").items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+def test_boards_choose_their_shrinkage_ratios_behind_two_edges(tmp_path):
+    require_tool("mosquitto")
+    rng = np.random.default_rng(4)
+    np.savez(tmp_path / "public.npz", x=rng.random((40, 1, 8, 8), np.float32), y=np.arange(40) % 10)
+    epochs = dict.fromkeys(("pretrain_epochs", "compress_epochs", "again_epochs", "dilate_epochs", "weigh_epochs"), 1)
+    with ExitStack() as stack:
+        site = Site(
+            tmp_path,
+            stack,
+            rounds=2,
+            method={"name": "fedconv", **epochs},
+            public={"file": str(tmp_path / "public.npz")},
+            # What a laptop needs for the whole model, and a little more.
+            budget={"round_s": 0.22},
+        )
+        assert site.ended("host", RUN_TIMEOUT_S) == 0, (tmp_path / "host.out").read_text()[-2000:]
+
+    store = SqliteRoundStore(tmp_path / "run/rounds.sqlite")
+    plan, replies = store.plan(Position(1, 0)), store.replies(Position(1, 0))
+    store.close()
+    ratios = [width_of(planned.assignment.structure.spec) for planned in plan]
+    assert dict(zip(BOARDS, ratios, strict=True)) == {
+        "raspberry-pi-4": 0.5,
+        "jetson-nano": 0.5,
+        "jetson-tx2": 0.75,
+        "laptop": 1.0,
+    }
+    assert {planned.task.pool.edge for planned in plan} == set(EDGES)
+    assert all(reply.outcome == "update" for reply in replies.values())

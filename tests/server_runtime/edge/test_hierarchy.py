@@ -15,6 +15,8 @@ from fedwright.server_runtime.rounds.store import Position
 from helpers.edges import run_edges
 from helpers.simulation import local_data, make_config, run_agents
 
+FEDCONV = dict.fromkeys(("pretrain_epochs", "compress_epochs", "again_epochs", "dilate_epochs", "weigh_epochs"), 1)
+
 
 def settings(folder, *, edges, devices=4, rounds=2, simulate=None, **sections):
     """A small run whose devices sit behind edges in turn."""
@@ -70,12 +72,14 @@ def first_replies(folder):
         {"name": "fedprox"},
         {"name": "heterofl", "masked": False, "levels": {"sizes": [1.0, 0.5]}},
         {"name": "fedrolex", "levels": {"sizes": [0.5]}},
+        {"name": "fedconv", "levels": {"sizes": [1.0, 0.5], "choose": "in_turn"}, **FEDCONV},
     ],
     ids=lambda method: method["name"],
 )
 def test_hierarchical_averages_are_flat_averages(tmp_path, method):
-    flat = simulated(tmp_path / "flat", edges=0, method=method)
-    state = simulated(tmp_path / "edges", edges=2, method=method)
+    given = {"method": method, "public": {"rows": 40}}
+    flat = simulated(tmp_path / "flat", edges=0, **given)
+    state = simulated(tmp_path / "edges", edges=2, **given)
 
     assert state.keys() == flat.keys()
     for name, value in flat.items():
