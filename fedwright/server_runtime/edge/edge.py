@@ -84,6 +84,8 @@ class Edge:
         # The last report of each device that is here, as it came, and the boot that made it.
         self._reports: dict[str, tuple[str, bytes]] = {}
         self._arriving: dict[str, list[Heard]] = {}
+        # Tasks that went to their device in this life of the edge.
+        self._passed: set[str] = set()
         self._stopping = Event()
         self._over = False
 
@@ -147,7 +149,8 @@ class Edge:
         elif isinstance(message, Chunk):
             # The last one of its blob: a task may have waited for it.
             for row in self._shelf.open_rows():
-                self._begin(row)
+                if row.id not in self._passed:
+                    self._begin(row)
         elif isinstance(message, Lost):
             log.warning("the host no longer holds blob %s; it has moved on", message.sha256[:12])
         elif isinstance(message, Dismiss):
@@ -167,6 +170,8 @@ class Edge:
             log.warning("from the host for %s: %s", carried.device, err)
             return
         if isinstance(body, Task):
+            for over in self._shelf.give_up(carried.device, body.task):
+                self._down.withdraw(over)
             row = self._shelf.take_task(carried.device, body, carried.payload)
             self._up.send(Ack(body.task))
             self._begin(row)
@@ -174,6 +179,7 @@ class Edge:
         self._down.send_bytes(carried.device, carried.payload)
         if isinstance(body, Ack):
             self._down.withdraw(body.of)
+            self._passed.discard(body.of)
             for sha256 in self._shelf.take_ack(body.of, carried.payload):
                 self._down.stop_serving(sha256)
                 self._up.stop_serving(sha256)
@@ -185,6 +191,7 @@ class Edge:
         if row.state != "open" or row.task is None or not row.payload or row.task.boot != boot:
             return
         if self._up.fetch(blobs_of(row.task)):
+            self._passed.add(row.id)
             self._down.pass_on(row.device, row.task, row.payload)
 
     def _take_dismiss(self, dismiss: Dismiss) -> None:

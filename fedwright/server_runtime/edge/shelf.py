@@ -54,6 +54,13 @@ class Shelf:
         self._sent_s.pop(row.id if row.bundle in ("", ALONE) else row.bundle, None)
         return row
 
+    def give_up(self, device: str, task: str) -> list[str]:
+        """A device that gets a task gives up what it has in hand: nobody waits for that any longer."""
+        over = [row for row in self.open_rows(device) if row.id != task]
+        if over:
+            self._store.save(*(replace(row, state="recalled") for row in over))
+        return [row.id for row in over]
+
     def take_answer(self, device: str, answer: Update | Refusal, payload: bytes) -> Row | None:
         """Make an answer durable; None when it is not this device's to give."""
         row = self._store.row(answer.task) or Row(answer.task, device, None)

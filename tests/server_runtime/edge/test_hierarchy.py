@@ -1,5 +1,7 @@
 """Rounds through edges end as rounds without: real host, edges and agents over a broker in memory."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -86,6 +88,29 @@ def test_hierarchical_averages_are_flat_averages(tmp_path, method):
         np.testing.assert_allclose(state[name], value, rtol=2e-5, atol=2e-6, err_msg=name)
     pooled = [reply.update for reply in first_replies(tmp_path / "edges").values() if reply.update.parts]
     assert sorted(len(update.parts) for update in pooled) == [2, 2]
+
+
+@pytest.mark.parametrize("update", [{"codec": "int8"}, {"clip_norm": 0.3}, {"keep_ratio": 0.2}], ids=str)
+def test_small_and_clipped_updates_are_pooled_as_they_would_be_averaged(tmp_path, update):
+    flat = simulated(tmp_path / "flat", edges=0, update=update)
+    state = simulated(tmp_path / "edges", edges=2, update=update)
+
+    for name, value in flat.items():
+        np.testing.assert_allclose(state[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_asynchronous_rounds_go_through_edges_one_by_one(tmp_path):
+    config, text = settings(tmp_path, edges=1, rounds=3)
+    config = replace(config, fleet=replace(config.fleet, buffer=2))
+    data = local_data(deal(config.simulate, seed=config.run.seed))
+    broker = MemoryBroker()
+    fleets = in_turn(list(data), 1)
+    with run_edges(broker, tmp_path, "edge-1"), run_agents(broker, tmp_path / "devices", data, fleets=fleets):
+        link = broker.link("server")
+        outcome = runs.execute(config, text, link=link)
+        link.close()
+
+    assert [metrics["updates"] for metrics in outcome.metrics] == [2, 2, 2]
 
 
 def test_methods_that_need_every_update_get_every_update(tmp_path):

@@ -195,6 +195,19 @@ def test_a_task_that_was_recalled_before_its_answer_is_not_waited_for(bench):
     assert len(bench.shelf.due_updates()[0].parts) == 2
 
 
+def test_a_device_that_gets_another_task_is_not_waited_for(bench):
+    tasks = bench.plan()
+    bench.take(tasks)
+    bench.answer("a", tasks["a"], 1.0)
+    bench.answer("b", tasks["b"], 3.0)
+    later = bench.plan(2)["c"]
+
+    assert bench.shelf.give_up("c", tasks["c"].task) == []
+    assert bench.shelf.give_up("c", later.task) == [tasks["c"].task]
+    bench.shelf.close_pools()
+    assert len(bench.shelf.due_updates()[0].parts) == 2
+
+
 def test_an_answer_before_its_task_comes_with_a_device_from_another_edge(bench):
     task = bench.plan()["a"]
     bench.answer("a", task, 1.0)
