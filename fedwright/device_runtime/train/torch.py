@@ -200,7 +200,8 @@ class TorchTrainer:
         return logits, self._seen.flatten(1)
 
     def _see(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self._seen = inputs[0]
+        # A head with several exits reads several; the last one counts, as in the graph.
+        self._seen = inputs[0][-1] if isinstance(inputs[0], tuple | list) else inputs[0]
 
     def _train_mode(self) -> None:
         """Training mode, but for layers whose parameters are all frozen: their statistics are part of the base."""
