@@ -220,6 +220,29 @@ def test_fiarse_masks_weights_and_scales_their_gradient(net: Net, batch: dict[st
     _same(found, (loss, {name: grad * factors[name].numpy() for name, grad in plain.items()}))
 
 
+def test_fiarse_leaves_biases_of_masked_parts_alone(net: Net, batch: dict[str, np.ndarray]) -> None:
+    theta = 0.2
+    sides = {f"mask/{name}": np.ones(tuple(p.shape), np.float32) for name, p in net.named_parameters()}
+
+    found = graph_gradients(
+        net,
+        batch,
+        CLASSES,
+        objective=Objective(fiarse=True, element_masks=True),
+        sides={"threshold": np.array(theta, np.float32), **sides},
+    )
+
+    twin = _twin(net)
+    factors = {}
+    with torch.no_grad():
+        for name, p in twin.named_parameters():
+            size, kept = p.abs(), (p.abs() >= theta).double()
+            factors[name] = torch.ones_like(p) if p.ndim < 2 else kept * (1 + 2 * theta * size / (size + theta) ** 2)
+            p.mul_(torch.ones_like(p) if p.ndim < 2 else kept)
+    loss, plain = collect(_cross_entropy(twin(_x(batch)), batch), twin)
+    _same(found, (loss, {name: grad * factors[name].numpy() for name, grad in plain.items()}))
+
+
 def test_the_scaler_divides_hidden_layers_only(batch: dict[str, np.ndarray]) -> None:
     torch.manual_seed(4)
     module = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, CLASSES))
