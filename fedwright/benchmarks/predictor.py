@@ -1,8 +1,9 @@
 """`fedwright bench predictor`: predicted against measured steps and memory of whole models that no probe is made of.
 
-Everything is measured in this run: the profile (as `fedwright device profile` does), then each model at several widths
-and batch sizes twice, by CPU time with one thread; the two times tell how well anything can be predicted here. Beside
-the predictor stand a line through FLOPs and a random forest, both fitted to the same probes.
+Everything is measured in this run, by CPU time with one thread: several passes, each over all probes (as `fedwright
+device profile` does) and over each model at several widths and batch sizes, of which the best counts. The best of every
+other pass against the best of the rest tells how well anything can be predicted here. Beside the predictor stand a line
+through FLOPs and a random forest, both fitted to the same probes.
 """
 
 import argparse
@@ -35,13 +36,14 @@ QUICK = ("lenet", "resnet8", "mlp")
 WIDTHS, QUICK_WIDTHS = (0.1, 0.35, 1.0), (0.25, 1.0)
 BATCHES = (8, 24, 64)
 TIMEOUT_S = 300
+PASSES, QUICK_PASSES, TRACES, WINDOWS = 6, 2, 3, 2
 MB = 1e6
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One model at one width and batch, with its two least step times."""
+    """One model at one width and batch, with its least step time in every other pass and in the rest."""
 
     model: str
     width: float
@@ -55,28 +57,49 @@ class Case:
         return min(self.times_s)
 
 
+@dataclass(frozen=True)
+class Pass:
+    """One pass: the probes, the step times of each model [models][batches], CPU seconds that the probes took."""
+
+    probes: list[ProbeTime]
+    times: list[list[float]]
+    seconds: float
+
+
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Calibrate, measure, compare."""
     quick = getattr(args, "quick", False)
     names = getattr(args, "models", None) or (QUICK if quick else MODELS)
     artifacts = [built for name in names for built in _build(name, QUICK_WIDTHS if quick else WIDTHS)]
-    found = load_probes()
-    # Calibration and models take turns, so that a busy hour of the machine is in both.
+    trainers = [_trainer(artifact) for _, _, artifact in artifacts]
+    passes = [one_pass(trainers, trace=number < TRACES) for number in range(QUICK_PASSES if quick else PASSES)]
+    del trainers
+    return score(artifacts, passes)
+
+
+def one_pass(trainers: list[PortableTrainer], *, trace: bool) -> Pass:
+    """Probes and models by turns, so that a busy hour of the machine is in both."""
     began_s = time.process_time()
-    first = time_probes(found, threads=1)
+    probes = time_probes(load_probes(), threads=1, trace=trace)
     seconds = time.process_time() - began_s
-    once = [_times(artifact) for _, _, artifact in artifacts]
-    began_s = time.process_time()
-    second = time_probes(found, threads=1)
-    seconds += time.process_time() - began_s
-    again = [_times(artifact) for _, _, artifact in artifacts]
-    probes = merged(first, second)
+    times = [[time_step(trainer, batch, threads=1, windows=WINDOWS) for batch in BATCHES] for trainer in trainers]
+    return Pass(probes, times, seconds)
+
+
+def score(artifacts: list[tuple[str, float, Artifact]], passes: list[Pass]) -> dict[str, Any]:
+    """What the passes say of the predictor and of those it is compared with."""
+    halves = [merged(*(done.probes for done in passes[start::2])) for start in range(2)]
+    probes = merged(*(done.probes for done in passes))
+    seconds = sum(done.seconds for done in passes)
     kinds, spread = fit(probes)
-    profile = Profile("this machine", "onnxruntime", 1, kinds=kinds, spread=spread, repeat=disagreement(first, second))
+    profile = Profile("this machine", "onnxruntime", 1, kinds=kinds, spread=spread, repeat=disagreement(*halves))
+    times = np.array([done.times for done in passes])
     cases = [
-        Case(name, width, batch, artifact, (a, b))
-        for (name, width, artifact), one, two in zip(artifacts, once, again, strict=True)
-        for batch, a, b in zip(BATCHES, one, two, strict=True)
+        Case(
+            name, width, batch, artifact, (float(times[::2, row, column].min()), float(times[1::2, row, column].min()))
+        )
+        for row, (name, width, artifact) in enumerate(artifacts)
+        for column, batch in enumerate(BATCHES)
     ]
     measured = np.array([case.measured_s for case in cases])
     predicted = {
@@ -114,11 +137,10 @@ def _build(name: str, widths: tuple[float, ...]) -> list[tuple[str, float, Artif
     return built
 
 
-def _times(artifact: Artifact) -> list[float]:
-    """The least time of a step at every batch size."""
+def _trainer(artifact: Artifact) -> PortableTrainer:
     trainer = PortableTrainer(artifact)
     start(trainer)
-    return [time_step(trainer, batch, threads=1, steps=9) for batch in BATCHES]
+    return trainer
 
 
 def _row(case: Case, predicted: dict[str, Array], index: int) -> dict[str, Any]:

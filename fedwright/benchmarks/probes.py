@@ -45,10 +45,11 @@ def _conv_net(
 
 
 class _Residual(nn.Module):
-    """Two convolutions beside a shortcut."""
+    """Two convolutions beside a shortcut; behind a stem the gradient goes on through both."""
 
-    def __init__(self, source: int, target: int, size: int) -> None:
+    def __init__(self, source: int, target: int, size: int, *, stem: bool = False) -> None:
         super().__init__()
+        self.stem = nn.Conv2d(source, source, 3, 1, 1) if stem else nn.Identity()
         self.first = nn.Sequential(nn.Conv2d(source, target, 3, 2, 1, bias=False), nn.BatchNorm2d(target), nn.ReLU())
         self.second = nn.Sequential(nn.Conv2d(target, target, 3, 1, 1, bias=False), nn.BatchNorm2d(target))
         self.shortcut = nn.Conv2d(source, target, 1, 2, bias=False)
@@ -56,6 +57,7 @@ class _Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
+        x = self.stem(x)
         return self.head(torch.relu(self.second(self.first(x)) + self.shortcut(x)).flatten(1))  # type: ignore[no-any-return]
 
 
@@ -128,16 +130,21 @@ def _dense(sizes: list[int], act: type[nn.Module], *, norm: bool = False) -> nn.
 
 
 class _Attention(nn.Module):
-    """One block of attention over patches of an image and a token of its own."""
+    """One block of attention over patches of an image and a token of its own; apart: three matrices instead of one."""
 
-    def __init__(self, width: int, heads: int, places: int) -> None:
+    def __init__(self, width: int, heads: int, places: int, *, apart: bool = False) -> None:
         super().__init__()
+        self.apart = apart
         self.heads = heads
         self.cut = nn.Conv2d(3, width, 4, 4)
         self.token = nn.Parameter(torch.zeros(1, 1, width))
         self.places = nn.Parameter(torch.zeros(1, places + 1, width))
         self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        if apart:
+            self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+        else:
+            self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
         self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
         self.head = nn.Linear(width, CLASSES)
 
@@ -145,9 +152,9 @@ class _Attention(nn.Module):
         """Logits."""
         x = self.cut(x).flatten(2).transpose(1, 2)
         x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], dim=1) + self.places
-        q, k, v = (
-            part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.before(x)).chunk(3, dim=2)
-        )
+        normal = self.before(x)
+        parts = [self.q(normal), self.k(normal), self.v(normal)] if self.apart else self.qkv(normal).chunk(3, dim=2)
+        q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in parts)
         x = x + self.out(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
         return self.head((x + self.mlp(self.between(x)))[:, 0])  # type: ignore[no-any-return]
 
@@ -193,6 +200,8 @@ def _plans() -> list[_Plan]:
         _Plan("residual narrow", (8, 32, 32), lambda: _Residual(8, 16, 32)),
         _Plan("residual middle", (12, 16, 16), lambda: _Residual(12, 24, 16)),
         _Plan("residual wide", (64, 8, 8), lambda: _Residual(64, 128, 8)),
+        _Plan("residual stem narrow", (3, 24, 24), lambda: _Residual(3, 6, 24, stem=True), (8, 40)),
+        _Plan("residual stem", (20, 12, 12), lambda: _Residual(20, 40, 12, stem=True)),
         _Plan("depthwise narrow", (8, 24, 24), lambda: sep(24, 3)),
         _Plan("depthwise", (24, 16, 16), lambda: sep(96, 3), (4, 16)),
         _Plan("depthwise stride", (16, 24, 24), lambda: sep(64, 3, stride=2), (4, 16)),
@@ -209,6 +218,7 @@ def _plans() -> list[_Plan]:
         _Plan("linear adam", (320,), lambda: _dense([320, 256], nn.Sigmoid), (8, 48), Optimizer("adam")),
         _Plan("attention", (3, 32, 32), lambda: _Attention(48, 4, 64), (2, 12)),
         _Plan("attention wide", (3, 24, 24), lambda: _Attention(96, 3, 36), (4, 16)),
+        _Plan("attention apart", (3, 32, 32), lambda: _Attention(24, 2, 64, apart=True), (2, 16)),
         _Plan("lstm", (16, 24), lambda: _Recurrent(nn.LSTM, 24, 48), (8, 40)),
         _Plan("lstm wide", (12, 96), lambda: _Recurrent(nn.LSTM, 96, 192), (8, 32)),
         _Plan("lstm narrow", (20, 12), lambda: _Recurrent(nn.LSTM, 12, 14), (8, 48)),

@@ -152,8 +152,8 @@ def _clock(folder: Path) -> Clocks | None:
         return None
     least, most = (_number(folder / f"cpuinfo_{end}_freq") for end in ("min", "max"))
     # The kernel counts in kHz.
-    range_hz = (None if khz is None else khz * 1e3 for khz in (least, most))
-    return Clocks(now * 1e3, *range_hz, _text(folder / "scaling_governor"))
+    least_hz, most_hz = (None if khz is None else khz * 1e3 for khz in (least, most))
+    return Clocks(now * 1e3, least_hz, most_hz, _text(folder / "scaling_governor"))
 
 
 def _most_hz(known: Clocks | None) -> float:

@@ -1,9 +1,12 @@
 """The suite `predictor`: its scores by hand, and one small case measured from end to end."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from fedwright.benchmarks import predictor as suite
+from fedwright.device_runtime.profiler.measure import ProbeTime
 from fedwright.protocol.predictor import expected_bytes, need_bytes
 
 
@@ -28,6 +31,27 @@ def test_every_promise_is_a_check_that_can_fail():
         "the same twice within 20 % (the ceiling)",
         "the same twice within 10 % (the ceiling)",
     ]
+
+
+def passes_of(*times):
+    probe = ProbeTime("p", 1, [], 1.0)
+    return [suite.Pass([probe], [[time] * len(suite.BATCHES)], 2.0) for time in times]
+
+
+def test_the_best_of_every_other_pass_stands_against_the_best_of_the_rest(monkeypatch):
+    monkeypatch.setattr(suite, "fit", lambda probes: ({}, 0.1))
+    for name in ("_flops_line", "_forest"):
+        monkeypatch.setattr(suite, name, lambda probes, cases: np.ones(len(cases)))
+    monkeypatch.setattr(suite, "_memory", lambda cases: [{"predicted / peak": 1.0, "admitted / peak": 1.3}])
+    artifact = SimpleNamespace(manifest=SimpleNamespace(work={}))
+
+    found = suite.score([("m", 1.0, artifact)], passes_of(5.0, 4.0, 3.0, 3.6))
+
+    # 3.0 of the first and third against 3.6 of the second and fourth: 17 % apart.
+    assert [row["measured ms"] for row in found["tables"]["steps"]] == [3000.0] * 3
+    twice = found["tables"]["methods"][-1]
+    assert (twice["within 10 %"], twice["within 20 %"]) == (0.0, 1.0)
+    assert found["tables"]["calibration"]["seconds"] == 8.0
 
 
 @pytest.mark.slow

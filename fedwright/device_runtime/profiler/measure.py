@@ -17,10 +17,13 @@ from fedwright.device_runtime.train.portable import PortableTrainer
 from fedwright.protocol.artifact import TensorSpec
 from fedwright.protocol.predictor import Shape, features
 
-STEPS = 7
-LEAST_STEPS = 4
+WINDOWS = 5
+# A window this long averages over what a busy machine does to single steps, so that long and short ones compare.
+WINDOW_S = 0.002
+TRACED_STEPS = 4
 WARM_STEPS = 2
-ENOUGH_S = 0.05
+# A longer step fills the caches by itself.
+WARM_S = 0.05
 _EVENT = "_kernel_time"
 
 
@@ -56,18 +59,25 @@ def time_probe(probe: Probe, *, threads: int, provider: str = "cpu", trace: bool
     ]
 
 
-def time_step(trainer: PortableTrainer, batch: int, *, threads: int, steps: int = STEPS) -> float:
-    """The least time of one step. With one thread that is CPU time, which other processes do not lengthen."""
+def time_step(trainer: PortableTrainer, batch: int, *, threads: int, windows: int = WINDOWS) -> float:
+    """The time of one step in the best of several windows.
+
+    With one thread that is CPU time, which other processes lengthen least.
+    """
     clock = time.process_time if threads == 1 else time.perf_counter
     data = make_batch(trainer, batch)
     for _ in range(WARM_STEPS):
-        trainer.step(data, learning_rate=0.0, seed=0)
-    best, spent, done = float("inf"), 0.0, 0
-    while done < LEAST_STEPS or (done < steps and spent < ENOUGH_S):
         began = clock()
         trainer.step(data, learning_rate=0.0, seed=0)
-        took = clock() - began
-        best, spent, done = min(best, took), spent + took, done + 1
+        if clock() - began > WARM_S:
+            break
+    best = float("inf")
+    for _ in range(windows):
+        began, steps, spent = clock(), 0, 0.0
+        while spent < WINDOW_S:
+            trainer.step(data, learning_rate=0.0, seed=0)
+            steps, spent = steps + 1, clock() - began
+        best = min(best, spent / steps)
     return best
 
 
@@ -104,7 +114,7 @@ def trace_steps(probe: Probe, *, threads: int, provider: str = "cpu") -> list[li
         start(trainer)
         for batch in probe.batches:
             data = make_batch(trainer, batch)
-            for _ in range(WARM_STEPS + LEAST_STEPS):
+            for _ in range(WARM_STEPS + TRACED_STEPS):
                 trainer.step(data, learning_rate=0.0, seed=0)
         events = json.loads(Path(trainer.end_trace()).read_text())
     return _operators(events, len(probe.batches))

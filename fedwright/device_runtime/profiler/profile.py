@@ -69,12 +69,14 @@ def measure_profile(
     )
 
 
-def merged(first: list[ProbeTime], second: list[ProbeTime]) -> list[ProbeTime]:
-    """The lesser of two passes; operators that only one of them timed are taken from that."""
-    return [
-        replace(a, step_s=min(a.step_s, b.step_s), operators=_lesser(a.operators, b.operators))
-        for a, b in zip(first, second, strict=True)
-    ]
+def merged(first: list[ProbeTime], *others: list[ProbeTime]) -> list[ProbeTime]:
+    """The least of all passes; operators that only one of them timed are taken from that."""
+    for other in others:
+        first = [
+            replace(a, step_s=min(a.step_s, b.step_s), operators=_lesser(a.operators, b.operators))
+            for a, b in zip(first, other, strict=True)
+        ]
+    return first
 
 
 def _lesser(first: list[OperatorTime], second: list[OperatorTime]) -> list[OperatorTime]:
