@@ -89,7 +89,13 @@ def tuned(public: PublicData, **changes) -> FedConv:
     spec = ModelSpec("cnn-small", (1, 8, 8), 10)
     initial = initial_weights(zoo.create(spec, seed=1))
     params = FedConvParams(
-        Levels(sizes=(0.25, 1.0)), pretrain_epochs=8, compress_epochs=8, server_batch=16, server_rate=5e-3, **changes
+        Levels(sizes=(0.25, 1.0)),
+        pretrain_epochs=8,
+        compress_epochs=8,
+        server_batch=16,
+        server_rate=5e-3,
+        kernel_rate=5e-3,
+        **changes,
     )
     return FedConv(params, setting(spec=spec, initial=initial, public=public))
 

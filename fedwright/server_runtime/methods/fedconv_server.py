@@ -243,7 +243,7 @@ class ServerSide:
         return make_layout(axes, shapes, full=full, smallest=zoo.sizes_of(smallest), form=self.layout.form)
 
     def _schedule(self, epochs: int) -> Schedule:
-        return Schedule(epochs, self._params.server_batch, high=self._params.server_rate)
+        return Schedule(epochs, self._params.server_batch, high=self._params.kernel_rate)
 
     def _seed(self, *names: str | int) -> int:
         return derive_seed(self._setting.seed, "server", *names)

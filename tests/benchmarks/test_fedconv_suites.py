@@ -1,0 +1,112 @@
+"""The FedConv suites: valid configs, tables and checks from what was measured, costs that are counted, pictures."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fedwright.benchmarks import fedconv_fashion, fedconv_har, fedconv_plots, fedconv_server
+from fedwright.benchmarks.fedconv_watch import GLOBAL, GlobalAccuracy
+from fedwright.benchmarks.simulate import Evaluated, Measured
+from fedwright.benchmarks.suite import Finished, Job, read_suite
+from fedwright.server_runtime import zoo
+from fedwright.server_runtime.artifacts.builder import initial_weights
+from fedwright.server_runtime.artifacts.structure import ModelSpec
+from fedwright.server_runtime.config import config_from_dict
+from fedwright.server_runtime.evaluate.records import DeviceRecord
+
+DEVICES = {"device-0": 0.25, "device-1": 0.5, "device-2": 0.75, "device-3": 1.0}
+
+
+def finished(job: Job) -> Finished:
+    """A job whose devices get 80 of 100 right; FedConv's global model is right in 0.9, all others' in 0.7."""
+    accuracy = 0.9 if job.name.startswith("fedconv |") else 0.7
+    own = tuple(Measured(device, 80, 100, 1.0) for device in DEVICES)
+    records = {
+        device: DeviceRecord(device, samples=10, width=width, rounds=2, cpu_s=0.5, need_bytes=10**6, bytes_up=10**5)
+        for device, width in DEVICES.items()
+    }
+    entries = [Evaluated(number, "test", own) for number in (1, 2)]
+    return Finished(job.name, job.seed, entries, records, [], {GLOBAL: [0.1, accuracy, accuracy]})
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("name", ["fedconv-fashion", "fedconv-har"])
+def test_suite_files_hold_valid_configs(name, quick):
+    found = read_suite(name, quick=quick)
+    jobs = fedconv_fashion._jobs(found, 1)
+    for job in jobs:
+        config = config_from_dict(job.config, where=job.name)
+        assert config.public.rows > 0
+    labels = {job.name.partition(" | ")[0] for job in jobs}
+    assert {*found["params"], *found["ablations"]} <= labels
+    assert {"fedmd", "standalone", "heterofl", "fedrolex", "fedavg, smallest", "slice-tuned"} <= labels
+
+
+def test_the_whole_suite_has_the_papers_divisions_and_sensitivity():
+    jobs = [job.name for job in fedconv_fashion._jobs(read_suite("fedconv-fashion", quick=False), 1)]
+    for alpha in ("0.05", "0.1", "1", "10000"):
+        assert f"fedconv | alpha {alpha}" in jobs
+    assert {"ratio 0.25 | alpha 0.1", "public 100 | alpha 0.1", "devices 16 | alpha 0.1"} <= set(jobs)
+
+
+def test_tables_and_checks_are_those_of_the_runs(monkeypatch):
+    monkeypatch.setattr(fedconv_fashion, "run_jobs", lambda jobs: [finished(job) for job in jobs])
+    monkeypatch.setattr(fedconv_fashion, "server_alone", lambda found, division, seed: 0.5)
+    monkeypatch.setattr(fedconv_fashion, "spec_of", lambda found, division: ModelSpec("cnn-flat", (1, 28, 28), 10))
+    found = fedconv_fashion.run(SimpleNamespace(quick=False, seeds=1, json=None))
+    rows = {row["method"]: row for row in found["tables"]["accuracy in percent"]}
+    assert rows["fedconv"]["alpha 0.1: global"] == pytest.approx(90)
+    assert rows["fedmd"]["alpha 0.1: global"] is None
+    assert rows["serveralone"]["alpha 1: global"] == pytest.approx(50)
+    cost = {row["method"]: row for row in found["tables"]["cost of a device"]}
+    assert cost["fedconv"]["ms per round"] == pytest.approx(250)
+    assert cost["fedconv"]["paper s"] == 40.7
+    assert [row["form"] for row in found["tables"]["without its parts"]][:2] == ["fedconv", "no pre-training"]
+    assert [row["ratio"] for row in found["tables"]["sensitivity: ratio"]] == [0.25, 0.5, 0.75]
+    checks = {entry["name"]: entry for entry in found["checks"]}
+    assert checks["global, fedconv - heterofl, points, alpha 0.1"]["value"] == pytest.approx(20)
+    assert checks["bytes of a round's weights, fedconv over heterofl"]["holds"]
+
+
+def test_the_motion_suite_is_split_by_person(monkeypatch):
+    seen = []
+    monkeypatch.setattr(fedconv_fashion, "run_jobs", lambda jobs: [seen.append(job) or finished(job) for job in jobs])
+    monkeypatch.setattr(fedconv_fashion, "server_alone", lambda found, division, seed: 0.5)
+    monkeypatch.setattr(fedconv_fashion, "spec_of", lambda found, division: ModelSpec("cnn-motion", (9, 128), 6))
+    found = fedconv_har.run(SimpleNamespace(quick=True, seeds=1, json=None))
+    assert {job.config["simulate"]["partition"] for job in seen} == {"owner"}
+    assert found["tables"]["accuracy in percent"][0]["by person: devices"] == pytest.approx(80)
+
+
+def test_the_global_model_is_measured_on_all_test_rows():
+    shares = {"a": SimpleNamespace(test=np.array([0, 1])), "b": SimpleNamespace(test=np.array([3]))}
+    dealt = SimpleNamespace(x=np.eye(4, 2, dtype=np.float32), y=np.array([0, 1, 1, 0]), shares=shares)
+    spec = ModelSpec("mlp", (2,), 2)
+    watcher = GlobalAccuracy(None, dealt)
+    weights = {name: np.zeros_like(value) for name, value in initial_weights(zoo.create(spec, seed=0)).items()}
+    weights["head.bias"] = np.array([1, 0], np.float32)
+    watcher(SimpleNamespace(personal=lambda device: (spec, weights)), 1)
+    # always class 0: right in rows 0 and 3, wrong in row 1
+    assert watcher.seen() == {GLOBAL: [pytest.approx(2 / 3)]}
+
+
+def test_server_costs_are_counted():
+    memory = fedconv_server.memory_cost(fedconv_server.MODELS[0])
+    assert memory["shared over separate"] < 0.2
+    growth = fedconv_server.dilation_cost(fedconv_server.MODELS[0], 2, 1, 1)
+    assert growth["ms per step"] == pytest.approx(2 * growth["ms per device"])
+    cost = fedconv_server.tuning_cost(fedconv_server.MODELS[0], 1, 1)
+    assert cost["over the large"] == pytest.approx(cost["tuning"] / cost["large model"])
+
+
+def test_pictures_are_drawn(tmp_path):
+    found = read_suite("fedconv-fashion", quick=True)
+    small = {"model": {"model": "cnn-small"}, "simulate": {"dataset": "digits", "alpha": 5.0}}
+    found["config"] = {**found["config"], **small}
+    found["suite"] |= {"devices": 3, "rows": 300, "public": 60, "sensitivity": True}
+    rows = {kind: [{kind: 1.0, "global": 50.0, "mean": 60.0}] for kind in ("ratio", "public", "devices")}
+    tables = {f"sensitivity: {kind}": own for kind, own in rows.items()}
+    names = fedconv_plots.draw(found, tables, tmp_path / "result.json")
+    assert names == ["result-sensitivity.png", "result-distributions.png", "result-maps.png"]
+    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in names)
