@@ -93,7 +93,8 @@ def _shares(section: SimulateSection, y: Array, rng: np.random.Generator, split:
     if section.partition == "iid":
         return ways.by_iid(len(y), devices, rng=rng, split=split)
     if section.partition == "dirichlet":
-        return ways.by_dirichlet(y, devices, alpha=section.alpha, rng=rng, split=split, least=section.least)
+        least = ways.Least(section.least, section.least_classes)
+        return ways.by_dirichlet(y, devices, alpha=section.alpha, rng=rng, split=split, least=least)
     if section.partition == "balanced-dirichlet":
         return ways.by_balanced_dirichlet(y, devices, alpha=section.alpha, rng=rng, split=split)
     if section.partition == "shards":

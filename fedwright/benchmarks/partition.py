@@ -171,6 +171,7 @@ def by_shards(
 ) -> dict[str, Share]:
     """A fixed number of single-class shards per device."""
     _check(len(labels), devices)
+    _check_classes(labels)
     table = shard_table(devices, _classes(labels), shards=shards, rng=rng)
     return _shares(deal_by_shards(labels, table, rng=rng), split, rng)
 
@@ -183,6 +184,7 @@ def by_few_classes(
     A class's holders share it equally. Rows of classes that nobody holds (devices × classes_each < classes) are lost.
     """
     _check(len(labels), devices)
+    _check_classes(labels)
     classes = _classes(labels)
     if not 1 <= classes_each <= classes:
         raise ConfigError(f"a device cannot hold {classes_each} of {classes} classes; choose 1 to {classes}")
@@ -230,7 +232,8 @@ def portions(rows: int, parts: Mapping[str, float], *, rng: np.random.Generator)
     """
     if any(part <= 0 for part in parts.values()) or abs(sum(parts.values()) - 1) > 1e-9:
         raise ConfigError(f"portions {dict(parts)} must be above 0 and add up to 1")
-    bounds = np.round(np.cumsum(list(parts.values()))[:-1] * rows).astype(np.int64)
+    # Halves always go up: rounded to even, two neighbouring bounds could move a part by a whole row.
+    bounds = np.floor(np.cumsum(list(parts.values()))[:-1] * rows + 0.5 + 1e-9).astype(np.int64)
     pieces = np.split(rng.permutation(rows), bounds)
     return dict(zip(parts, pieces, strict=True))
 
@@ -285,6 +288,16 @@ def _slug(name: str) -> str:
 
 def _classes(labels: Index) -> int:
     return int(labels.max()) + 1
+
+
+def _check_classes(labels: Index) -> None:
+    """A device whose classes are all empty would have nothing to train on."""
+    empty = np.flatnonzero(np.bincount(labels) == 0)
+    if len(empty):
+        raise DataError(
+            f"class {empty[0]} has no rows, so nobody can get a share of it; number the classes without gaps or take "
+            f"more rows"
+        )
 
 
 def _check(rows: int, devices: int, *, alpha: float = 1.0, least: int = 1) -> None:

@@ -45,17 +45,25 @@ def profiles() -> Rows:
 
 
 def datasets() -> Rows:
-    """Name and summary of every data set that can be loaded here."""
-    from fedwright.benchmarks.datasets import DATASETS
+    """Name and summary of every data set, and whether its files are here."""
+    from fedwright.benchmarks.datasets import available
+    from fedwright.benchmarks.datasets.files import VARIABLE
 
-    return [{"name": name, "summary": entry.summary} for name, entry in sorted(DATASETS.items())]
+    rows = []
+    for info in available():
+        absent = (
+            "is downloaded when it is used" if info.downloadable else f"not here; put its file where {VARIABLE} says"
+        )
+        place = info.place or ""
+        rows.append({"name": info.name, "summary": info.summary, "place": place, "state": place or absent})
+    return rows
 
 
 LISTS: dict[str, tuple[Callable[[], Rows], str]] = {
     "methods": (methods, "the methods there are"),
     "models": (models, "the models there are"),
     "profiles": (profiles, "the device profiles there are"),
-    "datasets": (datasets, "the data sets there are"),
+    "datasets": (datasets, "the data sets there are, and where"),
 }
 
 
@@ -67,7 +75,8 @@ def _printer(rows: Callable[[], Rows]) -> Callable[[argparse.Namespace], int]:
             return 0
         width = max((len(row["name"]) for row in found), default=0)
         for row in found:
-            print(f"{row['name']:<{width}}  {row['summary']}")
+            state = f" [{row['state']}]" if "state" in row else ""
+            print(f"{row['name']:<{width}}  {row['summary']}{state}")
         return 0
 
     return run

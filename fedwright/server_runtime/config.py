@@ -242,6 +242,7 @@ class SimulateSection:
     alpha: float = field(default=0.5, metadata=_help("of the Dirichlet partitions; smaller is less alike"))
     per_device: int = field(default=2, metadata=_help("shards, or classes, of each device"))
     least: int = field(default=10, metadata=_help("rows that every device gets at least (dirichlet)"))
+    least_classes: int = field(default=1, metadata=_help("classes that every device gets at least (dirichlet)"))
     rows: int | None = field(default=None, metadata=_help("use only so many training examples"))
     profiles: str | None = field(default=None, metadata=_help("a fleet of `fedwright profiles` that gives memory"))
     backend: Literal["portable", "torch"] = field(
@@ -265,6 +266,7 @@ class SimulateSection:
         check_range("alpha", self.alpha, above=0)
         check_range("per_device", self.per_device, low=1)
         check_range("least", self.least, low=1)
+        check_range("least_classes", self.least_classes, low=1)
         check_range("evaluate_every", self.evaluate_every, low=0)
         check_range("edges", self.edges, low=0, high=self.devices)
         check_range("clusters", self.clusters, low=1)

@@ -240,6 +240,8 @@ def test_inner_edges_are_renumbered() -> None:
         (lambda y, rng: partition.by_dirichlet(y, 4, alpha=0.01, rng=rng, least=5), "no Dirichlet"),
         (lambda y, rng: partition.by_shards(y, 4, shards=2, rng=rng), "multiple of 5"),
         (lambda y, rng: partition.by_few_classes(y, 4, classes_each=6, rng=rng), "6 of 5 classes"),
+        (lambda y, rng: partition.by_shards(y[y != 2], 5, shards=2, rng=rng), "class 2 has no rows"),
+        (lambda y, rng: partition.by_few_classes(y[y != 0], 4, rng=rng), "class 0 has no rows, so nobody can get"),
         (lambda y, rng: partition.portions(10, {"a": 0.5, "b": 0.6}, rng=rng), "add up to 1"),
         (lambda y, rng: Split(val=0.5, test=0.5), "nothing to train on"),
     ],

@@ -143,6 +143,13 @@ def test_every_partition_deals_disjoint_rows(partition):
     assert all(np.array_equal(dealt.shares[d].train, again.shares[d].train) for d in dealt.shares)
 
 
+def test_a_dirichlet_draw_can_be_held_to_classes():
+    shares = deal(SimulateSection(devices=4, alpha=0.3, least_classes=6), seed=2)
+    for share in shares.shares.values():
+        rows = np.concatenate([share.train, share.val, share.test])
+        assert len(np.unique(shares.y[rows])) >= 6
+
+
 def test_an_owner_partition_needs_owners():
     with pytest.raises(ConfigError, match="does not say who made each example"):
         deal(SimulateSection(partition="owner"), seed=1)

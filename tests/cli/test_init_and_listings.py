@@ -54,6 +54,21 @@ def test_a_list_has_one_line_each_and_the_same_as_json(name: str, capsys: pytest
     assert rows
 
 
+def test_data_sets_say_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FEDWRIGHT_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "medium_titles.csv").write_text("title,publication\n")
+
+    assert main(["datasets"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert lines["digits"].endswith("[embedded]")
+    assert lines["medium-titles"].endswith(f"[{tmp_path}]")
+    assert lines["mnist"].endswith("[is downloaded when it is used]")
+    assert lines["cora"].endswith("[not here; put its file where FEDWRIGHT_DATA says]")
+
+
 def test_the_starter_config_of_an_edge_is_good(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "edge"]) == 0
     (tmp_path / "edge.toml").write_text(capsys.readouterr().out)
