@@ -71,10 +71,18 @@ def recipe_for(setting: Setting, round_number: int, device: str) -> Recipe:
 
 
 def indicator_of(report: Report, classes: int) -> Array:
-    """1 for every class that the device holds, else 0; a device that does not say holds all."""
+    """1 for every class that the device holds, else 0; a device that does not say holds all.
+
+    A device that knows fewer classes than the model has lacks the others.
+    """
     counts = report.data.class_counts
     if counts is None:
         return np.ones(classes, np.float32)
+    beyond = [label for label, count in enumerate(counts) if count and label >= classes]
+    if beyond:
+        raise ConfigError(
+            f"it holds class {beyond[0]} but the model has only {classes} classes; mend its labels or set model.classes"
+        )
     found = np.zeros(classes, np.float32)
     found[: len(counts)] = np.asarray(counts[:classes]) > 0
     if not found.any():

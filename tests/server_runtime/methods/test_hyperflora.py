@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from msgspec import structs
+from msgspec.msgpack import decode
 
 from fedwright.benchmarks.simulate import simulate
 from fedwright.protocol import tensors
@@ -38,6 +39,11 @@ def reports(**more):
         device: report(data=DataSummary(24, 8, [1, 8, 8], 4, class_counts=counts))
         for device, counts in {**COUNTS, **more}.items()
     }
+
+
+def msgpack(assignment):
+    """What a plan remembers, as plain data."""
+    return decode(bytes(assignment.marks))
 
 
 def play(method, number=1, *, change=0.1, silent=()):
@@ -178,6 +184,29 @@ def test_a_device_without_classes_is_left_out(caplog):
     assert set(method.assign(reports(e=[0, 0, 0, 0]), 1)) == set(COUNTS)
     assert "holds no class at all" in caplog.text
     np.testing.assert_array_equal(method.personal("e")[1]["head.weight"], method._base.weights["head.weight"])
+
+
+def test_a_device_with_classes_beyond_the_models_is_left_out(caplog):
+    method = make()
+    assert set(method.assign(reports(e=[1, 0, 0, 0, 0, 2]), 1)) == set(COUNTS)
+    assert "it holds class 5 but the model has only 4 classes" in caplog.text
+
+
+def test_a_device_that_knows_fewer_classes_lacks_the_others():
+    method = make()
+    assert set(method.assign(reports(e=[3, 1], f=[1, 1, 0, 0, 0, 0]), 1)) == {*COUNTS, "e", "f"}
+    for device in "ef":
+        np.testing.assert_array_equal(method._known.rows[device], method._known.rows["a"])
+
+
+def test_a_round_of_pairs_that_share_nothing_still_ends():
+    """Devices that report no class at all are left out, so a pair always has one that holds a drawn class."""
+    method = make(exchanges=1)
+    only = {device: reports()[device] for device in ("a", "c")}
+    stage = method.assign(only, 1)
+    (lead,) = (device for device, assignment in stage.items() if msgpack(assignment)["turns"])
+    assert set(msgpack(stage[lead])["drawn"]) <= {0, 1, 2, 3}
+    assert set(msgpack(stage[lead])["turns"]) <= {"a", "c"}
 
 
 def test_a_model_without_adapters_is_refused():
