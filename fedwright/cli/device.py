@@ -86,7 +86,7 @@ def _agent_options(parser: argparse.ArgumentParser, *, required: bool) -> None:
     add("--edge", action="append", default=[], metavar="NAME", help="edge server instead of a fleet; others take over")
     add("--patience", type=float, default=15.0, metavar="S", help="go to the next --edge after so long in silence")
     add("--state", type=Path, default=default_state(), metavar="DIR", help="journal and blobs (default: %(default)s)")
-    add("--threads", type=_whole, default=0, metavar="N", help="threads to train with (default: one per core)")
+    add("--threads", type=_whole, default=0, metavar="N", help="threads to train with (default: as many as pay)")
     add("--backend", default="portable", help="portable or classic (default: %(default)s)")
     add("--provider", default="cpu", help="cpu, cuda or auto (default: %(default)s)")
     add("--holdout", type=float, default=0.2, metavar="RATIO", help="share kept for measuring (default: %(default)s)")
@@ -94,6 +94,8 @@ def _agent_options(parser: argparse.ArgumentParser, *, required: bool) -> None:
     add("--max-temperature", type=float, metavar="C", help="pause training when the board is hotter")
     add("--min-battery", type=float, metavar="RATIO", help="pause training when less is left and it is not charging")
     add("--max-load", type=float, metavar="RATIO", help="pause training when others use more of each core")
+    add("--round-seconds", type=float, metavar="S", help="most seconds of work that a round may ask of this device")
+    add("--round-mb", type=float, metavar="MB", help="most MB that a round may send to and from this device")
     add("--noise", type=float, default=0.0, metavar="RATIO", help="noise on what is told about the data (default: 0)")
     add("--hide-counts", action="store_true", help="tell nothing of the data but sums that hide it (secure_sum)")
     add("--model", default="", metavar="NAME", help="architecture to keep, for methods that let devices have their own")
@@ -133,6 +135,8 @@ def config_of(args: argparse.Namespace) -> AgentConfig:
         least_battery_ratio=args.min_battery,
         most_load_ratio=args.max_load,
         nice=args.nice,
+        round_s=args.round_seconds,
+        round_mb=args.round_mb,
         noise_ratio=args.noise,
         model=args.model,
         hide_counts=args.hide_counts,
@@ -181,7 +185,6 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 def _profile(args: argparse.Namespace) -> int:
-    from fedwright.device_runtime import facts
     from fedwright.device_runtime.profiler.link import measure_link
     from fedwright.device_runtime.profiler.profile import measure_profile
     from fedwright.device_runtime.profiler.store import PROFILE_NAME, save_profile
@@ -189,7 +192,8 @@ def _profile(args: argparse.Namespace) -> int:
     config = config_of(args)
     out = args.out or config.state / PROFILE_NAME
     shown = _show_progress if sys.stderr.isatty() else None
-    found = measure_profile(threads=config.threads or facts.cores(), provider=config.provider, progress=shown)
+    # Small graphs are trained with one thread; profiles for more are kept beside it.
+    found = measure_profile(threads=config.threads or 1, provider=config.provider, progress=shown)
     if shown is not None:
         print(file=sys.stderr)
     if config.broker:

@@ -61,6 +61,7 @@ class Holdings:
 
     told: what it says about its data, when that is not the plain truth. profile: what it measured of itself, as JSON.
     hidden: its part in sums of counts that it does not tell. model: the architecture that it wants to keep.
+    round_s, round_bytes: what its owner lets a round take.
     """
 
     board: Board
@@ -73,6 +74,8 @@ class Holdings:
     told: DataSummary | None = None
     profile: bytes | None = None
     hidden: Hidden | None = None
+    round_s: float | None = None
+    round_bytes: int | None = None
     model: str = ""
 
 
@@ -167,6 +170,8 @@ class Agent:
                 task=None if entry is None else entry.task.task,
                 trains=self._have.trains,
                 profile=self._have.profile,
+                round_s=self._have.round_s,
+                round_bytes=self._have.round_bytes,
                 model=self._have.model,
                 sum_key=None if self._have.hidden is None else self._have.hidden.public,
             )

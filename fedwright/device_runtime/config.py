@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedwright.protocol.errors import ConfigError
+
 # The doctor must work where msgspec is what is missing, so what needs it is imported when used.
 if TYPE_CHECKING:
     from fedwright.protocol.link.security import Bundle, TlsFiles
@@ -18,8 +20,8 @@ def default_state() -> Path:
 class AgentConfig:
     """One agent: who it is, where its broker and its data are, what it may use.
 
-    threads: 0 means one per core. backend: portable or classic. provider: cpu, cuda or auto (cuda where
-    the installed onnxruntime can). profile: name of an emulated
+    threads: 0 means one, or one per core where a graph is large enough for that to pay. backend: portable or classic.
+    provider: cpu, cuda or auto (cuda where the installed onnxruntime can). profile: name of an emulated
     device, for the report only. trains: False makes a device that only evaluates. once: leave when the
     server says that the run is over, instead of waiting for the next one. bundle: folder that enrolment
     made; without one the agent is in development mode. most_temperature_c, least_battery_ratio, most_load_ratio (what
@@ -28,6 +30,7 @@ class AgentConfig:
     noise_ratio: Gaussian noise on counts and descriptor that are told, in shares of their mean. further: edges to go
     to when the fleet's own has said nothing for patience_s.
     hide_counts: nothing of the data's content is told; the device takes part in sums that hide its counts.
+    round_s, round_mb: the most seconds of work and MB both ways that a round may take; the server plans within them.
     """
 
     broker: str
@@ -52,6 +55,15 @@ class AgentConfig:
     further: tuple[str, ...] = ()
     patience_s: float = 15.0
     hide_counts: bool = False
+    round_s: float | None = None
+    round_mb: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        for name in ("round_s", "round_mb"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ConfigError(f"{name} is {value} but must be above 0; leave it out for no limit")
 
     def identity(self) -> "Bundle | None":
         """Certificate, key and the server's key from the bundle."""

@@ -103,6 +103,8 @@ def arguments(config: AgentConfig) -> list[str]:
         "--min-battery": config.least_battery_ratio,
         "--max-load": config.most_load_ratio,
         "--nice": config.nice or None,
+        "--round-seconds": config.round_s,
+        "--round-mb": config.round_mb,
         "--noise": config.noise_ratio or None,
         "--model": config.model or None,
     }

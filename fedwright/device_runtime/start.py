@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,12 +25,14 @@ from fedwright.device_runtime.store.journal import Journal
 from fedwright.device_runtime.store.residual import Residual
 from fedwright.device_runtime.store.secret import kept_secret
 from fedwright.device_runtime.train.base import Tensors, Trainer
+from fedwright.device_runtime.train.threads import pick_threads
 from fedwright.protocol import codec, topics
 from fedwright.protocol.artifact import Artifact
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.link import connect
 from fedwright.protocol.messages import DataSummary, Gone, Recipe
+from fedwright.protocol.predictor import Profile
 from fedwright.protocol.x25519 import KEY_BYTES
 
 log = logging.getLogger(__name__)
@@ -38,6 +41,10 @@ log = logging.getLogger(__name__)
 BLOB_LIMIT_BYTES = 2 * 1024**3
 # Data order on a device must not depend on when it joined: the split into training and held-out part is fixed.
 SPLIT_SEED = 0
+MB = 1e6
+
+HowMany = Callable[[Artifact], int]
+"""The number of threads to train an artifact with."""
 
 
 def run_agent(config: AgentConfig) -> None:
@@ -46,12 +53,12 @@ def run_agent(config: AgentConfig) -> None:
     for fleet in (config.fleet, *config.further):
         topics.check_name(fleet, what="fleet")
     threads = config.threads or facts.cores()
+    profiles = _profiles(config)
     limits = Limits(config.most_temperature_c, config.least_battery_ratio, config.most_load_ratio)
     if config.nice:
         os.nice(config.nice)
     data = load(config.data, holdout_ratio=config.holdout_ratio, seed=SPLIT_SEED)
     folder = config.state / config.fleet / config.device
-    measured = find_profile(config.state / PROFILE_NAME, threads=threads)
     journal = Journal(folder)
     told = _told(data, config, folder) if config.noise_ratio else None
     holdings = Holdings(
@@ -61,13 +68,17 @@ def run_agent(config: AgentConfig) -> None:
         journal=journal,
         residual=Residual(folder),
         tools=replace(
-            make_tools(config.backend, threads=threads, folder=folder, provider=config.provider),
+            make_tools(
+                config.backend, threads=config.threads, folder=folder, provider=config.provider, profiles=profiles
+            ),
             guard=Guard(limits, lambda: board_state(threads)) if limits.given() else None,
             veil=unveiled if told is None else Veil(config.noise_ratio, _secret(folder), told.class_counts or ()),
         ),
         trains=config.trains,
         told=told,
-        profile=None if measured is None else measured.to_json(),
+        profile=profiles[0].to_json() if profiles else None,
+        round_s=config.round_s,
+        round_bytes=None if config.round_mb is None else int(config.round_mb * MB),
         model=config.model,
     )
     if config.hide_counts:
@@ -76,6 +87,13 @@ def run_agent(config: AgentConfig) -> None:
         _run(config, holdings)
     finally:
         journal.close()
+
+
+def _profiles(config: AgentConfig) -> list[Profile]:
+    """What this device measured of itself: for its number of threads, or for one and for all cores."""
+    wanted = (config.threads,) if config.threads else (1, facts.cores())
+    found = [find_profile(config.state / PROFILE_NAME, threads=threads) for threads in dict.fromkeys(wanted)]
+    return [profile for profile in found if profile is not None]
 
 
 def _told(data: LocalData, config: AgentConfig, folder: Path) -> DataSummary:
@@ -101,21 +119,27 @@ def _hiding(holdings: Holdings, device: str, folder: Path) -> Holdings:
     return replace(holdings, told=without_counts(told), hidden=hidden)
 
 
-def make_tools(backend: str, *, threads: int, folder: Path, provider: str = "cpu") -> Tools:
-    """The trainer, the check and the checkpoint file of a device."""
+def make_tools(
+    backend: str, *, threads: int, folder: Path, provider: str = "cpu", profiles: Sequence[Profile] = ()
+) -> Tools:
+    """The trainer, the check and the checkpoint file of a device; 0 threads: as many as pay for each graph."""
     backends = {"portable": _portable, "classic": _classic}
     if backend not in backends:
         raise ConfigError(f"unknown backend {backend!r}; choose one of {', '.join(backends)}")
-    make_trainer, check = backends[backend](threads, provider)
+
+    def how_many(artifact: Artifact) -> int:
+        return threads or pick_threads(artifact.manifest, facts.cores(), profiles)
+
+    make_trainer, check = backends[backend](how_many, provider)
     return Tools(make_trainer, check, Checkpoint(folder / "checkpoint"))
 
 
-def _portable(threads: int, provider: str) -> tuple[MakeTrainer, CheckArtifact]:
+def _portable(threads: HowMany, provider: str) -> tuple[MakeTrainer, CheckArtifact]:
     from fedwright.device_runtime.train.check import check_artifact
     from fedwright.device_runtime.train.portable import PortableTrainer
 
     def make_trainer(artifact: Artifact, sides: Tensors, frozen: Tensors) -> Trainer:
-        return PortableTrainer(artifact, threads=threads, provider=provider, sides=sides, frozen=frozen)
+        return PortableTrainer(artifact, threads=threads(artifact), provider=provider, sides=sides, frozen=frozen)
 
     def check(artifact: Artifact, recipe: Recipe) -> None:
         check_artifact(artifact, free_bytes=facts.free_bytes(), batch=recipe.batch)
@@ -123,7 +147,7 @@ def _portable(threads: int, provider: str) -> tuple[MakeTrainer, CheckArtifact]:
     return make_trainer, check
 
 
-def _classic(threads: int, provider: str) -> tuple[MakeTrainer, CheckArtifact]:
+def _classic(threads: HowMany, provider: str) -> tuple[MakeTrainer, CheckArtifact]:
     from fedwright.device_runtime.train.classic import ClassicTrainer
     from fedwright.device_runtime.train.classic_check import check_classic
 
@@ -131,7 +155,7 @@ def _classic(threads: int, provider: str) -> tuple[MakeTrainer, CheckArtifact]:
         raise ConfigError(f"the classic backend runs on the cpu, not on {provider!r}; use --backend portable")
 
     def make_trainer(artifact: Artifact, sides: Tensors, frozen: Tensors) -> Trainer:
-        return ClassicTrainer(artifact, threads=threads, sides=sides, frozen=frozen)
+        return ClassicTrainer(artifact, threads=threads(artifact), sides=sides, frozen=frozen)
 
     def check(artifact: Artifact, recipe: Recipe) -> None:
         check_classic(artifact, free_bytes=facts.free_bytes(), batch=recipe.batch)

@@ -43,6 +43,8 @@ def test_the_command_line_gives_the_same_config_again(tmp_path):
         trains=False,
         once=True,
         hide_counts=True,
+        round_s=12.5,
+        round_mb=3.0,
         bundle=tmp_path / "bundle",
     )
     unit = service.make_unit(wanted, system=False)
