@@ -46,7 +46,8 @@ class Builder:
         """The artifact of a structure; `module` is what its spec stands for (None = ask the zoo)."""
         key = _cache_key(structure)
         # The name of a module of the user's own says nothing about its code, which may change from run to run.
-        lasting = not structure.spec.model.startswith("python:")
+        teacher = structure.objective.teacher
+        lasting = not any("python:" in spec.model for spec in (structure.spec, teacher) if spec is not None)
         artifact = self._built.get(key) or (self._read(key) if lasting else None)
         if artifact is None:
             artifact = build(structure, zoo.create(structure.spec, seed=0) if module is None else module)

@@ -141,7 +141,7 @@ def ridge(z: Tensor, target: Tensor) -> Tensor:
     penalty = RIDGE * float(z.square().sum()) / width + TINY
     if rows < width:
         gram = z @ z.T + penalty * torch.eye(rows, dtype=z.dtype, device=z.device)
-        return z.T @ torch.linalg.solve(gram, target)
+        return cast(Tensor, z.T @ torch.linalg.solve(gram, target))
     gram = z.T @ z + penalty * torch.eye(width, dtype=z.dtype, device=z.device)
     return cast(Tensor, torch.linalg.solve(gram, z.T @ target))
 

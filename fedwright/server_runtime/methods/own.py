@@ -13,6 +13,7 @@ from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.artifacts.structure import ModelSpec, Objective, Structure
 from fedwright.server_runtime.methods.base import Absorbed, Array, Assignment, Emission, Relay, Setting, Tensors
+from fedwright.server_runtime.methods.fitting import Left, fit_batches
 from fedwright.server_runtime.methods.sliced import number_of
 from fedwright.server_runtime.methods.written import recipe_for
 from fedwright.server_runtime.rounds.sampling import derive_seed
@@ -49,6 +50,7 @@ class OwnModels:
         self.setting = setting
         self._own = own
         self._warned: set[str] = set()
+        self._left = Left()
         self.specs: dict[str, ModelSpec] = {}
         self.weights: dict[str, Tensors] = {}
         self.reports: dict[str, Report] = {}
@@ -83,13 +85,14 @@ class OwnModels:
                 log.warning("device %s gets the common model and does not train: %s", device, err)
 
     def assign(self, reports: Mapping[str, Report], round_number: int) -> dict[str, Assignment]:
-        """Everyone trains its own model."""
+        """Everyone trains its own model, in batches that its budget allows."""
         self.meet(reports)
-        return {
+        plans = {
             device: self.assignment(device, round_number)
             for device in sorted(reports)
             if device in self.specs and reports[device].trains
         }
+        return fit_batches(self.setting, plans, reports=reports, left=self._left)
 
     def assignment(self, device: str, round_number: int) -> Assignment:
         """What a device does this round."""

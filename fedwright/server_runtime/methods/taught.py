@@ -3,21 +3,22 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
+from msgspec import structs
 from torch import Tensor, nn
 
 from fedwright.protocol.messages import Refusal, Report
-from fedwright.protocol.predictor import need_bytes
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
-from fedwright.server_runtime.artifacts.structure import ModelSpec, Objective, Structure
+from fedwright.server_runtime.artifacts.structure import ModelSpec, Objective
 from fedwright.server_runtime.blocks import similarity
 from fedwright.server_runtime.blocks.search import Block, Chain, Groups
 from fedwright.server_runtime.blocks.tuning import Candidate
 from fedwright.server_runtime.methods.base import Absorbed, Assignment, Emission, Relay, Setting, Tensors
+from fedwright.server_runtime.methods.fitting import fits
 from fedwright.server_runtime.methods.own import Own, OwnModels, pack, unpack
 from fedwright.server_runtime.public import need_public
 from fedwright.server_runtime.rounds.sampling import derive_seed
@@ -28,16 +29,15 @@ TEACHER, TAUGHT = "teacher/", "teacher of/"
 
 @dataclass(frozen=True)
 class Teacher:
-    """A model that only teaches; parameters: of all its blocks and stitches."""
+    """A model that only teaches."""
 
     spec: ModelSpec
     weights: Tensors
 
-    @cached_property
+    @property
     def parameters(self) -> int:
-        """How many there are."""
-        module = zoo.create(self.spec, seed=0)
-        return sum(value.numel() for value in module.parameters())
+        """How many its blocks and stitches have."""
+        return parameters_of(self.spec)
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Taught(OwnModels):
         free_bytes = self.reports[device].free_bytes
         plan = super().assignment(device, round_number)
         taught = self._with_teacher(plan, self.teachers.get(device))
-        if not self._fits(taught.structure, free_bytes):
+        if not self._fits(device, taught, free_bytes):
             taught = plan
         return replace(taught, marks=(round_number, free_bytes))
 
@@ -114,10 +114,12 @@ class Taught(OwnModels):
         objective = Objective(distill=self.distill, teacher=teacher.spec)
         return replace(plan, structure=replace(plan.structure, objective=objective))
 
-    def _fits(self, structure: Structure, free_bytes: int) -> bool:
-        if self.setting.manifest is None or structure.objective.teacher is None:
+    def _fits(self, device: str, plan: Assignment, free_bytes: int) -> bool:
+        """Whether student and teacher together are within the device's memory, seconds and bytes per round."""
+        report = self.reports.get(device)
+        if report is None or plan.structure.objective.teacher is None:
             return True
-        return need_bytes(self.setting.manifest(structure), self.setting.batch) <= free_bytes
+        return fits(self.setting, device, report=structs.replace(report, free_bytes=free_bytes), assignment=plan)
 
     def shrink(self, device: str, assignment: Assignment, refusal: Refusal) -> Assignment | None:
         """The same without a teacher."""
@@ -159,17 +161,13 @@ class Taught(OwnModels):
         }
 
     def _first_that_fits(self, device: str, teachers: list[Teacher], free_bytes: int) -> Teacher | None:
-        plan = Structure(self.specs[device], optimizer=self.setting.optimizer)
-        for teacher in teachers:
-            objective = Objective(distill=self.distill, teacher=teacher.spec)
-            if self._fits(replace(plan, objective=objective), free_bytes):
-                return teacher
-        return None
+        plan = super().assignment(device, 0)
+        fitting = (one for one in teachers if self._fits(device, self._with_teacher(plan, one), free_bytes))
+        return next(fitting, None)
 
     def size_change(self, device: str) -> float:
         """φ of a device's present teacher: (|w*| - |w_m|) / |w_m|."""
-        own = sum(value.numel() for value in zoo.create(self.specs[device], seed=0).parameters())
-        return self.teachers[device].parameters / own - 1.0
+        return self.teachers[device].parameters / parameters_of(self.specs[device]) - 1.0
 
     def pupil(self, device: str) -> Pupil | None:
         """A device's model in blocks; None for one that cannot be cut."""
@@ -225,6 +223,12 @@ class Taught(OwnModels):
                 weights[device][name] = value
         self.teachers = {device: Teacher(spec, weights[device]) for device, spec in specs.items()}
         self._trained = {}
+
+
+@lru_cache(maxsize=1024)
+def parameters_of(spec: ModelSpec) -> int:
+    """How many parameters a model has."""
+    return sum(value.numel() for value in zoo.create(spec, seed=0).parameters())
 
 
 def load(module: nn.Module, weights: Tensors) -> None:

@@ -8,11 +8,13 @@ import pytest
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import DataSummary, Refusal, Stats
+from fedwright.protocol.predictor import Prediction
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
-from fedwright.server_runtime.artifacts.structure import ModelSpec
+from fedwright.server_runtime.artifacts.structure import ModelSpec, Objective
 from fedwright.server_runtime.methods.base import Absorbed
 from fedwright.server_runtime.methods.baselines.pfedhr import PFedHR, PFedHRParams
+from fedwright.server_runtime.methods.fitting import cost_of, memory_of
 from fedwright.server_runtime.methods.own import Own
 from fedwright.server_runtime.methods.pfedclub import PFedClub, PFedClubParams
 from fedwright.server_runtime.public import PublicData
@@ -110,10 +112,43 @@ def test_a_users_own_module_takes_part_with_its_blocks():
 def test_a_device_without_the_memory_for_a_teacher_gets_none():
     builder = Builder()
     method = make(manifest=lambda structure: builder.build(structure).manifest)
-    play(method, {"d-0": said(), "d-1": said(free_bytes=1)})
-    assert "d-1" not in method.teachers
-    plans = method.assign({"d-0": said(free_bytes=1), "d-1": said()}, 2)
-    assert all(plan.structure.objective.teacher is None for plan in plans.values())
+    plans = method.assign({"d-0": said(), "d-1": said()}, 1)
+    alone = {device: memory_of(method.setting, plan) for device, plan in plans.items()}
+    play(method, {"d-0": said(), "d-1": said(free_bytes=alone["d-1"])})
+    assert sorted(method.teachers) == ["d-0"]
+    plans = method.assign({"d-0": said(free_bytes=alone["d-0"]), "d-1": said()}, 2)
+    assert [plan.structure.objective.teacher for plan in plans.values()] == [None, None]
+
+
+def test_a_step_that_would_take_too_long_leaves_the_teacher_out():
+    builder = Builder()
+
+    class Slow:
+        """A device that takes a second for each convolution of a graph."""
+
+        def predict(self, device, manifest, *, batch):
+            calls = sum(values[0] for kind, values in manifest.work.items() if kind.startswith("Conv"))
+            return Prediction(calls, calls, calls)
+
+        def bytes_per_s(self, device):
+            return None
+
+    method = make(manifest=lambda structure: builder.build(structure).manifest, forecasts=Slow())
+    play(method, {"d-0": said(), "d-1": said()})
+    assert "d-0" in method.teachers
+    plan = method.assign({"d-0": said()}, 2)["d-0"]
+    alone_s = cost_of(method.setting, "d-0", report=said(), assignment=plan_without(plan)).seconds
+    taught_s = cost_of(method.setting, "d-0", report=said(), assignment=plan).seconds
+    assert alone_s < taught_s
+    limited = method.assign({"d-0": said(round_s=(alone_s + taught_s) / 2)}, 2)["d-0"]
+    assert limited.structure.objective.teacher is None
+    roomy = method.assign({"d-0": said(round_s=taught_s)}, 2)["d-0"]
+    assert roomy.structure.objective.teacher is not None
+
+
+def plan_without(plan):
+    """The same plan without a teacher."""
+    return replace(plan, structure=replace(plan.structure, objective=Objective()))
 
 
 def test_a_refused_teacher_is_left_at_home():
