@@ -1,4 +1,4 @@
-"""`fedwright bench chaos`: kill the server, the broker and devices, cut the link, and compare with a run left in peace.
+"""`fedwright bench chaos`: kill the server, the broker, devices and edges, cut the link; compare with a run in peace.
 
 Everything is real: a broker, a server process that is resumed after each kill, and agent processes behind a link that
 can be cut. Kills come at seeded random moments. A run counts as unharmed when no update is lost, none is counted twice
@@ -29,7 +29,7 @@ from fedwright.server_runtime.run import RunFolder
 
 DEVICES = ("a", "b", "c")
 ROUNDS = 6
-VICTIMS = ("server", "broker", "device", "link")
+VICTIMS = ("server", "broker", "device", "link", "edge")
 # Between two kills: from the middle of a start to several rounds later.
 PAUSE_S = (0.2, 4.0)
 CUT_S = 0.5
@@ -61,6 +61,14 @@ batch = 8
 codec = "int8"
 """
 
+EDGE = """
+[edge]
+name = "{name}"
+folder = "{folder}/edges"
+[host]
+broker = "{broker}"
+"""
+
 
 @dataclass
 class Outcome:
@@ -76,18 +84,19 @@ class Outcome:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """As many runs as it takes for `--kills` kills; `--quick` makes six of them."""
     wanted = args.kills if args.kills is not None else 6 if args.quick else 40
-    peace = play(kills=0, seed=0)
+    edges = args.edges or 0
+    peace = play(kills=0, seed=0, edges=edges)
     runs: list[Outcome] = []
     while sum(sum(outcome.kills.values()) for outcome in runs) < wanted:
         left = wanted - sum(sum(outcome.kills.values()) for outcome in runs)
-        runs.append(play(kills=left, seed=len(runs) + 1))
+        runs.append(play(kills=left, seed=len(runs) + 1, edges=edges))
     kills = sum((outcome.kills for outcome in runs), Counter[str]())
     same = sum(outcome.digest == peace.digest for outcome in runs)
     lost, twice = sum(outcome.lost for outcome in runs), sum(outcome.twice for outcome in runs)
     return {
         "seeds": list(range(1, len(runs) + 1)),
         "tables": {
-            "kills": [{"victim": victim, "kills": kills[victim]} for victim in VICTIMS],
+            "kills": [{"victim": victim, "kills": kills[victim]} for victim in _victims(edges)],
             "runs": [
                 {
                     "seed": seed,
@@ -109,11 +118,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def play(*, kills: int, seed: int, rounds: int = ROUNDS) -> Outcome:
-    """One run from start to end with up to this many kills."""
+def play(*, kills: int, seed: int, rounds: int = ROUNDS, edges: int = 0) -> Outcome:
+    """One run from start to end with up to this many kills; devices sit behind edges in turn when there are any."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        fleet = stack.enter_context(_fleet(folder, rounds))
+        fleet = stack.enter_context(_fleet(folder, rounds, edges))
         made = _disturb(fleet, kills, random.Random(seed))
         fleet.finish()
         return _outcome(RunFolder(folder / "chaos"), rounds, made)
@@ -122,12 +131,14 @@ def play(*, kills: int, seed: int, rounds: int = ROUNDS) -> Outcome:
 class _Fleet:
     """The processes of one run; whatever dies is started again."""
 
-    def __init__(self, folder: Path, broker: Broker, proxy: Proxy, rounds: int) -> None:
+    def __init__(self, folder: Path, broker: Broker, proxy: Proxy, *, rounds: int, edges: int) -> None:
         self.broker = broker
         self.proxy = proxy
         self._folder = folder
         self._config = folder / "chaos.toml"
         self._config.write_text(CONFIG.format(rounds=rounds, folder=folder, broker=broker.url, devices=len(DEVICES)))
+        self.edges = [f"edge-{number}" for number in range(edges)]
+        self._edges = {edge: self._start_edge(edge) for edge in self.edges}
         self._devices = {device: self._start_device(device) for device in DEVICES}
         self._server = self._start_server()
 
@@ -135,6 +146,11 @@ class _Fleet:
         """SIGKILL, then resume."""
         _kill(self._server)
         self._server = self._start_server()
+
+    def kill_edge(self, edge: str) -> None:
+        """SIGKILL, then start again with the same folder."""
+        _kill(self._edges[edge])
+        self._edges[edge] = self._start_edge(edge)
 
     def kill_device(self, device: str) -> None:
         """SIGKILL, then start again with the same state folder."""
@@ -161,7 +177,7 @@ class _Fleet:
 
     def close(self) -> None:
         """End every process."""
-        for process in (self._server, *self._devices.values()):
+        for process in (self._server, *self._edges.values(), *self._devices.values()):
             _kill(process)
 
     def _start_server(self) -> subprocess.Popen[bytes]:
@@ -169,9 +185,16 @@ class _Fleet:
         words = ["resume", str(self._folder / "chaos")] if known else ["run", str(self._config)]
         return self._start("server.out", ["server", *words])
 
+    def _start_edge(self, edge: str) -> subprocess.Popen[bytes]:
+        path = self._folder / f"{edge}.toml"
+        path.write_text(EDGE.format(name=edge, folder=self._folder, broker=self.proxy.url))
+        return self._start(f"{edge}.out", ["server", "edge", str(path)])
+
     def _start_device(self, device: str) -> subprocess.Popen[bytes]:
         words = ["--device", device, "--broker", self.proxy.url, "--data", f"npz:{_data_file(self._folder, device)}"]
         words += ["--state", str(self._folder / "state"), "--threads", "1"]
+        if self.edges:
+            words += ["--edge", self.edges[DEVICES.index(device) % len(self.edges)]]
         return self._start(f"{device}.out", ["device", "run", *words])
 
     def _start(self, log_name: str, words: list[str]) -> subprocess.Popen[bytes]:
@@ -182,11 +205,11 @@ class _Fleet:
 
 
 @contextmanager
-def _fleet(folder: Path, rounds: int) -> Iterator[_Fleet]:
+def _fleet(folder: Path, rounds: int, edges: int) -> Iterator[_Fleet]:
     with Broker() as broker:
         address = urlsplit(broker.url)
         with Proxy(str(address.hostname), int(address.port or 0)) as proxy:
-            fleet = _Fleet(folder, broker, proxy, rounds)
+            fleet = _Fleet(folder, broker, proxy, rounds=rounds, edges=edges)
             try:
                 yield fleet
             finally:
@@ -196,12 +219,14 @@ def _fleet(folder: Path, rounds: int) -> Iterator[_Fleet]:
 def _disturb(fleet: _Fleet, kills: int, rng: random.Random) -> Counter[str]:
     made: Counter[str] = Counter()
     while sum(made.values()) < kills and fleet.running(rng.uniform(*PAUSE_S)):
-        victim = rng.choice(VICTIMS)
+        victim = rng.choice(_victims(len(fleet.edges)))
         made[victim] += 1
         if victim == "server":
             fleet.kill_server()
         elif victim == "device":
             fleet.kill_device(rng.choice(DEVICES))
+        elif victim == "edge":
+            fleet.kill_edge(rng.choice(fleet.edges))
         elif victim == "broker":
             fleet.broker.kill()
             fleet.broker.restart()
@@ -210,6 +235,10 @@ def _disturb(fleet: _Fleet, kills: int, rng: random.Random) -> Counter[str]:
             fleet.running(CUT_S)
             fleet.proxy.mend()
     return made
+
+
+def _victims(edges: int) -> tuple[str, ...]:
+    return VICTIMS if edges else VICTIMS[:-1]
 
 
 def _outcome(folder: RunFolder, rounds: int, kills: Counter[str]) -> Outcome:

@@ -1,7 +1,7 @@
 """Which devices come by way of an edge server, and which edge may speak for whom."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fedwright.protocol import codec
 from fedwright.protocol.errors import BadMessage
@@ -19,11 +19,15 @@ def anybody(edge: str, device: str) -> bool:
 
 @dataclass(frozen=True)
 class Passage:
-    """A device's way to us: the edge, the boot that reported, and when that report was made."""
+    """A device's way to us: the edge (None: directly), the boot that reported, and when that report was made.
 
-    edge: str
+    lost: the connection of the device or of its edge broke; it may come back any way.
+    """
+
+    edge: str | None
     boot: str
     sent_s: float
+    lost: bool = False
 
 
 @dataclass
@@ -33,11 +37,24 @@ class Edges:
     may_speak: MaySpeak = anybody
     _boots: dict[str, str] = field(default_factory=dict)
     _passages: dict[str, Passage] = field(default_factory=dict)
+    # Boards that report under an id which another one has, by another way; who is right is for others to find out.
+    _claims: dict[str, Passage] = field(default_factory=dict)
 
     def edge_of(self, device: str) -> str | None:
         """The edge that a device is reached through; None for one that is reached directly."""
         passage = self._passages.get(device)
         return None if passage is None else passage.edge
+
+    def way_to(self, device: str, boot: str) -> str | None:
+        """The edge that one boot of a device is reached through, also while its id is contested."""
+        claim = self._claims.get(device)
+        return claim.edge if claim is not None and claim.boot == boot else self.edge_of(device)
+
+    def settle(self, device: str, boot: str) -> None:
+        """This boot has the id: its way is the device's way from now on."""
+        claim = self._claims.get(device)
+        if claim is not None and claim.boot == boot:
+            self._passages[device] = self._claims.pop(device)
 
     def is_edge(self, name: str) -> bool:
         """Whether an edge of that name has reported."""
@@ -62,20 +79,26 @@ class Edges:
 
     def arrive(self, device: str, edge: str | None, envelope: Envelope) -> Passage | None:
         """A device reports by a way (None: directly); returns the other way that it had until now."""
-        before = self._passages.get(device)
-        if edge is None:
-            self._passages.pop(device, None)
-        else:
-            self._passages[device] = Passage(edge, envelope.boot, envelope.sent_s)
-        return before if before is not None and before.edge != edge else None
+        before, now = self._passages.get(device), Passage(edge, envelope.boot, envelope.sent_s)
+        other_way = before is not None and before.edge != edge
+        if before is not None and other_way and before.boot != now.boot and not before.lost:
+            self._claims[device] = now
+            return None
+        self._passages[device] = now
+        return before if other_way else None
 
     def is_stale(self, device: str, edge: str, envelope: Envelope) -> bool:
-        """Whether another edge has brought later news of this device than what this one brings."""
+        """Whether a device has come another way since it said what this edge brings."""
         passage = self._passages.get(device)
         return passage is not None and passage.edge != edge and envelope.sent_s < passage.sent_s
 
-    def lose(self, edge: str, boot: str) -> list[tuple[str, str]]:
-        """An edge's connection broke: the devices behind it, each with its boot; they may come back another way."""
-        if self._boots.get(edge) != boot:
+    def lose(self, name: str, boot: str) -> list[tuple[str, str]]:
+        """A connection broke: the devices behind it, if it was an edge's, each with its boot."""
+        passage = self._passages.get(name)
+        if passage is not None and passage.boot == boot:
+            self._passages[name] = replace(passage, lost=True)
+        if self._boots.get(name) != boot:
             return []
-        return sorted((device, passage.boot) for device, passage in self._passages.items() if passage.edge == edge)
+        behind = [(device, passage) for device, passage in sorted(self._passages.items()) if passage.edge == name]
+        self._passages.update({device: replace(passage, lost=True) for device, passage in behind})
+        return [(device, passage.boot) for device, passage in behind]

@@ -133,6 +133,7 @@ class Exchange:
         for common in (task.artifact, task.frozen, task.public):
             if common is not None:
                 self._serving.offer_common(common.sha256)
+        self._edges.settle(device, boot)
         edge = self._edges.edge_of(device)
         # The artifact is never inline: a device that has it in its cache need not get it again. Nor is anything that
         # an edge fetches once for all its devices.
@@ -199,7 +200,7 @@ class Exchange:
 
     def dismiss(self, device: str, dismissal: Dismiss) -> None:
         """Tell a device to leave."""
-        self._send(device, dismissal)
+        self._send(device, dismissal, boot=dismissal.boot)
 
     def pull(self, device: str, ref: BlobRef) -> None:
         """Fetch a blob from a device; a Pulled event tells when it is here."""
@@ -329,7 +330,7 @@ class Exchange:
         for task, (whose, where) in list(self._at.items()):
             if whose == device and where == left.edge:
                 del self._at[task]
-                self.recall(left.edge, task)
+                self.recall(where, task)
 
     def _take_chunk(self, device: str, chunk: Chunk, events: list[Heard | Pulled]) -> None:
         pull = self._pulled_from(device, chunk.sha256)
@@ -356,9 +357,9 @@ class Exchange:
         head, tail = codec.encode_parts(message, sender=SERVER, boot=self.boot)
         self._link.send(topic, head, tail=tail, reliable=False)
 
-    def _send(self, device: str, message: Message) -> None:
-        """Send to a device, by way of its edge when it has one."""
-        edge = self._edges.edge_of(device)
+    def _send(self, device: str, message: Message, *, boot: str = "") -> None:
+        """Send to a device, by way of its edge when it has one; `boot` for one whose id is contested."""
+        edge = self._edges.way_to(device, boot)
         payload = self._encode(message)
         if edge is None:
             self._publish(device, payload)

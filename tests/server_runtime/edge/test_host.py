@@ -184,6 +184,41 @@ def test_a_device_that_moves_is_recalled_from_the_edge_it_left(tmp_path):
     assert len(server.seen(events.UpdateTaken)) == 2
 
 
+def test_two_boards_of_one_id_behind_two_edges(tmp_path):
+    broker = MemoryBroker()
+    one = ScriptedEdge(broker, "one", "a")
+    with serving(broker, tmp_path, devices=1) as server:
+        one.join()
+        [task] = one.tasks().values()
+        other = ScriptedEdge(broker, "other", "a")
+        other.enter()
+        assert one.hear_for(Challenge)[0] == "a"
+        one.carry("a", report())
+        device, dismissal = other.hear_for(Dismiss)
+        assert (device, dismissal.boot, dismissal.why) == ("a", other.devices["a"], "identity_taken")
+        one.carry("a", one.update(task))
+        assert one.hear_for(Ack)[0] == "a"
+        finish(one)
+
+    assert len(server.seen(events.UpdateTaken)) == 1
+
+
+def test_a_board_that_died_may_come_back_behind_another_edge(tmp_path):
+    broker = MemoryBroker()
+    one = ScriptedEdge(broker, "one", "a")
+    with serving(broker, tmp_path, devices=1):
+        one.join()
+        [task] = one.tasks().values()
+        one.carry("a", Gone())
+        other = ScriptedEdge(broker, "other", "a")
+        other.enter()
+        [again] = other.tasks().values()
+        assert (again.task, again.boot) == (task.task, other.devices["a"])
+        assert one.hear(Recall).of == task.task
+        other.carry("a", other.update(again))
+        finish(other)
+
+
 def test_devices_behind_a_lost_edge_are_lost_until_they_come_back(tmp_path):
     broker = MemoryBroker()
     one = ScriptedEdge(broker, "one", "a", "b")
