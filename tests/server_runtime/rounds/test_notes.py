@@ -76,6 +76,16 @@ def test_a_run_killed_inside_its_first_round_ends_with_the_same_bytes(tmp_path, 
     assert len(set(widths_of(found).values())) > 1
 
 
+def test_a_secure_sum_outlives_a_kill(tmp_path, monkeypatch):
+    method, section = {**HASA, "secure_sum": True}, {**SMALL, "hide_counts": True}
+    config, text = make_config(tmp_path / "killed", rounds=2, method=method, fleet={"per_round": 3}, simulate=section)
+    found = kill_and_resume(config, text, monkeypatch)
+
+    undisturbed = simulate(elsewhere(config, tmp_path / "undisturbed"), text)
+    assert final_state(tmp_path / "killed") == final_state(tmp_path / "undisturbed")
+    assert widths_of(found) == widths_of(undisturbed)
+
+
 def test_widths_outlive_a_kill_in_asynchronous_rounds(tmp_path, monkeypatch):
     config, text = make_config(
         tmp_path / "killed", rounds=2, method=HASA, fleet={"buffer": 2, "per_round": 2}, simulate=SMALL
