@@ -54,3 +54,12 @@ def test_hasa_reports_the_budget_it_realised(tmp_path):
     found = run(tmp_path, "hasa", tolerance=1e-4)
     assert found.outcome.metrics[-1]["budget"] == pytest.approx(0.6, abs=1e-3)
     assert len({record.width for record in found.outcome.devices.values()}) > 1
+
+
+@pytest.mark.parametrize("score", ["pixels", "features"])
+def test_hasa_scores_what_simulated_devices_tell(tmp_path, score):
+    method = {"name": "hasa", "budget": 0.5, "least": 0.25, "most": 1.0, "score": score}
+    simulated = {"rows": 160, "devices": 3, "evaluate_every": 0}
+    config, text = make_config(tmp_path, rounds=1, method=method, fleet={"devices": 3}, simulate=simulated)
+    found = simulate(config, text)
+    assert len({record.width for record in found.outcome.devices.values()}) == 3

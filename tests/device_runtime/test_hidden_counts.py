@@ -1,9 +1,12 @@
 """A device's part in a secure sum: what it answers, and what it refuses."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from msgspec import structs
 
+from fedwright.device_runtime.data.local import LocalData
 from fedwright.device_runtime.describe.hidden import Hidden, counts_of, without_counts
 from fedwright.device_runtime.describe.words import word_counts
 from fedwright.device_runtime.store.secret import kept_secret
@@ -92,3 +95,13 @@ def test_nothing_of_the_content_is_told():
 
 def test_padding_and_rare_words_do_not_count():
     assert word_counts([7, 5, 3, 2]) == [0, 0, 3, 2]
+
+
+def test_text_is_summed_up_by_its_words():
+    """Word ids are integers; images and series are not scored by words."""
+    y = np.array([0, 1, 2, 2, 3])
+    rows = np.zeros((5, 4), np.int64)
+    data = LocalData(rows, y, rows[:1], y[:1], 4, tuple(np.bincount(y).tolist()), (4,))
+    assert data.summary().score_counts == [0, 0, 2, 1]
+    assert counts_of(data.summary()) == [0, 0, 2, 1]
+    assert replace(data, x=rows.astype(np.float32)).summary().score_counts is None
