@@ -159,6 +159,7 @@ class _Fleet:
 
     def running(self, wait_s: float) -> bool:
         """Wait; False as soon as the server has ended."""
+        self._revive()
         try:
             self._server.wait(wait_s)
         except subprocess.TimeoutExpired:
@@ -167,10 +168,12 @@ class _Fleet:
 
     def finish(self) -> None:
         """Wait for the end of the run."""
-        try:
-            code = self._server.wait(RUN_TIMEOUT_S)
-        except subprocess.TimeoutExpired as err:
-            raise RoundError(f"the run did not end within {RUN_TIMEOUT_S:.0f} s; see {self._folder}") from err
+        for _ in range(int(RUN_TIMEOUT_S)):
+            if not self.running(1.0):
+                break
+        code = self._server.poll()
+        if code is None:
+            raise RoundError(f"the run did not end within {RUN_TIMEOUT_S:.0f} s; see {self._folder}")
         if code != 0:
             log = (self._folder / "server.out").read_text()[-2000:]
             raise RoundError(f"the server ended with code {code}: {log}")
@@ -179,6 +182,15 @@ class _Fleet:
         """End every process."""
         for process in (self._server, *self._edges.values(), *self._devices.values()):
             _kill(process)
+
+    def _revive(self) -> None:
+        """Start again what ended because the broker was away when it came, as a service manager would."""
+        for edge, process in self._edges.items():
+            if process.poll() is not None:
+                self._edges[edge] = self._start_edge(edge)
+        for device, process in self._devices.items():
+            if process.poll() is not None:
+                self._devices[device] = self._start_device(device)
 
     def _start_server(self) -> subprocess.Popen[bytes]:
         known = _is_recorded(RunFolder(self._folder / "chaos"))
