@@ -15,10 +15,13 @@ from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
 from helpers.simulation import local_data, make_config, run_agents
 
-PARAMS = {
-    "framp": {"sizes": [1.0, 0.25]},
-    "hyperflora": {"pretrain_rounds": 1, "exchanges": 2},
-    "pfedhn": {"parallel": True},
+CASES = {
+    "framp": ("framp", {"sizes": [1.0, 0.25]}),
+    "hyperflora": ("hyperflora", {"pretrain_rounds": 1, "exchanges": 2}),
+    "pfedhn": ("pfedhn", {}),
+    "pfedhn, parallel": ("pfedhn", {"parallel": True}),
+    "pfedhn, learnt vectors": ("pfedhn", {"describe": "embedding"}),
+    "adapters-private": ("adapters-private", {"pretrain_rounds": 1}),
 }
 
 
@@ -61,11 +64,12 @@ def final_state(folder) -> bytes:
 
 
 @pytest.mark.broker
-@pytest.mark.parametrize("method", sorted(PARAMS))
-def test_a_killed_server_goes_on_to_the_same_bytes(tmp_path, method):
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_a_killed_server_goes_on_to_the_same_bytes(tmp_path, case):
+    method, params = CASES[case]
     config, text = make_config(
         tmp_path / "mqtt",
-        method={"name": method, **PARAMS[method]},
+        method={"name": method, **params},
         model={"model": METHODS[method].model},
         fleet={"devices": 3},
         simulate={"devices": 3, "rows": 160, "evaluate_every": 0},
