@@ -117,11 +117,7 @@ class Hypernet:
 
     def add(self, row: Array, change: Mapping[str, Array], weight: float = 1.0) -> None:
         """Remember what a device made of the weights for this description: final minus initial."""
-        if change.keys() != self._shapes.keys():
-            odd = sorted(change.keys() ^ self._shapes.keys())[:3]
-            raise ValueError(f"a change must name every generated tensor and no other, unlike {', '.join(odd)}")
-        flat = np.concatenate([np.asarray(change[name], np.float32).reshape(-1) for name in self._shapes])
-        self._pending.append((self._checked(row[None])[0], flat, weight))
+        self._pending.append((self._checked(row[None])[0], self._joined(change), weight))
         if len(self._pending) >= self._batch() and not self.form.sequential:
             self._fold()
 
@@ -152,20 +148,19 @@ class Hypernet:
 
     def learn(self, step: Step) -> float:
         """Follow the mean of the remembered changes, or each in turn; returns the norm of the last gradient."""
-        norm = 0.0
-        if self.form.sequential:
-            pending, self._pending = self._pending, []
-            for entry in pending:
-                self._pending = [entry]
-                norm = self._learn(step)
-            return norm
-        return self._learn(step)
+        if not self.form.sequential:
+            return self._learn(step)
+        pending, norm = self._pending, 0.0
+        for entry in pending:
+            self._pending = [entry]
+            norm = self._learn(step)
+        return norm
 
     def input_gradient(self, row: Array, change: Mapping[str, Array]) -> Array:
         """J' (-change) with respect to the description itself, for descriptions that are learnt."""
         given = self._tensor(self._checked(row[None])).requires_grad_()
-        flat = np.concatenate([np.asarray(change[name], np.float32).reshape(-1) for name in self._shapes])
-        (grad,) = torch.autograd.grad(self._forward(self._values, given), given, -self._tensor(flat[None]))
+        pull = -self._tensor(self._joined(change)[None])
+        (grad,) = torch.autograd.grad(self._forward(self._values, given), given, pull)
         found: Array = grad[0].cpu().numpy()
         return found
 
@@ -303,7 +298,15 @@ class Hypernet:
     def _tensor(self, array: Array) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
 
+    def _joined(self, change: Mapping[str, Array]) -> Array:
+        """All tensors as one vector [d], in the order in which they are written."""
+        if change.keys() != self._shapes.keys():
+            odd = sorted(change.keys() ^ self._shapes.keys())[:3]
+            raise ValueError(f"a change must name every generated tensor and no other, unlike {', '.join(odd)}")
+        return np.concatenate([np.asarray(change[name], np.float32).reshape(-1) for name in self._shapes])
+
     def _split(self, flat: Array) -> Tensors:
+        """What `_joined` was given."""
         found, end = {}, 0
         for name, shape in self._shapes.items():
             start, end = end, end + math.prod(shape)
