@@ -24,6 +24,7 @@ from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.files import replace_file
 from fedwright.protocol.messages import Report
 from fedwright.protocol.x25519 import KEY_BYTES
 from fedwright.server_runtime import run as runs
@@ -33,6 +34,7 @@ from fedwright.server_runtime.methods.base import Method, Tensors
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.desk import Talks
 from fedwright.server_runtime.rounds.planner import Builds, Planner
+from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
 
 # Devices that share this machine's processors say nothing about deadlines.
 FOREVER_S = 1e7
@@ -189,6 +191,18 @@ class _Watch:
         self.method, self.planner = method, planner
         if self.file.exists():
             self.evaluations = msgspec.json.decode(self.file.read_bytes(), type=list[Evaluated])
+        self._catch_up(method, planner)
+
+    def _catch_up(self, method: Method, planner: Planner) -> None:
+        """Measure the round after whose end an earlier process stopped, if it did not."""
+        store = SqliteRoundStore(runs.folder_of(self.config).store, sync=False)
+        closed = [entry for entry in store.closed() if entry.metrics][-1:]
+        store.close()
+        measured = {entry.round for entry in self.evaluations}
+        for entry in closed:
+            if self._is_due(entry.position.round) and entry.position.round not in measured:
+                method.restore(tensors.load(planner.blobs.path(entry.state)))
+                self._measure(entry.position.round)
 
     def __call__(self, event: events.Event) -> None:
         """Take an event of the run."""
@@ -196,14 +210,21 @@ class _Watch:
         if not isinstance(event, events.RoundClosed):
             return
         self.round_s.append(event.seconds)
+        if self._is_due(event.round):
+            self._measure(event.round)
+
+    def _is_due(self, number: int) -> bool:
         every = self.config.simulate.evaluate_every
-        due = event.round == self.config.run.rounds or (every and event.round % every == 0)
-        if due and self.method is not None and self.planner is not None:
-            build = self.planner.builder
-            self.evaluations += measure_fleet(self.method, build, self.crew, number=event.round, parts=self.parts)
-            self.file.write_bytes(msgspec.json.encode(self.evaluations))
-            if self.look is not None:
-                self.look(self.method, event.round)
+        return number == self.config.run.rounds or bool(every and number % every == 0)
+
+    def _measure(self, number: int) -> None:
+        if self.method is None or self.planner is None:
+            return
+        build = self.planner.builder
+        self.evaluations += measure_fleet(self.method, build, self.crew, number=number, parts=self.parts)
+        replace_file(self.file, msgspec.json.encode(self.evaluations))
+        if self.look is not None:
+            self.look(self.method, number)
 
 
 def measure_fleet(

@@ -3,9 +3,11 @@
 import json
 import multiprocessing
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -123,16 +125,20 @@ def run_kept(job: Job, place: Path | None) -> Finished:
     """The job, or what is kept of it since an earlier start of the same suite."""
     if place is not None and place.exists():
         return msgspec.json.decode(place.read_bytes(), type=Finished)
-    finished = run_job(job)
+    # What a watcher saw of earlier rounds is not kept, so a job that has one begins anew.
+    begun = None if place is None or job.watch is not None else place.with_suffix(".run")
+    finished = run_job(job) if begun is None else run_job(job, begun)
     if place is not None:
         place.parent.mkdir(parents=True, exist_ok=True)
         replace_file(place, msgspec.json.encode(finished))
+    if begun is not None:
+        shutil.rmtree(begun, ignore_errors=True)
     return finished
 
 
-def run_job(job: Job) -> Finished:
-    """One simulation inside this process."""
-    with tempfile.TemporaryDirectory(prefix="fedwright-suite-") as folder:
+def run_job(job: Job, begun: Path | None = None) -> Finished:
+    """One simulation inside this process; in `begun` it goes on with the round in which it was interrupted."""
+    with tempfile.TemporaryDirectory(prefix="fedwright-suite-") if begun is None else nullcontext(str(begun)) as folder:
         data = merged(
             job.config,
             {

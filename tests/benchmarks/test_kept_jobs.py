@@ -8,7 +8,9 @@ import pytest
 
 from fedwright.benchmarks import suite as suites
 from fedwright.benchmarks.kept_jobs import keeping, place_of
-from fedwright.benchmarks.suite import Job, run_kept
+from fedwright.benchmarks.simulate import simulate
+from fedwright.benchmarks.suite import Job, merged, run_kept
+from fedwright.server_runtime.rounds import events
 
 CONFIG: Mapping[str, Any] = {
     "run": {"rounds": 1},
@@ -39,7 +41,7 @@ def test_a_finished_job_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(Interrupted):
         interrupt()
     fresh = suites.run_job(job)
-    monkeypatch.setattr(suites, "run_job", lambda job: pytest.fail("the job was run again"))
+    monkeypatch.setattr(suites, "run_job", lambda *job: pytest.fail("the job was run again"))
     with keeping("tried"):
         again = run_kept(job, place_of(job))
         assert again.evaluations == fresh.evaluations
@@ -66,3 +68,31 @@ def test_jobs_that_differ_have_different_places() -> None:
 
 def test_outside_of_a_suite_nothing_is_kept() -> None:
     assert place_of(Job("a", 1, CONFIG)) is None
+
+
+def test_a_job_goes_on_with_the_round_in_which_it_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job("three", 1, merged(CONFIG, {"run": {"rounds": 3}, "simulate": {"evaluate_every": 1}}))
+    whole = suites.run_job(job)
+    place = tmp_path / "kept.json"
+    rounds = []
+
+    def watched(config, text, **options):
+        def observe(event):
+            if isinstance(event, events.RoundClosed):
+                rounds.append(event.round)
+                if len(rounds) == 2:
+                    raise KeyboardInterrupt
+
+        return simulate(config, text, observer=observe, **options)
+
+    monkeypatch.setattr(suites, "simulate", watched)
+    with pytest.raises(KeyboardInterrupt):
+        run_kept(job, place)
+    again = run_kept(job, place)
+
+    assert rounds == [1, 2, 3]
+    assert [m["loss"] for m in again.metrics] == [m["loss"] for m in whole.metrics]
+    assert again.evaluations == whole.evaluations
+    assert list(tmp_path.iterdir()) == [place]
