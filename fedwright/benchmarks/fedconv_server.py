@@ -27,10 +27,10 @@ TIME_LIMIT, MEMORY_LIMIT, LINEAR = 1.5, 0.2, 1.25
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Tables and checks of the suite."""
     torch.set_num_threads(1)
-    steps, repeats = (4, 3) if args.quick else (10, 5)
+    steps, repeats = (10, 2) if args.quick else (20, 5)
     tuning = [tuning_cost(spec, steps, repeats) for spec in MODELS]
     memory = [memory_cost(spec) for spec in MODELS]
-    growth = [dilation_cost(MODELS[0], devices, steps // 2, repeats) for devices in DEVICES]
+    growth = [dilation_cost(MODELS[0], devices, steps // 5, repeats) for devices in DEVICES]
     checks = []
     for row in tuning:
         for against, value in (("three models", row["over three models"]), ("the large model", row["over the large"])):
