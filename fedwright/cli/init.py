@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedwright.server_runtime.methods.base import Entry
 
+# Enough for methods that need examples on the server.
+PUBLIC_ROWS = 200
 HEADER = """# {title}
 #
 # On the host:      fedwright server run run.toml
@@ -79,7 +81,9 @@ def starter_config(entry: "Entry") -> str:
 
     parts = [HEADER.format(title=f"{entry.name}: {entry.summary}")]
     for name, cls in SECTIONS.items():
-        changed = {"model": entry.model} if name == "model" else {}
+        changed: dict[str, Any] = {"model": entry.model} if name == "model" else {}
+        if name == "public" and entry.needs_public:
+            changed = {"rows": PUBLIC_ROWS}
         parts.append(_table(name, cls, changed=changed))
         if name == "model":
             parts.append(_table("method", entry.params, first=[f'name = "{entry.name}"']))

@@ -1,0 +1,97 @@
+"""The suites of unlike models: valid configs, checks as measured, a figure, and the server's costs."""
+
+import pytest
+
+from fedwright.benchmarks import club, pfedclub_server
+from fedwright.benchmarks.dealing import deal
+from fedwright.benchmarks.simulate import Evaluated, Measured
+from fedwright.benchmarks.suite import Finished, read_suite
+from fedwright.server_runtime.config import SimulateSection, config_from_dict
+from fedwright.server_runtime.methods.taught import Known, Teacher
+
+
+def finished(label: str, accuracy: float, *, teacher=None, change=0.0, server_s=None, seed=1) -> Finished:
+    """A job measured once, with one teacher."""
+    own = (Measured("d-0", round(100 * accuracy), 100, 1.0),)
+    seen = {}
+    if teacher is not None:
+        entry = {"round": 1, "device": "d-0", "accuracy": teacher, "change": change, "parameters": 1000}
+        seen = {"teachers": [entry, {**entry, "round": 2}]}
+    metrics = [] if server_s is None else [{"server_s": server_s}]
+    return Finished(label, seed, [Evaluated(1, "test", own)], {}, metrics, seen)
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("name", ["pfedclub-fashion", "pfedclub-cifar"])
+def test_suite_files_hold_valid_configs(name, quick):
+    found = read_suite(name, quick=quick)
+    for setting in found["suite"]["settings"]:
+        jobs = club.jobs_of(found, setting, [1])
+        assert {"standalone", "pfedhr", "pfedclub", "pfedclub+"} <= {job.name.partition(": ")[2] for job in jobs}
+        for job in jobs:
+            config = config_from_dict(job.config, where=job.name)
+            assert config.public.rows > 0
+            assert config.method.params.own.models == tuple(found["zoos"][found["settings"][setting]["zoo"]])
+
+
+@pytest.fixture
+def by():
+    """One finished job per label."""
+    return {
+        "standalone": [finished("standalone", 0.60)],
+        "fedmd": [finished("fedmd", 0.62)],
+        "pfedhr": [finished("pfedhr", 0.64, teacher=0.3, change=4.8, server_s=3.0)],
+        "pfedclub": [finished("pfedclub", 0.66, teacher=0.5, change=0.5, server_s=2.0)],
+        "pfedclub+": [finished("pfedclub+", 0.65, teacher=0.5, change=0.05, server_s=2.0)],
+        "no order": [finished("no order", 0.61, teacher=0.45, change=0.4, server_s=2.0)],
+        "no completion": [finished("no completion", 0.61, teacher=0.55, change=0.1, server_s=2.0)],
+    }
+
+
+def test_checks_say_what_was_measured(by):
+    found = {entry["name"]: entry for entry in club.checks(by, 0.1)}
+    assert found["φ pfedhr - φ pfedclub"]["value"] == pytest.approx(4.3)
+    assert found["server seconds, pfedhr / pfedclub"]["value"] == pytest.approx(1.5)
+    assert found["largest φ of any device and round, pfedclub+"]["value"] == pytest.approx(0.05)
+    assert found["teacher accuracy, pfedclub - no order, points"]["value"] == pytest.approx(5.0)
+    assert not found["teacher accuracy, pfedclub - no completion, points"]["holds"]
+    assert found["accuracy, pfedclub - standalone, points"]["value"] == pytest.approx(6.0)
+
+
+def test_a_teacher_over_the_limit_breaks_the_promise(by):
+    by["pfedclub+"] = [finished("pfedclub+", 0.65, teacher=0.5, change=0.2, server_s=2.0)]
+    found = {entry["name"]: entry for entry in club.checks(by, 0.1)}
+    assert not found["largest φ of any device and round, pfedclub+"]["holds"]
+
+
+def test_sizes_are_listed_and_drawn(by, tmp_path):
+    rows = club.size_rows({"III": by})
+    assert [row["method"] for row in rows] == ["pfedhr", "pfedclub", "pfedclub+", "no order", "no completion"]
+    assert rows[0]["d-0"] == pytest.approx(4.8)
+    club.draw_sizes(by, tmp_path / "sizes.png")
+    assert (tmp_path / "sizes.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_teachers_are_measured_on_their_pupils_test_rows():
+    method = pfedclub_server.fleet(1)
+    dealt = deal(SimulateSection("digits", "iid", devices=1, rows=100), seed=1)
+    watch = club.TeacherWatch(None, dealt)
+    watch(method, 1)
+    assert watch.seen() == {"teachers": []}
+    spec = method.spec_of("mlp")
+    digits = type(spec)("mlp", dealt.input_shape, 10)
+    device = next(iter(dealt.shares))
+    method.specs[device] = digits
+    method.teachers = {device: Teacher(digits, method.initial(digits))}
+    watch(method, 2)
+    (entry,) = watch.seen()["teachers"]
+    assert (entry["round"], entry["device"], entry["change"]) == (2, device, 0.0)
+    assert 0 <= entry["accuracy"] < 0.5
+
+
+def test_the_servers_costs_are_counted():
+    cost = pfedclub_server.grouping_cost(2)
+    assert cost["blocks"] == 9
+    method = pfedclub_server.fleet(2)
+    pupils = pfedclub_server.pupils_of(method)
+    assert set(method.make_teachers(pupils, {device: Known(1, 10**12) for device in pupils})) == {"d-0", "d-1"}
