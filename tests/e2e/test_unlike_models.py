@@ -1,0 +1,107 @@
+"""A fleet in which every device has its own architecture, over a real broker, through kills of the server."""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedwright.benchmarks.dealing import deal
+from fedwright.benchmarks.simulate import simulate
+from fedwright.protocol.blobs import BlobStore
+from fedwright.protocol.link import connect
+from fedwright.protocol.link.broker import Broker
+from fedwright.server_runtime import run as runs
+from fedwright.server_runtime.rounds import events
+from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
+from helpers.simulation import local_data, make_config, run_agents
+
+MODELS = [
+    "cnn1@0.5",
+    "cnn2@0.5",
+    "cnn3@0.125",
+    "cnn4@0.0625",
+    "mobilenet-v1@0.0625",
+    "mobilenet-v2@0.125",
+    "mobilenet-v3@0.125",
+    "python:helpers.own_module:make",
+]
+
+
+class Links:
+    """Links to a broker at an address, by name."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def link(self, name: str):
+        """A new connection."""
+        return connect(self._url, client_id=name)
+
+
+class Killed(Exception):
+    """The server's process is gone."""
+
+
+def die_after(updates: int):
+    """An observer that ends the server at this update."""
+    left = updates
+
+    def observe(event: events.Event) -> None:
+        nonlocal left
+        if isinstance(event, events.UpdateTaken):
+            left -= 1
+            if not left:
+                raise Killed
+
+    return observe
+
+
+def enlarged(dealt):
+    """Digits at twice the size, which these models need."""
+    return replace(dealt, x=np.repeat(np.repeat(dealt.x, 2, axis=2), 2, axis=3))
+
+
+def final_state(folder) -> bytes:
+    """The last saved state of the run in a folder."""
+    store = SqliteRoundStore(folder / "run/rounds.sqlite")
+    try:
+        return BlobStore(folder / "run/blobs").read(store.closed()[-1].state)
+    finally:
+        store.close()
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_eight_architectures_teach_one_another_and_outlive_their_server(tmp_path):
+    own = {f"device-{number}": model for number, model in enumerate(MODELS)}
+    config, text = make_config(
+        tmp_path / "mqtt",
+        method={"name": "pfedclub", "own": {"devices": own}, "most": 3, "finalists": 1, "tune_epochs": 1, "rows": 32},
+        model={"model": "cnn1"},
+        fleet={"devices": len(MODELS)},
+        public={"file": str(tmp_path / "public.npz")},
+        simulate={"devices": len(MODELS), "rows": 400, "evaluate_every": 0, "partition": "iid"},
+    )
+    dealt = enlarged(deal(config.simulate, seed=config.run.seed))
+    np.savez(tmp_path / "public.npz", x=dealt.x[:40], y=dealt.y[:40])
+    with Broker() as broker, run_agents(Links(broker.url), tmp_path / "devices", local_data(dealt)):
+        links = Links(broker.url)
+        # in the first round, before anybody has a teacher, and in the second
+        for updates in (3, 8):
+            link = links.link("server")
+            with pytest.raises(Killed):
+                runs.execute(config, text, link=link, observer=die_after(updates))
+            link.close()
+        link = links.link("server")
+        outcome = runs.execute(config, text, link=link)
+        link.close()
+    assert [record.rounds for record in outcome.devices.values()] == [2] * len(MODELS)
+    assert outcome.metrics[0]["teachers"] >= len(MODELS) - 2
+
+    # Artifacts are taken over: equal structures give equal ones, and building them is most of the work.
+    shutil.copytree(tmp_path / "mqtt/run/artifacts", tmp_path / "simulated/run/artifacts")
+    again = replace(config, run=replace(config.run, folder=str(tmp_path / "simulated")))
+    simulate(again, text, dealt=dealt)
+    assert final_state(tmp_path / "mqtt") == final_state(tmp_path / "simulated")
