@@ -7,12 +7,13 @@ entries over all tensors, or the strongest channels; prototype alignment in the 
 alignment (align = 0), no personalisation, layer-wise masks, a learnt projection, one-hot and updated descriptors.
 Left out: nothing of the method.
 Differs: the printed sign of the hypernetwork's step is ascent, this is descent. Head biases start at the target net's
-initialisation. An entry follows the mean over the devices that had it, as in FIARSE, not over all of the round. Every
-layer keeps a part of its own share (`least`), because the smallest sizes would else cut a wide layer off. Biases and
-normalisation are never masked. λ weighs the mean over classes of the RMS distance of batch-level class means.
-Prototypes are means over the devices that hold a class, not over all. Updated descriptors follow the hypernetwork's
-gradient on the server instead of a feature extractor trained on devices. FIARSE's mask gradient is an option. Large
-targets are written in pieces by a shared head.
+initialisation. Directions of descriptors count alike (blocks/scaling.py): two or three would else outweigh all others.
+An entry follows the mean over the devices that had it, as in FIARSE, not over all of the round. Every layer keeps a
+part of its own share (`least`), because the smallest sizes would else cut a wide layer off. Biases and normalisation
+are never masked. λ weighs the mean over classes of the RMS distance of batch-level class means. Prototypes are means
+over the devices that hold a class, not over all. Updated descriptors follow the hypernetwork's gradient on the server
+instead of a feature extractor trained on devices. FIARSE's mask gradient is an option. Large targets are written in
+pieces by a shared head.
 """
 
 import math
