@@ -19,7 +19,7 @@ from fedwright.server_runtime.public import PublicData
 
 SPEC = ModelSpec("cnn1", (1, 28, 28), 10)
 MODELS = ("cnn1", "cnn2", "cnn3", "cnn4@0.5")
-PUBLIC = 128
+PUBLIC = 64
 MOST_GROUPING_S = 5.0
 # From 5 to 50 devices time may grow by as much as the number of devices, and a little for what varies with the draw.
 MOST_GROWTH = 1.5

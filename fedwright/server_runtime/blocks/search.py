@@ -6,6 +6,7 @@ rest.
 A candidate is a chain with one block of each C[r], their places strictly increasing. Chains are drawn one at a time.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -109,15 +110,15 @@ def _anchor(first: Block, groups: Groups, rules: Rules, rng: np.random.Generator
 
 def draw(choices: Sequence[Sequence[Block]], rules: Rules, rng: np.random.Generator) -> Iterator[Chain]:
     """Chains at random, without end; one after another, so that their product is never made."""
-    open_ends = list(_open(choices, rules))
+    open_ends = [sorted(options, key=rules.place) for options in _open(choices, rules)]
     if not all(open_ends):
         return
+    places = [[rules.place(block) for block in options] for options in open_ends]
     while True:
         chain: list[Block] = []
-        for options in open_ends:
-            place = rules.place(chain[-1]) if chain and rules.order != "none" else -1.0
-            later = [block for block in options if rules.place(block) > place]
-            chain.append(later[rng.integers(len(later))])
+        for options, known in zip(open_ends, places, strict=True):
+            first = bisect_right(known, rules.place(chain[-1])) if chain and rules.order != "none" else 0
+            chain.append(options[rng.integers(first, len(options))])
         yield tuple(chain)
 
 

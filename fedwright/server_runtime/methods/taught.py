@@ -1,6 +1,7 @@
 """What methods share whose server gives each device a teacher that was put together from others' blocks."""
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -68,7 +69,7 @@ class Known:
     free_bytes: int
 
 
-class Taught(OwnModels):
+class Taught(OwnModels, ABC):
     """min over w_m of CE(w_m) + λ KL(teacher ‖ w_m) on each device; the server makes the teachers."""
 
     name = ""
@@ -79,9 +80,9 @@ class Taught(OwnModels):
         self.teachers: dict[str, Teacher] = {}
         self._trained: dict[str, Known] = {}
 
+    @abstractmethod
     def make_teachers(self, pupils: Mapping[str, Pupil], known: Mapping[str, Known]) -> dict[str, list[Teacher]]:
         """For each device teachers to choose from, best first; a device without any goes on alone."""
-        raise NotImplementedError
 
     @cached_property
     def public_x(self) -> Tensor:
