@@ -244,7 +244,7 @@ class SimulateSection:
     least: int = field(default=10, metadata=_help("rows that every device gets at least (dirichlet)"))
     least_classes: int = field(default=1, metadata=_help("classes that every device gets at least (dirichlet)"))
     rows: int | None = field(default=None, metadata=_help("use only so many training examples"))
-    profiles: str | None = field(default=None, metadata=_help("a fleet of `fedwright profiles` that gives memory"))
+    profiles: str | None = field(default=None, metadata=_help("a fleet of `fedwright profiles`: memory, absences"))
     backend: Literal["portable", "torch"] = field(
         default="portable", metadata=_help("portable: the graphs of real devices; torch: faster, same but for rounding")
     )
