@@ -18,6 +18,8 @@ OPTIONAL = {
     "fedwright.device_runtime.facts": {"jtop"},
     "fedwright.protocol.link.broker_child": {"amqtt"},
 }
+# They run in the environment of the system that is compared with.
+ELSEWHERE = {f"fedwright.benchmarks.peers.flower_app.{side}_app" for side in ("client", "server")}
 # Plain settings that a command's help shows.
 LIGHT = "fedwright.device_runtime.config"
 # Newer than Python 3.10, the oldest a device may have; an import inside a function is guarded by its caller.
