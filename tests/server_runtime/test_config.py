@@ -127,7 +127,7 @@ MISTAKES = {
     "parameter of no method": (
         '"fedavg"',
         '"fedavg"\nmu = 1',
-        " [method] has the unknown key 'mu'; it takes no settings",
+        " [method] has the unknown key 'mu'; valid are width",
     ),
     "learning rate zero": (
         "learning_rate = 1",
