@@ -1,0 +1,97 @@
+"""What an edge keeps of its clusters: projections that a repeated round starts from again, labels, the last layer."""
+
+from typing import cast
+
+import msgspec
+import numpy as np
+import pytest
+from msgspec import structs
+
+from fedwright.protocol.artifact import Slot
+from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.messages import BlobRef, Part, Recipe, Returns, Stats, Task, Update
+from fedwright.server_runtime.blocks.exchange import Options
+from fedwright.server_runtime.edge.clusters import Clustered, Wanted, _Cluster, last_layer
+from fedwright.server_runtime.edge.pooling import Member, Reader
+from helpers.tiny_artifact import make_artifact
+
+EQ8 = Options("eq8", quantile=1.0, steps=5)
+REF = BlobRef("0" * 64, 0, 1024, [])
+STATS = Stats(samples=1, steps=1, train_s=0.0, cpu_s=0.0, peak_rss_bytes=0)
+
+
+class Notes(dict):
+    """Notes in memory."""
+
+    note = dict.get
+    save_note = dict.__setitem__
+
+
+def clusters(number: int) -> list[_Cluster]:
+    """Two clusters of different size in a round."""
+    rng = np.random.default_rng(number)
+    found = []
+    for device, width in (("a", 4), ("b", 6)):
+        task = Task(device, "boot", "run", number, REF, REF, Recipe(1, 0.1, 0), Returns(), 1.0)
+        base = {"head.weight": rng.normal(size=(3, width)), "head.bias": rng.normal(size=3)}
+        values = {name: 0.1 * rng.normal(size=value.shape) for name, value in base.items()}
+        values |= {"prototypes": rng.normal(size=(3, width)), "prototype_counts": np.array([2.0, 3.0, 1.0])}
+        found.append(_Cluster(device, task, [Part(device, STATS)], base, values, ("head.weight", "head.bias")))
+    return found
+
+
+def exchanged(notes: Notes, number: int) -> list[np.ndarray]:
+    """The changes of last layers after the exchange of a round."""
+    found = clusters(number)
+    Clustered(Wanted(exchange=EQ8), notes)._exchange(found, EQ8)
+    return [one.values["head.weight"] for one in found]
+
+
+def test_a_round_that_is_done_again_starts_from_the_same_projections():
+    notes = Notes()
+    exchanged(notes, 1)
+    first = exchanged(notes, 2)
+    again = exchanged(notes, 2)
+    fresh = exchanged(Notes(), 2)
+
+    assert all(np.array_equal(one, other) for one, other in zip(first, again, strict=True))
+    assert not np.array_equal(first[0], fresh[0])
+
+
+def test_without_class_means_nothing_is_exchanged(caplog):
+    found = clusters(1)
+    for one in found:
+        del one.values["prototypes"]
+    before = [one.values["head.weight"].copy() for one in found]
+
+    Clustered(Wanted(exchange=EQ8), Notes())._exchange(found, EQ8)
+
+    assert all(np.array_equal(one.values["head.weight"], was) for one, was in zip(found, before, strict=True))
+    assert "devices sent no class means, so nothing is exchanged; set update.features" in caplog.text
+
+
+def test_the_last_layer_is_the_last_matrix_with_a_row_per_class():
+    names = {"first.weight": [3, 5], "head.weight": [3, 4], "head.bias": [3], "scale": [4]}
+    slots = [Slot(name, f"{name}.new", shape, "trainable") for name, shape in names.items()]
+    manifest = structs.replace(make_artifact().manifest, classes=3, slots=slots)
+
+    assert last_layer(manifest) == ("head.weight", "head.bias")
+    assert last_layer(structs.replace(manifest, slots=slots[:2])) == ("head.weight", None)
+
+
+def test_a_model_without_a_last_linear_layer():
+    manifest = structs.replace(make_artifact().manifest, classes=999)
+
+    with pytest.raises(ConfigError, match=r"no linear layer with one row per class; set cluster.most to 1"):
+        last_layer(manifest)
+
+
+def test_devices_that_are_known_stay_in_their_cluster():
+    known = {"a": (REF.sha256, 1), "b": (REF.sha256, 0)}
+    notes = Notes(clusters=msgspec.msgpack.encode(known))
+    members = [Member(one.name, one.task, Update(one.name, 1, STATS)) for one in clusters(1)]
+    nobody_reads = cast(Reader, None)
+
+    labels = Clustered(Wanted(most=3), notes)._labels(members, np.zeros((3, 4)), "head.weight", nobody_reads)
+
+    assert labels == {"a": 1, "b": 0}
