@@ -142,3 +142,19 @@ def test_a_smaller_task_joins_the_plan_together_with_the_refusal(store):
     assert store.is_open("t3")
     store.save_reply(Reply("t3", "update", update=update("t3")))
     assert store.replies(Position(1, 0)).keys() == {"t1", "t3"}
+
+
+def test_replies_of_a_pool_are_kept_all_or_none(store):
+    store.save_plan(Position(1, 0), [planned("a", "t1"), planned("b", "t2"), planned("c", "t3")])
+    store.save_reply(Reply("t3", "refused", detail="no"))
+
+    with pytest.raises(RoundError, match="already"):
+        store.save_replies([Reply("t1", "update", update=update("t1")), Reply("t3", "update", update=update("t3"))])
+    assert set(store.replies(Position(1, 0))) == {"t3"}
+    store.save_replies([Reply("t1", "update", update=update("t1")), Reply("t2", "rejected", detail="bad")])
+    assert {task: reply.outcome for task, reply in store.replies(Position(1, 0)).items()} == {
+        "t1": "update",
+        "t2": "rejected",
+        "t3": "refused",
+    }
+    assert not store.is_open("t1")

@@ -61,6 +61,7 @@ class RoundStore(Protocol):
     - `save_plan` MUST refuse to overwrite a plan, and MUST keep the method's notes in the same act.
     - `save_reply` MUST keep the first reply of a task and return False for every later one. With `retry`, that task
       MUST join the plan of the same stage in the same act, after those that are there.
+    - `save_replies` MUST keep all of its replies or none.
     - `close_stage` MUST be the only way by which `latest` moves on.
     """
 
