@@ -14,7 +14,7 @@ from fedwright.protocol.link.broker import Broker
 from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
-from helpers.simulation import local_data, make_config, run_agents
+from helpers.simulation import local_data, make_config, public_file, run_agents
 
 MODELS = [
     "cnn1@0.5",
@@ -104,4 +104,32 @@ def test_eight_architectures_teach_one_another_and_outlive_their_server(tmp_path
     shutil.copytree(tmp_path / "mqtt/run/artifacts", tmp_path / "simulated/run/artifacts")
     again = replace(config, run=replace(config.run, folder=str(tmp_path / "simulated")))
     simulate(again, text, dealt=dealt)
+    assert final_state(tmp_path / "mqtt") == final_state(tmp_path / "simulated")
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("method", ["fedmd", "fedkemf", "fedgh"])
+def test_a_server_killed_between_stages_goes_on_to_the_same_bytes(tmp_path, method):
+    config, text = make_config(
+        tmp_path / "mqtt",
+        method={"name": method, "own": {"models": ["cnn-small", "mlp@0.5"]}},
+        model={"model": "cnn-small"},
+        fleet={"devices": 2},
+        public=public_file(tmp_path, rows=40),
+        simulate={"devices": 2, "rows": 120, "evaluate_every": 0},
+    )
+    dealt = deal(config.simulate, seed=config.run.seed)
+    with Broker() as broker, run_agents(Links(broker.url), tmp_path / "devices", local_data(dealt)):
+        links = Links(broker.url)
+        # in the first stage of the first round, then in its second or in the next round
+        for updates in (1, 2):
+            link = links.link("server")
+            with pytest.raises(Killed):
+                runs.execute(config, text, link=link, observer=die_after(updates))
+            link.close()
+        link = links.link("server")
+        outcome = runs.execute(config, text, link=link)
+        link.close()
+    assert [record.rounds for record in outcome.devices.values()] == [2, 2]
+    simulate(replace(config, run=replace(config.run, folder=str(tmp_path / "simulated"))), text)
     assert final_state(tmp_path / "mqtt") == final_state(tmp_path / "simulated")

@@ -38,12 +38,14 @@ Constraint = Callable[[Chain], bool]
 class Rules:
     """order: compare places by number or by number / count; `none` is the ablation. completion: own blocks at the end.
 
-    anchor: at random, or (ablations) the most similar block or that of the least place.
+    anchor: at random, or (ablations) the most similar block or that of the least place. head: the model's own, or any
+    of its group; that of a device with other classes knows nothing of this one's.
     """
 
     order: Literal["raw", "relative", "none"] = "raw"
     anchor: Literal["random", "similar", "first"] = "random"
     completion: bool = True
+    head: Literal["own", "any"] = "own"
 
     def place(self, block: Block) -> float:
         """What is compared."""
@@ -88,7 +90,7 @@ def substitutions(own: Chain, groups: Groups, rules: Rules, rng: np.random.Gener
     """C[1 … r*]: a head only ever stands for a head."""
     first = _anchor(own[0], groups, rules, rng)
     choices, least = [[first]], rules.place(first)
-    for block in own[1:]:
+    for block in own[1:-1] if rules.head == "own" else own[1:]:
         mates = [mate for mate in groups.mates(block) if mate.part.head == block.part.head]
         later = mates if rules.order == "none" else [mate for mate in mates if rules.place(mate) > least]
         if not later:

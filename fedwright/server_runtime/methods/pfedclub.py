@@ -10,8 +10,9 @@ Left out: recurrent nets are kept whole, as in the paper; they get no teacher.
 Differs: K-means in an embedding in which it is exact. At most `most` candidates, drawn one at a time. Stitches are 1×1
 convolutions over fitted maps instead of dense layers, and count for the size limit. They begin at the least-squares map
 to what their block took in its own model instead of at random, and only the `finalists` most like the device's own
-model are tuned further. A head stands at the end and only there, and no convolution follows a linear layer. Running
-statistics are taken anew from public examples. A teacher that does not fit into the device's memory beside its model
+model are tuned further. A head stands at the end and only there, the device's own unless `head` is "any", because
+that of a device with other classes knows nothing of this one's; no convolution follows a linear layer. Running
+statistics are taken anew from public examples. A teacher that does not fit into the device's budget beside its model
 gives way to the next best, or to none. The order may also be that of relative depth. A device's model rests on the
 server between rounds.
 """
@@ -58,6 +59,9 @@ class PFedClubParams:
         metadata=_help("the first block: any of its group, the most similar one, or that of the least number"),
     )
     completion: bool = field(default=True, metadata=_help("own blocks where the search ends early"))
+    head: Literal["own", "any"] = field(
+        default="own", metadata=_help("a teacher ends in its pupil's head, or in any head of the group")
+    )
     distill: float = field(default=0.2, metadata=_help("weight of the teacher on the device"))
     tune_epochs: int = field(default=3, metadata=_help("passes over the public examples for each teacher"))
     tune_rate: float = field(default=0.001, metadata=_help("step size of the stitches"))
@@ -92,7 +96,7 @@ class PFedClub(Taught):
         super().__init__(params.own, setting)
         self._params = params
         self.distill = params.distill
-        self._rules = Rules(params.order, params.anchor, params.completion)
+        self._rules = Rules(params.order, params.anchor, params.completion, params.head)
 
     def make_teachers(self, pupils: Mapping[str, Pupil], known: Mapping[str, Known]) -> dict[str, list[Teacher]]:
         """One search, one pass of tuning and one choice for each device."""

@@ -68,10 +68,19 @@ def test_the_search_ends_where_no_later_block_is_left_and_own_blocks_follow():
 def test_order_by_relative_depth_lets_every_head_stand_for_a_head():
     own, deep = model("a", 2), model("b", 8)
     groups = grouped((own, [0, 1]), (deep, [7, 7, 7, 0, 7, 7, 7, 1]))
-    raw = {chain for seed in range(8) for chain in found(own, groups, seed=seed)}
-    relative = {chain for seed in range(8) for chain in found(own, groups, Rules(order="relative"), seed=seed)}
+    raw = {chain for seed in range(8) for chain in found(own, groups, Rules(head="any"), seed=seed)}
+    relative = {
+        chain for seed in range(8) for chain in found(own, groups, Rules(order="relative", head="any"), seed=seed)
+    }
     assert {chain[-1].owner for chain in raw if chain[0].owner == "b"} == {"b"}
     assert {chain[-1].owner for chain in relative if chain[0].owner == "b"} == {"a", "b"}
+
+
+def test_a_model_keeps_its_own_head_unless_any_will_do(fleet):
+    own, groups = fleet
+    assert {chain[-1] for seed in range(4) for chain in found(own, groups, seed=seed)} == {own[-1]}
+    free = {chain[-1].owner for seed in range(4) for chain in found(own, groups, Rules(head="any"), seed=seed)}
+    assert free - {"a"}
 
 
 def test_anchors_of_the_ablations(fleet):
