@@ -31,7 +31,8 @@ class FedConvParams:
     server_epochs: int = field(default=0, metadata=_help("ordinary training of the global model after every round"))
     server_batch: int = field(default=32, metadata=_help("public examples per step"))
     server_rate: float = field(default=1e-3, metadata=_help("highest learning rate of ordinary training on the server"))
-    kernel_rate: float = field(default=1e-3, metadata=_help("highest learning rate of kernels and weights of the sum"))
+    kernel_rate: float = field(default=1e-3, metadata=_help("highest learning rate of kernels"))
+    weigh_rate: float = field(default=1e-3, metadata=_help("highest learning rate of the weights of the sum"))
     holdout: float = field(default=0.2, metadata=_help("share of the public examples by which epochs are chosen"))
     hierarchy: bool = field(
         default=True, metadata=_help("devices of one ratio are averaged before they are dilated, as edge servers do")
@@ -71,6 +72,7 @@ class FedConvParams:
         check_range("server_batch", self.server_batch, low=1, high=65_536)
         check_range("server_rate", self.server_rate, above=0, high=10)
         check_range("kernel_rate", self.kernel_rate, above=0, high=10)
+        check_range("weigh_rate", self.weigh_rate, above=0, high=10)
         check_range("holdout", self.holdout, above=0, high=0.9)
         check_range("divergence", self.divergence, low=0)
         check_range("random_examples", self.random_examples, low=0, high=1_000_000)

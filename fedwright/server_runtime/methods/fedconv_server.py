@@ -209,7 +209,7 @@ class ServerSide:
                 v,
                 lambda t: [{**found.model(t), **own}],
                 [Member(self.forward(self._setting.spec), self._common_goal(parts))],
-                schedule=self._schedule(params.weigh_epochs),
+                schedule=Schedule(params.weigh_epochs, params.server_batch, high=params.weigh_rate),
                 seed=self._seed("weigh", number),
                 extra=extra,
             )
