@@ -4,6 +4,7 @@ An index that is made of few runs of neighbours (prefixes, windows, gates, heads
 each a view; anything else, such as a random draw, is added entry by entry.
 """
 
+import math
 from collections.abc import Mapping
 from itertools import product
 from typing import Any
@@ -37,7 +38,7 @@ class Region:
         self._sum: Array | None = None
         self._apart: list[tuple[Array, Slices]] = []
         blocks = _blocks(index, total.shape)
-        self.size = int(np.prod([_length(part, length) for part, length in zip(index, total.shape, strict=True)]))
+        self.size = _size(index, total.shape)
         self._whole = blocks is not None and len(blocks) == 1 and _view(total, blocks[0][0]).flags.c_contiguous
         self._where = grid(total.shape, index) if blocks is None else ()
         self._pieces: list[tuple[Array, Slices]] = []
@@ -92,6 +93,10 @@ def _view(total: Array, where: Slices) -> Array:
     return view
 
 
+def _size(index: Indices, shape: tuple[int, ...]) -> int:
+    return math.prod(_length(part, length) for part, length in zip(index, shape, strict=True))
+
+
 def _length(part: Index | slice, length: int) -> int:
     return len(range(*part.indices(length))) if isinstance(part, slice) else len(part)
 
@@ -120,15 +125,18 @@ def _row_pieces(target: Array, own: Slices) -> list[tuple[Array, Slices]]:
 
 def _blocks(index: Indices, shape: tuple[int, ...]) -> list[tuple[Slices, Slices]] | None:
     """Pairs of where in the whole and where in the part; None when there are too many to be worth it."""
-    runs = [_runs(part, length) for part, length in zip(index, shape, strict=True)]
-    count = int(np.prod([len(axis) for axis in runs]))
-    size = int(np.prod([sum(stop - start for start, stop in axis) for axis in runs]))
-    if count > 1 and size < count * LEAST_BLOCK:
+    count = math.prod(_count_runs(part) for part in index)
+    if count > 1 and _size(index, shape) < count * LEAST_BLOCK:
         return None
+    runs = [_runs(part, length) for part, length in zip(index, shape, strict=True)]
     return [
         (tuple(slice(*run) for run, _ in block), tuple(own for _, own in block))
         for block in product(*(list(zip(axis, _own(axis), strict=True)) for axis in runs))
     ]
+
+
+def _count_runs(part: Index | slice) -> int:
+    return 1 if isinstance(part, slice) else 1 + int(np.count_nonzero(part[1:] - part[:-1] != 1))
 
 
 def _runs(part: Index | slice, length: int) -> list[tuple[int, int]]:
