@@ -56,6 +56,7 @@ class SelectiveMean:
         # Views for the plans of late, by the plan's id; the plan is kept, so that its id is not another one's.
         self._regions: OrderedDict[int, tuple[Plan, dict[str, Region]]] = OrderedDict()
         self._scratch = scratch_for(current)
+        self._averaged = {name for name, value in current.items() if np.issubdtype(value.dtype, np.floating)}
         # Bytes that sums apart may still take: together no more than one model.
         self._room = sum(tensor.nbytes for tensor in current.values())
 
@@ -66,13 +67,13 @@ class SelectiveMean:
         factor = weight / self._unit
         regions = self._regions_of(plan)
         for name, values in part.items():
-            if not np.issubdtype(self._current[name].dtype, np.floating):
+            if name not in self._averaged:
                 self._add_integer(name, values, plan)
                 continue
             region = regions.get(name)
             if region is None:
                 region = regions[name] = self._region(name, plan)
-            elif region.size * values.itemsize <= self._room:
+            elif not region.collects and region.size * values.itemsize <= self._room:
                 self._room -= region.collect()
             region.add(values, factor, self._scratch)
             region.weight += factor

@@ -46,9 +46,14 @@ class Region:
             target = _view(total, where)
             self._pieces += _flat_pieces(target) if self._whole else _row_pieces(target, own)
 
+    @property
+    def collects(self) -> bool:
+        """Whether it adds up end to end: apart, or where it lies."""
+        return self._whole or self._sum is not None
+
     def collect(self) -> int:
         """Add up apart from now on; how many bytes that takes (none where the part lies end to end anyway)."""
-        if self._whole or self._sum is not None:
+        if self.collects:
             return 0
         self._sum = np.zeros(self.size, self._total.dtype)
         self._apart = _flat_pieces(self._sum)
@@ -78,12 +83,19 @@ class Region:
 
 
 def _add_pieces(pieces: list[tuple[Array, Slices]], values: Array, factor: float, scratch: Array) -> None:
+    """Written for small tensors too: of many layers, most of the time would go into getting ready."""
+    if factor == 1 or not pieces:
+        for target, own in pieces:
+            np.add(target, values[own], target)
+        return
+    dtype = pieces[0][0].dtype
+    room, scale = scratch.view(dtype), dtype.type(factor)
     for target, own in pieces:
-        part = values[own]
-        if factor != 1:
-            room = scratch.view(target.dtype)[: target.size].reshape(target.shape)
-            part = np.multiply(part, target.dtype.type(factor), out=room)
-        np.add(target, part, out=target)
+        step = room[: target.size]
+        if target.ndim > 1:
+            step = step.reshape(target.shape)
+        np.multiply(values[own], scale, step)
+        np.add(target, step, target)
 
 
 def _view(total: Array, where: Slices) -> Array:
