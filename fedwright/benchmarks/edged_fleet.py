@@ -115,7 +115,8 @@ class EdgedFleet:
         for name, (_, task) in self._tasks.items():
             if task.pool is not None and task.pool.edge == edge:
                 pools.setdefault(task.pool.key, []).append(name)
-        ripe = {key: names for key, names in pools.items() if self._is_complete(names)}
+        # All tasks of a stage are handed out before the first answer is heard; a run that goes on has fewer of a pool.
+        ripe = {key: names for key, names in pools.items() if all(name in self._answers for name in names)}
         grouping = self._groupings[edge]
         if not ripe or (grouping.together and len(ripe) < len(pools)):
             return []
@@ -125,10 +126,6 @@ class EdgedFleet:
             heard += [Heard(edge, BOOT, update) for update in grouping.group(pooled, self._reader)]
         self._forget([name for names in ripe.values() for name in names], alone)
         return heard
-
-    def _is_complete(self, names: list[str]) -> bool:
-        pool = self._tasks[names[0]][1].pool
-        return pool is not None and len(names) == pool.size and all(name in self._answers for name in names)
 
     def _members(self, names: list[str]) -> list[Member]:
         found = []

@@ -111,17 +111,21 @@ class Shelf:
         waiting: dict[str, list[Row]] = {}
         ripe: dict[str, list[Row]] = {}
         for key, rows in self._pools().items():
-            left = [row for row in rows if not row.bundle and row.state != "done"]
-            if any(row.state in ("answered", "open") for row in left):
-                (ripe if self._is_ripe(rows, left) else waiting)[key] = left
+            left = [row for row in rows if not row.bundle and row.state in ("answered", "open")]
+            late = bool(left) and self._is_late(left)
+            if any(row.state == "answered" for row in left) and (late or self._is_settled(rows, left)):
+                ripe[key] = left
+            elif left and not late:
+                waiting[key] = left
         if not ripe or (self._grouping.together and waiting):
             return
         members = {key: self._members(rows) for key, rows in ripe.items()}
         alone, pooled = split(members, self._grouping)
         for member in alone:
             self._send_alone(member.task.task)
-        for update in self._grouping.group(pooled, self._reader) if pooled else []:
-            self._store.save_bundle(update.task, update, [part.task for part in update.parts])
+        updates = self._grouping.group(pooled, self._reader) if pooled else []
+        self._store.save_bundles(updates)
+        for update in updates:
             log.info("round %d: %d updates go up as one", update.round, len(update.parts))
 
     def due_updates(self) -> list[Update]:
@@ -143,15 +147,16 @@ class Shelf:
                 pools.setdefault(row.task.pool.key, []).append(row)
         return pools
 
-    def _is_ripe(self, rows: list[Row], left: list[Row]) -> bool:
-        """Whether every task of a pool is settled, or most of its time has passed and somebody answered."""
-        task = rows[0].task
-        if task is None or task.pool is None or not any(row.state == "answered" for row in left):
-            return False
-        if len(rows) >= task.pool.size and all(row.state != "open" for row in left):
-            return True
+    def _is_settled(self, rows: list[Row], left: list[Row]) -> bool:
+        """Whether all tasks of a pool are here and none of them is waited for."""
+        pool = None if rows[0].task is None else rows[0].task.pool
+        return pool is not None and len(rows) >= pool.size and all(row.state != "open" for row in left)
+
+    def _is_late(self, left: list[Row]) -> bool:
+        """Whether most of the time of these tasks has passed."""
+        task = left[0].task
         began_s = min(self._began_s[row.id] for row in left)
-        return self._clock() - began_s >= PATIENCE_RATIO * task.deadline_s
+        return task is not None and self._clock() - began_s >= PATIENCE_RATIO * task.deadline_s
 
     def _members(self, rows: list[Row]) -> list[Member]:
         """The usable answers among rows; one that cannot be read goes up by itself, for the host to judge."""

@@ -94,13 +94,14 @@ class EdgeStore:
         for task in tasks:
             del self._rows[task]
 
-    def save_bundle(self, name: str, update: Update, tasks: Sequence[str]) -> None:
-        """Keep a pooled update and mark the rows that are in it, in one act."""
-        rows = [replace(self._rows[task], bundle=name) for task in tasks]
+    def save_bundles(self, updates: Sequence[Update]) -> None:
+        """Keep pooled updates under the names of their first tasks and mark the rows that are in them, in one act."""
+        rows = [replace(self._rows[part.task], bundle=update.task) for update in updates for part in update.parts]
+        packed = [(update.task, msgspec.msgpack.encode(update)) for update in updates]
         with transaction(self._db):
-            self._db.execute("INSERT OR REPLACE INTO bundle VALUES (?, ?)", (name, msgspec.msgpack.encode(update)))
+            self._db.executemany("INSERT OR REPLACE INTO bundle VALUES (?, ?)", packed)
             self._write(rows)
-        self._bundles[name] = update
+        self._bundles.update({update.task: update for update in updates})
 
     def drop_bundle(self, name: str, *rows: Row) -> None:
         """Forget a pooled update and keep rows as they are now, in one act."""

@@ -12,6 +12,7 @@ from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.server_runtime import run as runs
+from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
 from fedwright.server_runtime.rounds.store import Position
 from helpers.edges import run_edges
@@ -175,3 +176,21 @@ def test_clusters_of_different_size_teach_each_other_and_the_host_sees_no_featur
     changed = [name for name in expected if not np.array_equal(expected[name], without[name])]
     assert "head.weight" in changed
     assert sum(len(reply.update.parts) for reply in first_replies(tmp_path / "edges").values()) == 4
+
+
+def test_a_simulation_with_edges_goes_on_where_it_stopped(tmp_path):
+    class Stopped(Exception):
+        pass
+
+    def stop_in_the_second_round(event):
+        if isinstance(event, events.UpdateTaken) and event.round == 2:
+            raise Stopped
+
+    config, text = settings(tmp_path / "stopped", edges=2, simulate={"clusters": 2})
+    with pytest.raises(Stopped):
+        simulate(config, text, observer=stop_in_the_second_round)
+    simulate(config, text)
+
+    expected = simulated(tmp_path / "whole", edges=2, simulate={"clusters": 2})
+    state = final_state(tmp_path / "stopped")
+    assert all(np.array_equal(state[name], expected[name]) for name in expected)

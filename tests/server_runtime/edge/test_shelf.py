@@ -140,6 +140,24 @@ def test_a_pool_does_not_wait_for_a_straggler_beyond_its_time(bench):
     assert [row.device for row in bench.shelf.due_answers()] == ["c"]
 
 
+def test_pools_that_go_up_together_do_not_wait_for_one_that_nobody_answers(bench):
+    class Together(Plain):
+        together = True
+
+    bench.shelf = Shelf(bench.store, bench.blobs, grouping=Together(), clock=lambda: bench.now_s)
+    tasks, silent = bench.plan(1), bench.plan(2)
+    bench.take(tasks)
+    bench.take(silent)
+    for device in tasks:
+        bench.answer(device, tasks[device], 1.0)
+    bench.shelf.close_pools()
+    assert bench.shelf.due_updates() == []
+    bench.now_s += PATIENCE_RATIO * DEADLINE_S
+    bench.shelf.close_pools()
+
+    assert [update.round for update in bench.shelf.due_updates()] == [1]
+
+
 def test_a_refusal_goes_up_and_is_not_waited_for(bench):
     tasks = bench.plan()
     bench.take(tasks)
