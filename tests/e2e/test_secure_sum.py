@@ -141,6 +141,14 @@ def test_widths_are_those_of_counts_in_the_open(tmp_path):
     assert len(set(widths(found[0].outcome).values())) > 1
 
 
+def test_devices_behind_edges_take_part(tmp_path):
+    straight = make_config(tmp_path / "straight", rounds=1, method=HASA, fleet=FLEET, simulate=DATA)
+    edged = make_config(tmp_path / "edged", rounds=1, method=HASA, fleet=FLEET, simulate={**DATA, "edges": 2})
+    found = [simulate(config, text) for config, text in (straight, edged)]
+    assert widths(found[0].outcome) == widths(found[1].outcome)
+    assert notes(tmp_path / "edged")["summed"] == notes(tmp_path / "straight")["summed"]
+
+
 def test_devices_without_keys_cannot_take_part(tmp_path):
     config, text = make_config(tmp_path, method=HASA, fleet=FLEET, simulate={**DATA, "hide_counts": False})
     with pytest.raises(ConfigError, match=r"offers no key for a secure sum; start it with --hide-counts \(in a sim"):
