@@ -122,7 +122,7 @@ def server_alone(found: Mapping[str, Any], division: str, seed: int) -> float:
     """Global accuracy of ordinary training on the server's examples alone, for as many epochs as FedConv has in all."""
     params, suite = found["params"][CONV], found["suite"]
     rounds = params["again_epochs"] + params["dilate_epochs"] + params["weigh_epochs"]
-    epochs = FedConvParams().pretrain_epochs + params["compress_epochs"] + suite["rounds"] * rounds
+    epochs = params["pretrain_epochs"] + params["compress_epochs"] + suite["rounds"] * rounds
     data = merged(_config(found, division), {"method": {"name": "fedavg"}})
     config = config_from_dict(data, where="serveralone")
     dealt, public = reserve(deal(config.simulate, seed=seed), config.public, seed=seed)

@@ -92,7 +92,7 @@ def tuned(public: PublicData, **changes) -> FedConv:
         Levels(sizes=(0.25, 1.0)),
         pretrain_epochs=8,
         compress_epochs=8,
-        server_batch=16,
+        server_batch=32,
         server_rate=5e-3,
         kernel_rate=5e-3,
         **changes,

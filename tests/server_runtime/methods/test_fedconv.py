@@ -95,7 +95,7 @@ def test_bytes_are_those_of_heterofl_at_equal_ratios():
 def test_the_server_teaches_all_sizes_before_the_first_round():
     data = public()
     method = FedConv(
-        replace(SHORT, pretrain_epochs=30, compress_epochs=30, server_rate=1e-2, kernel_rate=1e-2), born(data=data)
+        replace(SHORT, pretrain_epochs=15, compress_epochs=15, server_rate=1e-2, kernel_rate=1e-2), born(data=data)
     )
     assert right(method, "", data) > 0.9
     assert min(right(method, device, data) for device in ("d-0", "d-1")) > 0.8
@@ -149,7 +149,7 @@ def test_every_variant_goes_on_from_its_state(changes):
 
 def test_unlabelled_examples_distil():
     data = public(labelled=False)
-    method = FedConv(replace(SHORT, compress_epochs=30, kernel_rate=2e-3), born(data=data))
+    method = FedConv(replace(SHORT, compress_epochs=20, kernel_rate=3e-3), born(data=data))
     start = FedConv(replace(SHORT, compress_epochs=0), born(data=data))
     x = torch.from_numpy(data.x)
 
@@ -245,7 +245,7 @@ def test_the_control_trains_slices():
     method = SliceTuned(replace(SHORT, compress_epochs=0, again_epochs=0), born(data=data))
     small, large = method.personal("d-1")[1], method.personal("")[1]
     np.testing.assert_array_equal(small["encoder.conv1.0.weight"], large["encoder.conv1.0.weight"][:8])
-    taught = SliceTuned(replace(SHORT, compress_epochs=30, server_rate=1e-2, kernel_rate=1e-2), born(data=data))
+    taught = SliceTuned(replace(SHORT, compress_epochs=15, server_rate=1e-2, kernel_rate=1e-2), born(data=data))
     assert right(taught, "d-1", data) > 0.9
     play(method, 1)
 
