@@ -14,8 +14,8 @@ deletes negative weights, is off. What a device learned is dilated onto the last
 whole model). Weights of the sum start at 1 and have one number per channel. A flattened map is one matrix per position.
 The divergence term is printed without a gradient; here it costs weight that is given to far models. Tensors are not
 pressed into 0 … 1 before they are summed. Running statistics are taken anew on the server's examples. Personal layers
-are kept for a device by the server, because a device keeps nothing between its tasks. The exchange of last layers is off:
-where a ratio's devices hold few classes, it teaches their common layer to forget the others.
+are kept for a device by the server, because a device keeps nothing between its tasks. The exchange of last layers is
+off: it cost accuracy on Fashion-MNIST at alpha 0.1, where it was tried.
 """
 
 from dataclasses import replace
