@@ -31,7 +31,8 @@ from fedwright.protocol.artifact import PUBLIC_LOGITS, Artifact
 from fedwright.protocol.errors import BadBlob
 from fedwright.protocol.messages import Recipe, Stats, Task
 
-MASK = "mask/"
+# Side inputs that a device makes itself, of what it was sent.
+MASK, CENTRE = "mask/", "centre/"
 # Side inputs that are no constants of a task: one row for each public row.
 ROW_SIDES = ("target_logits",)
 
@@ -104,7 +105,7 @@ def perform(
         raise Stopped
     wall_s, cpu_s, energy = time.monotonic(), time.process_time(), EnergyMeter()
     received, masks = deltas.load(inputs.weights)
-    trainer = _trainer(task, inputs, tools, masks=masks)
+    trainer = _trainer(task, inputs, tools, received=received, masks=masks)
     trainer.load(received)
     seen, batch = _Watched(trainer, should_stop), evaluation_batch(task.recipe)
     before = evaluate(seen, data, batch=batch) if task.returns.evaluate else None
@@ -175,7 +176,7 @@ def _chosen(data: LocalData, recipe: Recipe) -> LocalData:
     return replace(data, x=data.x[rows], y=data.y[rows], extra=extra)
 
 
-def _trainer(task: Task, inputs: Inputs, tools: Tools, *, masks: Tensors) -> Trainer:
+def _trainer(task: Task, inputs: Inputs, tools: Tools, *, received: Tensors, masks: Tensors) -> Trainer:
     """The trainer of the last round if it is of the same artifact, else a new one from a checked artifact."""
     # Side inputs and a frozen base are bound when a trainer is made, so such a trainer is of one task only.
     plain = inputs.sides is None and inputs.frozen is None and not masks
@@ -185,19 +186,24 @@ def _trainer(task: Task, inputs: Inputs, tools: Tools, *, masks: Tensors) -> Tra
     artifact = artifacts.unpack(inputs.artifact.read_bytes())
     tools.check(artifact, task.recipe)
     given = {name: value for name, value in _load(inputs.sides).items() if name not in ROW_SIDES}
-    sides = _mask_sides(artifact, masks) | given
+    sides = _own_sides(artifact, received, masks) | given
     trainer = tools.make_trainer(artifact, sides, _load(inputs.frozen))
-    if plain:
+    if plain and not sides:
         tools.kept.put(task.artifact.sha256, trainer, batch=task.recipe.batch, manifest=artifact.manifest)
     return trainer
 
 
-def _mask_sides(artifact: Artifact, masks: Tensors) -> Tensors:
-    """The masks that a graph reads: 1 at entries that were sent, 1 everywhere for tensors that came whole."""
+def _own_sides(artifact: Artifact, received: Tensors, masks: Tensors) -> Tensors:
+    """Side inputs that need not be sent: the weights as they came, and masks, 1 at entries that were sent.
+
+    A tensor that came whole has a mask of ones.
+    """
     found = {}
     for side in artifact.manifest.sides:
-        name = side.name.removeprefix(MASK)
-        if name != side.name:
+        kind, _, name = side.name.partition("/")
+        if kind + "/" == CENTRE and name in received:
+            found[side.name] = received[name]
+        elif kind + "/" == MASK:
             found[side.name] = masks.get(name, np.ones(side.shape, bool)).astype(np.float32)
     return found
 

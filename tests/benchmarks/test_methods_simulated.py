@@ -63,3 +63,13 @@ def test_hasa_scores_what_simulated_devices_tell(tmp_path, score):
     config, text = make_config(tmp_path, rounds=1, method=method, fleet={"devices": 3}, simulate=simulated)
     found = simulate(config, text)
     assert len({record.width for record in found.outcome.devices.values()}) == 3
+
+
+def test_fedprox_sends_no_more_than_fedavg(tmp_path):
+    sent = {}
+    for method in ("fedavg", "fedprox"):
+        records = run(tmp_path / method, method).outcome.devices.values()
+        sent[method] = sum(record.bytes_down for record in records)
+
+    # The graph, which goes out once, is larger by the proximal term; the weights are their own centre.
+    assert sent["fedavg"] < sent["fedprox"] < 1.1 * sent["fedavg"]

@@ -21,8 +21,8 @@ FORWARD_RATIO = 1 / 3
 # Bytes of an entry as updates are sent, and of the index of one that is sent without its neighbours.
 VALUE_BYTES = {"float32": 4.0, "bf16": 2.0, "int8": 1.0}
 INDEX_BYTES = 1.0
-# Side inputs that a device makes from the entries it got.
-MASK = "mask/"
+# Side inputs that a device makes from what it got.
+OWN_SIDES = ("mask/", "centre/")
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def step_count(recipe: Recipe, samples: int) -> int:
 def link_bytes(manifest: Manifest, returns: Returns, *, sent_ratio: float = 1.0) -> int:
     """Bytes down and up of one task, before compression; what a device fetches only once does not count."""
     entries = sum(math.prod(slot.shape) for slot in manifest.slots if slot.role != "optimizer")
-    sides = [side.shape for side in manifest.sides if not side.name.startswith(MASK) and -1 not in side.shape]
+    sides = [side.shape for side in manifest.sides if not side.name.startswith(OWN_SIDES) and -1 not in side.shape]
     down = 4.0 * sum(map(math.prod, sides)) + sent_ratio * entries * (4.0 + (INDEX_BYTES if sent_ratio < 1 else 0.0))
     sent = entries * (sent_ratio if returns.masked else 1.0)
     described = returned_shapes(manifest, weights=False, prototypes=returns.prototypes)

@@ -9,9 +9,8 @@ Differs: nothing.
 from dataclasses import dataclass, field
 
 from fedwright.protocol.strict import check_range
-from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.structure import Objective, Structure
-from fedwright.server_runtime.methods.base import Assignment, Emission, Entry, Setting, Tensors, register
+from fedwright.server_runtime.methods.base import Entry, Setting, register
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
 
 
@@ -27,23 +26,14 @@ class FedProxParams:
 
 
 class FedProx(FedAvg):
-    """W ← W + Σ n_i Δ_i / Σ n_i, with w_i near argmin f_i(w) + µ/2 ||w − W||²."""
+    """W ← W + Σ n_i Δ_i / Σ n_i, with w_i near argmin f_i(w) + µ/2 ||w − W||².
+
+    A device takes the weights that it was sent as the centre W of the proximal term.
+    """
 
     def __init__(self, params: FedProxParams, setting: Setting) -> None:
         super().__init__(FedAvgParams(), setting)
-        self._mu = params.mu
         self._structure = Structure(setting.spec, Objective(proximal=params.mu), setting.optimizer)
-        self._trained = [name for name, _ in zoo.create(setting.spec, seed=0).named_parameters()]
-        self._centre: tuple[Tensors, Tensors] = ({}, {})
-
-    def emit(self, device: str, assignment: Assignment) -> Emission:
-        """The global weights, which are also the centre; all devices share one dictionary of each."""
-        if not self._mu:
-            return super().emit(device, assignment)
-        weights = super().emit(device, assignment).weights
-        if self._centre[0] is not weights:
-            self._centre = (weights, {f"centre/{name}": weights[name] for name in self._trained})
-        return Emission(weights, self._centre[1])
 
 
 register(Entry("fedprox", "FedAvg with devices held near the global model", FedProxParams, FedProx))
