@@ -77,7 +77,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the results as JSON")
     parser.add_argument("--out", type=Path, default=Path("report"), metavar="DIR", help="report: folder to write")
     parser.add_argument("--strict", action="store_true", help="exit code 1 unless every check holds")
-    parser.add_argument("--edges", type=int, default=None, metavar="N", help="chaos: edge servers that may be killed too")
+    parser.add_argument(
+        "--edges", type=int, default=None, metavar="N", help="chaos: edge servers that may be killed too"
+    )
     parser.add_argument("--kills", type=int, default=None, metavar="N", help="chaos: how many kills")
     parser.add_argument("--models", nargs="+", metavar="MODEL", help="train-step: models to measure")
     parser.add_argument("--threads", nargs="+", type=int, metavar="N", help="train-step: thread counts (1 2)")
