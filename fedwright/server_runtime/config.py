@@ -216,6 +216,7 @@ class PublicSection:
     )
     rows: int = field(default=0, metadata=_help("how many; 0 takes all of the file, or none in a simulation"))
     labelled: bool = field(default=True, metadata=_help("false: the server does not look at the labels"))
+    foreign: bool = field(default=False, metadata=_help("true: labels of another task, for FedConv's transfer"))
 
     def __post_init__(self) -> None:
         """Check values."""

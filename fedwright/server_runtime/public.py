@@ -37,7 +37,7 @@ def load_public(section: PublicSection, spec: ModelSpec, *, seed: int) -> Public
         rows = np.sort(rng.choice(len(x), section.rows, replace=False))
         x, y = x[rows], None if y is None else y[rows]
     found = PublicData(x, y)
-    check_public(found, spec)
+    check_public(found, spec, foreign=section.foreign)
     return found
 
 
@@ -61,18 +61,18 @@ def _numbers(x: Array) -> Array:
     return x.astype(np.int64) if x.dtype.kind in "iu" else x.astype(np.float32)
 
 
-def check_public(data: PublicData, spec: ModelSpec) -> None:
-    """Raise DataError unless the examples suit the model."""
+def check_public(data: PublicData, spec: ModelSpec, *, foreign: bool = False) -> None:
+    """Raise DataError unless the examples suit the model; foreign: their labels are of another task."""
     shape = tuple(data.x.shape[1:])
     if shape != tuple(spec.input_shape):
         raise DataError(
             f"public data has samples of shape {list(shape)} but the model takes {list(spec.input_shape)};"
             " set public.file to data of the devices' shape"
         )
-    if data.y is not None and len(data.y) and int(data.y.max()) >= spec.classes:
+    if data.y is not None and len(data.y) and int(data.y.max()) >= spec.classes and not foreign:
         raise DataError(
             f"public data has label {int(data.y.max())} but the model has {spec.classes} classes;"
-            " leave such samples out or set model.classes"
+            " leave such samples out, or set public.foreign where they are of another task"
         )
 
 

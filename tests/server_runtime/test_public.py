@@ -46,6 +46,13 @@ def test_examples_of_another_shape_or_class_are_refused(tmp_path: Path) -> None:
         load_public(PublicSection(written(tmp_path, classes=12)), SPEC, seed=1)
 
 
+def test_labels_of_another_task_are_taken_where_the_config_says_so(tmp_path: Path) -> None:
+    found = load_public(PublicSection(written(tmp_path, classes=12), foreign=True), SPEC, seed=1)
+    assert found is not None
+    assert found.y is not None
+    assert found.y.max() == 11
+
+
 @pytest.mark.parametrize(
     ("arrays", "says"),
     [
