@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -87,7 +88,11 @@ def test_the_exported_model_runs_on_a_stock_onnxruntime(
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "kill"])
 def test_an_interrupt_stops_everything(tmp_path: Path, sign: signal.Signals) -> None:
     command = [*DEMO, "--devices", "2", "--rounds", "1000", "--keep", str(tmp_path / "kept")]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+    # A shell that starts the tests in the background has them ignore Ctrl-C, which children inherit.
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, preexec_fn=heed
+    ) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if line.startswith("round 1/"):
