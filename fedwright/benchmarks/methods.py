@@ -72,8 +72,7 @@ def _paired(name: str, own: list[Finished], base: list[Finished]) -> dict[str, A
     return {
         "method": name,
         "difference": test.mean,
-        "from": test.interval[0],
-        "to": test.interval[1],
+        **dict(zip(("from", "to"), test.interval if test.pairs > 1 else (None, None), strict=True)),
         "wins": f"{test.wins} of {test.pairs}",
         "p (t)": test.t_p,
         "p (Wilcoxon)": test.wilcoxon_p,
