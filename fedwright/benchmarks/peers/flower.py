@@ -22,7 +22,7 @@ from fedwright.protocol.errors import ConfigError
 # The newest of these that the package index can give with all it needs.
 WANTED = "flwr>=1.40,<1.43"
 WAIT_S = 600.0
-LOST_S = 120.0
+LOST_S = 90.0
 POLL_S = 0.05
 
 PROJECT = """
@@ -78,10 +78,15 @@ def version(python: Path) -> str:
 
 @dataclass
 class Federation:
-    """A SuperLink and its SuperNodes; use it in a `with` block, which ends all that it started."""
+    """A SuperLink and its SuperNodes; use it in a `with` block, which ends all that it started.
+
+    durable: the SuperLink keeps a database. It does not by default, and at ten devices on two cores the database was
+    seen to be locked, which cost a message and the round its time limit.
+    """
 
     scene: Scene
     python: Path
+    durable: bool = False
     processes: list["subprocess.Popen[bytes]"] = field(default_factory=list)
     nodes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
     link: "subprocess.Popen[bytes] | None" = None
@@ -105,7 +110,7 @@ class Federation:
     def start_link(self) -> None:
         """Start the SuperLink, or start it again on the database that an earlier one left."""
         address = ["--host", "127.0.0.1", "--port", str(self.port)]
-        keeps = ["--database", str(self.folder / "state.db")]
+        keeps = ["--database", str(self.folder / "state.db")] if self.durable else []
         command = ["flower-superlink", "--insecure", *address, *keeps, "--disable-runtime-dependency-installation"]
         self.link = self._start(command, "superlink")
 
@@ -213,7 +218,7 @@ def survive_device(scene: Scene, python: Path) -> str:
 
 def survive_server(scene: Scene, python: Path) -> str:
     """What is left of a run when the server dies and comes back with its database."""
-    with Federation(scene, python) as federation:
+    with Federation(scene, python, durable=True) as federation:
         federation.start_link()
         for device in scene.names:
             federation.start_node(device, federation.port)
