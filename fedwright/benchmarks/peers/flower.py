@@ -11,8 +11,6 @@ from importlib import metadata, resources
 from pathlib import Path
 from shutil import copyfile
 
-import psutil
-
 from fedwright.benchmarks.datasets.files import cache_folder
 from fedwright.benchmarks.peers import trees
 from fedwright.benchmarks.peers.relay import relay_to
@@ -241,8 +239,7 @@ def _wait_for_app(node: "subprocess.Popen[bytes]") -> None:
     """Until the device is at work on its task: its app is a process of its own."""
     ends_s = time.monotonic() + WAIT_S
     while time.monotonic() < ends_s:
-        children = psutil.Process(node.pid).children(recursive=True)
-        if any("flwr-clientapp" in " ".join(child.cmdline()) for child in children if child.is_running()):
+        if any("flwr-clientapp" in trees.command_of(pid) for pid in trees.below(node.pid)):
             return
         time.sleep(POLL_S)
 

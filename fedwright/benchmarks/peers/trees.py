@@ -28,10 +28,28 @@ def start(command: Sequence[str], *, log: Path, env: dict[str, str] | None = Non
 
 
 def kill(process: "subprocess.Popen[bytes]") -> None:
-    """End a program and all of its session at once, as a power cut would."""
+    """End a program and all that it started, also in sessions of their own, at once, as a power cut would."""
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                child.kill()
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def below(pid: int) -> list[int]:
+    """All processes that a process started, and those that they started."""
+    with contextlib.suppress(psutil.Error):
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    return []
+
+
+def command_of(pid: int) -> str:
+    """The command line of a process; nothing once it has ended."""
+    with contextlib.suppress(psutil.Error):
+        return " ".join(psutil.Process(pid).cmdline())
+    return ""
 
 
 def cpu_s(pid: int) -> float:
