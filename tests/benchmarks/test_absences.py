@@ -8,12 +8,12 @@ from fedwright.benchmarks import absences
 from fedwright.benchmarks.absences import FrailFleet, Frailty, away_ratio, away_ratios, is_away
 from fedwright.benchmarks.simulate import simulate
 from fedwright.device_runtime.emulate.profiles import Value, load_fleet, load_profile
-from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.messages import Gone, Report
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
 from fedwright.server_runtime.rounds.store import Position
 from helpers.fleet import report
+from helpers.resume import Killed, final_state
 from helpers.simulation import make_config
 
 
@@ -41,18 +41,6 @@ def test_who_is_waited_for_in_vain_comes_back(tmp_path):
     assert first == [("a", Report), ("b", Report), ("a", Gone)]
     assert second == [("a", Report)]
     assert fleet.poll(0.0) == []
-
-
-class Killed(Exception):
-    """The server's process is gone."""
-
-
-def final_state(folder) -> bytes:
-    store = SqliteRoundStore(folder / "run/rounds.sqlite")
-    try:
-        return BlobStore(folder / "run/blobs").read(store.closed()[-1].state)
-    finally:
-        store.close()
 
 
 def taking_part(folder, rounds):

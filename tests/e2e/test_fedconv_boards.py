@@ -14,12 +14,10 @@ from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.emulate.device import agent_command
 from fedwright.device_runtime.emulate.fleet import EmulatedFleet
 from fedwright.device_runtime.emulate.profiles import load_profile
-from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.link import connect
 from fedwright.protocol.link.broker import Broker
 from fedwright.server_runtime import run as runs
-from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
+from helpers.resume import Killed, die_after, final_state
 from helpers.simulation import local_data, make_config, public_file
 
 BOARDS = ("raspberry-pi-4", "jetson-nano", "jetson-tx2", "laptop")
@@ -34,24 +32,6 @@ METHOD = {
     "dilate_epochs": 1,
     "weigh_epochs": 1,
 }
-
-
-class Killed(Exception):
-    """The server's process is gone."""
-
-
-def die_after(updates: int):
-    """An observer that ends the server at this update."""
-    left = updates
-
-    def observe(event: events.Event) -> None:
-        nonlocal left
-        if isinstance(event, events.UpdateTaken):
-            left -= 1
-            if not left:
-                raise Killed
-
-    return observe
 
 
 @contextmanager
@@ -73,15 +53,6 @@ def boards(folder: Path, broker: str, config):
             )
             fleet.start(device, board, agent_command(agent))
         yield fleet
-
-
-def final_state(folder: Path) -> bytes:
-    """The last saved state of the run in a folder."""
-    store = SqliteRoundStore(folder / "run/rounds.sqlite")
-    try:
-        return BlobStore(folder / "run/blobs").read(store.closed()[-1].state)
-    finally:
-        store.close()
 
 
 @pytest.mark.broker

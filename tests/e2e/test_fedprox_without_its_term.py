@@ -4,38 +4,17 @@ import pytest
 
 from fedwright.benchmarks.dealing import deal
 from fedwright.benchmarks.simulate import simulate
-from fedwright.protocol.blobs import BlobStore
-from fedwright.protocol.link import connect
 from fedwright.protocol.link.broker import Broker
 from fedwright.server_runtime import run as runs
-from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
+from helpers.resume import Links, final_state
 from helpers.simulation import local_data, make_config, run_agents
 
 SMALL = {"rows": 160, "devices": 3, "evaluate_every": 0}
 TRAIN = {"epochs": 2, "optimizer": {"momentum": 0.9, "weight_decay": 0.001}}
 
 
-class Links:
-    """Links to a broker at an address, by name."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    def link(self, name: str):
-        """A new connection."""
-        return connect(self._url, client_id=name)
-
-
 def configured(folder, **method):
     return make_config(folder, rounds=3, method=method, train=TRAIN, fleet={"devices": 3}, simulate=SMALL)
-
-
-def final_state(folder) -> bytes:
-    store = SqliteRoundStore(folder / "run/rounds.sqlite")
-    try:
-        return BlobStore(folder / "run/blobs").read(store.closed()[-1].state)
-    finally:
-        store.close()
 
 
 @pytest.mark.broker

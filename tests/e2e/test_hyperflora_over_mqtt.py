@@ -12,14 +12,13 @@ from fedwright.benchmarks.simulate import simulate
 from fedwright.device_runtime.agent import Agent
 from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
-from fedwright.protocol.link import connect
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.messages import Report
 from fedwright.server_runtime import run as runs
-from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
 from fedwright.server_runtime.rounds.store import Position
 from helpers.fleet import Running
+from helpers.resume import Killed, Links, die_after, final_state
 from helpers.simulation import local_data, make_config
 
 ROUNDS, ADAPTER, BASE = 3, 586, 21_546
@@ -31,40 +30,12 @@ VARIANTS = {
 }
 
 
-class Links:
-    """Links to a broker at an address, by name."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    def link(self, name: str):
-        """A new connection."""
-        return connect(self._url, client_id=name)
-
-
 class Small(Agent):
     """A device that has next to no memory left."""
 
     def _send(self, message, **how) -> None:
         less = structs.replace(message, free_bytes=1000) if isinstance(message, Report) else message
         super()._send(less, **how)
-
-
-class Killed(Exception):
-    """The server's process is gone."""
-
-
-def die_after(updates: int):
-    """An observer that ends the server at this update."""
-    left = updates
-
-    def observe(event: events.Event) -> None:
-        nonlocal left
-        left -= isinstance(event, events.UpdateTaken)
-        if not left:
-            raise Killed
-
-    return observe
 
 
 def configured(folder, **method):
@@ -95,15 +66,6 @@ def live(config, text, folder, *, kills=(), **changes):
         outcome = runs.execute(config, text, link=link)
         link.close()
     return outcome
-
-
-def final_state(folder) -> bytes:
-    """The last saved state of the run in a folder."""
-    store = SqliteRoundStore(folder / "run/rounds.sqlite")
-    try:
-        return BlobStore(folder / "run/blobs").read(store.closed()[-1].state)
-    finally:
-        store.close()
 
 
 def planned_and_stats(folder):

@@ -6,12 +6,10 @@ import pytest
 
 from fedwright.benchmarks.dealing import deal
 from fedwright.benchmarks.simulate import simulate
-from fedwright.protocol.blobs import BlobStore
-from fedwright.protocol.link import connect
 from fedwright.protocol.link.broker import Broker
 from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.methods.registry import METHODS
-from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
+from helpers.resume import Links, final_state
 from helpers.simulation import local_data, make_config, public_file, run_agents
 
 PARAMS = {
@@ -25,31 +23,11 @@ PARAMS = {
 }
 
 
-class Links:
-    """Links to a broker at an address, by name."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    def link(self, name: str):
-        """A new connection."""
-        return connect(self._url, client_id=name)
-
-
 @pytest.fixture(scope="module")
 def links():
     """A real broker."""
     with Broker() as broker:
         yield Links(broker.url)
-
-
-def final_state(folder) -> bytes:
-    """The last saved state of the run in a folder."""
-    store = SqliteRoundStore(folder / "run/rounds.sqlite")
-    try:
-        return BlobStore(folder / "run/blobs").read(store.closed()[-1].state)
-    finally:
-        store.close()
 
 
 @pytest.mark.broker

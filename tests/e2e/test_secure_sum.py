@@ -10,30 +10,18 @@ import pytest
 from fedwright.benchmarks.dealing import deal
 from fedwright.benchmarks.simulate import simulate
 from fedwright.protocol import codec, topics
-from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ConfigError
-from fedwright.protocol.link import connect
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.messages import Answer, Report
 from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
 from fedwright.server_runtime.rounds.store import Position
+from helpers.resume import Links, final_state
 from helpers.simulation import local_data, make_config, run_hiding_agents
 
 HASA = {"name": "hasa", "budget": 0.6, "most": 1.0, "least": 0.4, "secure_sum": True}
 FLEET = {"devices": 4}
 DATA = {"rows": 200, "evaluate_every": 0, "hide_counts": True}
-
-
-class Links:
-    """Links to a broker at an address, by name."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    def link(self, name: str):
-        """A new connection."""
-        return connect(self._url, client_id=name)
 
 
 class Spy:
@@ -59,14 +47,6 @@ class Spy:
         self._thread.join()
         self._link.close()
         return [codec.decode(payload).body for payload in self.payloads]
-
-
-def final_state(folder) -> bytes:
-    store = SqliteRoundStore(folder / "run/rounds.sqlite")
-    try:
-        return BlobStore(folder / "run/blobs").read(store.closed()[-1].state)
-    finally:
-        store.close()
 
 
 def notes(folder) -> dict:

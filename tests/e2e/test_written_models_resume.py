@@ -6,13 +6,10 @@ import pytest
 
 from fedwright.benchmarks.dealing import deal
 from fedwright.benchmarks.simulate import simulate
-from fedwright.protocol.blobs import BlobStore
-from fedwright.protocol.link import connect
 from fedwright.protocol.link.broker import Broker
 from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.methods.registry import METHODS
-from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
+from helpers.resume import Killed, Links, die_after, final_state
 from helpers.simulation import local_data, make_config, run_agents
 
 CASES = {
@@ -23,44 +20,6 @@ CASES = {
     "pfedhn, learnt vectors": ("pfedhn", {"describe": "embedding"}),
     "adapters-private": ("adapters-private", {"pretrain_rounds": 1}),
 }
-
-
-class Links:
-    """Links to a broker at an address, by name."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    def link(self, name: str):
-        """A new connection."""
-        return connect(self._url, client_id=name)
-
-
-class Killed(Exception):
-    """The server's process is gone."""
-
-
-def die_after(updates: int):
-    """An observer that ends the server at this update."""
-    left = updates
-
-    def observe(event: events.Event) -> None:
-        nonlocal left
-        if isinstance(event, events.UpdateTaken):
-            left -= 1
-            if not left:
-                raise Killed
-
-    return observe
-
-
-def final_state(folder) -> bytes:
-    """The last saved state of the run in a folder."""
-    store = SqliteRoundStore(folder / "run/rounds.sqlite")
-    try:
-        return BlobStore(folder / "run/blobs").read(store.closed()[-1].state)
-    finally:
-        store.close()
 
 
 @pytest.mark.broker

@@ -8,21 +8,17 @@ from msgspec import structs
 
 from fedwright.benchmarks import simulate as simulations
 from fedwright.benchmarks.simulate import make_reports, simulate
-from fedwright.protocol.blobs import BlobStore
 from fedwright.server_runtime.methods.base import notes_of, recall
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
 from fedwright.server_runtime.rounds.store import Position
 from helpers.fleet import setting
+from helpers.resume import Killed, final_state
 from helpers.simulation import make_config
 
 HASA = {"name": "hasa", "budget": 0.5, "least": 0.25, "most": 1.0}
 SMALL = {"rows": 160, "evaluate_every": 0}
-
-
-class Killed(Exception):
-    """The server's process is gone."""
 
 
 def die_at_first_update(event: events.Event) -> None:
@@ -36,14 +32,6 @@ def other_reports(config, dealt):
         device: structs.replace(r, data=structs.replace(r.data, class_counts=[1] * 9 + [r.data.samples * number]))
         for number, (device, r) in enumerate(make_reports(config, dealt).items())
     }
-
-
-def final_state(folder) -> bytes:
-    store = SqliteRoundStore(folder / "run/rounds.sqlite")
-    try:
-        return BlobStore(folder / "run/blobs").read(store.closed()[-1].state)
-    finally:
-        store.close()
 
 
 def kill_and_resume(config, text, monkeypatch):
