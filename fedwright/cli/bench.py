@@ -166,25 +166,20 @@ def _show(result: dict[str, Any]) -> None:
     """Tables whose rows are records (those under `shown`, else all), then the checks."""
     from rich.console import Console
 
+    from fedwright.benchmarks.tables import columns_of, is_table, text_of
     from fedwright.cli.tables import plain_table
 
     console = Console()
     tables = result["tables"]
     for title in result.pop("shown", list(tables)):
         rows = tables[title]
-        if isinstance(rows, list) and rows and isinstance(rows[0], dict):
-            columns = list(dict.fromkeys(key for row in rows for key in row))
+        if is_table(rows):
+            columns = columns_of(rows)
             table = plain_table(title, columns[:1], [column.replace(" ", "\n") for column in columns[1:]])
             for row in rows:
-                table.add_row(*(_text(row.get(column)) for column in columns))
+                table.add_row(*(text_of(row.get(column)) for column in columns))
             console.print(table)
     checks = plain_table(f"{result['suite']}: checks", ["check"], ["value", "target", "holds"])
     for check in result["checks"]:
-        checks.add_row(check["name"], _text(check["value"]), str(check["target"]), "yes" if check["holds"] else "NO")
+        checks.add_row(check["name"], text_of(check["value"]), str(check["target"]), "yes" if check["holds"] else "NO")
     console.print(checks)
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
