@@ -17,13 +17,24 @@ from pathlib import Path
 from msgspec import structs
 
 from fedwright.protocol.errors import BadBlob, DeviceError
-from fedwright.protocol.messages import CHUNK_BYTES, MAX_CHUNKS, BlobRef, Chunk, Get, Lost
+from fedwright.protocol.messages import (
+    CHUNK_BYTES,
+    LARGE_BLOB_BYTES,
+    LARGE_CHUNK_BYTES,
+    MAX_CHUNKS,
+    BlobRef,
+    Chunk,
+    Get,
+    Lost,
+)
 from fedwright.protocol.partfile import PartFile
 
 MAX_BLOB_BYTES = 2 * 1024**3
 WINDOW_BYTES = 4 * 1024 * 1024
 WINDOW_S = 0.5
 FIRST_WINDOW_CHUNKS = 4
+FIRST_WINDOW_BYTES = 1024 * 1024
+# Patience with a chunk of CHUNK_BYTES; larger ones get as much more.
 RETRY_S = 2.0
 MAX_RETRY_S = 60.0
 # One answer to a Get holds at most this many chunks; the receiver asks again for the rest.
@@ -31,32 +42,42 @@ ANSWER_CHUNKS = 64
 STALE_TEMPORARY_S = 3600.0
 
 
+def usual_chunk_bytes(size_bytes: int) -> int:
+    """How a blob of this size is cut: a large one in larger pieces, because each costs both sides some time."""
+    return CHUNK_BYTES if size_bytes <= LARGE_BLOB_BYTES else LARGE_CHUNK_BYTES
+
+
 def blob_name(hashes: Sequence[bytes], size_bytes: int) -> str:
-    """The name of a blob: sha256 over a tag, its size and the sha256 of each of its pieces of CHUNK_BYTES.
+    """The name of a blob: sha256 over a tag, its size and the sha256 of each of its pieces of `usual_chunk_bytes`.
 
     So the hashes of the chunks prove the whole, and nobody has to hash a blob twice.
     """
     return hashlib.sha256(b"fedwright blob 1\0" + size_bytes.to_bytes(8, "little") + b"".join(hashes)).hexdigest()
 
 
-def make_ref(source: bytes | Path, *, chunk_bytes: int = CHUNK_BYTES, inline: bool = True) -> BlobRef:
-    """Describe a blob for its receiver; one that fits a chunk travels inside the description."""
-    hashes: list[bytes] = []
-    size_bytes = 0
-    first = b""
-    for piece in _pieces_of(source, chunk_bytes):
-        hashes.append(hashlib.sha256(piece).digest())
-        size_bytes += len(piece)
-        first = first or bytes(piece)
-        if len(hashes) > MAX_CHUNKS:
-            raise BadBlob(f"blob has more than {MAX_CHUNKS} chunks of {chunk_bytes} bytes; use larger chunks")
+def make_ref(source: bytes | Path, *, chunk_bytes: int = LARGE_CHUNK_BYTES, inline: bool = True) -> BlobRef:
+    """Describe a blob for its receiver; one that fits a chunk travels inside the description.
+
+    chunk_bytes: no chunk is larger; smaller than usual when a broker takes only small messages.
+    """
+    size_bytes = source.stat().st_size if isinstance(source, Path) else len(source)
+    usual_bytes = usual_chunk_bytes(size_bytes)
+    chunk_bytes = min(chunk_bytes, usual_bytes)
+    if size_bytes > MAX_CHUNKS * chunk_bytes:
+        raise BadBlob(f"blob has more than {MAX_CHUNKS} chunks of {chunk_bytes} bytes; use larger chunks")
+    hashes = _hashes(source, chunk_bytes)
+    first = next(_pieces_of(source, chunk_bytes), b"") if inline and len(hashes) <= 1 else None
     return BlobRef(
-        sha256=blob_name(hashes, size_bytes) if chunk_bytes == CHUNK_BYTES else make_ref(source, inline=False).sha256,
+        sha256=blob_name(hashes if chunk_bytes == usual_bytes else _hashes(source, usual_bytes), size_bytes),
         size_bytes=size_bytes,
         chunk_bytes=chunk_bytes,
         chunks=hashes,
-        inline=first if inline and len(hashes) <= 1 else None,
+        inline=None if first is None else bytes(first),
     )
+
+
+def _hashes(source: bytes | Path, piece_bytes: int) -> list[bytes]:
+    return [hashlib.sha256(piece).digest() for piece in _pieces_of(source, piece_bytes)]
 
 
 def inlined(store: "BlobStore", ref: BlobRef) -> BlobRef:
@@ -72,7 +93,7 @@ def check_ref(ref: BlobRef, *, max_bytes: int = MAX_BLOB_BYTES) -> None:
     if len(ref.chunks) != expected:
         raise BadBlob(f"blob of {ref.size_bytes} bytes must have {expected} chunks, not {len(ref.chunks)}")
     # With other sizes of chunks the name can only be checked when the blob is here.
-    if ref.chunk_bytes == CHUNK_BYTES and blob_name(ref.chunks, ref.size_bytes) != ref.sha256:
+    if ref.chunk_bytes == usual_chunk_bytes(ref.size_bytes) and blob_name(ref.chunks, ref.size_bytes) != ref.sha256:
         raise BadBlob(f"the chunks of blob {ref.sha256[:12]} do not add up to its name; refuse its sender")
     if ref.inline is not None and (len(ref.inline) != ref.size_bytes or make_ref(ref.inline).sha256 != ref.sha256):
         raise BadBlob(f"inline bytes of blob {ref.sha256[:12]} do not have the size and name it says")
@@ -213,9 +234,10 @@ class Download:
         self.ref = ref
         self.duplicates = 0
         self._store = store
-        self._retry_s = retry_s
+        self._retry_s = retry_s * max(1, ref.chunk_bytes // CHUNK_BYTES)
         self._max_window = max(1, window_bytes // ref.chunk_bytes)
-        self._window = min(FIRST_WINDOW_CHUNKS, self._max_window)
+        first = max(1, FIRST_WINDOW_BYTES // ref.chunk_bytes)
+        self._window = min(FIRST_WINDOW_CHUNKS, first, self._max_window)
         self._asked: set[int] = set()
         self._accepted = 0
         self._seen = 0
@@ -284,7 +306,8 @@ class Download:
             self._store.remove(sha256)
             raise BadBlob(f"what came of blob {sha256[:12]} was removed from {self._store.folder}; fetch it again")
         part = self._file.part
-        if self.ref.chunk_bytes != CHUNK_BYTES and make_ref(part, inline=False).sha256 != sha256:
+        usual = self.ref.chunk_bytes == usual_chunk_bytes(self.ref.size_bytes)
+        if not usual and make_ref(part, inline=False).sha256 != sha256:
             self._store.remove(sha256)
             raise BadBlob(f"the chunks of blob {sha256[:12]} do not add up to its name; refuse its sender")
         with _explain_full_disk(self._store.folder):
@@ -312,7 +335,7 @@ class Uploads:
         self._store = store
         self._chunk_bytes: dict[str, int] = {}
 
-    def offer(self, source: bytes | Path, *, chunk_bytes: int = CHUNK_BYTES, inline: bool = True) -> BlobRef:
+    def offer(self, source: bytes | Path, *, chunk_bytes: int = LARGE_CHUNK_BYTES, inline: bool = True) -> BlobRef:
         """Store a blob and describe it; it stays until `withdraw`."""
         sha256 = self._store.put_bytes(source) if isinstance(source, bytes) else self._store.put_file(source)
         ref = make_ref(self._store.path(sha256), chunk_bytes=chunk_bytes, inline=inline)

@@ -10,7 +10,10 @@ from msgspec import Meta, Struct
 
 VERSION = 1
 
+# Chunks of a blob, and of one beyond LARGE_BLOB_BYTES.
 CHUNK_BYTES = 256 * 1024
+LARGE_CHUNK_BYTES = 1024 * 1024
+LARGE_BLOB_BYTES = 16 * 1024 * 1024
 MAX_CHUNKS = 65_536
 
 Id = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.\-]+$")]

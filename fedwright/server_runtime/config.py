@@ -61,7 +61,7 @@ class FleetSection:
     )
     deadline_s: float = field(default=600.0, metadata=_help("a round closes after this long with those who answered"))
     join_timeout_s: float = field(default=600.0, metadata=_help("give up when too few devices came in this time"))
-    chunk_kib: int = field(default=256, metadata=_help("size of a chunk; some brokers take at most 128"))
+    chunk_kib: int = field(default=1024, metadata=_help("largest chunk; some brokers take at most 128"))
     trust: str | None = field(
         default=None, metadata=_help("folder of `fedwright server enroll`; for an mqtts broker and signed tasks")
     )
@@ -75,7 +75,7 @@ class FleetSection:
         check_range("quorum_ratio", self.quorum_ratio, above=0, high=1)
         check_range("deadline_s", self.deadline_s, above=0)
         check_range("join_timeout_s", self.join_timeout_s, above=0)
-        check_range("chunk_kib", self.chunk_kib, low=1, high=4096)
+        check_range("chunk_kib", self.chunk_kib, low=1, high=1024)
         if self.per_round is not None:
             check_range("per_round", self.per_round, low=1)
             if self.sample_ratio != 1.0:

@@ -17,7 +17,7 @@ from fedwright.device_runtime.train.portable import PortableTrainer
 from fedwright.protocol import codec, topics
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.link.memory import MemoryBroker
-from fedwright.protocol.messages import CHUNK_BYTES, Board, Challenge, DataSummary, Gone, Report
+from fedwright.protocol.messages import LARGE_CHUNK_BYTES, Board, Challenge, DataSummary, Gone, Report
 from fedwright.server_runtime.artifacts.structure import ModelSpec, Optimizer
 from fedwright.server_runtime.methods.base import Setting
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
@@ -156,7 +156,7 @@ class Server:
     """A coordinator over a store that outlives it, as a server process over its folder."""
 
     def __init__(
-        self, broker: MemoryBroker, folder: Path, *, devices: int, chunk_bytes: int = CHUNK_BYTES, **options
+        self, broker: MemoryBroker, folder: Path, *, devices: int, chunk_bytes: int = LARGE_CHUNK_BYTES, **options
     ) -> None:
         self.chunk_bytes = chunk_bytes
         self.broker = broker

@@ -10,7 +10,7 @@ import pytest
 
 from fedwright.protocol.blobs import BlobStore, Download, Uploads, blob_name, check_ref, make_ref
 from fedwright.protocol.errors import BadBlob, DeviceError
-from fedwright.protocol.messages import BlobRef, Chunk, Get, Lost
+from fedwright.protocol.messages import CHUNK_BYTES, LARGE_BLOB_BYTES, LARGE_CHUNK_BYTES, BlobRef, Chunk, Get, Lost
 
 CHUNK = 1024
 DATA = b"".join(bytes([number]) * CHUNK for number in range(10)) + b"tail"  # ten full chunks and four bytes
@@ -293,6 +293,20 @@ def test_a_name_does_not_depend_on_the_size_of_chunks(store: BlobStore) -> None:
     names = {make_ref(data, chunk_bytes=size).sha256 for size in (1024, 256 * 1024, 1024 * 1024)}
 
     assert names == {store.put_bytes(data)}
+
+
+def test_a_large_blob_has_fewer_and_larger_chunks_under_the_same_name(store: BlobStore, tmp_path: Path) -> None:
+    file = tmp_path / "large"
+    with file.open("wb") as handle:
+        handle.truncate(LARGE_BLOB_BYTES + 1)
+    large = make_ref(file)
+
+    assert (large.chunk_bytes, len(large.chunks)) == (LARGE_CHUNK_BYTES, 17)
+    assert make_ref(file, chunk_bytes=CHUNK_BYTES).sha256 == large.sha256
+    download = Download(store, large)
+    assert download.wanted(0.0) == [0]
+    assert download.wanted(7.9) == []
+    assert download.wanted(8.0) == [0]
 
 
 def test_a_name_tells_contents_apart_that_look_like_lists_of_hashes() -> None:

@@ -17,7 +17,7 @@ DEVICES, KILLED_AMONG = 10, 4
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Both systems on one task; without Flower only ours is measured, and the result says so."""
-    rounds = 4 if args.quick else 12
+    rounds = 8 if args.quick else 12
     with tempfile.TemporaryDirectory(prefix="fedwright-peers-") as name:
         scene = Scene(Path(name), DEVICES, rounds)
         prepare(scene)

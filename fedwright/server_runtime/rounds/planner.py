@@ -11,7 +11,7 @@ from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import deltas, tensors
 from fedwright.protocol.artifact import Artifact, Manifest
 from fedwright.protocol.blobs import BlobStore, make_ref
-from fedwright.protocol.messages import CHUNK_BYTES, BlobRef, Task
+from fedwright.protocol.messages import LARGE_CHUNK_BYTES, BlobRef, Task
 from fedwright.server_runtime.artifacts.structure import Structure
 from fedwright.server_runtime.methods.base import Assignment, Emission, Tensors
 from fedwright.server_runtime.rounds.store import Planned, Position
@@ -38,7 +38,7 @@ class Planner:
     builder: Builds
     blobs: BlobStore
     deadline_s: float
-    chunk_bytes: int = CHUNK_BYTES
+    chunk_bytes: int = LARGE_CHUNK_BYTES
     codec: deltas.Codec = "float32"
     # Told of every artifact that is used, by its blob's name.
     on_artifact: Callable[[str, Structure], None] = lambda sha256, structure: None
