@@ -26,7 +26,8 @@ from fedwright.device_runtime.profiler.profile import disagreement, merged
 from fedwright.device_runtime.train.portable import PortableTrainer
 from fedwright.protocol.artifact import Artifact, pack
 from fedwright.protocol.errors import FedwrightError
-from fedwright.protocol.predictor import FEATURES, Profile, Work, expected_bytes, need_bytes, predict, work_at
+from fedwright.protocol.operators import FEATURES
+from fedwright.protocol.predictor import Profile, Work, expected_bytes, need_bytes, predict, work_at
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import build
 from fedwright.server_runtime.artifacts.structure import ModelSpec, Optimizer, Structure

@@ -5,7 +5,8 @@ from msgspec import structs
 
 from fedwright.benchmarks import simulate as simulations
 from fedwright.benchmarks.simulate import make_reports, simulate
-from fedwright.protocol.predictor import FEATURES, Profile
+from fedwright.protocol.operators import FEATURES
+from fedwright.protocol.predictor import Profile
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore

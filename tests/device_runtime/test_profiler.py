@@ -16,7 +16,8 @@ from fedwright.device_runtime.profiler.fit import fit_kind, non_negative
 from fedwright.device_runtime.profiler.measure import OperatorTime, ProbeTime, time_probe
 from fedwright.device_runtime.profiler.pack import load_probes, pack_probes, read_probes
 from fedwright.protocol.errors import BadArtifact, ConfigError
-from fedwright.protocol.predictor import FEATURES, Profile, predict
+from fedwright.protocol.operators import FEATURES
+from fedwright.protocol.predictor import Profile, predict
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import build
 from fedwright.server_runtime.artifacts.structure import ModelSpec, Optimizer, Structure
@@ -69,6 +70,19 @@ def test_the_coefficients_of_made_up_times_are_found_again():
         samples.append(OperatorTime("Conv", amounts, float(np.dot(true, amounts))))
 
     np.testing.assert_allclose(fit_kind(samples), true, rtol=1e-6, atol=1e-15)
+
+
+@pytest.mark.parametrize(("share", "blamed"), [(0.01, False), (0.5, True)], ids=["a few elements", "a fair part"])
+def test_a_cache_is_blamed_only_where_enough_lies_beyond_it(share, blamed):
+    samples = []
+    for step in range(1, 9):
+        elements = 1e5 * step
+        beyond = share * elements if step > 4 else 0.0
+        # The larger half takes a tenth longer than its elements say.
+        seconds = 1e-9 * elements * (1.1 if step > 4 else 1.0)
+        samples.append(OperatorTime("Add", (1.0, 0.0, elements, 0.0, beyond, 0.0, 0.0), seconds))
+
+    assert (fit_kind(samples)[FEATURES.index("spill")] > 0) == blamed
 
 
 def test_a_probe_is_timed_by_operator_and_as_a_whole(few):

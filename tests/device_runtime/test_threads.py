@@ -12,7 +12,8 @@ from fedwright.device_runtime.profiler.store import PROFILE_NAME, save_profile
 from fedwright.device_runtime.train.portable import PortableTrainer
 from fedwright.device_runtime.train.threads import SHORT_S, pick_threads
 from fedwright.protocol.errors import ConfigError
-from fedwright.protocol.predictor import FEATURES, WORK_BATCHES, Profile
+from fedwright.protocol.operators import FEATURES
+from fedwright.protocol.predictor import WORK_BATCHES, Profile
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import build
 from fedwright.server_runtime.artifacts.structure import ModelSpec, Optimizer, Structure

@@ -22,7 +22,8 @@ from fedwright.device_runtime.profiler.store import PROFILE_NAME, save_profile
 from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.link.broker import Broker
-from fedwright.protocol.predictor import FEATURES, Profile
+from fedwright.protocol.operators import FEATURES
+from fedwright.protocol.predictor import Profile
 from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
 from fedwright.server_runtime.rounds.store import Position
 from fedwright.server_runtime.zoo import width_of

@@ -5,16 +5,7 @@ import math
 import pytest
 
 from fedwright.protocol.errors import BadArtifact, BadMessage
-from fedwright.protocol.predictor import (
-    FEATURES,
-    WORK_BATCHES,
-    Profile,
-    Refinement,
-    features,
-    predict,
-    profile_from_json,
-    work_at,
-)
+from fedwright.protocol.predictor import WORK_BATCHES, Profile, Refinement, predict, profile_from_json, work_at
 
 # 2 µs a call, 1 ns an element.
 CHEAP = [2e-6, 0.0, 1e-9, 0.0, 0.0, 0.0, 0.0]
@@ -27,44 +18,6 @@ def table(kind, per_batch):
 
 def profile(**changes):
     return Profile("board", "onnxruntime 1", 1, **{"kinds": {"Add": CHEAP}, "spread": 0.25, **changes})
-
-
-@pytest.mark.parametrize(
-    ("op", "inputs", "outputs", "kind", "flops"),
-    [
-        # 2 * batch 4 * 8 filters * 64 places * (3 channels * 9 taps)
-        pytest.param("Conv", [(4, 3, 8, 8), (8, 3, 3, 3)], [(4, 8, 8, 8)], "Conv", 2 * 4 * 8 * 64 * 27, id="conv"),
-        pytest.param(
-            "Conv", [(4, 8, 8, 8), (8, 1, 3, 3)], [(4, 8, 8, 8)], "Conv depthwise", 2 * 4 * 8 * 64 * 9, id="depthwise"
-        ),
-        pytest.param(
-            "FusedConv", [(1, 3, 4, 4), (16, 3, 1, 1)], [(1, 16, 4, 4)], "Conv 1x1", 2 * 16 * 16 * 3, id="1x1"
-        ),
-        pytest.param("Gemm", [(5, 7), (7, 16)], [(5, 16)], "Gemm", 2 * 5 * 7 * 16, id="gemm"),
-        pytest.param("Gemm", [(7, 5), (7, 16)], [(5, 16)], "Gemm", 2 * 5 * 7 * 16, id="gemm, transposed"),
-        # Ten columns cost as much as sixteen.
-        pytest.param("MatMul", [(5, 7), (7, 10)], [(5, 10)], "MatMul", 2 * 5 * 7 * 16, id="padded columns"),
-        pytest.param("MatMul", [(2, 3, 4), (2, 4, 16)], [(2, 3, 16)], "MatMul many", 2 * 6 * 4 * 16, id="many"),
-        pytest.param("Mul", [(4, 4), (4,)], [(4, 4)], "Mul broadcast", 0, id="broadcast"),
-        pytest.param("Mul", [(4, 4), ()], [(4, 4)], "Mul", 0, id="by a number"),
-        pytest.param("ReduceSum", [(4, 6)], [(1, 6)], "ReduceSum rows", 0, id="rows"),
-        pytest.param("ReduceSum", [(4, 6)], [(4, 1)], "ReduceSum columns", 0, id="columns"),
-        pytest.param("Reshape", [(4, 6)], [(24,)], "shape", 0, id="reshape"),
-    ],
-)
-def test_features_by_hand(op, inputs, outputs, kind, flops):
-    found, amounts = features(op, inputs, outputs)
-
-    assert found == kind
-    assert dict(zip(FEATURES, amounts, strict=True))["flops"] == pytest.approx(flops)
-
-
-def test_features_count_what_is_read_and_written():
-    _, amounts = features("Add", [(300, 1000), (300, 1000)], [(300, 1000)])
-
-    values = dict(zip(FEATURES, amounts, strict=True))
-    assert (values["calls"], values["elements"]) == (1, 900_000)
-    assert (values["spill"], values["flood"]) == (900_000 - 65_536, 900_000 - 524_288)
 
 
 def test_prediction_is_the_sum_with_its_range():

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedwright.device_runtime.profiler.measure import OperatorTime, ProbeTime
-from fedwright.protocol.predictor import FEATURES
+from fedwright.protocol.operators import FEATURES
 
 # Errors below this do not add up to much in a step; above it they count relative to the operator's time.
 SMALL_S = 2e-5
@@ -17,6 +17,10 @@ LEAST_S = 2e-7
 UNTRACED = ("Scan", "Scan back")
 # Few probes have loops: their calls, products and elements are all that can be told apart.
 LOOP_FEATURES = (0, 1, 2)
+
+# What a cache does not hold counts when it is this share of what is touched, in so many samples.
+FILLED = 0.2
+SEEN = 4
 
 Matrix = NDArray[np.float64]
 
@@ -33,9 +37,17 @@ def fit_kinds(times: Iterable[ProbeTime]) -> dict[str, list[float]]:
 def fit_kind(samples: list[OperatorTime]) -> list[float]:
     """Non-negative coefficients with the least relative error."""
     rows = np.array([sample.amounts for sample in samples], float)
+    rows[:, _hardly_seen(rows)] = 0.0
     seconds = np.array([sample.seconds for sample in samples])
     weights = 1.0 / (seconds + SMALL_S)
     return [float(value) for value in non_negative(rows * weights[:, None], seconds * weights)]
+
+
+def _hardly_seen(rows: Matrix) -> list[int]:
+    """Columns of caches that hardly any sample fills: a few elements beyond one would be blamed for any error."""
+    body = np.maximum(rows[:, FEATURES.index("elements")], rows[:, FEATURES.index("inner")])
+    beyond = [FEATURES.index("spill"), FEATURES.index("flood")]
+    return [column for column in beyond if np.sum(rows[:, column] > FILLED * body) < SEEN]
 
 
 def non_negative(rows: Matrix, wanted: Matrix) -> Matrix:

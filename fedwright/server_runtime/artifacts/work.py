@@ -3,7 +3,8 @@
 import onnx
 from onnx import shape_inference
 
-from fedwright.protocol.predictor import FEATURES, WORK_BATCHES, features
+from fedwright.protocol.operators import FEATURES, features
+from fedwright.protocol.predictor import WORK_BATCHES
 from fedwright.server_runtime.artifacts.autodiff.graph import Graph
 
 Shape = tuple[int, ...]

@@ -5,7 +5,8 @@ import logging
 from fedwright.protocol.artifact import Manifest
 from fedwright.protocol.errors import BadArtifact, BadMessage
 from fedwright.protocol.messages import Report, Stats
-from fedwright.protocol.predictor import FEATURES, Prediction, Profile, Refinement, predict, profile_from_json
+from fedwright.protocol.operators import FEATURES
+from fedwright.protocol.predictor import Prediction, Profile, Refinement, predict, profile_from_json
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,8 @@ import pytest
 from msgspec import structs
 
 from fedwright.protocol.messages import Stats
-from fedwright.protocol.predictor import FEATURES, WORK_BATCHES, Profile
+from fedwright.protocol.operators import FEATURES
+from fedwright.protocol.predictor import WORK_BATCHES, Profile
 from fedwright.server_runtime.intake.speeds import Speeds
 from helpers.fleet import report
 from helpers.tiny_artifact import make_artifact

@@ -7,7 +7,8 @@ import pytest
 from msgspec import structs
 
 from fedwright.protocol.messages import DataSummary, Stats
-from fedwright.protocol.predictor import FEATURES, Profile
+from fedwright.protocol.operators import FEATURES
+from fedwright.protocol.predictor import Profile
 from fedwright.protocol.strict import from_dict
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
