@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedwright.benchmarks.sizes_fashion import by_size
-from fedwright.benchmarks.suite import Finished, Job, check, mean, merged, read_suite, run_jobs, seeds_of
-from fedwright.server_runtime.evaluate.metrics import paired
+from fedwright.benchmarks.suite import Finished, Job, check, mean, merged, paired_row, read_suite, run_jobs, seeds_of
 from fedwright.server_runtime.methods.registry import METHODS
 
 BASE = "fedavg"
@@ -67,16 +66,8 @@ def _row(name: str, own: list[Finished], shares: list[float]) -> dict[str, Any]:
 
 
 def _paired(name: str, own: list[Finished], base: list[Finished]) -> dict[str, Any]:
-    a, b = ([100 * job.curve("test", "mean")[-1] for job in jobs] for jobs in (own, base))
-    test = paired(a, b)
-    return {
-        "method": name,
-        "difference": test.mean,
-        **dict(zip(("from", "to"), test.interval if test.pairs > 1 else (None, None), strict=True)),
-        "wins": f"{test.wins} of {test.pairs}",
-        "p (t)": test.t_p,
-        "p (Wilcoxon)": test.wilcoxon_p,
-    }
+    ours, theirs = ([100 * job.curve("test", "mean")[-1] for job in jobs] for jobs in (own, base))
+    return {"method": name, **paired_row(ours, theirs)}
 
 
 def _curves(runs: Mapping[str, list[Finished]]) -> list[dict[str, Any]]:

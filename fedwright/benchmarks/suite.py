@@ -22,7 +22,7 @@ from fedwright.benchmarks.simulate import Evaluated, simulate
 from fedwright.benchmarks.simulate_worker import Part
 from fedwright.protocol.files import replace_file
 from fedwright.server_runtime.config import config_from_dict
-from fedwright.server_runtime.evaluate.metrics import fleet_summary
+from fedwright.server_runtime.evaluate.metrics import fleet_summary, paired
 from fedwright.server_runtime.evaluate.records import DeviceRecord
 from fedwright.server_runtime.methods.base import Method
 
@@ -161,6 +161,23 @@ def run_job(job: Job, begun: Path | None = None) -> Finished:
 def check(name: str, value: float, target: str, *, holds: bool) -> dict[str, Any]:
     """One promise of a suite with what was measured."""
     return {"name": name, "value": round(float(value), 4), "target": target, "holds": bool(holds)}
+
+
+def reported(name: str, value: float) -> dict[str, Any]:
+    """A figure that a suite shows beside its promises without promising anything."""
+    return check(name, value, "reported", holds=True)
+
+
+def paired_row(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
+    """The mean difference over paired seeds, its 95 % interval and what two tests say of it."""
+    test = paired(list(ours), list(theirs))
+    return {
+        "difference": test.mean,
+        **dict(zip(("from", "to"), test.interval if test.pairs > 1 else (None, None), strict=True)),
+        "wins": f"{test.wins} of {test.pairs}",
+        "p (t)": test.t_p,
+        "p (Wilcoxon)": test.wilcoxon_p,
+    }
 
 
 def mean(values: Iterable[float]) -> float:

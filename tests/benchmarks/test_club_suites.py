@@ -49,18 +49,22 @@ def by():
 
 
 def test_checks_say_what_was_measured(by):
-    found = {entry["name"]: entry for entry in club.checks(by, 0.1)}
+    found = {entry["name"]: entry for entry in club.checks({"III": by}, "III", 0.1)}
     assert found["φ pfedhr - φ pfedclub"]["value"] == pytest.approx(4.3)
     assert found["server seconds, pfedhr / pfedclub"]["value"] == pytest.approx(1.5)
     assert found["largest φ of any device and round, pfedclub+"]["value"] == pytest.approx(0.05)
     assert found["teacher accuracy, pfedclub - no order, points"]["value"] == pytest.approx(5.0)
     assert not found["teacher accuracy, pfedclub - no completion, points"]["holds"]
-    assert found["accuracy, pfedclub - standalone, points"]["value"] == pytest.approx(6.0)
+    rows = {row["other"]: row for row in club.difference_rows({"III": by})}
+    assert rows["standalone"]["difference"] == pytest.approx(6.0)
+    assert "pfedclub" not in rows
 
 
-def test_a_teacher_over_the_limit_breaks_the_promise(by):
-    by["pfedclub+"] = [finished("pfedclub+", 0.65, teacher=0.5, change=0.2, server_s=2.0)]
-    found = {entry["name"]: entry for entry in club.checks(by, 0.1)}
+@pytest.mark.parametrize("setting", ["III", "I"])
+def test_a_teacher_over_the_limit_breaks_the_promise_in_any_setting(by, setting):
+    runs = {"III": dict(by), "I": dict(by)}
+    runs[setting]["pfedclub+"] = [finished("pfedclub+", 0.65, teacher=0.5, change=0.2, server_s=2.0)]
+    found = {entry["name"]: entry for entry in club.checks(runs, "III", 0.1)}
     assert not found["largest φ of any device and round, pfedclub+"]["holds"]
 
 

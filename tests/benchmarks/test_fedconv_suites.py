@@ -67,6 +67,10 @@ def test_tables_and_checks_are_those_of_the_runs(monkeypatch):
     checks = {entry["name"]: entry for entry in found["checks"]}
     assert checks["global, fedconv - heterofl, points, alpha 0.1"]["value"] == pytest.approx(20)
     assert checks["bytes of a round's weights, fedconv over heterofl"]["holds"]
+    targets = {name: entry["target"] for name, entry in checks.items()}
+    assert targets["global, fedconv - heterofl, points, alpha 0.1"] == "> 0"
+    assert targets["global, fedconv - heterofl, points, alpha 10000"] == "reported"
+    assert targets["global, fedconv - slice-tuned, points, alpha 0.1"] == "reported"
 
 
 def test_the_motion_suite_is_split_by_person(monkeypatch):
