@@ -17,13 +17,13 @@ from fedwright.device_runtime.train.portable import PortableTrainer
 from fedwright.protocol.artifact import TensorSpec
 from fedwright.protocol.operators import Shape, features
 
-WINDOWS = 5
+WINDOWS = 3
 # A window this long averages over what a busy machine does to single steps, so that long and short ones compare.
 WINDOW_S = 0.002
-TRACED_STEPS = 4
+TRACED_STEPS = 3
 WARM_STEPS = 2
 # A longer step fills the caches by itself.
-WARM_S = 0.05
+WARM_S = 0.005
 _EVENT = "_kernel_time"
 
 
