@@ -98,12 +98,11 @@ def _expected(options: DemoOptions, profile: Profile) -> dict[str, Expected]:
 def _profile() -> Profile:
     """This machine as an agent measures it, in a process that holds nothing else."""
     with tempfile.TemporaryDirectory(prefix="fedwright-devices-") as folder:
-        file = Path(folder) / "profile.json"
-        command = [sys.executable, "-m", "fedwright", "device", "profile", "--threads", "1", "--out", str(file)]
-        done = subprocess.run([*command, "--state", folder, "--json"], capture_output=True, text=True)
+        command = [sys.executable, "-m", "fedwright", "device", "profile", "--threads", "1", "--state", folder, "--json"]
+        done = subprocess.run(command, capture_output=True)
         if done.returncode:
-            raise FedwrightError(f"this machine cannot be profiled: {done.stderr.strip()[-300:]}")
-        return profile_from_json(file.read_bytes())
+            raise FedwrightError(f"this machine cannot be profiled: {done.stderr.decode().strip()[-300:]}")
+        return profile_from_json(done.stdout)
 
 
 def _cost(folder: RunFolder, profile: Profile) -> Callable[[Planned, int], Expected]:
