@@ -98,8 +98,8 @@ def _expected(options: DemoOptions, profile: Profile) -> dict[str, Expected]:
 def _profile() -> Profile:
     """This machine as an agent measures it, in a process that holds nothing else."""
     with tempfile.TemporaryDirectory(prefix="fedwright-devices-") as folder:
-        command = [sys.executable, "-m", "fedwright", "device", "profile", "--threads", "1", "--state", folder, "--json"]
-        done = subprocess.run(command, capture_output=True)
+        command = [sys.executable, "-m", "fedwright", "device", "profile", "--threads", "1", "--state", folder]
+        done = subprocess.run([*command, "--json"], capture_output=True)
         if done.returncode:
             raise FedwrightError(f"this machine cannot be profiled: {done.stderr.decode().strip()[-300:]}")
         return profile_from_json(done.stdout)
