@@ -5,14 +5,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedwright.benchmarks.demo import DemoDevice, DemoOptions, DemoResult, demo_config, run_demo
-from fedwright.benchmarks.suite import check, mean
+from fedwright.benchmarks.device_rounds import rows_of_run
+from fedwright.benchmarks.suite import check, mean, reported
 from fedwright.device_runtime.train.loop import total_steps
 from fedwright.protocol.errors import FedwrightError
 from fedwright.protocol.predictor import Profile, expected_bytes, predict, profile_from_json
@@ -43,34 +44,65 @@ class Expected:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Run each method on a fleet of emulated boards, each with its limits."""
-    methods = QUICK if args.quick else tuple(PAPER)
+    """Run each method on a fleet of emulated boards, each with its limits; or tell of a run that has been."""
+    if getattr(args, "run_folder", None) is not None:
+        return _of_run(args.run_folder)
+    methods = tuple(getattr(args, "methods", None) or (QUICK if args.quick else PAPER))
     profile = _profile()
-    found = {method: _measure(method, profile, quick=args.quick) for method in methods}
+    fleet = getattr(args, "fleet", None)
+    found = {method: _measure(method, profile, fleet, quick=args.quick) for method in methods}
     tables = {
         "mean device beside FedConv's Table II (MNIST, on the boards' GPUs)": [
-            _summary(method, rows) for method, (rows, _) in found.items()
+            _summary(method, own.devices) for method, own in found.items()
         ]
     }
-    tables |= {f"{method}: every device, per round": rows for method, (rows, _) in found.items()}
-    every = [row for rows, _ in found.values() for row in rows]
+    tables |= {f"{method}: every device, per round": own.devices for method, own in found.items()}
+    tables |= {f"{method}: every device and round": own.rounds for method, own in found.items()}
+    every = [row for own in found.values() for row in own.devices]
     middle = float(np.median([row["CPU s"] / row["predicted CPU s"] for row in every if row["predicted CPU s"]]))
     holds = 1 - WITHIN <= middle <= 1 + WITHIN
     return {
         "seeds": [1],
-        "limits": found[methods[0]][1],
+        "limits": found[methods[0]].limits,
         "tables": tables,
         "checks": [check("CPU seconds, measured / predicted, median", middle, f"1 +- {WITHIN}", holds=holds)],
+        "shown": [name for name in tables if not name.endswith("device and round")],
     }
 
 
-def _measure(method: str, profile: Profile, *, quick: bool) -> tuple[list[dict[str, Any]], str]:
-    """Rows of all devices, and the limits that held them."""
+def _of_run(folder: Path) -> dict[str, Any]:
+    """Real devices, or emulated ones of another day: what their agents measured."""
+    rows = rows_of_run(folder)
+    known = [row["training s"] / row["predicted training s"] for row in rows if row["predicted training s"]]
+    checks = [reported("training seconds, measured / predicted, median", float(np.median(known)))] if known else []
+    return {"seeds": [], "tables": {"every device and round": rows}, "checks": checks}
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Rows of all devices, rows of all rounds, and the limits that held them."""
+
+    devices: list[dict[str, Any]]
+    rounds: list[dict[str, Any]]
+    limits: str
+
+
+def _measure(method: str, profile: Profile, fleet: str | None, *, quick: bool) -> _Found:
     with tempfile.TemporaryDirectory(prefix="fedwright-devices-") as name:
         options = _options(method, Path(name) / "kept", quick=quick)
+        if fleet is not None:
+            options = replace(options, fleet=fleet)
         result = run_demo(options)
         expected = _expected(options, profile)
-    return [_row(device, own, expected.get(device)) for device, own in result.devices.items()], _limits(result)
+        rounds = rows_of_run(_run_folder(options).path)
+    rows = [_row(device, own, expected.get(device)) for device, own in result.devices.items()]
+    return _Found(rows, rounds, _limits(result))
+
+
+def _run_folder(options: DemoOptions) -> RunFolder:
+    assert options.keep is not None
+    config, _ = demo_config(options, options.keep, "embedded")
+    return folder_of(config)
 
 
 def _options(method: str, folder: Path, *, quick: bool) -> DemoOptions:
@@ -81,9 +113,7 @@ def _options(method: str, folder: Path, *, quick: bool) -> DemoOptions:
 
 def _expected(options: DemoOptions, profile: Profile) -> dict[str, Expected]:
     """Predicted from the graphs that the devices were sent in the last round."""
-    assert options.keep is not None
-    config, _ = demo_config(options, options.keep, "embedded")
-    folder = folder_of(config)
+    folder = _run_folder(options)
     store = SqliteRoundStore(folder.store)
     try:
         position = Position(options.rounds, 0)
@@ -137,7 +167,7 @@ def _row(device: str, own: DemoDevice, expected: Expected | None) -> dict[str, A
 
 
 def _summary(method: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    seconds, memory = PAPER[method]
+    seconds, memory = PAPER.get(method, (None, None))
     return {
         "method": method,
         "s per round": mean(row["s per round"] for row in rows),

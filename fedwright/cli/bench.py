@@ -58,6 +58,8 @@ EXAMPLES = """examples:
   fedwright bench --list
   fedwright bench train-step --models lenet resnet8 --threads 1 --json steps.json
   fedwright bench train-step --quick --strict
+  fedwright bench devices --methods fedconv hasa --fleet demo --quick
+  fedwright bench devices --run runs/run
   fedwright bench report benchmarks/results --out report
 """
 
@@ -81,6 +83,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--edges", type=int, default=None, metavar="N", help="chaos: edge servers that may be killed too"
     )
     parser.add_argument("--kills", type=int, default=None, metavar="N", help="chaos: how many kills")
+    parser.add_argument("--methods", nargs="+", metavar="METHOD", help="devices: methods to run")
+    parser.add_argument("--fleet", metavar="F", help="devices: a mix of `fedwright profiles`")
+    parser.add_argument(
+        "--run", dest="run_folder", type=Path, metavar="DIR", help="devices: tell of a run of real devices instead"
+    )
     parser.add_argument("--models", nargs="+", metavar="MODEL", help="train-step: models to measure")
     parser.add_argument("--threads", nargs="+", type=int, metavar="N", help="train-step: thread counts (1 2)")
     parser.add_argument(

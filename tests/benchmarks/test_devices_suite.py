@@ -1,6 +1,8 @@
 """The suite devices: the machine's own profile, and what emulated boards used beside what was predicted."""
 
+import json
 import subprocess
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -30,11 +32,12 @@ def profile(monkeypatch, capsysbinary):
     return replace(found, base_bytes=50_000_000)
 
 
-def test_every_device_is_measured_beside_what_was_predicted(profile, monkeypatch):
-    monkeypatch.setattr(devices, "QUICK", ("heterofl",))
+def test_every_device_is_measured_beside_what_was_predicted(profile, monkeypatch, tmp_path):
     monkeypatch.setattr(devices, "_profile", lambda: profile)
+    kept = SimpleNamespace(TemporaryDirectory=lambda **_: nullcontext(str(tmp_path)))
+    monkeypatch.setattr(devices, "tempfile", kept)
 
-    found = devices.run(SimpleNamespace(quick=True))
+    found = devices.run(SimpleNamespace(quick=True, methods=["heterofl"]))
 
     rows = found["tables"]["heterofl: every device, per round"]
     assert len(rows) == 8
@@ -47,3 +50,20 @@ def test_every_device_is_measured_beside_what_was_predicted(profile, monkeypatch
     assert summary["paper s per round"] == 6.96
     assert "RLIMIT_DATA" in found["limits"]
     assert [entry["name"] for entry in found["checks"]] == ["CPU seconds, measured / predicted, median"]
+
+    rounds = found["tables"]["heterofl: every device and round"]
+    assert [row["round"] for row in rounds] == sorted([1, 2, 3] * 8)
+    first, last = rounds[:8], rounds[-8:]
+    assert all(row["predicted training s"] is None for row in first)
+    assert all(0.1 < row["training s"] / row["predicted training s"] < 10 for row in last)
+    assert all(row["up kB"] > 1 and row["down kB"] > 1 for row in rounds)
+
+    (store,) = tmp_path.rglob("rounds.sqlite")
+    assert main(["bench", "devices", "--run", str(store.parent), "--json", str(tmp_path / "run.json")]) == 0
+    again = json.loads((tmp_path / "run.json").read_text())
+    assert again["tables"]["every device and round"] == rounds
+
+
+def test_a_folder_without_a_run_is_named(tmp_path, capsys):
+    assert main(["bench", "devices", "--run", str(tmp_path)]) != 0
+    assert f"{tmp_path} is not the folder of a run" in capsys.readouterr().err
