@@ -98,6 +98,8 @@ class Manifest(Struct, frozen=True):
 
 # Names under which class means and the numbers behind them travel.
 CLASS_MEANS = ("prototypes", "prototype_counts")
+# What a device measured, as against what it learnt: never rounded, thinned out, clipped or owed.
+MEASURED = (*CLASS_MEANS, PUBLIC_LOGITS)
 
 
 def returned_shapes(

@@ -5,7 +5,7 @@ metadata says how they were made, and their pieces lie under `v:` (values), `s:`
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -48,11 +48,16 @@ _decoder = msgspec.json.Decoder(dict[str, Entry])
 
 
 def encode(
-    tensors: Mapping[str, Array], *, codec: Codec = "float32", keep: Keep | None = None, implied: bool = False
+    tensors: Mapping[str, Array],
+    *,
+    codec: Codec = "float32",
+    keep: Keep | None = None,
+    implied: bool = False,
+    exact: Collection[str] = (),
 ) -> bytes:
     """Tensors as one blob; those that are not float32 go unchanged. Equal tensors give equal bytes.
 
-    implied: the receiver knows the masks, so values go without indices.
+    implied: the receiver knows the masks, so values go without indices. exact: names of tensors that lose nothing.
     """
     pieces: dict[str, Array] = {}
     entries: dict[str, Entry] = {}
@@ -60,7 +65,12 @@ def encode(
         if tensor.dtype != np.float32:
             pieces[name] = tensor
             continue
-        made, entry = _encode_one(tensor, name=name, codec=codec, mask=_mask(tensor, keep, name))
+        made, entry = _encode_one(
+            tensor,
+            name=name,
+            codec="float32" if name in exact else codec,
+            mask=None if name in exact else _mask(tensor, keep, name),
+        )
         if implied and "i" in made:
             del made["i"]
             entry = msgspec.structs.replace(entry, indices="sent")
@@ -123,16 +133,23 @@ def _read(source: bytes | Path) -> tuple[dict[str, Entry], dict[str, Array], dic
 
 
 def encode_with_feedback(
-    tensors: Mapping[str, Array], residual: Mapping[str, Array], *, codec: Codec = "int8", keep: Keep | None = None
+    tensors: Mapping[str, Array],
+    residual: Mapping[str, Array],
+    *,
+    codec: Codec = "int8",
+    keep: Keep | None = None,
+    exact: Collection[str] = (),
 ) -> tuple[bytes, dict[str, Array]]:
     """Encode tensors plus what earlier rounds left out; returns the blob and what this one leaves out.
 
-    b = encode(x + r),  r' = x + r - decode(b)
+    b = encode(x + r),  r' = x + r - decode(b); tensors named in `exact` go as they are and have no r.
     """
-    total = {name: tensor + residual[name] if name in residual else tensor for name, tensor in tensors.items()}
-    blob = encode(total, codec=codec, keep=keep)
+    owed = {name: left for name, left in residual.items() if name not in exact}
+    total = {name: tensor + owed[name] if name in owed else tensor for name, tensor in tensors.items()}
+    blob = encode(total, codec=codec, keep=keep, exact=exact)
     sent = decode(blob, {name: tensor.shape for name, tensor in total.items()})
-    return blob, {name: total[name] - sent[name] for name in total if total[name].dtype == np.float32}
+    changed = [name for name in total if name not in exact and total[name].dtype == np.float32]
+    return blob, {name: total[name] - sent[name] for name in changed}
 
 
 def _mask(tensor: Array, keep: Keep | None, name: str) -> Array | None:

@@ -111,9 +111,10 @@ class Recipe(Struct, frozen=True):
 class Returns(Struct, frozen=True):
     """What the device sends back besides its statistics.
 
-    codec and keep_ratio (share of the largest entries of each tensor) apply to deltas; what they leave out stays
-    on the device and is added to its next delta. masked: of tensors that came as some of their entries, only those
-    are sent back, without indices. logits: how many public rows there are whose logits are asked for.
+    codec and keep_ratio (share of the largest entries of each tensor) apply to deltas, not to prototypes and logits;
+    what they leave out stays on the device and is added to its next delta. masked: of tensors that came as some of
+    their entries, only those are sent back, without indices. logits: how many public rows there are whose logits are
+    asked for.
     """
 
     weights: Literal["delta", "weights", "none"] = "delta"

@@ -1,10 +1,14 @@
 """Every registered method learns digits in a simulation, with submodels that the devices can train."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from fedwright.benchmarks.dealing import deal
 from fedwright.benchmarks.simulate import simulate
 from fedwright.server_runtime.methods.registry import METHODS
+from fedwright.server_runtime.rounds.events import TaskFailed
 from helpers.simulation import make_config
 
 # Methods with sizes get ones that a model this small can have.
@@ -63,6 +67,35 @@ def test_hasa_scores_what_simulated_devices_tell(tmp_path, score):
     config, text = make_config(tmp_path, rounds=1, method=method, fleet={"devices": 3}, simulate=simulated)
     found = simulate(config, text)
     assert len({record.width for record in found.outcome.devices.values()}) == 3
+
+
+def skewed(dealt):
+    """Every device has 400 rows of one class, one of the next and 30 of the one after that."""
+    shares = {}
+    for rank, (device, share) in enumerate(dealt.shares.items()):
+        of_class = [np.flatnonzero(dealt.y == (rank + step) % dealt.classes) for step in range(3)]
+        rows = [np.resize(found, count) for found, count in zip(of_class, (400, 1, 30), strict=True)]
+        shares[device] = replace(share, train=np.concatenate(rows))
+    return replace(dealt, shares=shares)
+
+
+@pytest.mark.parametrize("update", [{"codec": "int8"}, {"keep_ratio": 0.2}], ids=str)
+@pytest.mark.parametrize("method", ["framp", "fedgh"])
+def test_class_means_of_skewed_data_are_taken_however_changes_travel(tmp_path, method, update):
+    config, text = make_config(
+        tmp_path,
+        rounds=1,
+        model={"model": METHODS[method].model},
+        method={"name": method, **PARAMS.get(method, {})},
+        fleet={"devices": 2},
+        simulate={"rows": 600, "devices": 2, "evaluate_every": 0},
+        update=update,
+    )
+    failed = []
+    dealt = skewed(deal(config.simulate, seed=config.run.seed))
+    simulate(config, text, dealt=dealt, observer=lambda event: isinstance(event, TaskFailed) and failed.append(event))
+
+    assert not failed
 
 
 def test_fedprox_sends_no_more_than_fedavg(tmp_path):

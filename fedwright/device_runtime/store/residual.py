@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedwright.device_runtime.train.base import Tensors
 from fedwright.protocol import deltas, tensors
+from fedwright.protocol.artifact import MEASURED
 from fedwright.protocol.errors import BadBlob
 from fedwright.protocol.files import replace_file
 from fedwright.protocol.messages import Task
@@ -23,16 +24,19 @@ class Residual:
     def encode(self, task: Task, result: Tensors, masks: Tensors | None = None) -> bytes:
         """A task's result as the blob to send, in the form the task asks for; masks: which entries had come.
 
-        Masks change from round to round, so what rounding leaves out of masked entries is not kept.
+        Masks change from round to round, so what rounding leaves out of masked entries is not kept. Class means, their
+        counts and public logits are no changes: they go as they are, because a later round does not make up for them.
         """
         returns = task.returns
         if returns.masked and masks:
-            return deltas.encode(result, codec=returns.codec, keep=masks, implied=True)
+            return deltas.encode(result, codec=returns.codec, keep=masks, implied=True, exact=MEASURED)
         lossless = returns.codec == "float32" and returns.keep_ratio == 1.0
         if returns.weights != "delta" or lossless:
             return deltas.encode(result)
         keep = None if returns.keep_ratio == 1.0 else returns.keep_ratio
-        blob, left_out = deltas.encode_with_feedback(result, self._load(task), codec=returns.codec, keep=keep)
+        blob, left_out = deltas.encode_with_feedback(
+            result, self._load(task), codec=returns.codec, keep=keep, exact=MEASURED
+        )
         replace_file(self._next, tensors.save(left_out, {"artifact": task.artifact.sha256}))
         return blob
 

@@ -2,13 +2,26 @@
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from fedwright.device_runtime.store.residual import Residual
-from fedwright.protocol import deltas
+from fedwright.protocol import deltas, tensors
 from fedwright.protocol.blobs import make_ref
 from fedwright.protocol.messages import Recipe, Returns, Task
 
 SHAPES = {"w": (64, 5)}
+COUNTS = np.array([400, 1, 30, 0], np.float32)
+MEASURED = {
+    "prototypes": np.array([[100, 0.01], [0.3, 0.2], [-7, 1e-4], [0, 0]], np.float32),
+    "prototype_counts": COUNTS,
+    "public_logits": np.array([[90, -0.1, 0.2, 0.3]] * 70, np.float32),
+}
+SMALL = {
+    "int8": Returns(codec="int8"),
+    "bf16": Returns(codec="bf16"),
+    "top fifth": Returns(keep_ratio=0.2),
+    "int8 top fifth": Returns(codec="int8", keep_ratio=0.2),
+}
 
 
 def task(returns: Returns, *, artifact: bytes = b"graph") -> Task:
@@ -76,3 +89,32 @@ def test_another_structure_starts_without_a_residual(tmp_path, delta):
 def test_whole_weights_are_sent_exactly(tmp_path, delta):
     asked = task(Returns(weights="weights", codec="int8"))
     np.testing.assert_array_equal(sent(Residual(tmp_path), asked, delta), delta)
+
+
+@pytest.mark.parametrize("codec", SMALL)
+@pytest.mark.parametrize("masked", [False, True], ids=["changes", "masked"])
+def test_what_a_device_measured_comes_as_it_is(tmp_path, delta, codec, masked):
+    residual = Residual(tmp_path)
+    shapes = SHAPES | {name: value.shape for name, value in MEASURED.items()}
+    masks = {"w": np.eye(64, 5, dtype=bool)} if masked else None
+    asked = task(structs.replace(SMALL[codec], prototypes=True, logits=70, masked=masked))
+    for _ in range(2):
+        blob = residual.encode(asked, {"w": delta, **MEASURED}, masks)
+        residual.settle(used=True)
+        found = deltas.decode(blob, shapes, sent=masks)
+
+        for name, value in MEASURED.items():
+            np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def test_only_changes_are_owed(tmp_path, delta):
+    Residual(tmp_path).encode(task(Returns(codec="int8", prototypes=True, logits=70)), {"w": delta, **MEASURED})
+    assert tensors.load(tmp_path / "residual.next").keys() == {"w"}
+
+
+def test_what_an_older_agent_owes_of_class_means_is_forgotten(tmp_path, delta):
+    asked = task(Returns(codec="int8", prototypes=True))
+    owed = tensors.save({"prototype_counts": COUNTS}, {"artifact": asked.artifact.sha256})
+    (tmp_path / "residual").write_bytes(owed)
+    found = deltas.load(Residual(tmp_path).encode(asked, {"w": delta, "prototype_counts": COUNTS}))[0]
+    np.testing.assert_array_equal(found["prototype_counts"], COUNTS)
