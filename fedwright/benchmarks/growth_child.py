@@ -1,7 +1,6 @@
 """One simulation whose server is this process: its CPU time per round, its memory, and the bytes of each device."""
 
 import json
-import resource
 import sys
 import tempfile
 import time
@@ -12,6 +11,7 @@ import numpy as np
 from fedwright.benchmarks.dealing import Dealt
 from fedwright.benchmarks.partition import Split, by_iid
 from fedwright.benchmarks.simulate import simulate
+from fedwright.device_runtime.facts import peak_rss_bytes
 from fedwright.server_runtime.config import config_from_dict
 from fedwright.server_runtime.rounds import events
 
@@ -58,7 +58,7 @@ def _images(devices: int) -> Dealt:
 
 
 def _peak_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    return peak_rss_bytes() / 1e6
 
 
 if __name__ == "__main__":

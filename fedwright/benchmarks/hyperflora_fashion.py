@@ -65,10 +65,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "numbers on the wire per round": [wire],
     }
     curves = {label: curve(row, groups) for label, row in rows.items() if row.last is None}
-    if args.json is not None:
-        draw(curves, args.json.with_suffix(".png"))
+    pictures = [] if args.json is None else [args.json.with_suffix(".png")]
+    for picture in pictures:
+        draw(curves, picture)
     return {
         "seeds": seeds,
+        "pictures": [picture.name for picture in pictures],
         "tables": tables | {"curves": [{"method": label, **point} for label in curves for point in curves[label]]},
         "shown": list(tables),
         "checks": checks(differences, wire),

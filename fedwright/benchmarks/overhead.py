@@ -1,5 +1,6 @@
 """What a round costs when the devices do nothing: real agents, a model of 62 thousand parameters, no training step."""
 
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -33,7 +34,10 @@ FLEET = "overhead"
 
 
 def measure(broker: Broker, *, devices: int, rounds: int) -> dict[str, Any]:
-    """Best wall seconds of a round, CPU seconds per device and of the server, over `rounds` after the first."""
+    """Middle wall seconds of a round; CPU seconds and bytes per device, CPU seconds and memory of the server.
+
+    The first round, which builds the graph, does not count.
+    """
     names = [f"d{number}" for number in range(devices)]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -41,6 +45,7 @@ def measure(broker: Broker, *, devices: int, rounds: int) -> dict[str, Any]:
         link = stack.enter_context(closing(connect(broker.url, client_id="overhead-server")))
         store = stack.enter_context(closing(SqliteRoundStore(folder / "rounds.sqlite")))
         blobs = BlobStore(folder / "blobs")
+        before_mb = _rss_mb()
         seconds: list[float] = []
         cpu: list[float] = []
         own: list[float] = []
@@ -58,10 +63,13 @@ def measure(broker: Broker, *, devices: int, rounds: int) -> dict[str, Any]:
         weights = initial_weights(module)
         setting = Setting(SPEC, Optimizer(), weights, learning_rate=0.0, batch=32, epochs=0, seed=0)
         Coordinator(desk, Options(rounds + 1, devices, seed=0)).run(FedAvg(FedAvgParams(), setting), SPEC)
+        moved = link.sent_bytes + link.received_bytes
     return {
         "devices": devices,
         "parameters": int(sum(value.size for value in weights.values())),
-        "round_s": round(min(seconds[1:]), 3),
+        "round_s": round(statistics.median(seconds[1:]), 3),
+        "server_mb": round(_rss_mb() - before_mb, 1),
+        "bytes_per_device": round(moved / (rounds + 1) / devices),
         "device_cpu_s": round((cpu[-1] - cpu[0]) / rounds / devices, 4),
         "server_cpu_s": round((own[-1] - own[0]) / rounds, 4),
     }
@@ -82,6 +90,10 @@ def _agents(url: str, folder: Path, names: list[str]) -> Iterator[list[psutil.Pr
         for process in running:
             process.kill()
             process.wait()
+
+
+def _rss_mb() -> float:
+    return float(psutil.Process().memory_info().rss) / 1e6
 
 
 def _cpu_s(process: psutil.Process) -> float:

@@ -10,7 +10,7 @@ from fedwright.benchmarks.tables import PAPER, Row, columns_of
 # Columns that grow along an axis, and those that say how good or how dear something is.
 ALONG = ("round", "devices", "parameters", "rounds")
 GOOD = ("mean", "accuracy %", "weighted mean", "participants", "bystanders")
-BYTES = ("upload kB", "up MB", "MB up", "MB", "bytes up")
+BYTES = ("upload kB", "kB per round", "up MB", "MB up", "MB", "bytes up")
 PER_DEVICE = ("s per round", "CPU s", "peak MB", "device MB", "device CPU s")
 DOTS_PER_INCH = 110
 
@@ -28,7 +28,7 @@ def pictures(title: str, rows: Sequence[Row]) -> list[Picture]:
     columns = columns_of(rows)
     first = columns[0]
     makers: list[tuple[bool, str, Callable[[Any], None]]] = [
-        (first == "round", title, lambda axes: _curves(axes, rows)),
+        (_is_curve(first, rows), title, lambda axes: _curves(axes, rows)),
         (first in ALONG[1:], title, lambda axes: _growth(axes, rows)),
         (len(_sizes(columns)) > 1, f"{title}: by size", lambda axes: _by_size(axes, rows)),
         (_cost(columns) is not None, f"{title}: against bytes", lambda axes: _against_bytes(axes, rows)),
@@ -54,6 +54,11 @@ def _drawn(title: str, draw: Callable[[Any], None]) -> bytes:
     # Without the date and the version equal tables give equal pictures.
     figure.savefig(target, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})
     return target.getvalue()
+
+
+def _is_curve(first: str, rows: Sequence[Row]) -> bool:
+    """One row per round; a table of several devices has each round several times."""
+    return first == "round" and len({row["round"] for row in rows}) == len(rows)
 
 
 def _curves(axes: Any, rows: Sequence[Row]) -> None:

@@ -13,6 +13,8 @@ from fedwright.benchmarks.plots import Picture, pictures
 from fedwright.benchmarks.tables import html_table, is_table, markdown, signs
 from fedwright.protocol.errors import ConfigError
 
+# Where a result was read: pictures that its suite drew lie beside it.
+FOLDER = "folder"
 NEEDED = ("suite", "command", "versions", "machine", "tables", "checks")
 STYLE = """
 body { font: 15px/1.4 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; color: #222; }
@@ -46,7 +48,7 @@ def read_results(paths: Sequence[Path]) -> list[dict[str, Any]]:
         for result in data if isinstance(data, list) else [data]:
             if not isinstance(result, dict) or any(key not in result for key in NEEDED):
                 raise ConfigError(f"{file} is not the result of a suite; name a file that `fedwright bench` wrote")
-            found.append(result)
+            found.append({**result, FOLDER: file.parent})
     return found
 
 
@@ -61,6 +63,9 @@ def write_report(results: Sequence[Mapping[str, Any]], folder: Path) -> Written:
                 name = f"{result['suite']}-{number}-{_slug(picture.title)}.png"
                 (folder / "plots" / name).write_bytes(picture.png)
                 drawn.append((name, picture))
+        for picture in _beside(result):
+            (folder / "plots" / picture.title).write_bytes(picture.png)
+            drawn.append((picture.title, picture))
         lines.append(_section(result, [name for name, _ in drawn]))
         parts.append(_section_html(result, [picture for _, picture in drawn]))
     written = Written(folder / "report.md", folder / "report.html")
@@ -70,6 +75,13 @@ def write_report(results: Sequence[Mapping[str, Any]], folder: Path) -> Written:
     )
     written.page.write_text(f"{page}</style></head><body>{''.join(parts)}</body></html>", encoding="utf-8")
     return written
+
+
+def _beside(result: Mapping[str, Any]) -> list[Picture]:
+    """What the suite itself has drawn; names with a folder in them are not ours."""
+    names = [str(name) for name in result.get("pictures") or [] if Path(str(name)).name == name]
+    files = [Path(result.get(FOLDER, ".")) / name for name in names]
+    return [Picture(file.name, file.read_bytes()) for file in files if file.is_file()]
 
 
 def checks_of(result: Mapping[str, Any]) -> list[dict[str, Any]]:

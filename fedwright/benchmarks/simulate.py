@@ -39,6 +39,8 @@ from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
 # Devices that share this machine's processors say nothing about deadlines.
 FOREVER_S = 1e7
 EVALUATIONS = "evaluations.json"
+# A line for each round: its number and how long it took.
+SECONDS = "seconds.txt"
 
 Look = Callable[[Method, int], None]
 """Sees a method as it is after a round."""
@@ -108,7 +110,7 @@ def simulate(
         processes = config.simulate.processes
         folder.blobs.mkdir(parents=True, exist_ok=True)
         with Crew(dealt, place, processes=os.cpu_count() or 1 if processes is None else processes) as crew:
-            watch = _Watch(config, crew, folder.path / EVALUATIONS, observer, parts, look)
+            watch = _Watch(config, crew, folder.path, observer, parts, look)
             begin = watch.begin if config.simulate.backend == "portable" else _on_torch(place, watch.begin)
 
             def talk(blobs: BlobStore) -> Talks:
@@ -177,7 +179,7 @@ class _Watch:
 
     config: RunConfig
     crew: Crew
-    file: Path
+    folder: Path
     observer: events.Observer
     parts: tuple[Part, ...]
     look: Look | None = None
@@ -189,8 +191,11 @@ class _Watch:
     def begin(self, method: Method, planner: Planner) -> None:
         """Take up the measurements that an earlier process made."""
         self.method, self.planner = method, planner
-        if self.file.exists():
-            self.evaluations = msgspec.json.decode(self.file.read_bytes(), type=list[Evaluated])
+        measured, seconds = self.folder / EVALUATIONS, self.folder / SECONDS
+        if measured.exists():
+            self.evaluations = msgspec.json.decode(measured.read_bytes(), type=list[Evaluated])
+        if seconds.exists():
+            self.round_s = [float(line.split()[1]) for line in seconds.read_text().splitlines()]
         self._catch_up(method, planner)
 
     def _catch_up(self, method: Method, planner: Planner) -> None:
@@ -206,10 +211,13 @@ class _Watch:
 
     def __call__(self, event: events.Event) -> None:
         """Take an event of the run."""
+        if isinstance(event, events.RoundClosed):
+            self.round_s.append(event.seconds)
+            with (self.folder / SECONDS).open("a", encoding="utf-8") as file:
+                file.write(f"{event.round} {event.seconds}\n")
         self.observer(event)
         if not isinstance(event, events.RoundClosed):
             return
-        self.round_s.append(event.seconds)
         if self._is_due(event.round):
             self._measure(event.round)
 
@@ -222,7 +230,7 @@ class _Watch:
             return
         build = self.planner.builder
         self.evaluations += measure_fleet(self.method, build, self.crew, number=number, parts=self.parts)
-        replace_file(self.file, msgspec.json.encode(self.evaluations))
+        replace_file(self.folder / EVALUATIONS, msgspec.json.encode(self.evaluations))
         if self.look is not None:
             self.look(self.method, number)
 

@@ -49,25 +49,24 @@ def html_table(rows: Sequence[Row]) -> str:
 
 
 def signs(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The first row against each other one, wherever a column has its twin `paper …`: does the sign agree?"""
+    """One row against each other one, wherever a column has its twin `paper …`: does the sign agree?
+
+    The one is the first that has both numbers.
+    """
     if len(rows) < 2:
         return []
     columns, found = columns_of(rows), []
     name = columns[0]
     for column in columns:
-        twin = PAPER + column
-        if twin not in columns:
-            continue
-        for other in rows[1:]:
-            values = [row.get(key) for key in (column, twin) for row in (rows[0], other)]
-            numbers = [value for value in values if isinstance(value, int | float)]
-            if len(numbers) < 4:
-                continue
-            ours, theirs = numbers[0] - numbers[1], numbers[2] - numbers[3]
+        pairs = [(row[name], row.get(column), row.get(PAPER + column)) for row in rows]
+        known = [(label, a, b) for label, a, b in pairs if isinstance(a, int | float) and isinstance(b, int | float)]
+        for label, here, paper in known[1:]:
+            base = known[0]
+            ours, theirs = base[1] - here, base[2] - paper
             agree = (ours > 0) == (theirs > 0) and (ours < 0) == (theirs < 0)
             found.append(
                 {
-                    "difference": f"{rows[0][name]} - {other[name]}, {column}",
+                    "difference": f"{base[0]} - {label}, {column}",
                     "here": float(ours),
                     "paper": float(theirs),
                     "same sign": agree,

@@ -107,12 +107,30 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.suites[0] == "report":
         return _report(args)
+    _check(args)
     results = [_run_suite(name, args) for name in args.suites]
     if args.json is not None:
         written = results[0] if len(results) == 1 else results
         args.json.write_text(json.dumps(written, indent=2) + "\n")
     holds = all(check["holds"] for result in results for check in result["checks"])
     return 1 if args.strict and not holds else 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """What would only show after hours."""
+    unknown = [name for name in args.suites if name not in present_suites()]
+    if unknown:
+        raise ConfigError(f"unknown suite {unknown[0]!r}; choose from {', '.join(present_suites())}")
+    if args.seeds is not None and args.seeds < 1:
+        raise ConfigError(f"--seeds {args.seeds}: give at least one")
+    for option, value in (("--methods", args.methods), ("--fleet", args.fleet), ("--run", args.run_folder)):
+        if value is not None and args.suites != ["devices"]:
+            raise ConfigError(f"{option} is for the suite devices alone; leave it out for {', '.join(args.suites)}")
+    if args.json is not None:
+        try:
+            args.json.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as err:
+            raise ConfigError(f"--json {args.json}: its folder cannot be made ({err.strerror}); name another") from err
 
 
 def _report(args: argparse.Namespace) -> int:
@@ -130,10 +148,7 @@ def present_suites() -> dict[str, tuple[str, str]]:
 
 
 def _run_suite(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    suites = present_suites()
-    if name not in suites:
-        raise ConfigError(f"unknown suite {name!r}; choose from {', '.join(suites)}")
-    function: Callable[[argparse.Namespace], dict[str, Any]] = importlib.import_module(suites[name][0]).run
+    function: Callable[[argparse.Namespace], dict[str, Any]] = importlib.import_module(present_suites()[name][0]).run
     from fedwright.benchmarks.kept_jobs import keeping
 
     with keeping(name):

@@ -184,6 +184,7 @@ def test_missing_file_that_cannot_be_downloaded(name: str, folder: Path) -> None
     assert str(folder / source.path) in str(caught.value)
     assert files.VARIABLE in str(caught.value)
     assert source.origin in str(caught.value)
+    assert "digits are built in" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["motionsense", "uci-har", "cora"])

@@ -70,6 +70,33 @@ def test_the_first_row_is_compared_with_the_paper() -> None:
     assert found == [{"difference": "one - <two>, mean", "here": 5.0, "paper": -2.0, "same sign": False}]
 
 
+def test_the_first_row_that_a_paper_has_is_compared_with_the_others() -> None:
+    rows = [
+        {"method": "alone", "mean": 60.0, "paper mean": None},
+        {"method": "ours", "mean": 80.0, "paper mean": 70.0},
+        {"method": "theirs", "mean": 85.0, "paper mean": 65.0},
+    ]
+
+    assert [(row["difference"], row["same sign"]) for row in signs(rows)] == [("ours - theirs, mean", False)]
+
+
+def test_a_table_with_several_rows_per_round_is_not_drawn_as_a_curve() -> None:
+    rows = [{"round": number, "device": device, "s": 1.0} for number in (1, 2) for device in ("a", "b")]
+
+    assert pictures("devices", rows) == []
+
+
+def test_pictures_that_a_suite_drew_are_in_the_report(tmp_path: Path) -> None:
+    (tmp_path / "drawn.png").write_bytes(PNG + b"drawn")
+    (tmp_path / "tried.json").write_text(json.dumps(result(tables={}, pictures=["drawn.png", "../secret.png"])))
+
+    written = write_report(read_results([tmp_path / "tried.json"]), tmp_path / "report")
+
+    assert (tmp_path / "report" / "plots" / "drawn.png").read_bytes() == PNG + b"drawn"
+    assert base64.b64encode(PNG + b"drawn").decode() in written.page.read_text()
+    assert "secret" not in written.page.read_text()
+
+
 def test_rows_without_a_paper_are_not_compared() -> None:
     assert signs([{"method": "a", "mean": 1.0}, {"method": "b", "mean": 2.0}]) == []
     assert signs([{"m": "a", "x": 1.0, "paper x": None}, {"m": "b", "x": 2.0, "paper x": 1.0}]) == []

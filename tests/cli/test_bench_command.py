@@ -58,6 +58,28 @@ def test_unknown_suite_is_one_sentence(capsys):
     assert "unknown suite 'nonsense'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--seeds", "0"], "--seeds 0: give at least one"),
+        (["--methods", "fedavg"], "--methods is for the suite devices alone; leave it out for own"),
+        (["--fleet", "demo"], "--fleet is for the suite devices alone"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused_before_anything_runs(suite, capsys, words, says):
+    assert main(["bench", "own", *words]) == 1
+
+    assert says in capsys.readouterr().err
+
+
+def test_the_folder_of_a_result_is_made(suite, tmp_path, capsys):
+    assert main(["bench", "own", "--json", str(tmp_path / "new" / "result.json")]) == 0
+    assert (tmp_path / "new" / "result.json").is_file()
+
+    assert main(["bench", "own", "--json", str(tmp_path / "new" / "result.json" / "inside.json")]) == 1
+    assert "its folder cannot be made" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_train_step_measures_both_sides():
     from fedwright.benchmarks import train_step

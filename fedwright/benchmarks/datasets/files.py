@@ -80,7 +80,10 @@ def fetch(source: Source, progress: Progress | None = None) -> Path:
 def missing(source: Source) -> str:
     """Says which file is not there, where to put it and which variable to set."""
     places = " or ".join(str(folder / source.path) for folder in folders())
-    return f"data file {source.path} is missing: put it at {places}, or set {VARIABLE} to a folder that has it"
+    return (
+        f"data file {source.path} is missing: put it at {places}, or set {VARIABLE} to a folder that has it "
+        "(digits are built in; the demo and the suites devices, growth, peers and transport need no files)"
+    )
 
 
 def cached_array(name: str, origin: Path, decode: Callable[[], Array]) -> Array:

@@ -54,7 +54,7 @@ def _flower(
         "server": flower.survive_server(_fewer(scene, "server"), python),
     }
     install["flwr and torch"] = sizes.installed_mb(python, ("flwr", []), ("torch", []))
-    return []
+    return [f"{name} is the newest of {flower.WANTED} that could be installed here"]
 
 
 def _fewer(scene: Scene, folder: str) -> Scene:
