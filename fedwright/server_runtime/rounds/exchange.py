@@ -46,6 +46,8 @@ RESEND_S = 5.0
 # Uploads pulled at the same time: enough to fill a link, few enough that the broker and the disk stay calm.
 MAX_PULLS = 8
 MAX_PULL_BYTES = 256 * 1024 * 1024
+# An upload of which nothing came for so long does not count among these; a slow one still goes on.
+STALL_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class _Outgoing:
 class _Pull:
     device: str
     download: Download
+    progress_s: float
 
 
 class Exchange:
@@ -113,6 +116,8 @@ class Exchange:
         self._announced: dict[str, str] = {}
         self._pulls: dict[str, _Pull] = {}
         self._waiting: deque[tuple[str, BlobRef]] = deque()
+        # Blobs that came inline or are here already.
+        self._ready: deque[tuple[str, BlobRef]] = deque()
         self._warned: set[str] = set()
         link.subscribe(topics.up_all(fleet))
         self.challenge_all()
@@ -204,7 +209,9 @@ class Exchange:
 
     def pull(self, device: str, ref: BlobRef) -> None:
         """Fetch a blob from a device; a Pulled event tells when it is here."""
-        if ref.sha256 not in self._pulls and all(waiting.sha256 != ref.sha256 for _, waiting in self._waiting):
+        if ref.inline is not None or self._blobs.has(ref.sha256):
+            self._ready.append((device, ref))
+        elif ref.sha256 not in self._pulls and all(waiting.sha256 != ref.sha256 for _, waiting in self._waiting):
             self._waiting.append((device, ref))
 
     def poll(self, timeout_s: float) -> list[Heard | Pulled]:
@@ -239,25 +246,35 @@ class Exchange:
             self._ask(sha256, pull)
 
     def _admit_pulls(self, events: list[Heard | Pulled]) -> None:
+        while self._ready:
+            self._begin_pull(*self._ready.popleft(), events)
         while self._waiting and self._has_room(self._waiting[0][1]):
-            device, ref = self._waiting.popleft()
-            # What an edge carried lies there.
-            device = self._announced.pop(ref.sha256, device)
-            try:
-                pull = _Pull(device, Download(self._blobs, ref))
-                if pull.download.done:
-                    pull.download.finish()
-                    events.append(Pulled(device, ref.sha256))
-                    continue
-            except BadBlob as err:
-                events.append(Pulled(device, ref.sha256, str(err)))
-                continue
-            self._pulls[ref.sha256] = pull
+            self._begin_pull(*self._waiting.popleft(), events)
+
+    def _begin_pull(self, device: str, ref: BlobRef, events: list[Heard | Pulled]) -> None:
+        # What an edge carried lies there.
+        device = self._announced.pop(ref.sha256, device)
+        try:
+            pull = _Pull(device, Download(self._blobs, ref), self._clock())
+            if not pull.download.done:
+                self._pulls[ref.sha256] = pull
+                return
+            pull.download.finish()
+        except BadBlob as err:
+            events.append(Pulled(device, ref.sha256, str(err)))
+            return
+        events.append(Pulled(device, ref.sha256))
 
     def _has_room(self, ref: BlobRef) -> bool:
-        """Whether another upload may start; one alone always may."""
-        under_way = sum(pull.download.ref.size_bytes for pull in self._pulls.values())
-        return not self._pulls or (len(self._pulls) < MAX_PULLS and under_way + ref.size_bytes <= MAX_PULL_BYTES)
+        """Whether another upload may start beside those that come in; one alone always may."""
+        since_s = self._clock() - STALL_S
+        sizes = [pull.download.ref.size_bytes for pull in self._pulls.values() if pull.progress_s > since_s]
+        return not sizes or (len(sizes) < MAX_PULLS and sum(sizes) + ref.size_bytes <= MAX_PULL_BYTES)
+
+    def _drop_pulls(self, device: str) -> None:
+        """Forget what is fetched from a device that left; it says again what it has when it is back."""
+        self._pulls = {sha256: pull for sha256, pull in self._pulls.items() if pull.device != device}
+        self._waiting = deque(waiting for waiting in self._waiting if waiting[0] != device)
 
     def _ask(self, sha256: str, pull: _Pull) -> None:
         wanted = pull.download.wanted(self._clock())
@@ -316,6 +333,7 @@ class Exchange:
         elif isinstance(body, Gone):
             if edge is not None and self._edges.edge_of(device) != edge:
                 return
+            self._drop_pulls(device)
             events += [Heard(behind, boot, body) for behind, boot in self._edges.lose(device, envelope.boot)]
         elif isinstance(body, Update) and edge is not None and body.tensors is not None:
             self._announced[body.tensors.sha256] = edge
@@ -336,7 +354,8 @@ class Exchange:
         pull = self._pulled_from(device, chunk.sha256)
         if pull is None:
             return
-        pull.download.accept(chunk.index, chunk.data)
+        if pull.download.accept(chunk.index, chunk.data):
+            pull.progress_s = self._clock()
         if not pull.download.done:
             self._ask(chunk.sha256, pull)
             return
