@@ -98,6 +98,25 @@ def test_class_means_of_skewed_data_are_taken_however_changes_travel(tmp_path, m
     assert not failed
 
 
+def test_a_limit_on_changes_leaves_class_means_as_they_are(tmp_path):
+    """Devices measure their means before the server holds their changes to a limit: in round 1 these are the same."""
+    states = []
+    for limit in (1e3, 1e-3):
+        config, text = make_config(
+            tmp_path / str(limit),
+            rounds=1,
+            model={"model": "cnn-gn"},
+            method={"name": "framp", **PARAMS["framp"]},
+            simulate={"rows": 160},
+            update={"clip_norm": limit},
+        )
+        simulate(config, text, look=lambda method, number: states.append(method.state()))
+
+    loose, tight = (state["prototypes"] for state in states)
+    assert loose.any()
+    np.testing.assert_array_equal(tight, loose)
+
+
 def test_fedprox_sends_no_more_than_fedavg(tmp_path):
     sent = {}
     for method in ("fedavg", "fedprox"):

@@ -50,8 +50,7 @@ class Reader:
         path = self.blobs.path(update.tensors.sha256)
         values = read_update(path, self.manifest(task), task.returns, sent=sent)
         limit = None if task.pool is None else task.pool.clip_norm
-        means = {name: values.pop(name) for name in CLASS_MEANS if name in values}
-        return clip_norm(values, limit) | means
+        return clip_norm(values, limit)
 
 
 class Grouping(Protocol):

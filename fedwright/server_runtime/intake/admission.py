@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedwright.protocol import deltas
-from fedwright.protocol.artifact import Manifest, returned_shapes
+from fedwright.protocol.artifact import MEASURED, Manifest, returned_shapes
 from fedwright.protocol.errors import BadBlob, BadUpdate
 from fedwright.protocol.messages import Report, Returns, Stats
 from fedwright.server_runtime.artifacts.structure import ModelSpec
@@ -61,8 +61,12 @@ def read_update(
 
 
 def clip_norm(tensors: dict[str, NDArray[Any]], limit: float | None) -> dict[str, NDArray[Any]]:
-    """Scale a change down so that its norm over all tensors is at most `limit`: x * min(1, limit / ||x||)."""
+    """Scale a change down so that its norm over all tensors is at most `limit`: x * min(1, limit / ||x||).
+
+    Class means, counts and logits that came with it are no part of the change and stay as they are.
+    """
     if limit is None:
         return tensors
-    norm = float(np.sqrt(sum(np.vdot(x, x).astype(np.float64) for x in tensors.values())))
-    return tensors if norm <= limit else {name: x * np.float32(limit / norm) for name, x in tensors.items()}
+    change = {name: x for name, x in tensors.items() if name not in MEASURED}
+    norm = float(np.sqrt(sum(np.vdot(x, x).astype(np.float64) for x in change.values())))
+    return tensors if norm <= limit else tensors | {name: x * np.float32(limit / norm) for name, x in change.items()}
