@@ -21,6 +21,8 @@ Runs = Mapping[str, Mapping[str, list[Finished]]]
 CLUB, LIMITED, HR = "pfedclub", "pfedclub+", "pfedhr"
 NO_ORDER, NO_COMPLETION = "no order", "no completion"
 LATE = 2
+# The paper's teachers of its smallest model have 4.8 and 1.5 times its size.
+MUCH = 2.0
 
 
 def run_suite(name: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -33,9 +35,12 @@ def run_suite(name: str, args: argparse.Namespace) -> dict[str, Any]:
     tables["accuracy, pfedclub - other in points, paired seeds"] = difference_rows(runs)
     tables["change of size per device"] = size_rows(runs)
     main = found["suite"]["settings"][0]
+    eta = float(found["params"][LIMITED]["eta"])
+    result: dict[str, Any] = {"seeds": seeds, "tables": tables, "checks": checks(runs, main, eta)}
     if args.json is not None:
-        draw_sizes(runs[main], args.json.with_suffix(".sizes.png"))
-    return {"seeds": seeds, "tables": tables, "checks": checks(runs, main, float(found["params"][LIMITED]["eta"]))}
+        path = args.json.with_suffix(".sizes.png")
+        result["pictures"] = [path.name] if draw_sizes(runs[main], path) else []
+    return result
 
 
 def finished_runs(found: Mapping[str, Any], seeds: list[int]) -> dict[str, dict[str, list[Finished]]]:
@@ -176,6 +181,8 @@ def checks(runs: Runs, main: str, eta: float) -> list[dict[str, Any]]:
     phi = {label: size_change(own) or 0.0 for label, own in by.items()}
     if HR in by:
         found.append(check("φ pfedhr - φ pfedclub", phi[HR] - phi[CLUB], "> 0", holds=phi[HR] > phi[CLUB]))
+        larger = (1 + phi[HR]) / (1 + phi[CLUB])
+        found.append(check("size of teachers, pfedhr / pfedclub", larger, f">= {MUCH:g}", holds=larger >= MUCH))
         ratio = (server_seconds(by[HR]) or 0.0) / max(1e-9, server_seconds(by[CLUB]) or 0.0)
         found.append(check("server seconds, pfedhr / pfedclub", ratio, "> 1", holds=ratio > 1))
     if LIMITED in by:
@@ -191,8 +198,8 @@ def checks(runs: Runs, main: str, eta: float) -> list[dict[str, Any]]:
     return found
 
 
-def draw_sizes(by: Mapping[str, list[Finished]], path: Path) -> None:
-    """Teachers' parameters over the rounds, one panel per device of the first seed."""
+def draw_sizes(by: Mapping[str, list[Finished]], path: Path) -> bool:
+    """Teachers' parameters over the rounds, one panel per device of the first seed; False without teachers."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -201,7 +208,7 @@ def draw_sizes(by: Mapping[str, list[Finished]], path: Path) -> None:
     labels = [label for label in (HR, CLUB, LIMITED) if label in by and teachers(by[label][:1])]
     devices = sorted({entry["device"] for label in labels for entry in teachers(by[label][:1])})
     if not devices:
-        return
+        return False
     figure, panels = pyplot.subplots(1, len(devices), figsize=(2.2 * len(devices), 2.6), sharex=True, squeeze=False)
     for panel, device in zip(panels[0], devices, strict=True):
         for label in labels:
@@ -216,3 +223,4 @@ def draw_sizes(by: Mapping[str, list[Finished]], path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+    return True

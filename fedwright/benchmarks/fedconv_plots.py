@@ -53,7 +53,7 @@ def first_models(found: Mapping[str, Any]) -> tuple[dict[str, tuple[ModelSpec, T
     spec = ModelSpec(config.model.model, dealt.input_shape, dealt.classes)
     setting = Setting(spec, config.train.optimizer, initial_weights(zoo.create(spec, seed=1)), 1e-3, 32, 1, 1)
     setting = replace(setting, public=public)
-    params = FedConvParams(Levels(sizes=(*RATIOS, 1.0)), compress_epochs=found["params"]["fedconv"]["compress_epochs"])
+    params = shown_params(found)
     conv, cut = FedConv(params, setting), SliceTuned(replace(params, compress_epochs=0), setting)
     models = {"global": conv.personal("")}
     for place, ratio in enumerate(RATIOS):
@@ -61,6 +61,15 @@ def first_models(found: Mapping[str, Any]) -> tuple[dict[str, tuple[ModelSpec, T
         models[f"sliced {ratio:g}"] = cut.personal(f"d-{place}")
     assert public is not None
     return models, public.x[0]
+
+
+def shown_params(found: Mapping[str, Any]) -> FedConvParams:
+    """The suite's own settings of FedConv, at the ratios that are drawn."""
+    config = config_from_dict(
+        {**found["config"], "method": {"name": "fedconv", **found["params"]["fedconv"]}}, where="pictures"
+    )
+    assert isinstance(config.method.params, FedConvParams)
+    return replace(config.method.params, levels=Levels(sizes=(*RATIOS, 1.0)))
 
 
 def feature_maps(models: Mapping[str, tuple[ModelSpec, Tensors]], example: Any) -> Figure:

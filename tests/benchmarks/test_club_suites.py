@@ -1,5 +1,7 @@
 """The suites of unlike models: valid configs, checks as measured, a figure, and the server's costs."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from fedwright.benchmarks import club, pfedclub_server
@@ -51,6 +53,9 @@ def by():
 def test_checks_say_what_was_measured(by):
     found = {entry["name"]: entry for entry in club.checks({"III": by}, "III", 0.1)}
     assert found["φ pfedhr - φ pfedclub"]["value"] == pytest.approx(4.3)
+    # teachers of 5.8 and 1.5 times the pupil's size
+    assert found["size of teachers, pfedhr / pfedclub"]["value"] == pytest.approx(5.8 / 1.5, abs=1e-4)
+    assert found["size of teachers, pfedhr / pfedclub"]["holds"]
     assert found["server seconds, pfedhr / pfedclub"]["value"] == pytest.approx(1.5)
     assert found["largest φ of any device and round, pfedclub+"]["value"] == pytest.approx(0.05)
     assert found["teacher accuracy, pfedclub - no order, points"]["value"] == pytest.approx(5.0)
@@ -58,6 +63,21 @@ def test_checks_say_what_was_measured(by):
     rows = {row["other"]: row for row in club.difference_rows({"III": by})}
     assert rows["standalone"]["difference"] == pytest.approx(6.0)
     assert "pfedclub" not in rows
+
+
+def test_teachers_that_are_only_a_little_larger_break_the_promise(by):
+    by["pfedhr"] = [finished("pfedhr", 0.64, teacher=0.3, change=0.6, server_s=3.0)]
+    found = {entry["name"]: entry for entry in club.checks({"III": by}, "III", 0.1)}
+    assert found["φ pfedhr - φ pfedclub"]["holds"]
+    assert not found["size of teachers, pfedhr / pfedclub"]["holds"]
+
+
+def test_the_picture_of_sizes_is_listed(by, tmp_path, monkeypatch):
+    main = read_suite("pfedclub-fashion", quick=True)["suite"]["settings"][0]
+    monkeypatch.setattr(club, "finished_runs", lambda found, seeds: {main: by})
+    found = club.run_suite("pfedclub-fashion", SimpleNamespace(quick=True, seeds=1, json=tmp_path / "result.json"))
+    assert found["pictures"] == ["result.sizes.png"]
+    assert (tmp_path / "result.sizes.png").exists()
 
 
 @pytest.mark.parametrize("setting", ["III", "I"])

@@ -1,5 +1,6 @@
 """The FedConv suites: valid configs, tables and checks from what was measured, costs that are counted, pictures."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,9 +24,12 @@ def finished(job: Job) -> Finished:
     accuracy = 0.9 if job.name.startswith("fedconv |") else 0.7
     own = tuple(Measured(device, 80, 100, 1.0) for device in DEVICES)
     records = {
-        device: DeviceRecord(device, samples=10, width=width, rounds=2, cpu_s=0.5, need_bytes=10**6, bytes_up=10**5)
+        device: DeviceRecord(
+            device, samples=10, width=width, rounds=2, cpu_s=0.5 * job.seed, need_bytes=10**6, bytes_up=10**5,
+            bytes_down=2 * 10**5,
+        )
         for device, width in DEVICES.items()
-    }
+    }  # fmt: skip
     entries = [Evaluated(number, "test", own) for number in (1, 2)]
     return Finished(job.name, job.seed, entries, records, [], {GLOBAL: [0.1, accuracy, accuracy]})
 
@@ -53,31 +57,71 @@ def test_the_whole_suite_has_the_papers_divisions_and_sensitivity():
 def test_tables_and_checks_are_those_of_the_runs(monkeypatch):
     monkeypatch.setattr(fedconv_fashion, "run_jobs", lambda jobs: [finished(job) for job in jobs])
     monkeypatch.setattr(fedconv_fashion, "server_alone", lambda found, division, seed: 0.5)
-    monkeypatch.setattr(fedconv_fashion, "spec_of", lambda found, division: ModelSpec("cnn-flat", (1, 28, 28), 10))
-    found = fedconv_fashion.run(SimpleNamespace(quick=False, seeds=1, json=None))
+    found = fedconv_fashion.run(SimpleNamespace(quick=False, seeds=2, json=None))
     rows = {row["method"]: row for row in found["tables"]["accuracy in percent"]}
     assert rows["fedconv"]["alpha 0.1: global"] == pytest.approx(90)
     assert rows["fedmd"]["alpha 0.1: global"] is None
     assert rows["serveralone"]["alpha 1: global"] == pytest.approx(50)
     cost = {row["method"]: row for row in found["tables"]["cost of a device"]}
-    assert cost["fedconv"]["ms per round"] == pytest.approx(250)
+    # half a second of CPU in two rounds of seed 1, a whole one in those of seed 2
+    assert cost["fedconv"]["CPU ms per round"] == pytest.approx(375)
+    assert cost["fedconv"]["predicted MB"] == pytest.approx(1)
+    assert cost["fedconv"]["MB per round"] == pytest.approx(0.15)
     assert cost["fedconv"]["paper s"] == 40.7
     assert [row["form"] for row in found["tables"]["without its parts"]][:2] == ["fedconv", "no pre-training"]
     assert [row["ratio"] for row in found["tables"]["sensitivity: ratio"]] == [0.25, 0.5, 0.75]
     checks = {entry["name"]: entry for entry in found["checks"]}
     assert checks["global, fedconv - heterofl, points, alpha 0.1"]["value"] == pytest.approx(20)
-    assert checks["bytes of a round's weights, fedconv over heterofl"]["holds"]
+    assert checks["bytes down at equal width, fedconv / heterofl, farthest from 1, alpha 0.05"]["holds"]
     targets = {name: entry["target"] for name, entry in checks.items()}
     assert targets["global, fedconv - heterofl, points, alpha 0.1"] == "> 0"
     assert targets["global, fedconv - heterofl, points, alpha 10000"] == "reported"
     assert targets["global, fedconv - slice-tuned, points, alpha 0.1"] == "reported"
 
 
+def with_bytes(**bytes_of) -> list[Finished]:
+    """One job whose devices of a half have other bytes than the rest."""
+    job = finished(Job("fedconv | alpha 1", 1, {}))
+    changed = replace(job.devices["device-1"], **bytes_of)
+    return [replace(job, devices={**job.devices, "device-1": changed})]
+
+
+@pytest.mark.parametrize(
+    ("bytes_of", "broken"),
+    [
+        ({}, []),
+        ({"bytes_down": 201_000}, []),
+        ({"bytes_down": 203_000}, ["down"]),
+        ({"bytes_down": 197_000}, ["down"]),
+        ({"bytes_up": 110_000}, ["up"]),
+        ({"bytes_up": 10_000}, []),
+        ({"width": 0.3}, []),
+    ],
+    ids=["equal", "half a percent", "more down", "less down", "more up", "packed smaller", "a width of its own"],
+)
+def test_bytes_are_compared_as_recorded_at_equal_width(bytes_of, broken):
+    runs = {("fedconv", "alpha 1"): with_bytes(**bytes_of), ("heterofl", "alpha 1"): with_bytes()}
+    found = fedconv_fashion.bytes_checks(runs, ["alpha 1"])
+    assert [entry["name"].split()[1] for entry in found if not entry["holds"]] == broken
+
+
+def test_bytes_up_are_only_reported_where_classes_are_missing():
+    runs = {(label, f"alpha {alpha}"): with_bytes() for label in ("fedconv", "heterofl") for alpha in (0.1, 1)}
+    found = fedconv_fashion.bytes_checks(runs, ["alpha 0.1", "alpha 1"])
+    assert [entry["target"] for entry in found] == ["1 ± 0.01", "reported", "1 ± 0.01", "<= 1.01"]
+
+
+def test_nothing_is_equal_without_a_common_width():
+    job = with_bytes()[0]
+    narrow = [replace(job, devices={"device-9": replace(job.devices["device-0"], width=0.1)})]
+    runs = {("fedconv", "alpha 1"): narrow, ("heterofl", "alpha 1"): [job]}
+    assert not fedconv_fashion.bytes_checks(runs, ["alpha 1"])[0]["holds"]
+
+
 def test_the_motion_suite_is_split_by_person(monkeypatch):
     seen = []
     monkeypatch.setattr(fedconv_fashion, "run_jobs", lambda jobs: [seen.append(job) or finished(job) for job in jobs])
     monkeypatch.setattr(fedconv_fashion, "server_alone", lambda found, division, seed: 0.5)
-    monkeypatch.setattr(fedconv_fashion, "spec_of", lambda found, division: ModelSpec("cnn-motion", (9, 128), 6))
     found = fedconv_har.run(SimpleNamespace(quick=True, seeds=1, json=None))
     assert {job.config["simulate"]["partition"] for job in seen} == {"owner"}
     assert found["tables"]["accuracy in percent"][0]["by person: devices"] == pytest.approx(80)
@@ -102,6 +146,15 @@ def test_server_costs_are_counted():
     assert growth["ms per step"] == pytest.approx(2 * growth["ms per device"])
     cost = fedconv_server.tuning_cost(fedconv_server.MODELS[0], 1, 1)
     assert cost["over the large"] == pytest.approx(cost["tuning"] / cost["large model"])
+
+
+@pytest.mark.parametrize("name", ["fedconv-fashion", "fedconv-har"])
+def test_pictures_show_models_with_the_suites_settings(name):
+    found = read_suite(name, quick=True)
+    params = fedconv_plots.shown_params(found)
+    wanted = {key: value for key, value in found["params"]["fedconv"].items() if key != "levels"}
+    assert {key: getattr(params, key) for key in wanted} == wanted
+    assert params.levels.sizes == (0.25, 0.5, 0.75, 1.0)
 
 
 def test_pictures_are_drawn(tmp_path):

@@ -107,21 +107,23 @@ class ServerSide:
         head = {name: _array(trained[name]) for name in own}
         return self.finished({**trained, **{name: start[name] for name in own}}, weights), head
 
-    def train(self, weights: Model, spec: ModelSpec, epochs: int, *names: str) -> Model:
-        """Ordinary training of all weights on labelled examples."""
+    def train(self, weights: Model, spec: ModelSpec, epochs: int, *names: str, rate: float | None = None) -> Model:
+        """Ordinary training of all weights on labelled examples, at the server's rate unless another is given."""
         assert self.examples is not None
-        schedule = Schedule(epochs, self._params.server_batch, high=self._params.server_rate)
+        schedule = Schedule(epochs, self._params.server_batch, high=rate or self._params.server_rate)
         members = [Member(self.forward(spec), Goal(self.examples))]
         theta = tune(
             flat(weights), lambda t: [unflat(t, weights)], members, schedule=schedule, seed=self._seed("train", *names)
         )
         return unflat(theta, weights)
 
-    def improved(self, weights: Tensors, spec: ModelSpec, epochs: int, *names: str) -> Tensors:
+    def improved(
+        self, weights: Tensors, spec: ModelSpec, epochs: int, *names: str, rate: float | None = None
+    ) -> Tensors:
         """A model of any size after ordinary training; as it was without labelled examples."""
         if self.examples is None or self.examples.y is None:
             return weights
-        return self._kept(self.train(self.tensors(weights), spec, epochs, *names), weights, spec)
+        return self._kept(self.train(self.tensors(weights), spec, epochs, *names, rate=rate), weights, spec)
 
     def finished(self, model: Model, before: Tensors) -> Tensors:
         """A large model as it is kept, with its running statistics taken anew where there are examples."""

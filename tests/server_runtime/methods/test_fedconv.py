@@ -250,6 +250,12 @@ def test_the_control_trains_slices():
     play(method, 1)
 
 
+def test_the_control_trains_slices_at_the_rate_of_kernels():
+    slow, fast = (SliceTuned(replace(SHORT, kernel_rate=rate), born(data=public())) for rate in (1e-3, 1e-2))
+    np.testing.assert_array_equal(slow.personal("")[1]["head.weight"], fast.personal("")[1]["head.weight"])
+    assert not np.allclose(slow.personal("d-0")[1]["head.weight"], fast.personal("d-0")[1]["head.weight"])
+
+
 def test_fedavg_at_a_width_is_fedavg_of_a_small_model():
     method = FedAvg(FedAvgParams(width=0.25), born())
     spec, weights = method.personal("")

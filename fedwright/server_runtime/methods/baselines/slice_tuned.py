@@ -1,9 +1,12 @@
 """FedConv's control: the first channels of every layer, trained on the server for as many epochs as FedConv tunes.
 
 Paper: none; HeteroFL's slices with the server's help that FedConv has, which shows how much of a gain is only that.
-Implemented: the same pre-training; every slice trained on the server's examples for FedConv's epochs of compression;
-changes averaged where they belong, by samples; then the global model trained for FedConv's epochs of dilation and
-weighing.
+Implemented: the same pre-training; every slice trained on the server's examples for FedConv's epochs of compression and
+at its rate; changes averaged where they belong, by samples; then the global model trained for FedConv's epochs of
+dilation and weighing, at the rate of pre-training.
+Settings that count: `levels`, `pretrain_epochs`, `compress_epochs`, `again_epochs`, the sum of `dilate_epochs` and
+`weigh_epochs`, `server_batch`, `server_rate` for whole models, `kernel_rate` for slices, and `holdout`. The others of
+FedConv change nothing here.
 Left out: whatever FedConv does besides: kernels, weights of the sum, personal layers.
 Differs: nothing to differ from.
 """
@@ -32,7 +35,8 @@ class SliceTuned(FedConv):
 
     def _trained_slice(self, spec: ModelSpec, epochs: int) -> Tensors:
         cut = take(self.weights, self.axes, prefix_plan(self.full, zoo.sizes_of(spec)))
-        return self._server.improved(cut, spec, epochs, f"slice {self.advanced}")
+        # Slices stand where FedConv tunes kernels, so they learn at that rate.
+        return self._server.improved(cut, spec, epochs, f"slice {self.advanced}", rate=self.params.kernel_rate)
 
     def compressed(self, spec: ModelSpec) -> Tensors:
         """The trained slice of a ratio."""
