@@ -15,6 +15,7 @@ from fedwright.protocol.messages import Answer, Ask, BlobRef, Dismiss, Gone, Ref
 from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.intake.admission import check_stats, clip_norm, read_update, report_problem
 from fedwright.server_runtime.intake.registry import Registry
+from fedwright.server_runtime.intake.sizes import check_size, most_bytes
 from fedwright.server_runtime.intake.speeds import Speeds
 from fedwright.server_runtime.methods.base import Tensors
 from fedwright.server_runtime.rounds import events
@@ -186,6 +187,7 @@ class Desk:
                 raise BadUpdate("it holds no tensors although some were asked for")
             return {}
         manifest = self.planner.manifest(planned.assignment.structure)
+        check_size(update.tensors, manifest, planned.task.returns)
         blobs = self.planner.blobs
         sent = deltas.load(blobs.path(planned.task.weights.sha256))[1] if returns.masked else None
         values = read_update(blobs.path(update.tensors.sha256), manifest, returns, sent=sent)
@@ -263,16 +265,21 @@ class Desk:
             self._take_unexpected(device, reply.task)
         elif isinstance(reply, Refusal):
             self._take_refusal(out, reply)
-        elif reply.tensors is None or self.planner.blobs.has(reply.tensors.sha256):
+        elif not self._fetch(device, out.planned, reply):
             self._take_update(out, reply)
-        else:
-            self._fetch(device, reply, reply.tensors)
 
-    def _fetch(self, device: str, update: Update, ref: BlobRef) -> None:
+    def _fetch(self, device: str, planned: Planned, update: Update) -> bool:
+        """Ask for an update's tensors; False when that is no use: they are here, or more than `read` would take."""
+        ref = update.tensors
+        if ref is None or self.planner.blobs.has(ref.sha256):
+            return False
+        if ref.size_bytes > most_bytes(self.planner.manifest(planned.assignment.structure), planned.task.returns):
+            return False
         waiting = self._arriving.setdefault(ref.sha256, [])
         if all(known.task != update.task for known in waiting):
             waiting.append(update)
         self._exchange.pull(device, ref)
+        return True
 
     def _take_pooled(self, edge: str, update: Update) -> None:
         """An edge's mean over several tasks; one of them that is closed cannot be taken out of it here."""
@@ -285,9 +292,7 @@ class Desk:
         elif not is_pool(edge, update, [out.planned for out in waited]):
             # Another edge's tasks may be among them, which are not this one's to spoil.
             log.warning("edge %s put updates together that are not one pool of its own; they are not used", edge)
-        elif update.tensors is not None and not self.planner.blobs.has(update.tensors.sha256):
-            self._fetch(edge, update, update.tensors)
-        else:
+        elif not self._fetch(edge, waited[0].planned, update):
             self._finish_pool(edge, waited, update)
 
     def _finish_pool(self, edge: str, outs: list[_Out], update: Update) -> None:
@@ -298,7 +303,7 @@ class Desk:
             self.read(outs[0].planned, update)
         except (BadUpdate, BadBlob) as err:
             log.warning("edge %s round %d: update rejected: %s", edge, update.round, err)
-            self._finish_all(outs, [_rejected(part.task, f"{edge}: {err}") for part in update.parts])
+            self._finish_all(outs, [Reply(part.task, "rejected", detail=f"{edge}: {err}") for part in update.parts])
             return
         first, *others = update.parts
         own = [structs.replace(update, stats=first.stats)]
@@ -387,7 +392,3 @@ class Desk:
         boot = self._registry.boot(planned.device)
         if boot is not None:
             self._exchange.assign(planned.device, boot, planned.task)
-
-
-def _rejected(task: str, detail: str) -> Reply:
-    return Reply(task, "rejected", detail=detail)

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from fedwright.protocol import codec, deltas
 from fedwright.protocol.blobs import BlobStore, make_ref
@@ -120,6 +121,24 @@ def test_a_pooled_update_counts_for_all_its_tasks(tmp_path):
     assert len(server.seen(events.UpdateTaken)) == 2
     for name, value in start_weights().items():
         np.testing.assert_allclose(weights_of(server)[name], value + 0.5, rtol=1e-6)
+
+
+def test_a_pooled_update_over_the_limit_is_turned_down_for_all_its_tasks(tmp_path):
+    broker = MemoryBroker()
+    greedy, other = ScriptedEdge(broker, "greedy", "a", "b"), ScriptedEdge(broker, "other", "c", "d")
+    with serving(broker, tmp_path, devices=4) as server:
+        greedy.join()
+        other.join()
+        update = greedy.update(*greedy.tasks().values())
+        greedy.say(structs.replace(update, tensors=make_ref(bytes(2_000_000), inline=False)))
+        told = dict(greedy.hear_for(Ack) for _ in update.parts)
+        other.say(other.update(*other.tasks().values()))
+        finish(greedy)
+        finish(other)
+
+    assert told.keys() == {"a", "b"}
+    assert all("bytes is over the limit of 1000128" in ack.problem for ack in told.values())
+    assert {event.device for event in server.seen(events.UpdateTaken)} == {"c", "d"}
 
 
 def test_a_task_that_was_answered_before_is_not_counted_again(tmp_path):

@@ -1,0 +1,30 @@
+"""How large the blob of an update can be; a larger one is not fetched at all."""
+
+import math
+
+from fedwright.protocol.artifact import Manifest, returned_shapes
+from fedwright.protocol.errors import BadUpdate
+from fedwright.protocol.messages import BlobRef, Returns
+
+# Every form of an entry, with its index, is shorter than two float32.
+MOST_ENTRY_BYTES = 8
+# Names, shapes and scales.
+HEADER_BYTES = 1_000_000
+
+
+def most_bytes(manifest: Manifest, returns: Returns) -> int:
+    """More than any update of a task that returns this can need."""
+    shapes = returned_shapes(
+        manifest, weights=returns.weights != "none", prototypes=returns.prototypes, logits=returns.logits
+    )
+    return HEADER_BYTES + MOST_ENTRY_BYTES * sum(math.prod(shape) for shape in shapes.values())
+
+
+def check_size(ref: BlobRef, manifest: Manifest, returns: Returns) -> None:
+    """Raise BadUpdate when a blob is larger than what was asked for can be."""
+    limit = most_bytes(manifest, returns)
+    if ref.size_bytes > limit:
+        raise BadUpdate(
+            f"its blob of {ref.size_bytes} bytes is over the limit of {limit} for what the task returns; "
+            f"send only the tensors that were asked for"
+        )

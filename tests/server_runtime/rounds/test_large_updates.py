@@ -1,0 +1,71 @@
+"""An update that is larger than its task can need is turned down before it is fetched."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from fedwright.protocol import codec, deltas
+from fedwright.protocol.blobs import make_ref
+from fedwright.protocol.link.memory import MemoryBroker
+from fedwright.protocol.messages import Ack, Get, Returns, Stats, Task, Update
+from fedwright.server_runtime.intake.sizes import HEADER_BYTES, most_bytes
+from fedwright.server_runtime.rounds import events
+from helpers.fleet import WAIT_S, Scripted, Server, agents
+from helpers.tiny_artifact import make_artifact, start_weights
+
+STATS = Stats(samples=10, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
+
+
+def words_until(device: Scripted, kind: type) -> list:
+    """All that a device is told up to the first message of a kind."""
+    words: list = []
+    while not words or not isinstance(words[-1], kind):
+        words.append(codec.decode(device.link.receive(WAIT_S).payload).body)
+    return words
+
+
+def test_a_blob_over_the_limit_is_not_fetched_and_its_sender_told(tmp_path):
+    broker = MemoryBroker()
+    server = Server(broker, tmp_path, devices=2, rounds=1, deadline_s=WAIT_S)
+    greedy = Scripted(broker, "greedy")
+    said: list = []
+
+    def play():
+        greedy.join()
+        task = greedy.hear(Task)
+        greedy.say(Ack(task.task))
+        greedy.say(Update(task.task, task.round, STATS, make_ref(bytes(2_000_000), inline=False)))
+        said.extend(words_until(greedy, Ack))
+        greedy.say(Update(greedy.hear(Task).task, 2, STATS))
+
+    player = threading.Thread(target=play, daemon=True)
+    player.start()
+    with agents(broker, tmp_path, "a"):
+        server.run()
+    player.join(WAIT_S)
+
+    # 16 weights of at most 8 bytes each and 1 MB for their names.
+    assert "its blob of 2000000 bytes is over the limit of 1000128" in said[-1].problem
+    assert not any(isinstance(word, Get) for word in said)
+    assert [event.device for event in server.seen(events.UpdateTaken) if event.round == 1] == ["a"]
+
+
+@pytest.mark.parametrize("keep", [None, 0.5, 0.999], ids=["whole", "half", "nearly all"])
+@pytest.mark.parametrize("kind", ["float32", "bf16", "int8"])
+def test_every_form_of_an_update_is_within_the_limit(kind, keep):
+    rng = np.random.default_rng(3)
+    change = {name: rng.normal(size=value.shape).astype(np.float32) for name, value in start_weights().items()}
+
+    blob = deltas.encode(change, codec=kind, keep=keep)
+
+    assert len(blob) < most_bytes(make_artifact().manifest, Returns(weights="delta"))
+
+
+def test_class_means_and_logits_count_by_what_the_task_asks_for():
+    manifest = make_artifact().manifest
+    alone = Returns(weights="none", logits=1000)
+
+    # 1000 rows of 4 classes.
+    assert most_bytes(manifest, alone) == HEADER_BYTES + 8 * 4000
+    assert most_bytes(manifest, Returns(weights="none")) == HEADER_BYTES
