@@ -14,10 +14,11 @@ from msgspec import structs
 from fedwright.benchmarks.dealing import Dealt
 from fedwright.benchmarks.simulate_worker import Measure, Place, Worker, begin, run_measure, run_task
 from fedwright.device_runtime.describe.hidden import Hidden
+from fedwright.device_runtime.refusals import refusal_of
 from fedwright.device_runtime.store.residual import Residual
 from fedwright.device_runtime.train.loop import Evaluation
 from fedwright.protocol.blobs import BlobStore
-from fedwright.protocol.errors import FedwrightError
+from fedwright.protocol.errors import DeviceError, FedwrightError
 from fedwright.protocol.messages import Ask, BlobRef, Dismiss, Refusal, Report, Task, Update
 from fedwright.server_runtime.rounds.exchange import Heard, Pulled
 
@@ -83,6 +84,12 @@ class LocalFleet:
 
     def assign(self, device: str, boot: str, task: Task) -> None:
         """Have the task done; what a device would fetch is counted."""
+        try:
+            if device in self._hidden:
+                self._hidden[device].check(task)
+        except DeviceError as err:
+            self._events.append(Heard(device, BOOT, refusal_of(task.task, err)))
+            return
         up, down = self._sizes[device]
         for ref in (task.artifact, task.frozen, task.public):
             if ref is not None and ref.sha256 not in self._has[device]:

@@ -232,6 +232,8 @@ class Agent:
         if entry is None or entry.answer is not None or self._work is not None:
             return
         try:
+            if self._have.hidden is not None:
+                self._have.hidden.check(entry.task)
             for ref in _refs(entry.task):
                 self._fetch(ref)
         except (BadBlob, DeviceError) as err:

@@ -6,14 +6,20 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from fedwright.benchmarks.simulate import simulate
 from fedwright.device_runtime.data.local import LocalData
 from fedwright.device_runtime.describe.hidden import Hidden, counts_of, without_counts
 from fedwright.device_runtime.describe.words import word_counts
 from fedwright.device_runtime.store.secret import kept_secret
+from fedwright.protocol.blobs import make_ref
 from fedwright.protocol.divergence import distribution, divergence
-from fedwright.protocol.errors import ConfigError
-from fedwright.protocol.messages import Answer, Ask, DataSummary
+from fedwright.protocol.errors import ConfigError, DeviceError, NoQuorum
+from fedwright.protocol.link.memory import MemoryBroker
+from fedwright.protocol.messages import Answer, Ask, DataSummary, Recipe, Returns, Task
 from fedwright.protocol.secure_sum import from_bytes, unmasked
+from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
+from helpers.fleet import Server, make_data, setting
+from helpers.simulation import make_config, run_hiding_agents
 
 COUNTS = {"a": [3, 0, 1], "b": [0, 4], "c": [1, 1, 5]}
 SUMMARY = DataSummary(4, 1, [8], 3, class_counts=[3, 0, 1], pixel_std=0.5, descriptor=[0.25])
@@ -83,6 +89,42 @@ def test_a_sum_is_opened_for_one_set_of_devices_only(fleet, ask, tmp_path):
     reborn = Hidden("a", COUNTS["a"], secret=kept_secret(tmp_path / "a" / "sum-key", 32), folder=tmp_path / "a")
     said = reborn.answer(structs.replace(four, present=["a", "b", "c", "d"]))
     assert said.problem == "this sum was opened for other devices before; begin it anew"
+
+
+ASKS_TOO_MUCH = {
+    "class means": ({"returns": Returns(prototypes=True)}, "asks for class means and their counts"),
+    "some classes": ({"recipe": Recipe(8, 0.1, 0, classes=[1])}, "asks to train some classes alone"),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), ASKS_TOO_MUCH.values(), ids=ASKS_TOO_MUCH)
+def test_a_task_that_would_tell_counts_is_refused(fleet, change, words):
+    plain = Task("t", "boot", "run", 1, make_ref(b"a"), make_ref(b"w"), Recipe(8, 0.1, 0), Returns(), deadline_s=5.0)
+    fleet["a"].check(plain)
+    with pytest.raises(DeviceError, match=f"{words}.*start the device without --hide-counts or use"):
+        fleet["a"].check(structs.replace(plain, **change))
+
+
+def test_a_hiding_agent_answers_such_a_task_with_a_refusal(tmp_path):
+    broker = MemoryBroker()
+    server = Server(broker, tmp_path, devices=1, rounds=1)
+    asking = FedAvg(FedAvgParams(), setting(returns=Returns(prototypes=True)))
+    with (
+        run_hiding_agents(broker, tmp_path, {"a": make_data("a")}),
+        pytest.raises(NoQuorum, match=r"a refused: .*asks for class means"),
+    ):
+        server.run(method=asking)
+
+
+def test_a_simulated_device_that_hides_its_counts_refuses_alike(tmp_path):
+    config, text = make_config(
+        tmp_path,
+        model={"model": "cnn-gn"},
+        method={"name": "framp", "describe": "one_hot"},
+        simulate={"rows": 120, "hide_counts": True},
+    )
+    with pytest.raises(NoQuorum, match=r"device-0 refused: .*asks for class means"):
+        simulate(config, text)
 
 
 def test_nothing_of_the_content_is_told():

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from fedwright.device_runtime.describe.noise import Veil, with_noise
 from fedwright.protocol.errors import ConfigError
@@ -18,6 +19,18 @@ def test_the_noise_has_the_size_that_was_asked_for():
     assert np.mean(told.class_counts) == pytest.approx(100.0, rel=0.01)
     assert np.std(told.descriptor) == pytest.approx(0.4, rel=0.05)
     assert (told.samples, told.holdout, told.input_shape) == (5, 2, [4])
+
+
+def test_the_spread_of_pixels_gets_noise_and_changes_no_other_draw():
+    """The same relative size as for counts; agents that told counts before still tell the same ones."""
+    images = structs.replace(SUMMARY, pixel_std=0.5)
+    told = [with_noise(images, 0.2, np.random.default_rng(seed)) for seed in range(300)]
+
+    spread = [one.pixel_std for one in told]
+    assert np.std(spread) == pytest.approx(0.1, rel=0.15)
+    assert np.mean(spread) == pytest.approx(0.5, rel=0.05)
+    assert structs.replace(told[0], pixel_std=None) == with_noise(SUMMARY, 0.2, np.random.default_rng(0))
+    assert min(with_noise(images, 9.0, np.random.default_rng(seed)).pixel_std for seed in range(20)) == 0.0
 
 
 def test_counts_stay_counts():

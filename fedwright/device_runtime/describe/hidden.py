@@ -11,9 +11,9 @@ import numpy as np
 from msgspec import structs
 
 from fedwright.protocol.divergence import distribution, divergence
-from fedwright.protocol.errors import ConfigError, FedwrightError, ProtocolError
+from fedwright.protocol.errors import ConfigError, DeviceError, FedwrightError, ProtocolError
 from fedwright.protocol.files import replace_file
-from fedwright.protocol.messages import Answer, Ask, DataSummary
+from fedwright.protocol.messages import Answer, Ask, DataSummary, Task
 from fedwright.protocol.secure_sum import LEAST_DEVICES, Counts, masked, own_seed, pair_seed, to_bytes
 from fedwright.protocol.x25519 import public_key
 
@@ -43,6 +43,18 @@ class Hidden:
         self._secret = secret
         self._file = folder / "sums"
         self.public = public_key(secret)
+
+    def check(self, task: Task) -> None:
+        """DeviceError for a task whose result would tell the counts that are hidden here."""
+        what = "asks for class means and their counts" if task.returns.prototypes else ""
+        if task.recipe.classes is not None:
+            # The number of samples that it trained on would be that of those classes.
+            what = "asks to train some classes alone"
+        if what:
+            raise DeviceError(
+                f"the task {what}, which this device hides; start the device without --hide-counts or use a method "
+                f"that needs neither (FRAMP with align = 0, update.features = false)"
+            )
 
     def answer(self, ask: Ask) -> Answer:
         """What the server asks for; a problem instead when it asks for more than is safe."""

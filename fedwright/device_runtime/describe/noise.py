@@ -13,7 +13,7 @@ from fedwright.protocol.messages import DataSummary
 
 
 def with_noise(summary: DataSummary, ratio: float, rng: "np.random.Generator") -> DataSummary:
-    """The summary with noise of `ratio` times the mean entry on counts and of `ratio` on the descriptor's own scale.
+    """The summary with noise of `ratio` times the mean entry on counts, the descriptor and the spread of pixels.
 
     A device must tell the same numbers every time, because the mean of many draws would give the truth away.
     """
@@ -25,11 +25,14 @@ def with_noise(summary: DataSummary, ratio: float, rng: "np.random.Generator") -
     if descriptor is not None:
         values = np.asarray(descriptor)
         descriptor = [float(value) for value in values + rng.normal(0.0, ratio * _scale(values), len(values))]
+    class_counts = _counts(summary.class_counts, ratio, rng)
+    score_counts = _counts(summary.score_counts, ratio, rng)
+    # Drawn last: what earlier agents told of the rest stays the same.
+    pixel_std = summary.pixel_std
+    if pixel_std is not None:
+        pixel_std = max(0.0, pixel_std + float(rng.normal(0.0, ratio * pixel_std)))
     return structs.replace(
-        summary,
-        class_counts=_counts(summary.class_counts, ratio, rng),
-        score_counts=_counts(summary.score_counts, ratio, rng),
-        descriptor=descriptor,
+        summary, class_counts=class_counts, score_counts=score_counts, pixel_std=pixel_std, descriptor=descriptor
     )
 
 
