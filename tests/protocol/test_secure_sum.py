@@ -4,13 +4,14 @@ import hmac
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedwright.protocol import secure_sum
 from fedwright.protocol.errors import ProtocolError
 from fedwright.protocol.secure_sum import from_bytes, masked, own_seed, pair_seed, to_bytes, unmasked
 from fedwright.protocol.x25519 import public_key
+from helpers.examples import few
 
 NAME = "a-sum"
 SECRETS = {device: bytes([number] * 32) for number, device in enumerate(("ann", "bob", "cid", "dee"), 1)}
@@ -30,7 +31,7 @@ def add_up(counts, present):
     return unmasked(parts, {device: OWN[device] for device in present}, opened)
 
 
-@settings(max_examples=30, deadline=None)
+@few(30)
 @given(
     st.lists(st.lists(st.integers(0, 2**50), min_size=4, max_size=4), min_size=1, max_size=6),
     st.sets(st.sampled_from(sorted(SECRETS)), min_size=1),

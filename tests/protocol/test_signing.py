@@ -2,13 +2,14 @@
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedwright.protocol import codec
 from fedwright.protocol.errors import BadMessage
 from fedwright.protocol.messages import Ack, Chunk, Dismiss, Gone
 from fedwright.protocol.signing import verify
+from helpers.examples import few
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 PUBLIC = KEY.public_key().public_bytes_raw()
@@ -42,7 +43,7 @@ def test_the_examples_of_the_standard(key: str, message: str, signature: str) ->
     assert verify(bytes.fromhex(key), bytes.fromhex(message), bytes.fromhex(signature))
 
 
-@settings(max_examples=20)
+@few(20)
 @given(st.binary(min_size=32, max_size=32), st.binary(max_size=200))
 def test_what_another_implementation_signs_is_right(seed: bytes, message: bytes) -> None:
     key = Ed25519PrivateKey.from_private_bytes(seed)
@@ -50,7 +51,7 @@ def test_what_another_implementation_signs_is_right(seed: bytes, message: bytes)
     assert verify(key.public_key().public_bytes_raw(), message, key.sign(message))
 
 
-@settings(max_examples=30)
+@few(30)
 @given(st.integers(0, 64 * 8 - 1))
 def test_any_flipped_bit_of_a_signature_is_wrong(bit: int) -> None:
     signature = bytearray(KEY.sign(b"message"))
@@ -59,7 +60,7 @@ def test_any_flipped_bit_of_a_signature_is_wrong(bit: int) -> None:
     assert not verify(PUBLIC, b"message", bytes(signature))
 
 
-@settings(max_examples=30)
+@few(30)
 @given(st.binary(max_size=80), st.binary(max_size=80))
 def test_garbage_is_wrong(key: bytes, signature: bytes) -> None:
     assert not verify(key, b"message", signature)

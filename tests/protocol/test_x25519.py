@@ -2,11 +2,12 @@
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedwright.protocol.errors import ProtocolError
 from fedwright.protocol.x25519 import agree, public_key
+from helpers.examples import few
 
 # RFC 7748, section 5.2: scalar, u-coordinate, output.
 STANDARD = [
@@ -58,7 +59,7 @@ def test_the_standards_two_parties_share_a_secret():
     assert agree(alice, public_key(bob)).hex() == agree(bob, public_key(alice)).hex() == SHARED
 
 
-@settings(max_examples=30, deadline=None)
+@few(30)
 @given(st.binary(min_size=32, max_size=32), st.binary(min_size=32, max_size=32))
 def test_the_same_as_another_implementation(secret, other):
     mine, theirs = X25519PrivateKey.from_private_bytes(secret), X25519PrivateKey.from_private_bytes(other)
