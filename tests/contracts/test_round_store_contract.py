@@ -67,6 +67,17 @@ def test_an_empty_plan_is_a_plan(store):
     assert store.plan(Position(1, 0)) == []
 
 
+def test_tasks_can_be_added_at_the_end_of_a_plan(store):
+    plan = [planned("b", "t2"), planned("a", "t1")]
+    more = [planned("b", "t4"), planned("a", "t3")]
+    store.save_plan(Position(1, 0), plan, notes=b"widths")
+    store.extend_plan(Position(1, 0), more)
+
+    assert store.plan(Position(1, 0)) == plan + more
+    assert store.notes(Position(1, 0)) == b"widths"
+    assert store.is_open("t3")
+
+
 def test_the_first_reply_of_a_task_stands(store):
     store.save_plan(Position(1, 0), [planned("a", "t1")])
     first = Reply("t1", "update", update=update("t1"))

@@ -40,7 +40,8 @@ class Options:
     """How rounds are run.
 
     devices: how many must be present before a round is planned. per_round, or else sample_ratio of those
-    present: how many take part. quorum_ratio: share of a stage's tasks that must end in an update.
+    present: how many take part. quorum_ratio: share of those whose task must end in an update; what is passed
+    on later in the round may get lost.
     buffer: None for rounds in step; else rounds are asynchronous and advance after this many updates.
     features: devices behind edges send class means too, for what edges do with them.
     """
@@ -95,7 +96,8 @@ class Coordinator:
                 plan = self._plan(method, position, relays or self._assign(method, number))
             else:
                 recall(method, self._store.notes(position))
-            quorum = math.ceil(self._options.quorum_ratio * len({planned.device for planned in plan}))
+            quorum = self._quorum(position, plan)
+            plan = self._ask_again(position, plan, quorum)
             collect(self._desk, position, plan, self._options, quorum=quorum)
             # Devices without the memory for their task were given smaller ones, which are in the plan by now.
             plan = sorted(self._store.plan(position) or plan, key=lambda planned: planned.device)
@@ -135,6 +137,28 @@ class Coordinator:
         self._store.save_plan(position, plan, notes=notes_of(method))
         return plan
 
+    def _quorum(self, position: Position, plan: list[Planned]) -> int:
+        """How many updates a stage needs; what is passed on in a round that has its quorum may get lost."""
+        devices = len({planned.device for planned in plan})
+        return 0 if position.stage else math.ceil(self._options.quorum_ratio * devices)
+
+    def _ask_again(self, position: Position, plan: list[Planned], quorum: int) -> list[Planned]:
+        """The plan, with fresh tasks for those who failed where the quorum is out of reach without them.
+
+        So it is when a run is resumed that ended for lack of updates: its refusals and rejections are final.
+        """
+        replies = self._store.replies(position)
+        tasks: dict[str, list[Planned]] = {}
+        for planned in plan:
+            tasks.setdefault(planned.device, []).append(planned)
+        lost = {task for task, reply in replies.items() if reply.outcome != "update"}
+        failed = [own for own in tasks.values() if all(planned.task.task in lost for planned in own)]
+        if len(tasks) - len(failed) >= quorum:
+            return plan
+        more = [self._planner.afresh(own[0], own[-1]) for own in failed]
+        self._store.extend_plan(position, more)
+        return [*plan, *more]
+
     def _absorb(self, method: Method, position: Position, plan: list[Planned]) -> dict[str, Assignment]:
         """Fold in the stage's updates in the order of device ids; return what relays ask for."""
         replies = self._store.replies(position)
@@ -170,7 +194,9 @@ def collect(desk: Desk, position: Position, plan: list[Planned], options: Option
     """
     replies = desk.store.replies(position)
     evaluation = position.round > options.rounds
-    desk.observe(events.StagePlanned(position.round, tuple(planned.device for planned in plan), evaluation))
+    # A device has several tasks in the plan when it was offered less or asked again.
+    devices = tuple(dict.fromkeys(planned.device for planned in plan))
+    desk.observe(events.StagePlanned(position.round, devices, evaluation))
     desk.hand_out(planned for planned in plan if planned.task.task not in replies)
     deadline = desk.clock() + options.deadline_s
     while desk.out() and desk.clock() < deadline:

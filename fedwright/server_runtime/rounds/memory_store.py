@@ -42,6 +42,10 @@ class MemoryRoundStore:
         plan = self._plans.get(position)
         return None if plan is None else list(plan)
 
+    def extend_plan(self, position: Position, more: Sequence[Planned]) -> None:
+        """See RoundStore."""
+        self._plans[position] += more
+
     def save_reply(self, reply: Reply, *, retry: Planned | None = None) -> bool:
         """See RoundStore."""
         if reply.task in self._replies:

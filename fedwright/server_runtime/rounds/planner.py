@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from msgspec import structs
@@ -68,6 +68,11 @@ class Planner:
         """The same device's task with the same tensors in other batches, under an id of its own."""
         task = structs.replace(planned.task, task=_again(planned), recipe=assignment.recipe)
         return Planned(planned.device, task, assignment)
+
+    def afresh(self, first: Planned, last: Planned) -> Planned:
+        """A device's first task of a stage once more, under an id that follows that of its last one."""
+        # The pool that it was in may have gone up without it; its update comes by itself.
+        return replace(first, task=structs.replace(first.task, task=_again(last), pool=None))
 
     def _task(self, position: Position, device: str, assignment: Assignment, emission: Emission, refs: Refs) -> Task:
         return Task(

@@ -83,6 +83,11 @@ class SqliteRoundStore:
         row = self._db.execute("SELECT notes FROM note WHERE round = ? AND stage = ?", position).fetchone()
         return b"" if row is None else bytes(row[0])
 
+    def extend_plan(self, position: Position, more: Sequence[Planned]) -> None:
+        """See RoundStore."""
+        with transaction(self._db):
+            self._add_to_plan(position, more)
+
     def save_reply(self, reply: Reply, *, retry: Planned | None = None) -> bool:
         """See RoundStore."""
         message = None if reply.update is None else msgspec.msgpack.encode(reply.update)
@@ -93,7 +98,8 @@ class SqliteRoundStore:
             )
             saved = cursor.rowcount == 1
             if saved and retry is not None:
-                self._add_to_plan(reply.task, retry)
+                where = self._db.execute("SELECT round, stage FROM plan WHERE task_id = ?", (reply.task,)).fetchone()
+                self._add_to_plan(Position(*where), [retry])
         return saved
 
     def save_replies(self, replies: Sequence[Reply]) -> None:
@@ -108,12 +114,11 @@ class SqliteRoundStore:
         except sqlite3.IntegrityError as err:
             raise RoundError("a task of this pool has a reply already; it cannot get another") from err
 
-    def _add_to_plan(self, beside: str, retry: Planned) -> None:
-        """Put a task at the end of the plan that another task is in."""
-        where = self._db.execute("SELECT round, stage FROM plan WHERE task_id = ?", (beside,)).fetchone()
-        position = Position(*where)
+    def _add_to_plan(self, position: Position, more: Sequence[Planned]) -> None:
+        """Put tasks at the end of a plan."""
         (places,) = self._db.execute("SELECT COUNT(*) FROM plan WHERE round = ? AND stage = ?", position).fetchone()
-        self._db.execute("INSERT INTO plan VALUES (?, ?, ?, ?, ?, ?, ?)", _row(position, places, retry))
+        rows = [_row(position, place, planned) for place, planned in enumerate(more, places)]
+        self._db.executemany("INSERT INTO plan VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
     def replies(self, position: Position) -> dict[str, Reply]:
         """See RoundStore."""

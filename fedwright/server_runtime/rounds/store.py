@@ -62,6 +62,7 @@ class RoundStore(Protocol):
     - `save_reply` MUST keep the first reply of a task and return False for every later one. With `retry`, that task
       MUST join the plan of the same stage in the same act, after those that are there.
     - `save_replies` MUST keep all of its replies or none.
+    - `extend_plan` MUST put its tasks after those that are in the plan, all of them or none.
     - `close_stage` MUST be the only way by which `latest` moves on.
     """
 
@@ -83,6 +84,10 @@ class RoundStore(Protocol):
 
     def plan(self, position: Position) -> list[Planned] | None:
         """The plan of a stage, in the order it was saved; None when there is none."""
+        ...
+
+    def extend_plan(self, position: Position, more: Sequence[Planned]) -> None:
+        """Add tasks to the plan of a stage before they are sent."""
         ...
 
     def save_reply(self, reply: Reply, *, retry: Planned | None = None) -> bool:
