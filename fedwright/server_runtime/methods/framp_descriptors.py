@@ -1,5 +1,6 @@
 """What FRAMP's hypernetwork reads of each device: its descriptor, standardised over the fleet, perhaps learnt on."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -30,13 +31,23 @@ class Descriptors:
 
     def meet(self, reports: Mapping[str, Report]) -> None:
         """Take in the descriptors of new devices; one that is odd leaves its device out."""
-        for device in self._known.missing(reports):
+        new = self._known.missing(reports)
+        usual = self._usual_length([reports[device] for device in new])
+        for device in new:
             try:
-                self._known.note(device, self._described(device, reports[device]))
+                self._known.note(device, self._described(device, reports[device], usual))
             except ConfigError as err:
                 self._known.refuse(device, err)
 
-    def _described(self, device: str, report: Report) -> Array:
+    def _usual_length(self, new: Sequence[Report]) -> int:
+        """How long descriptors are: those of devices that were met; else as most are, for a single one may be odd."""
+        if self._known.rows:
+            return len(next(iter(self._known.rows.values())))
+        rows = [report.data.descriptor for report in new]
+        lengths = Counter(len(row) for row in rows if row and np.isfinite(row).all())
+        return lengths.most_common(1)[0][0] if lengths else 0
+
+    def _described(self, device: str, report: Report, usual: int) -> Array:
         classes = self._setting.spec.classes
         if self._params.describe == "one_hot":
             row = np.zeros(self._params.devices, np.float32)
@@ -47,9 +58,8 @@ class Descriptors:
         if report.data.descriptor is None:
             raise ConfigError("it sent no descriptor of its data; update its agent or use describe = 'classes'")
         row = np.asarray(report.data.descriptor, np.float32)
-        usual = next(iter(self._known.rows.values()), row)
-        if row.shape != usual.shape or not len(row) or not np.isfinite(row).all():
-            raise ConfigError(f"its descriptor has {len(row)} numbers, not {len(usual)} finite ones; update its agent")
+        if len(row) != usual or not len(row) or not np.isfinite(row).all():
+            raise ConfigError(f"its descriptor has {len(row)} numbers, not {usual} finite ones; update its agent")
         return row
 
     def __contains__(self, device: object) -> bool:

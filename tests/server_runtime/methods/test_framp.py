@@ -264,11 +264,20 @@ def test_prototypes_go_down_once_somebody_has_sent_them():
     [([1.0, 2.0], "has 2 numbers"), ([1.0, float("nan"), 0.0], "finite ones"), (None, "sent no descriptor")],
     ids=["length", "nan", "none"],
 )
-def test_an_odd_descriptor_leaves_its_device_out(caplog, row, words):
+@pytest.mark.parametrize("odd", ["aa", "zz"], ids=["first of all", "last of all"])
+def test_an_odd_descriptor_leaves_its_device_out(caplog, row, words, odd):
     method = make()
-    assert set(method.assign(reports(zz=row), 1)) == set(WORDS)
+    assert set(method.assign(reports(**{odd: row}), 1)) == set(WORDS)
     assert words in caplog.text
-    np.testing.assert_array_equal(method.part("zz")["head.bias"], method.part("")["head.bias"])
+    np.testing.assert_array_equal(method.part(odd)["head.bias"], method.part("")["head.bias"])
+
+
+def test_newcomers_cannot_outvote_those_who_were_there(caplog):
+    method = make()
+    method.assign(reports(), 1)
+    odd = {f"aa-{number}": [1.0, 2.0] for number in range(len(WORDS) + 1)}
+    assert set(method.assign(reports(**odd), 2)) == set(WORDS)
+    assert "has 2 numbers, not 3" in caplog.text
 
 
 def test_a_budget_below_one_value_per_tensor_is_refused():
