@@ -99,7 +99,7 @@ def _agent_options(parser: argparse.ArgumentParser, *, required: bool) -> None:
     add("--noise", type=float, default=0.0, metavar="RATIO", help="noise on what is told about the data (default: 0)")
     add("--hide-counts", action="store_true", help="tell nothing of the data but sums that hide it (secure_sum)")
     add("--model", default="", metavar="NAME", help="architecture to keep, for methods that let devices have their own")
-    add("--nice", type=int, default=0, metavar="N", help="step back behind other programs, 0 to 19 (default: 0)")
+    add("--nice", type=int, default=5, metavar="N", help="step back behind other programs, 0 to 19 (default: 5)")
     add("--evaluate-only", action="store_true", help="measure models on the data, never train")
     add("--once", action="store_true", help="leave when the run is over")
 

@@ -49,7 +49,7 @@ class AgentConfig:
     most_temperature_c: float | None = None
     least_battery_ratio: float | None = None
     most_load_ratio: float | None = None
-    nice: int = 0
+    nice: int = 5
     noise_ratio: float = 0.0
     model: str = ""
     further: tuple[str, ...] = ()

@@ -102,7 +102,7 @@ def arguments(config: AgentConfig) -> list[str]:
         "--max-temperature": config.most_temperature_c,
         "--min-battery": config.least_battery_ratio,
         "--max-load": config.most_load_ratio,
-        "--nice": config.nice or None,
+        "--nice": config.nice,
         "--round-seconds": config.round_s,
         "--round-mb": config.round_mb,
         "--noise": config.noise_ratio or None,

@@ -55,8 +55,8 @@ def run_agent(config: AgentConfig) -> None:
     threads = config.threads or facts.cores()
     profiles = _profiles(config)
     limits = Limits(config.most_temperature_c, config.least_battery_ratio, config.most_load_ratio)
-    if config.nice:
-        os.nice(config.nice)
+    # Emulated devices and services may have been started further back already.
+    os.nice(max(0, config.nice - os.nice(0)))
     data = load(config.data, holdout_ratio=config.holdout_ratio, seed=SPLIT_SEED)
     folder = config.state / config.fleet / config.device
     journal = Journal(folder)

@@ -32,7 +32,8 @@ def line(text, key):
     return next(row.partition("=")[2] for row in text.splitlines() if row.startswith(key + "="))
 
 
-def test_the_command_line_gives_the_same_config_again(tmp_path):
+@pytest.mark.parametrize("nice", [0, 5, 19])
+def test_the_command_line_gives_the_same_config_again(tmp_path, nice):
     wanted = config(
         tmp_path,
         fleet="north",
@@ -45,6 +46,7 @@ def test_the_command_line_gives_the_same_config_again(tmp_path):
         hide_counts=True,
         round_s=12.5,
         round_mb=3.0,
+        nice=nice,
         bundle=tmp_path / "bundle",
     )
     unit = service.make_unit(wanted, system=False)

@@ -97,7 +97,9 @@ def test_an_agent_reports_its_owners_limits_and_the_profile_for_its_threads(tmp_
     board, runtime = facts.board_model(), facts.runtime()
     for threads in (1, 4):
         save_profile(tmp_path / "state" / PROFILE_NAME, Profile(board, runtime, threads))
-    fields = {"broker": "mqtt://h:1", "device": "pi", "data": f"npz:{tmp_path / 'd.npz'}", "state": tmp_path / "state"}
+    data, state = f"npz:{tmp_path / 'd.npz'}", tmp_path / "state"
+    # The process of the tests keeps its priority.
+    fields = {"broker": "mqtt://h:1", "device": "pi", "data": data, "state": state, "nice": 0}
 
     open_ = holdings_of(AgentConfig(**fields, round_s=20.0, round_mb=1.5), monkeypatch)
     told = holdings_of(AgentConfig(**fields, threads=4), monkeypatch)

@@ -90,7 +90,8 @@ class Fleet:
     def start_device(self, device: str, url: str) -> None:
         """Start a device, or start it again with the state that an earlier one left."""
         command = ["device", "run", "--device", device, "--data", f"npz:{self.scene.data(device)}", "--quiet", "--once"]
-        command += ["--broker", url, "--state", str(self.folder / "state"), "--threads", "1"]
+        # As the peers' devices run, which do not step back.
+        command += ["--broker", url, "--state", str(self.folder / "state"), "--threads", "1", "--nice", "0"]
         self.devices[device] = self._start(command, self.folder / f"{device}.log")
 
     def wait(self, number: int) -> tuple[float, int]:
