@@ -16,13 +16,17 @@ import psutil
 
 from fedwright.benchmarks import overhead
 from fedwright.benchmarks.transport_peer import BUFFER_BYTES, FLEET
-from fedwright.protocol import codec, topics
+from fedwright.protocol import topics
 from fedwright.protocol.blobs import BlobStore
-from fedwright.protocol.errors import LinkError
+from fedwright.protocol.errors import LinkError, NoQuorum
 from fedwright.protocol.link import Link, connect
 from fedwright.protocol.link.broker import Broker
-from fedwright.protocol.messages import Challenge, Report, Update
+from fedwright.protocol.messages import Update
+from fedwright.server_runtime.artifacts.builder import Builder
+from fedwright.server_runtime.rounds.desk import Desk
 from fedwright.server_runtime.rounds.exchange import Exchange, Heard, Pulled
+from fedwright.server_runtime.rounds.memory_store import MemoryRoundStore
+from fedwright.server_runtime.rounds.planner import Planner
 
 # paho waits with select(), which ends at file 1024; a link has three.
 LINKS_PER_PROCESS = 300
@@ -117,25 +121,31 @@ def measure_uploads(broker: Broker, count: int, size_bytes: int) -> dict[str, fl
 
 
 def measure_crowd(broker: Broker, count: int) -> dict[str, float]:
-    """Seconds until each of many idle devices has answered a challenge, and this process' CPU share while they idle."""
+    """What many devices cost the server that do nothing but report, and the broker's memory with them."""
     with _peers(broker, count, 0) as server:
-        own = psutil.Process()
-        idle_from = sum(own.cpu_times()[:2])
-        server.receive(IDLE_S)
-        idle_cpu_s = sum(own.cpu_times()[:2]) - idle_from
+        timed = time_crowd(server, count)
+        broker_mb = psutil.Process(broker.pid).memory_info().rss / 1e6
+        return {"devices": count, **timed, "broker_mb": round(broker_mb, 1)}
+
+
+def time_crowd(link: Link, count: int) -> dict[str, float]:
+    """Seconds until the server's desk knows every device, and this process' CPU share while it then waits for them."""
+    with tempfile.TemporaryDirectory() as folder:
+        blobs = BlobStore(Path(folder))
         started_s = time.perf_counter()
-        server.send(topics.shared(FLEET), codec.encode(Challenge(), sender="server", boot="b"))
-        heard: set[str] = set()
-        while len(heard) < count:
-            envelope = codec.decode(_next(server))
-            if isinstance(envelope.body, Report):
-                heard.add(envelope.sender)
-        return {
-            "devices": count,
-            "reports_s": round(time.perf_counter() - started_s, 3),
-            "idle_cpu_ratio": round(idle_cpu_s / IDLE_S, 4),
-            "broker_mb": round(psutil.Process(broker.pid).memory_info().rss / 1e6, 1),
-        }
+        planner = Planner("crowd", Builder(), blobs, deadline_s=WAIT_S)
+        desk = Desk(Exchange(link, FLEET, blobs=blobs), planner, store=MemoryRoundStore())
+        try:
+            desk.gather(count, timeout_s=WAIT_S)
+        except NoQuorum as err:
+            heard = len(desk.present())
+            raise LinkError(f"only {heard} of {count} devices reported in {WAIT_S} s; is this machine busy?") from err
+        reports_s = time.perf_counter() - started_s
+        cpu_s, ends_s = time.process_time(), desk.clock() + IDLE_S
+        while desk.clock() < ends_s:
+            desk.poll(ends_s)
+        idle_cpu_s = time.process_time() - cpu_s
+    return {"reports_s": round(reports_s, 3), "idle_cpu_ratio": round(idle_cpu_s / IDLE_S, 4)}
 
 
 def _time_pulls(link: Link, count: int) -> dict[str, float]:

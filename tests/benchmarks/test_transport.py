@@ -1,13 +1,16 @@
 """The transport benchmark measures what it says, on small numbers."""
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import psutil
 import pytest
 
 from fedwright.benchmarks import transport
 from fedwright.protocol.errors import LinkError
+from fedwright.protocol.link import connect
 from fedwright.protocol.link.broker import Broker
+from fedwright.server_runtime.rounds.desk import Desk
 
 pytestmark = pytest.mark.broker
 
@@ -38,6 +41,34 @@ def test_every_device_is_pulled_from_and_heard(broker: Broker, monkeypatch: pyte
     assert 0 < uploads["wall_s"] < 60
     assert 0 < crowd["reports_s"] < 60
     assert set(psutil.Process().children(recursive=True)) <= before
+
+
+def test_many_devices_are_heard_and_waited_for_by_the_servers_own_desk(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "IDLE_S", 0.1)
+    present, poll = [], Desk.poll
+
+    def watched(desk: Desk, deadline_s: float) -> None:
+        poll(desk, deadline_s)
+        present.append(len(desk.present()))
+
+    monkeypatch.setattr(Desk, "poll", watched)
+    transport.measure_crowd(broker, 3)
+
+    # Once when the last report came, and at least once more while nobody said anything.
+    assert present.count(3) >= 2
+
+
+def test_a_device_that_never_reports_ends_the_benchmark_in_one_sentence(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "WAIT_S", 0.2)
+    with (
+        closing(connect(broker.url, client_id="server")) as link,
+        pytest.raises(LinkError, match=r"only 0 of 2 devices reported in 0\.2 s"),
+    ):
+        transport.time_crowd(link, 2)
 
 
 def test_a_broker_that_dies_ends_the_benchmark_in_one_sentence(
