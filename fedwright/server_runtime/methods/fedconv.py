@@ -77,8 +77,14 @@ class FedConv(Leveled):
     rounding = "floor"
 
     def __init__(self, params: FedConvParams, setting: Setting) -> None:
-        check_ratios(setting.spec, params.levels.sizes)
+        if setting.combine.kind != "mean":
+            raise ConfigError(
+                f"update.combine is {setting.combine.kind!r} but fedconv and its control put means together, which a"
+                " single device can move; set it to 'mean' or choose an averaging method such as heterofl"
+            )
         super().__init__(params.levels, setting)
+        for size in params.levels.sizes:
+            check_width(setting.spec, self.width_of(size), size)
         self.params = params
         self._server = ServerSide(params, setting, self.specs)
         self._compress = torch.zeros(0)
@@ -166,9 +172,7 @@ class FedConv(Leveled):
         listed = [parts[key] for key in models]
         summed = self._server.summed(list(models.values()), listed, self.weights, self._head, number=self.advanced)
         if self.params.server_epochs:
-            given = {name: torch.from_numpy(value) for name, value in summed.items()}
-            trained = self._server.train(given, self.setting.spec, self.params.server_epochs, str(self.advanced))
-            summed = {name: value.numpy() for name, value in trained.items()}
+            summed = self._server.trained_more(summed, self.params.server_epochs, str(self.advanced))
         moved = {**self.weights, **self._running(listed), **summed}
         self.weights = self._server.finished({n: torch.from_numpy(moved[n]) for n in summed}, moved)
         self._tune_compression(self.params.again_epochs)
@@ -242,16 +246,15 @@ class FedConv(Leveled):
                 self._own.setdefault(owner, {})[name] = value
 
 
-def check_ratios(spec: ModelSpec, ratios: tuple[float, ...]) -> None:
-    """Raise ConfigError when a ratio leaves a layer without channels."""
-    sizes = zoo.full_sizes(spec)
-    for ratio in ratios:
-        for group, size in sizes.items():
-            if round(size * ratio, 11) < 1:
-                raise ConfigError(
-                    f"ratio {ratio:g} leaves nothing of the {size} channels of {group} in {spec.model}; "
-                    f"give ratios of at least {1 / size:g} or a wider model"
-                )
+def check_width(spec: ModelSpec, width: float, size: float) -> None:
+    """Raise ConfigError when the width that a level's size means leaves a layer without channels."""
+    said = f"ratio {width:g}" if width == size else f"size {size:g}, a width of {width:g},"
+    for group, full in zoo.full_sizes(spec).items():
+        if round(full * width, 11) < 1:
+            raise ConfigError(
+                f"{said} leaves nothing of the {full} channels of {group} in {spec.model}; "
+                f"give a width of at least {1 / full:g} or a wider model"
+            )
 
 
 def _ratio_name(spec: ModelSpec) -> str:

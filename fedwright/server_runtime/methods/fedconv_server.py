@@ -1,5 +1,6 @@
 """What FedConv's server learns on its own examples: a first model, kernels, and the weights of the sum."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -33,6 +34,8 @@ from fedwright.server_runtime.methods.base import Array, Setting, Tensors
 from fedwright.server_runtime.methods.baselines.heterofl import classifier_names
 from fedwright.server_runtime.methods.fedconv_params import FedConvParams
 from fedwright.server_runtime.rounds.sampling import derive_seed
+
+log = logging.getLogger(__name__)
 
 Model = dict[str, Tensor]
 
@@ -94,6 +97,10 @@ class ServerSide:
         """A model's parameters on the server's torch device."""
         return {n: torch.from_numpy(np.array(weights[n], np.float32)).to(self._setting.device) for n in self.names}
 
+    def own_head(self, head: Mapping[str, Array]) -> Model:
+        """The head for the server's own labels on the server's torch device."""
+        return {name: torch.from_numpy(value).to(self._setting.device) for name, value in head.items()}
+
     def first_model(self, weights: Tensors) -> tuple[Tensors, Tensors]:
         """Ordinary training on labelled examples; returns the weights and, for other classes, the server's own head."""
         if self.examples is None or self.examples.y is None:
@@ -116,6 +123,11 @@ class ServerSide:
             flat(weights), lambda t: [unflat(t, weights)], members, schedule=schedule, seed=self._seed("train", *names)
         )
         return unflat(theta, weights)
+
+    def trained_more(self, weights: Tensors, epochs: int, *names: str) -> Tensors:
+        """The large model's parameters after ordinary training."""
+        trained = self.train(self.tensors(weights), self._setting.spec, epochs, *names)
+        return {name: _array(value) for name, value in trained.items()}
 
     def improved(
         self, weights: Tensors, spec: ModelSpec, epochs: int, *names: str, rate: float | None = None
@@ -141,7 +153,7 @@ class ServerSide:
         """Kernels of all ratios, tuned together while the large model stands still."""
         if self.examples is None or not self.specs:
             return theta
-        large = {**self.tensors(weights), **{name: torch.from_numpy(v) for name, v in head.items()}}
+        large = {**self.tensors(weights), **self.own_head(head)}
         layout = self._server_layout(large)
         sizes = [zoo.sizes_of(spec) for spec in self.specs]
         made = Compression(layout, sizes, large, device=self._setting.device)
@@ -168,7 +180,7 @@ class ServerSide:
         sizes = [zoo.sizes_of(part.spec) for part in parts]
         made = Dilation(self.layout, sizes, small, base=base, device=self._setting.device)
         if self.examples is not None:
-            own = {name: torch.from_numpy(value) for name, value in head.items()}
+            own = self.own_head(head)
             members = [Member(self.forward(self._setting.spec), self._goal(part)) for part in parts]
             theta = tune(
                 theta,
@@ -202,7 +214,7 @@ class ServerSide:
         found = weighing.Weighing.of(brought, samples, base=base, granularity=granularity)
         v = found.start()
         if params.weigh != "none" and self.examples is not None:
-            own = {name: torch.from_numpy(value) for name, value in head.items()}
+            own = self.own_head(head)
             extra = None
             if params.divergence:
                 far = weighing.divergences(models, last)
@@ -228,7 +240,8 @@ class ServerSide:
         if self.examples.y is not None:
             return Goal(self.examples)
         total = sum(part.samples for part in parts)
-        return Goal(self.examples, sum((part.samples / total * self._opinion(part) for part in parts), torch.zeros(1)))
+        opinions = [part.samples / total * self._opinion(part) for part in parts]
+        return Goal(self.examples, torch.stack(opinions).sum(0))
 
     def _opinion(self, part: Part) -> Tensor:
         assert self.examples is not None
@@ -265,6 +278,10 @@ def _examples(params: FedConvParams, setting: Setting) -> Examples | None:
             _check_classes(public.y, setting.spec.classes)
         return Examples.of(public.x, public.y, holdout=params.holdout, seed=seed, device=setting.device)
     if not params.random_examples:
+        log.warning(
+            "the server has no examples, so that small models are crops of the large one and sums are plain means; "
+            "set public.file (public.rows in a simulation), or random_examples to tune on random numbers"
+        )
         return None
     drawn = np.random.default_rng(seed).standard_normal((params.random_examples, *setting.spec.input_shape), np.float32)
     return Examples.of(drawn, None, holdout=params.holdout, seed=seed, device=setting.device)

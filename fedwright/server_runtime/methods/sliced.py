@@ -230,9 +230,13 @@ class Leveled(Sliced):
         return [self._scaled(size) for size in self.levels.sizes]
 
     def _scaled(self, size: float) -> ModelSpec:
-        spec = self.setting.spec
-        width = size if self.levels.by == "width" else width_for_params(spec, size, rounding=self.rounding)
-        return zoo.scaled(spec, width, rounding=self.rounding)
+        return zoo.scaled(self.setting.spec, self.width_of(size), rounding=self.rounding)
+
+    def width_of(self, size: float) -> float:
+        """The share of the channels that a level's size means."""
+        if self.levels.by == "width":
+            return size
+        return width_for_params(self.setting.spec, size, rounding=self.rounding)
 
     def wished(self, device: str) -> int:
         """The level of a device that can do anything."""

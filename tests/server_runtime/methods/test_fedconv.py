@@ -12,6 +12,7 @@ from fedwright.protocol.messages import Stats
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.artifacts.structure import ModelSpec
+from fedwright.server_runtime.blocks.robust import Combine
 from fedwright.server_runtime.methods.base import Absorbed
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
 from fedwright.server_runtime.methods.baselines.heterofl import HeteroFL, HeteroFLParams
@@ -267,6 +268,55 @@ def test_fedavg_at_a_width_is_fedavg_of_a_small_model():
 def test_a_ratio_that_empties_a_layer_is_refused():
     with pytest.raises(ConfigError, match=r"ratio 0\.05 leaves nothing of the 16 channels of conv1"):
         FedConv(replace(SHORT, levels=Levels(sizes=(0.05, 1.0))), born())
+
+
+def test_a_share_of_the_parameters_is_checked_by_the_width_it_gives():
+    levels = Levels(sizes=(1 / 64, 1.0), by="params")
+    method = FedConv(replace(SHORT, levels=levels), born("cnn-gn"))
+    assert min(zoo.sizes_of(method.specs[0]).values()) >= 1
+    assert 1 / 64 < zoo.width_of(method.specs[0]) < 0.25
+
+
+def test_a_share_whose_width_empties_a_layer_is_refused():
+    levels = Levels(sizes=(0.006, 1.0), by="params")
+    with pytest.raises(ConfigError, match=r"size 0\.006, a width of 0\.\d+, leaves nothing of the \d+ channels"):
+        FedConv(replace(SHORT, levels=levels), born("cnn-flat"))
+
+
+@pytest.mark.parametrize("kind", ["median", "trimmed_mean"])
+@pytest.mark.parametrize("method", [FedConv, SliceTuned])
+def test_only_the_mean_is_combined(method, kind):
+    with pytest.raises(ConfigError, match=rf"update\.combine is '{kind}' but .* set it to 'mean'"):
+        method(SHORT, replace(born(data=public()), combine=Combine(kind)))
+
+
+def test_it_is_said_once_that_there_are_no_examples(caplog):
+    method = FedConv(SHORT, born())
+    play(method, 1)
+    FedConv(SHORT, born(data=public()))
+    FedConv(replace(SHORT, random_examples=16), born())
+    said = [message for message in caplog.messages if "public.file" in message and "random_examples" in message]
+    assert len(said) == len(caplog.messages) == 1
+
+
+def test_the_control_knows_no_transfer():
+    with pytest.raises(ConfigError, match="slice-tuned has no transfer"):
+        SliceTuned(replace(SHORT, transfer=True), born(data=public(classes=5)))
+
+
+def test_what_the_server_trains_lies_on_its_torch_device(monkeypatch):
+    server = FedConv(SHORT, replace(born(), device="meta"))._server
+    seen = []
+
+    def train(weights, spec, epochs, *names, rate=None):
+        seen.extend(value.device.type for value in weights.values())
+        return {name: torch.ones(value.shape) for name, value in weights.items()}
+
+    monkeypatch.setattr(server, "train", train)
+    more = server.trained_more(born().initial, 1, "1")
+    assert set(seen) == {"meta"}
+    assert more["head.bias"].tolist() == [1.0] * CLASSES
+    assert server.own_head({"head.bias": np.ones(3, np.float32)})["head.bias"].device.type == "meta"
 
 
 def test_examples_without_some_class_are_refused():

@@ -5,12 +5,13 @@ Implemented: the same pre-training; every slice trained on the server's examples
 at its rate; changes averaged where they belong, by samples; then the global model trained for FedConv's epochs of
 dilation and weighing, at the rate of pre-training.
 Settings that count: `levels`, `pretrain_epochs`, `compress_epochs`, `again_epochs`, the sum of `dilate_epochs` and
-`weigh_epochs`, `server_batch`, `server_rate` for whole models, `kernel_rate` for slices, and `holdout`. The others of
-FedConv change nothing here.
+`weigh_epochs`, `server_batch`, `server_rate` for whole models, `kernel_rate` for slices, and `holdout`. `transfer`
+is refused; the others of FedConv change nothing here.
 Left out: whatever FedConv does besides: kernels, weights of the sum, personal layers.
 Differs: nothing to differ from.
 """
 
+from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.blocks.slicing import prefix_plan, take
@@ -25,6 +26,8 @@ class SliceTuned(FedConv):
     """w_r = train(slice_r(W)); W ← train(W + mean of Δ_j where a device holds the entry)."""
 
     def __init__(self, params: FedConvParams, setting: Setting) -> None:
+        if params.transfer:
+            raise ConfigError("slice-tuned has no transfer: its slices learn the devices' own classes; leave it out")
         super().__init__(params, setting)
         self._slices: list[Tensors] = []
 
