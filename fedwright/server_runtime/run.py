@@ -176,6 +176,7 @@ def make_method(
     builder: lets the method ask what a structure needs of a device. public: instead of the config's own file.
     forecasts: how long that takes there.
     """
+    _check_foreign(config)
     module = zoo.create(spec, seed=derive_seed(config.run.seed, "initial weights"))
     setting = Setting(
         spec=spec,
@@ -196,6 +197,15 @@ def make_method(
         forecasts=forecasts,
     )
     return registry.find(config.method.name).make(config.method.params, setting)
+
+
+def _check_foreign(config: RunConfig) -> None:
+    """Raise ConfigError where labels of another task would be taken for the devices' classes."""
+    if config.public.foreign and not getattr(config.method.params, "transfer", False):
+        raise ConfigError(
+            f"public.foreign lets labels of another task in, but {config.method.name} would take them for the devices'"
+            " classes; leave it out, or use fedconv with transfer = true"
+        )
 
 
 def export_device(config: RunConfig, device: str, target: Path) -> None:

@@ -8,8 +8,9 @@ import pytest
 from fedwright.benchmarks.dealing import deal, reserve
 from fedwright.protocol.errors import ConfigError, DataError
 from fedwright.server_runtime.artifacts.structure import ModelSpec
-from fedwright.server_runtime.config import PublicSection, SimulateSection
+from fedwright.server_runtime.config import PublicSection, SimulateSection, config_from_dict
 from fedwright.server_runtime.public import load_public, need_public
+from fedwright.server_runtime.run import make_method
 
 SPEC = ModelSpec("cnn-small", (1, 8, 8), 10)
 
@@ -51,6 +52,27 @@ def test_labels_of_another_task_are_taken_where_the_config_says_so(tmp_path: Pat
     assert found is not None
     assert found.y is not None
     assert found.y.max() == 11
+
+
+@pytest.mark.parametrize(
+    "method",
+    [{"name": "fedavg"}, {"name": "fedmd"}, {"name": "fedconv"}],
+    ids=["no use of them", "their labels as classes", "transfer is off"],
+)
+def test_labels_of_another_task_are_refused_by_methods_that_would_take_them_for_classes(
+    tmp_path: Path, method: dict[str, str]
+) -> None:
+    section = {"file": written(tmp_path, classes=12), "foreign": True}
+    config = config_from_dict({"run": {"rounds": 1}, "method": method, "public": section}, where="test")
+    with pytest.raises(ConfigError, match=rf"public\.foreign .* but {method['name']} .*transfer"):
+        make_method(config, SPEC)
+
+
+def test_labels_of_another_task_are_for_transfer(tmp_path: Path) -> None:
+    section = {"file": written(tmp_path, classes=12), "foreign": True}
+    method = {"name": "fedconv", "transfer": True}
+    config = config_from_dict({"run": {"rounds": 1}, "method": method, "public": section}, where="test")
+    assert make_method(config, SPEC).state()
 
 
 @pytest.mark.parametrize(
