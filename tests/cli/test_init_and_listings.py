@@ -71,9 +71,11 @@ def test_data_sets_say_where_they_are(
 
 def test_the_starter_config_of_an_edge_is_good(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "edge"]) == 0
-    (tmp_path / "edge.toml").write_text(capsys.readouterr().out)
+    text = capsys.readouterr().out
+    (tmp_path / "edge.toml").write_text(text)
 
     config = load_edge(tmp_path / "edge.toml")
 
     assert config.edge.name == "edge-1"
     assert config == edge_from_dict({"edge": {"name": "edge-1"}}, where="test")
+    assert "clusters and the exchange are off until" in text

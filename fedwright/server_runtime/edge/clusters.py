@@ -49,6 +49,12 @@ class Wanted:
     exact: int | None = None
     exchange: Options | None = None
 
+    def reasons(self) -> list[str]:
+        """The settings of an edge that work on last layers."""
+        found = [f"cluster.most = {self.most}"] if self.most > 1 else []
+        found += [] if self.exact is None else [f"cluster.exact = {self.exact}"]
+        return found + ([] if self.exchange is None else [f"exchange.form = {self.exchange.form!r}"])
+
 
 @dataclass
 class _Cluster:
@@ -84,6 +90,7 @@ class Clustered:
         self._wanted = wanted
         self._notes = notes
         self._known: dict[str, tuple[str, int]] = _read_clusters(notes)
+        self._warned = False
 
     def group(self, pools: dict[str, list[Member]], reader: Reader) -> list[Update]:
         """See Grouping."""
@@ -95,7 +102,7 @@ class Clustered:
     def _clusters(self, members: Sequence[Member], reader: Reader) -> list[_Cluster]:
         ordered = sorted(members, key=lambda member: member.device)
         task = ordered[0].task
-        layer = last_layer(reader.manifest(task))
+        layer = last_layer(reader.manifest(task), self._wanted)
         base = deltas.load(reader.blobs.path(task.weights.sha256))[0]
         labels = self._labels(ordered, base[layer[0]], layer[0], reader)
         groups = [
@@ -135,6 +142,7 @@ class Clustered:
         if len(able) < len(clusters):
             log.warning("devices sent no class means, so nothing is exchanged; set update.features in the run's config")
         heads = {name: one.head() for name, one in able.items()}
+        self._warn_of_one_width(heads)
         features = {
             name: Features.of_prototypes(one.values[PROTOTYPES], one.values[COUNTS]) for name, one in able.items()
         }
@@ -148,6 +156,17 @@ class Clustered:
                 able[name].take_head(head)
         if kept:
             self._notes.save_note(PROJECTIONS, msgspec.msgpack.encode((number, _packed(before), _packed(kept))))
+
+    def _warn_of_one_width(self, heads: dict[str, Head]) -> None:
+        """Only clusters of different size are linked."""
+        widths = {head.weight.shape[1] for head in heads.values()}
+        if len(widths) == 1 and not self._warned:
+            self._warned = True
+            log.warning(
+                "all last layers of this edge's devices have %d inputs, so nothing is exchanged; give this edge "
+                "devices of other widths, or set exchange.form to 'off'",
+                *widths,
+            )
 
     def _projections(self, number: int) -> Projections:
         """The projections as they were before a round: it may be done again when the edge was killed in it."""
@@ -169,12 +188,17 @@ def _packed(projections: Projections) -> bytes:
     return tensors.save({BETWEEN.join(pair): value for pair, value in projections.items()})
 
 
-def last_layer(manifest: Manifest) -> tuple[str, str | None]:
-    """The names of the last layer's weight and bias: the last matrix with one row per class."""
+def last_layer(manifest: Manifest, wanted: Wanted) -> tuple[str, str | None]:
+    """The names of the last layer's weight and bias: the last matrix with one row per class; wanted: what needs it."""
     shapes = {slot.name: tuple(slot.shape) for slot in manifest.slots if slot.role == "trainable"}
     matrices = [name for name, shape in shapes.items() if len(shape) == 2 and shape[0] == manifest.classes]
     if not matrices:
-        raise ConfigError("the model ends in no linear layer with one row per class; set cluster.most to 1")
+        reasons = wanted.reasons()
+        need, them = ("needs", "that") if len(reasons) == 1 else ("need", "them")
+        raise ConfigError(
+            f"the model ends in no linear layer with one row per class, which {' and '.join(reasons)} {need}; "
+            f"leave {them} out of the edge's config"
+        )
     bias = matrices[-1].rpartition(".")[0] + ".bias"
     return matrices[-1], bias if bias in shapes else None
 

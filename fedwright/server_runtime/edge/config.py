@@ -65,7 +65,10 @@ class DevicesSection:
 class ClusterSection:
     """Devices grouped by how their last layers differ; one mean goes up for each group."""
 
-    most: int = field(default=1, metadata=_help("clusters at most, chosen by silhouette; 1 = one mean for all"))
+    most: int = field(
+        default=1,
+        metadata=_help("clusters at most, chosen by silhouette; 1, the default: clusters are off, one mean for all"),
+    )
     exact: int | None = field(default=None, metadata=_help("or: exactly so many"))
 
     def __post_init__(self) -> None:
@@ -80,7 +83,8 @@ class ExchangeSection:
     """Linked clusters of different size teach each other's last layer, with projections that stay on the edge."""
 
     form: Literal["off", "folded", "eq8"] = field(
-        default="off", metadata=_help("off, folded (one linear layer again), or eq8 (the paper's, aligned by label)")
+        default="off",
+        metadata=_help("off (the default), folded (one linear layer again), or eq8 (the paper's, aligned by label)"),
     )
     share: float = field(default=0.5, metadata=_help("lambda: how much the other cluster's layer counts"))
     quantile: float = field(default=0.25, metadata=_help("share of the most similar pairs that are linked"))

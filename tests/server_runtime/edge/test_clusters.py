@@ -27,11 +27,11 @@ class Notes(dict):
     save_note = dict.__setitem__
 
 
-def clusters(number: int) -> list[_Cluster]:
-    """Two clusters of different size in a round."""
+def clusters(number: int, widths: tuple[int, int] = (4, 6)) -> list[_Cluster]:
+    """Two clusters, of different size unless told otherwise, in a round."""
     rng = np.random.default_rng(number)
     found = []
-    for device, width in (("a", 4), ("b", 6)):
+    for device, width in zip("ab", widths, strict=True):
         task = Task(device, "boot", "run", number, REF, REF, Recipe(1, 0.1, 0), Returns(), 1.0)
         base = {"head.weight": rng.normal(size=(3, width)), "head.bias": rng.normal(size=3)}
         values = {name: 0.1 * rng.normal(size=value.shape) for name, value in base.items()}
@@ -70,20 +70,40 @@ def test_without_class_means_nothing_is_exchanged(caplog):
     assert "devices sent no class means, so nothing is exchanged; set update.features" in caplog.text
 
 
+def test_it_is_said_once_that_all_last_layers_have_one_width(caplog):
+    grouping = Clustered(Wanted(exchange=EQ8), Notes())
+    for number in (1, 2):
+        grouping._exchange(clusters(number, widths=(4, 4)), EQ8)
+
+    assert len(caplog.messages) == 1
+    assert "all last layers of this edge's devices have 4 inputs, so nothing is exchanged" in caplog.text
+    assert "exchange.form" in caplog.text
+
+
 def test_the_last_layer_is_the_last_matrix_with_a_row_per_class():
     names = {"first.weight": [3, 5], "head.weight": [3, 4], "head.bias": [3], "scale": [4]}
     slots = [Slot(name, f"{name}.new", shape, "trainable") for name, shape in names.items()]
     manifest = structs.replace(make_artifact().manifest, classes=3, slots=slots)
 
-    assert last_layer(manifest) == ("head.weight", "head.bias")
-    assert last_layer(structs.replace(manifest, slots=slots[:2])) == ("head.weight", None)
+    assert last_layer(manifest, Wanted(2)) == ("head.weight", "head.bias")
+    assert last_layer(structs.replace(manifest, slots=slots[:2]), Wanted(2)) == ("head.weight", None)
 
 
-def test_a_model_without_a_last_linear_layer():
+@pytest.mark.parametrize(
+    ("wanted", "says"),
+    [
+        (Wanted(most=3), r"which cluster\.most = 3 needs; leave that out of the edge's config"),
+        (Wanted(exact=2), r"which cluster\.exact = 2 needs; leave"),
+        (Wanted(exchange=EQ8), r"which exchange\.form = 'eq8' needs; leave"),
+        (Wanted(most=3, exchange=EQ8), r"which cluster\.most = 3 and exchange\.form = 'eq8' need; leave them"),
+    ],
+    ids=["most", "exact", "exchange", "both"],
+)
+def test_a_model_without_a_last_linear_layer_names_what_asks_for_one(wanted, says):
     manifest = structs.replace(make_artifact().manifest, classes=999)
 
-    with pytest.raises(ConfigError, match=r"no linear layer with one row per class; set cluster.most to 1"):
-        last_layer(manifest)
+    with pytest.raises(ConfigError, match=says):
+        last_layer(manifest, wanted)
 
 
 def test_devices_that_are_known_stay_in_their_cluster():
