@@ -13,9 +13,9 @@ NOISE = 0.1
 def view(x: Tensor, rng: torch.Generator) -> Tensor:
     """x [n, …] changed at random: images cropped, flipped and in other colours, anything else with noise."""
     if x.dim() != 4:
-        return x + NOISE * x.std() * torch.randn(x.shape, generator=rng)
+        return x + NOISE * x.std() * torch.randn(x.shape, generator=rng).to(x.device)
     x = _cropped(x, rng)
-    return _coloured(x, rng) if x.shape[1] == 3 else x * _about_one(len(x), rng)
+    return _coloured(x, rng) if x.shape[1] == 3 else x * _about_one(x, rng)
 
 
 def _cropped(x: Tensor, rng: torch.Generator) -> Tensor:
@@ -27,23 +27,24 @@ def _cropped(x: Tensor, rng: torch.Generator) -> Tensor:
     # [n, 2, 3]: x' = ± s x + t
     theta = torch.zeros(n, 2, 3)
     theta[:, 0, 0], theta[:, 1, 1], theta[:, :, 2] = scale * mirror, scale, shift
-    grid = functional.affine_grid(theta, list(x.shape), align_corners=False)
+    grid = functional.affine_grid(theta, list(x.shape), align_corners=False).to(x.device)
     return functional.grid_sample(x, grid, padding_mode="reflection", align_corners=False)
 
 
 def _coloured(x: Tensor, rng: torch.Generator) -> Tensor:
     """Another brightness, contrast and saturation; some without any colour."""
-    x = x * _about_one(len(x), rng)
+    x = x * _about_one(x, rng)
     mean = x.mean((1, 2, 3), keepdim=True)
-    x = mean + (x - mean) * _about_one(len(x), rng)
+    x = mean + (x - mean) * _about_one(x, rng)
     grey = x.mean(1, keepdim=True)
-    colour = _about_one(len(x), rng)
-    lost = (torch.rand(len(x), generator=rng) < GREY).reshape(-1, 1, 1, 1)
+    colour = _about_one(x, rng)
+    lost = (torch.rand(len(x), generator=rng) < GREY).reshape(-1, 1, 1, 1).to(x.device)
     return grey + (x - grey) * torch.where(lost, torch.zeros_like(colour), colour)
 
 
-def _about_one(n: int, rng: torch.Generator) -> Tensor:
-    return (1 - JITTER + 2 * JITTER * torch.rand(n, generator=rng)).reshape(-1, 1, 1, 1)
+def _about_one(x: Tensor, rng: torch.Generator) -> Tensor:
+    """A factor for each example; drawn on the CPU, so that a seed gives the same views on every device."""
+    return (1 - JITTER + 2 * JITTER * torch.rand(len(x), generator=rng)).reshape(-1, 1, 1, 1).to(x.device)
 
 
 def nt_xent(one: Tensor, other: Tensor, temperature: float) -> Tensor:

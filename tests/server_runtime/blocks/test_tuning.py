@@ -143,3 +143,9 @@ def test_views_differ_but_keep_their_shape(shape):
     assert torch.isfinite(made).all()
     assert not torch.equal(made, x)
     torch.testing.assert_close(made, view(x, generator(13)))
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (6, 1, 8, 8), (6, 3, 8, 8)], ids=["vector", "grey", "colour"])
+def test_views_are_made_where_the_examples_are(shape):
+    # "meta" has shapes alone, and like any other device takes nothing from the CPU
+    assert view(torch.empty(shape, device="meta"), generator(13)).device.type == "meta"

@@ -208,6 +208,12 @@ def test_bad_parameters_are_named(bad):
         PFedClubParams(**bad)
 
 
+@pytest.mark.parametrize("bad", [{"tune_epochs": -1}, {"longest": 1}, {"candidates": 0}], ids=str)
+def test_bad_parameters_of_pfedhr_are_named(bad):
+    with pytest.raises(ConfigError, match=next(iter(bad))):
+        PFedHRParams(**bad)
+
+
 def test_pfedhr_teaches_all_from_the_same_models_without_a_limit():
     params = PFedHRParams(Own(MODELS), rows=16, tune_epochs=1)
     method = make(params, kind=PFedHR)

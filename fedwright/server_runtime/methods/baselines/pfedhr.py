@@ -49,6 +49,7 @@ class PFedHRParams:
         check_range("longest", self.longest, low=self.least)
         check_range("rows", self.rows, low=2)
         check_range("distill", self.distill, low=0)
+        check_range("tune_epochs", self.tune_epochs, low=0)
         check_range("tune_rate", self.tune_rate, above=0)
         check_range("tune_batch", self.tune_batch, low=2)
         check_range("temperature", self.temperature, above=0)
