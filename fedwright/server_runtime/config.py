@@ -335,7 +335,9 @@ def config_from_dict(data: Mapping[str, Any], *, where: str) -> RunConfig:
         _check_model(sections["model"].model, where=f"{where} [model]")
     if "method" not in data:
         raise ConfigError(f"{where} lacks the section [method]; name one from `fedwright methods`")
-    return RunConfig(method=_method(data["method"], where=f"{where} [method]"), **sections)
+    asynchronous = "fleet" in sections and sections["fleet"].buffer is not None
+    method = _method(data["method"], where=f"{where} [method]", asynchronous=asynchronous)
+    return RunConfig(method=method, **sections)
 
 
 def config_from_text(text: str, *, where: str) -> RunConfig:
@@ -365,7 +367,7 @@ def read_text(path: Path) -> str:
         raise ConfigError(f"{path} cannot be read as text ({err}); give the path of a TOML file") from err
 
 
-def _method(data: Any, *, where: str) -> MethodSection:
+def _method(data: Any, *, where: str, asynchronous: bool) -> MethodSection:
     from fedwright.server_runtime.methods import registry
 
     if not isinstance(data, Mapping):
@@ -375,8 +377,15 @@ def _method(data: Any, *, where: str) -> MethodSection:
         raise ConfigError(f"{where} lacks the key 'name'; choose one of {', '.join(sorted(registry.METHODS))}")
     if name not in registry.METHODS:
         raise ConfigError(f"{where} name is {name!r}; {suggest(name, registry.METHODS)}")
-    params = {key: value for key, value in data.items() if key != "name"}
-    return MethodSection(name=name, params=from_dict(registry.METHODS[name].params, params, where=where))
+    entry = registry.METHODS[name]
+    params = from_dict(entry.params, {key: value for key, value in data.items() if key != "name"}, where=where)
+    remedy = entry.relays(params)
+    if asynchronous and remedy:
+        raise ConfigError(
+            f"{where} {name} passes work on inside a round, which asynchronous rounds have no place for; "
+            f"{remedy} or remove fleet.buffer"
+        )
+    return MethodSection(name=name, params=params)
 
 
 def _check_model(name: str, *, where: str) -> None:

@@ -7,7 +7,7 @@ from fedwright.protocol.messages import DataSummary, Stats
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.artifacts.structure import ModelSpec
-from fedwright.server_runtime.methods.base import Absorbed
+from fedwright.server_runtime.methods.base import Absorbed, Relay
 from fedwright.server_runtime.methods.registry import METHODS, find
 from fedwright.server_runtime.public import PublicData
 from helpers.fleet import report, setting
@@ -51,8 +51,9 @@ def made_known(name: str):
     return method
 
 
-def play_round(method, number: int, change: float) -> None:
-    """One round in which every device moves all its weights by `change`."""
+def play_round(method, number: int, change: float) -> list[Relay]:
+    """One round in which every device moves all its weights by `change`; returns what would be passed on."""
+    relays = []
     assignments = method.assign(REPORTS, number)
     emissions = {device: method.emit(device, assignment) for device, assignment in assignments.items()}
     for device, assignment in sorted(assignments.items()):
@@ -60,8 +61,9 @@ def play_round(method, number: int, change: float) -> None:
         sent = {name: np.full_like(value, change) for name, value in weights.items()}
         if assignment.returns.weights == "weights":
             sent = {name: value + change for name, value in weights.items()}
-        method.absorb(device, Absorbed(sent, STATS, assignment))
+        relays.append(method.absorb(device, Absorbed(sent, STATS, assignment)))
     method.advance()
+    return [relay for relay in relays if relay is not None]
 
 
 @every_method
@@ -87,6 +89,14 @@ def test_a_round_changes_the_model(name):
     before = {key: value.copy() for key, value in method.personal("a")[1].items()}
     play_round(method, 1, change=0.25)
     assert any(not np.allclose(value, before[key]) for key, value in method.personal("a")[1].items())
+
+
+@every_method
+def test_a_method_that_passes_work_on_says_so_at_its_registration(name):
+    method = make(name)
+    relays = [relay for number in (1, 2, 3) for relay in play_round(method, number, 0.01)]
+    entry = METHODS[name]
+    assert not relays or entry.relays(entry.params())
 
 
 @every_method

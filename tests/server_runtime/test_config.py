@@ -96,6 +96,12 @@ MISTAKES = {
     ),
     "mqtts without trust": ('trust = "trust"\n', "", " [fleet] broker is an mqtts address but trust is not set"),
     "buffer zero": ("per_round = 2", "buffer = 0", " [fleet] buffer is 0 but must be at least 1"),
+    "asynchronous pairs": (
+        GOOD[GOOD.index("per_round") : GOOD.index("[train]")],
+        'buffer = 2\n[method]\nname = "hyperflora"\n',
+        " [method] hyperflora passes work on inside a round, which asynchronous rounds have no place for; "
+        "set pairs = false or remove fleet.buffer",
+    ),
     "unknown codec": (
         "[run]",
         '[update]\ncodec = "int4"\n[run]',
@@ -169,6 +175,13 @@ def test_a_mistake_is_one_sentence_that_names_the_key(tmp_path: Path, good: str,
 
     assert str(caught.value).startswith("run.toml" + message)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("lines", ["pairs = false\n[fleet]\nbuffer = 2", "pairs = true"], ids=["no pairs", "in step"])
+def test_pairs_and_asynchronous_rounds_are_fine_apart(tmp_path: Path, lines: str) -> None:
+    config = load_config(write(tmp_path, f'[method]\nname = "hyperflora"\n{lines}\n'))
+
+    assert config.method.name == "hyperflora"
 
 
 def test_a_missing_file_says_how_to_write_one(tmp_path: Path) -> None:

@@ -216,7 +216,8 @@ class Shrinks(Protocol):
 class Entry:
     """One line of the registry; `model` is one that the method can train, to start from.
 
-    needs_public: it cannot begin without examples on the server.
+    needs_public: it cannot begin without examples on the server. relays: whether it passes work on inside a round with
+    these parameters, as advice how to do without that; else empty.
     """
 
     name: str
@@ -225,6 +226,7 @@ class Entry:
     make: Callable[[Any, Setting], Method]
     model: str = "cnn-small"
     needs_public: bool = False
+    relays: Callable[[Any], str] = lambda params: ""
 
 
 METHODS: dict[str, Entry] = {}

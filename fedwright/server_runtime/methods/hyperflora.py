@@ -257,5 +257,12 @@ def _note(assignment: Assignment) -> Note:
 
 
 register(
-    Entry("hyperflora", "adapters written from a device's classes", HyperFLoRAParams, HyperFLoRA, model="cnn-lora")
+    Entry(
+        "hyperflora",
+        "adapters written from a device's classes",
+        HyperFLoRAParams,
+        HyperFLoRA,
+        model="cnn-lora",
+        relays=lambda params: "set pairs = false" if params.pairs else "",
+    )
 )

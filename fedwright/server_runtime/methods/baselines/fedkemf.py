@@ -158,5 +158,5 @@ class FedKEMF(OwnModels):
 
 register(
     Entry("fedkemf", "own models and a small common network that teach each other", FedKEMFParams, FedKEMF,
-          needs_public=True)
+          needs_public=True, relays=lambda params: "choose another method")
 )  # fmt: skip

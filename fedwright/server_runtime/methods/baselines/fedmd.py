@@ -137,4 +137,7 @@ class FedMD(OwnModels):
         self._consensus, self._heard = state.get(CONSENSUS), []
 
 
-register(Entry("fedmd", "models of any kind that agree on public examples", FedMDParams, FedMD, needs_public=True))
+register(
+    Entry("fedmd", "models of any kind that agree on public examples", FedMDParams, FedMD,
+          needs_public=True, relays=lambda params: "choose another method")
+)  # fmt: skip
