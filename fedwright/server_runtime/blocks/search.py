@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedwright.server_runtime.blocks.stitching import Part, Shape, joins, total_parameters
+from fedwright.server_runtime.blocks.stitching import Part, Shape, joins, part_work, stitch_work, total_parameters
 
 # Draws for each candidate that is wanted before a search is given up.
 DRAWS = 30
@@ -171,3 +171,20 @@ def within_memory(source: Shape, free_bytes: int, student_bytes: int, *, ratio: 
     """The student in training and the teacher's weights beside it, times `ratio`, in what is free."""
     room = free_bytes - student_bytes
     return lambda chain: ratio * 4 * chain_parameters(chain, source) <= room
+
+
+def within_time(seconds: Callable[[Chain], float], room_s: float) -> Constraint:
+    """What the teacher adds to a round, in the seconds that the student's own training leaves."""
+    return lambda chain: seconds(chain) <= room_s
+
+
+def chain_seconds(chain: Chain, source: Shape, pace: Callable[[str], float]) -> float:
+    """Seconds of a chain's answers to one batch; pace: seconds per unit of work in the models of an owner.
+
+    Blocks run as fast as where they come from, stitches as fast as the block behind them.
+    """
+    gives = [source, *(block.part.gives for block in chain[:-1])]
+    return sum(
+        pace(block.owner) * (part_work(block.part) + stitch_work(before, block.part))
+        for before, block in zip(gives, chain, strict=True)
+    )

@@ -62,6 +62,17 @@ def stitch_parameters(gives: Shape, part: Part, *, dense: bool = False) -> int:
     return (inputs + 1) * math.prod(part.takes)
 
 
+def part_work(part: Part) -> int:
+    """Multiplications of a block by the rule of thumb that every parameter meets every place of what it takes."""
+    return part.parameters * math.prod(part.takes[1:])
+
+
+def stitch_work(gives: Shape, part: Part) -> int:
+    """The same for the stitch before a part: a convolution works at every place of the fitted map, others once."""
+    places = math.prod(part.takes[1:]) if stitch_kind(gives, part) == "map" else 1
+    return stitch_parameters(gives, part) * places
+
+
 def pooled_places(gives: Shape, part: Part) -> Shape:
     """The size to which a map is pooled before it is flattened: the square whose width is nearest to what is taken."""
     rank = len(gives) - 1

@@ -13,11 +13,12 @@ to what their block took in its own model instead of at random, and only the `fi
 model are tuned further. A head stands at the end and only there, the device's own unless `head` is "any", because
 that of a device with other classes knows nothing of this one's; no convolution follows a linear layer. Running
 statistics are taken anew from public examples. A teacher that does not fit into the device's budget beside its model
-gives way to the next best, or to none. The order may also be that of relative depth. A device's model rests on the
-server between rounds.
+gives way to the next best, or to none; the search already keeps to what is known of its memory and, by an estimate, of
+its seconds per round. The order may also be that of relative depth. A device's model rests on the server between
+rounds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, cast
 
@@ -27,7 +28,9 @@ from fedwright.protocol.predictor import HEADROOM, need_bytes
 from fedwright.protocol.strict import check_range
 from fedwright.server_runtime.artifacts.structure import Structure
 from fedwright.server_runtime.blocks import search
+from fedwright.server_runtime.blocks.budget import FORWARD_RATIO
 from fedwright.server_runtime.blocks.search import Block, Chain, Groups, Rules
+from fedwright.server_runtime.blocks.stitching import part_work
 from fedwright.server_runtime.blocks.tuning import Candidate, Tuning, agreement, logits_of, match, tune
 from fedwright.server_runtime.methods.base import Entry, Setting, register
 from fedwright.server_runtime.methods.own import Own
@@ -108,9 +111,8 @@ class PFedClub(Taught):
 
     def _teachers(self, pupil: Pupil, pupils: Mapping[str, Pupil], groups: Groups, known: Known) -> list[Teacher]:
         rng = np.random.default_rng(self.seed_of("search", known.round, pupil.device))
-        chains = search.search(
-            pupil.chain, groups, self._rules, allowed=self._allowed(pupil, known), most=self._params.most, rng=rng
-        )
+        allowed = self._allowed(pupil, pupils, known)
+        chains = search.search(pupil.chain, groups, self._rules, allowed=allowed, most=self._params.most, rng=rng)
         if not chains:
             return []
         candidates = [candidate_of(self._assembled(chain, pupils), chain) for chain in chains]
@@ -125,8 +127,8 @@ class PFedClub(Taught):
         ranked = [*sorted((i for i in best if np.isfinite(said[i])), key=lambda i: -said[i]), *others]
         return [self._teacher(candidates[i], chains[i]) for i in ranked]
 
-    def _allowed(self, pupil: Pupil, known: Known) -> search.Constraint:
-        """Hard rules first, then limits of size and memory."""
+    def _allowed(self, pupil: Pupil, pupils: Mapping[str, Pupil], known: Known) -> search.Constraint:
+        """Hard rules first, then limits of size, memory and time."""
         shape, spec = self.setting.spec.input_shape, self.specs[pupil.device]
         constraints = [search.stitchable(shape)]
         if self._params.eta is not None:
@@ -135,7 +137,33 @@ class PFedClub(Taught):
             alone = self.setting.manifest(Structure(spec, optimizer=self.setting.optimizer))
             own_bytes = need_bytes(alone, self.setting.batch)
             constraints.append(search.within_memory(shape, known.free_bytes, own_bytes, ratio=HEADROOM))
+        room_s = self.room_s(pupil.device)
+        if room_s is not None:
+            seconds = self._teacher_seconds(pupil.device, pupils)
+            constraints.append(search.within_time(seconds, room_s))
         return search.all_of(*constraints)
+
+    def _teacher_seconds(self, device: str, pupils: Mapping[str, Pupil]) -> Callable[[Chain], float]:
+        """What a chain's answers add to a device's round: an estimate, because to build each one's graph takes seconds.
+
+        The graph of the teacher that is chosen is built anyway, and checked.
+        """
+        shape, steps, paces = self.setting.spec.input_shape, self.steps_of(device), dict[str, float]()
+
+        def pace(owner: str) -> float:
+            if owner not in paces:
+                work = sum(part_work(block.part) for block in pupils[owner].chain)
+                paces[owner] = FORWARD_RATIO * self.step_s(device, self.specs[owner]) / max(1, work)
+            return paces[owner]
+
+        rate = None if self.setting.forecasts is None else self.setting.forecasts.bytes_per_s(device)
+        parameter_s = 4 / rate if rate else 0.0
+
+        def seconds(chain: Chain) -> float:
+            sent_s = parameter_s * search.chain_parameters(chain, shape)
+            return sent_s + steps * search.chain_seconds(chain, shape, pace)
+
+        return seconds
 
     def _assembled(self, chain: Chain, pupils: Mapping[str, Pupil]) -> Stitched:
         blocks = [pupils[block.owner].blocks[block.index] for block in chain]

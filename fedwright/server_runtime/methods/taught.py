@@ -14,13 +14,15 @@ from torch import Tensor, nn
 from fedwright.protocol.messages import Refusal, Report
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
-from fedwright.server_runtime.artifacts.structure import ModelSpec, Objective
+from fedwright.server_runtime.artifacts.structure import ModelSpec, Objective, Structure
 from fedwright.server_runtime.blocks import similarity
+from fedwright.server_runtime.blocks.budget import step_count
 from fedwright.server_runtime.blocks.search import Block, Chain, Groups
 from fedwright.server_runtime.blocks.tuning import Candidate
 from fedwright.server_runtime.methods.base import Absorbed, Assignment, Emission, Relay, Setting, Tensors
-from fedwright.server_runtime.methods.fitting import fits
+from fedwright.server_runtime.methods.fitting import budget_of, cost_of, fits
 from fedwright.server_runtime.methods.own import Own, OwnModels, pack, unpack
+from fedwright.server_runtime.methods.written import recipe_for
 from fedwright.server_runtime.public import need_public
 from fedwright.server_runtime.rounds.sampling import derive_seed
 from fedwright.server_runtime.zoo.stitched import Stitched, cut
@@ -121,6 +123,27 @@ class Taught(OwnModels, ABC):
         if report is None or plan.structure.objective.teacher is None:
             return True
         return fits(self.setting, device, report=structs.replace(report, free_bytes=free_bytes), assignment=plan)
+
+    def room_s(self, device: str) -> float | None:
+        """Seconds of a round that a device's own training leaves for a teacher; None without a limit or a forecast."""
+        report = self.reports.get(device)
+        limit_s = None if report is None else budget_of(self.setting, report).seconds
+        if report is None or limit_s is None or not self.step_s(device, self.specs[device]):
+            return None
+        alone = super().assignment(device, 0)
+        return limit_s - cost_of(self.setting, device, report=report, assignment=alone).seconds
+
+    def steps_of(self, device: str) -> int:
+        """Steps of a device that has reported in one round."""
+        return step_count(recipe_for(self.setting, 0, device), self.reports[device].data.samples)
+
+    def step_s(self, device: str, spec: ModelSpec) -> float:
+        """Seconds of one step of a model on a device; 0 where nobody knows."""
+        if self.setting.manifest is None or self.setting.forecasts is None:
+            return 0.0
+        manifest = self.setting.manifest(Structure(spec, optimizer=self.setting.optimizer))
+        ahead = self.setting.forecasts.predict(device, manifest, batch=self.setting.batch)
+        return 0.0 if ahead is None else ahead.step_s
 
     def shrink(self, device: str, assignment: Assignment, refusal: Refusal) -> Assignment | None:
         """The same without a teacher."""

@@ -147,3 +147,26 @@ def test_memory_holds_the_student_and_the_teacher():
     own = model("a", 2)
     assert search.within_memory((4,), 1160, 1000, ratio=1.0)(own)
     assert not search.within_memory((4,), 1159, 1000, ratio=1.0)(own)
+
+
+@pytest.mark.parametrize(
+    ("room_s", "owners"),
+    [(450, ["cca", "caa"]), (300, ["caa"]), (100, [])],
+    ids=["room for all", "the longest is too slow", "room for none"],
+)
+def test_a_quicker_chain_is_found_where_the_longest_is_too_slow(room_s, owners):
+    own, slow = model("a", 3), model("c", 3)
+    groups = grouped((own, [0, 1, 2]), (slow, [0, 1, 2]))
+    paces = {"a": 1.0, "c": 10.0}
+    # every block has 20 parameters and one place: 20 s of a's, 200 s of c's
+    limit = search.within_time(lambda chain: search.chain_seconds(chain, (4,), paces.__getitem__), room_s)
+    chains = found(own, groups, Rules(anchor="similar"), allowed=search.all_of(search.stitchable((4,)), limit))
+    assert sorted("".join(block.owner for block in chain) for chain in chains) == sorted(owners)
+
+
+def test_stitches_take_their_time_at_every_place():
+    first, wide = Part((1, 4, 4), (2, 4, 4), flat=False, head=False, parameters=20), part(head=True)
+    other = Part((3, 2, 2), (4,), flat=False, head=False, parameters=10)
+    chain = tuple(Block("a", i, 3, one) for i, one in enumerate((first, other, wide)))
+    # 20 parameters at 16 places, a 1x1 stitch of (2 + 1) * 3 and 10 parameters at 4 places, 20 once
+    assert search.chain_seconds(chain, (1, 4, 4), lambda owner: 0.5) == pytest.approx(0.5 * (320 + 36 + 40 + 20))

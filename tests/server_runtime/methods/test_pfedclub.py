@@ -17,6 +17,7 @@ from fedwright.server_runtime.methods.baselines.pfedhr import PFedHR, PFedHRPara
 from fedwright.server_runtime.methods.fitting import cost_of, memory_of
 from fedwright.server_runtime.methods.own import Own
 from fedwright.server_runtime.methods.pfedclub import PFedClub, PFedClubParams
+from fedwright.server_runtime.methods.taught import Known
 from fedwright.server_runtime.public import PublicData
 from helpers.fleet import report, setting
 
@@ -120,19 +121,19 @@ def test_a_device_without_the_memory_for_a_teacher_gets_none():
     assert [plan.structure.objective.teacher for plan in plans.values()] == [None, None]
 
 
+class Slow:
+    """A device that takes a second for each convolution of a graph."""
+
+    def predict(self, device, manifest, *, batch):
+        calls = sum(values[0] for kind, values in manifest.work.items() if kind.startswith("Conv"))
+        return Prediction(calls, calls, calls)
+
+    def bytes_per_s(self, device):
+        return None
+
+
 def test_a_step_that_would_take_too_long_leaves_the_teacher_out():
     builder = Builder()
-
-    class Slow:
-        """A device that takes a second for each convolution of a graph."""
-
-        def predict(self, device, manifest, *, batch):
-            calls = sum(values[0] for kind, values in manifest.work.items() if kind.startswith("Conv"))
-            return Prediction(calls, calls, calls)
-
-        def bytes_per_s(self, device):
-            return None
-
     method = make(manifest=lambda structure: builder.build(structure).manifest, forecasts=Slow())
     play(method, {"d-0": said(), "d-1": said()})
     assert "d-0" in method.teachers
@@ -144,6 +145,29 @@ def test_a_step_that_would_take_too_long_leaves_the_teacher_out():
     assert limited.structure.objective.teacher is None
     roomy = method.assign({"d-0": said(round_s=taught_s)}, 2)["d-0"]
     assert roomy.structure.objective.teacher is not None
+
+
+def test_the_search_itself_keeps_to_the_seconds_of_a_round():
+    builder = Builder()
+    params = PFedClubParams(Own(("cnn1@0.5", "cnn3@0.125")), most=8, rows=16, tune_epochs=0)
+    method = make(params, manifest=lambda structure: builder.build(structure).manifest, forecasts=Slow())
+    plans = method.assign({"d-0": said(), "d-1": said()}, 1)
+    alone_s = cost_of(method.setting, "d-0", report=said(), assignment=plans["d-0"]).seconds
+    pupils = {device: method.pupil(device) for device in plans}
+    own, longer = pupils["d-0"].chain, pupils["d-1"].chain
+    mixed = (longer[0], *own[1:])
+    known = Known(1, 10**12)
+
+    def allowed(round_s):
+        method.reports["d-0"] = said(round_s=round_s)
+        constraint = method._allowed(pupils["d-0"], pupils, known)
+        return [constraint(chain) for chain in (mixed, longer)]
+
+    seconds = method._teacher_seconds("d-0", pupils)
+    assert 0 < seconds(mixed) < seconds(longer)
+    assert allowed(None) == [True, True]
+    assert allowed(alone_s + (seconds(mixed) + seconds(longer)) / 2) == [True, False]
+    assert allowed(alone_s) == [False, False]
 
 
 def plan_without(plan):
