@@ -2,17 +2,19 @@
 
 Everything is real: a broker, a server process that is resumed after each kill, and agent processes behind a link that
 can be cut. Kills come at seeded random moments. A run counts as unharmed when no update is lost, none is counted twice
-and the final state has the bytes of the undisturbed run.
+(by the books that the method keeps in its state, `chaos_server`) and the final state has the bytes of the undisturbed
+run.
 """
 
 import argparse
+import hashlib
 import random
 import signal
 import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +23,9 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from fedwright.benchmarks.chaos_server import NAME, split_books
+from fedwright.protocol import tensors
+from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import RoundError
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.link.shaping import Proxy
@@ -51,7 +56,7 @@ deadline_s = 120
 model = "cnn-small"
 
 [method]
-name = "fedavg"
+name = "{method}"
 
 [train]
 epochs = 8
@@ -125,7 +130,7 @@ def play(*, kills: int, seed: int, rounds: int = ROUNDS, edges: int = 0) -> Outc
         fleet = stack.enter_context(_fleet(folder, rounds, edges))
         made = _disturb(fleet, kills, random.Random(seed))
         fleet.finish()
-        return _outcome(RunFolder(folder / "chaos"), rounds, made)
+        return _outcome(RunFolder(folder / "chaos"), made)
 
 
 class _Fleet:
@@ -136,7 +141,9 @@ class _Fleet:
         self.proxy = proxy
         self._folder = folder
         self._config = folder / "chaos.toml"
-        self._config.write_text(CONFIG.format(rounds=rounds, folder=folder, broker=broker.url, devices=len(DEVICES)))
+        self._config.write_text(
+            CONFIG.format(rounds=rounds, folder=folder, broker=broker.url, devices=len(DEVICES), method=NAME)
+        )
         self.edges = [f"edge-{number}" for number in range(edges)]
         self._edges = {edge: self._start_edge(edge) for edge in self.edges}
         self._devices = {device: self._start_device(device) for device in DEVICES}
@@ -195,7 +202,7 @@ class _Fleet:
     def _start_server(self) -> subprocess.Popen[bytes]:
         known = _is_recorded(RunFolder(self._folder / "chaos"))
         words = ["resume", str(self._folder / "chaos")] if known else ["run", str(self._config)]
-        return self._start("server.out", ["server", *words])
+        return self._start("server.out", ["server", *words], module="fedwright.benchmarks.chaos_server")
 
     def _start_edge(self, edge: str) -> subprocess.Popen[bytes]:
         path = self._folder / f"{edge}.toml"
@@ -209,10 +216,10 @@ class _Fleet:
             words += ["--edge", self.edges[DEVICES.index(device) % len(self.edges)]]
         return self._start(f"{device}.out", ["device", "run", *words])
 
-    def _start(self, log_name: str, words: list[str]) -> subprocess.Popen[bytes]:
+    def _start(self, log_name: str, words: list[str], *, module: str = "fedwright") -> subprocess.Popen[bytes]:
         with (self._folder / log_name).open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "fedwright", *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                [sys.executable, "-m", module, *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
 
 
@@ -253,20 +260,22 @@ def _victims(edges: int) -> tuple[str, ...]:
     return VICTIMS if edges else VICTIMS[:-1]
 
 
-def _outcome(folder: RunFolder, rounds: int, kills: Counter[str]) -> Outcome:
+def _outcome(folder: RunFolder, kills: Counter[str]) -> Outcome:
     store = SqliteRoundStore(folder.store)
     try:
         closed = store.closed()
-        absorbed = Counter(task for stage in closed for task in stage.absorbed)
-        lost = 0
-        for stage in closed:
-            plan, replies = store.plan(stage.position) or [], store.replies(stage.position)
-            updates = {task for task, reply in replies.items() if reply.outcome == "update"}
-            lost += sum(planned.task.task not in updates or planned.task.task not in absorbed for planned in plan)
-        twice = sum(count - 1 for count in absorbed.values())
-        return Outcome(len(closed), closed[-1].state if closed else "", lost, twice, kills)
+        planned = [planned.task.task for stage in closed for planned in store.plan(stage.position) or []]
+        weights, tasks = split_books(tensors.load(BlobStore(folder.blobs).path(closed[-1].state)))
+        lost, twice = reckon(planned, tasks)
+        return Outcome(len(closed), hashlib.sha256(tensors.save(weights)).hexdigest(), lost, twice, kills)
     finally:
         store.close()
+
+
+def reckon(planned: Sequence[str], absorbed: Sequence[str]) -> tuple[int, int]:
+    """How many tasks of closed rounds are not in the final state, and how often one is in it that was before."""
+    counts = Counter(absorbed)
+    return sum(not counts[task] for task in planned), sum(count - 1 for count in counts.values())
 
 
 def _is_recorded(folder: RunFolder) -> bool:

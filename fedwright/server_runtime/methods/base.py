@@ -53,13 +53,15 @@ class Emission:
 class Absorbed:
     """One checked reply: the tensors as `Returns` asked for them, and what the device measured.
 
-    weight: 1, or less for an update that was made from an older model (asynchronous rounds).
+    weight: 1, or less for an update that was made from an older model (asynchronous rounds). tasks: those that it
+    answers; several when an edge put their updates together.
     """
 
     tensors: Tensors
     stats: Stats
     assignment: Assignment
     weight: float = 1.0
+    tasks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,8 @@ class BufferedCoordinator:
             if reply.update is not None:
                 weight = (1.0 + self._version - planned.task.round) ** -0.5
                 values = self._desk.read(planned, reply.update)
-                method.absorb(planned.device, Absorbed(values, reply.update.stats, planned.assignment, weight))
+                one = Absorbed(values, reply.update.stats, planned.assignment, weight, (reply.task,))
+                method.absorb(planned.device, one)
         replies = {reply.task: reply for _, reply in batch}
         cost = round_cost([planned for planned, _ in batch], replies, self._planner.manifest)
         metrics = {**fleet_metrics(replies), **cost, **method.advance()}

@@ -81,10 +81,11 @@ def merged(replies: Mapping[str, Reply]) -> set[str]:
 def absorbed(planned: Planned, update: Update, values: Tensors, *, weight: float = 1.0) -> Absorbed:
     """What a method folds in: one device's change, or the mean of several with the weight of all of them."""
     if not update.parts:
-        return Absorbed(values, update.stats, planned.assignment, weight)
+        return Absorbed(values, update.stats, planned.assignment, weight, (update.task,))
     pool = planned.task.pool
     voices = len(update.parts) if pool is not None and pool.by == "devices" else 1
-    return Absorbed(values, total(update.parts), planned.assignment, weight * voices)
+    tasks = tuple(part.task for part in update.parts)
+    return Absorbed(values, total(update.parts), planned.assignment, weight * voices, tasks)
 
 
 def total(parts: Sequence[Part]) -> Stats:

@@ -1,0 +1,96 @@
+"""The books of `bench chaos` say what is in a state that was kept, so they show an update that was counted twice."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fedwright.benchmarks.chaos import reckon
+from fedwright.benchmarks.chaos_server import Bookkeeper, split_books
+from fedwright.protocol import tensors
+from fedwright.protocol.blobs import BlobStore
+from fedwright.protocol.link.memory import MemoryBroker
+from fedwright.protocol.messages import Part, Stats, Update
+from fedwright.server_runtime.methods.base import Absorbed
+from fedwright.server_runtime.methods.baselines.fedavg import FedAvgParams
+from fedwright.server_runtime.rounds import events
+from fedwright.server_runtime.rounds.pools import absorbed
+from fedwright.server_runtime.rounds.store import Planned, Position
+from helpers.fleet import Server, agents, report, setting
+from helpers.resume import Killed
+from helpers.tiny_artifact import start_weights
+
+STATS = Stats(samples=10, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
+CHANGE = {name: np.ones_like(value) for name, value in start_weights().items()}
+
+
+def make() -> Bookkeeper:
+    return Bookkeeper(FedAvgParams(), setting())
+
+
+def absorb(method: Bookkeeper, *tasks: str) -> None:
+    assignment = method.assign({"a": report()}, 1)["a"]
+    method.absorb("a", Absorbed(CHANGE, STATS, assignment, tasks=tasks))
+
+
+def resumed(state) -> Bookkeeper:
+    method = make()
+    method.restore(state)
+    return method
+
+
+def books_of(method: Bookkeeper) -> list[str]:
+    return split_books(method.state())[1]
+
+
+def test_what_a_killed_server_folded_in_and_did_not_keep_does_not_count():
+    before = make().state()
+    absorb(resumed(before), "t1")
+    method = resumed(before)
+    absorb(method, "t1")
+
+    assert reckon(["t1"], books_of(method)) == (0, 0)
+
+
+def test_an_update_that_is_folded_into_a_kept_state_again_is_seen():
+    method = make()
+    absorb(method, "t1")
+    method.advance()
+    method = resumed(method.state())
+    absorb(method, "t1")
+
+    assert reckon(["t1", "t2"], books_of(method)) == (1, 1)
+
+
+def test_an_update_that_came_alone_and_in_a_pool_is_seen():
+    method = make()
+    assignment = method.assign({"a": report()}, 1)["a"]
+    pooled = Update("t1", 1, STATS, parts=[Part("t1", STATS), Part("t2", STATS)])
+    planned = Planned("a", SimpleNamespace(pool=None), assignment)
+    method.absorb("a", absorbed(planned, pooled, CHANGE))
+    method.absorb("b", absorbed(planned, Update("t2", 1, STATS), CHANGE))
+
+    assert books_of(method) == ["t1", "t2", "t2"]
+    assert reckon(["t1", "t2"], books_of(method)) == (0, 1)
+
+
+@pytest.mark.parametrize("moment", [2, 4, 5, 7])
+def test_a_server_that_dies_and_resumes_folds_every_update_in_once(tmp_path, moment):
+    broker = MemoryBroker()
+    server = Server(broker, tmp_path, devices=2, rounds=2)
+    countdown = [moment]
+
+    def die(event: events.Event) -> None:
+        countdown[0] -= 1
+        if countdown[0] == 0:
+            raise Killed
+
+    with agents(broker, tmp_path, "a", "b"):
+        with pytest.raises(Killed):
+            server.run(observer=die, method=make())
+        server.run(method=make())
+
+    planned = [planned.task.task for number in (1, 2) for planned in server.store.plan(Position(number, 0))]
+    state = tensors.load(BlobStore(tmp_path / "server-blobs").path(server.store.closed()[-1].state))
+    assert reckon(planned, split_books(state)[1]) == (0, 0)
+    assert len(planned) == 4
