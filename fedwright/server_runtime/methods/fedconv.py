@@ -84,7 +84,7 @@ class FedConv(Leveled):
             )
         super().__init__(params.levels, setting)
         for size in params.levels.sizes:
-            check_width(setting.spec, self.width_of(size), size)
+            check_width(setting.spec, self.level_width(size), size)
         self.params = params
         self._server = ServerSide(params, setting, self.specs)
         self._compress = torch.zeros(0)

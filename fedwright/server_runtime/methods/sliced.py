@@ -230,9 +230,9 @@ class Leveled(Sliced):
         return [self._scaled(size) for size in self.levels.sizes]
 
     def _scaled(self, size: float) -> ModelSpec:
-        return zoo.scaled(self.setting.spec, self.width_of(size), rounding=self.rounding)
+        return zoo.scaled(self.setting.spec, self.level_width(size), rounding=self.rounding)
 
-    def width_of(self, size: float) -> float:
+    def level_width(self, size: float) -> float:
         """The share of the channels that a level's size means."""
         if self.levels.by == "width":
             return size
