@@ -216,15 +216,16 @@ class Edge:
             self._up.carry(device, event.payload)
         elif isinstance(message, Answer):
             self._up.carry(device, event.payload)
-        elif self._is_new(message) and isinstance(message, Update) and message.tensors is not None:
+        elif isinstance(message, Update) and message.tensors is not None and self._is_wanted(message):
             self._arriving.setdefault(message.tensors.sha256, []).append(event)
             self._down.pull(device, message.tensors)
         else:
             self._take_answer(event)
 
-    def _is_new(self, answer: Update | Refusal) -> bool:
-        row = self._shelf.row(answer.task)
-        return row is None or row.answer is None
+    def _is_wanted(self, update: Update) -> bool:
+        """Whether to fetch an update's tensors; those of one that the host will turn down stay where they are."""
+        row = self._shelf.row(update.task)
+        return (row is None or row.answer is None) and not self._shelf.is_too_large(update)
 
     def _take_pulled(self, event: Pulled) -> None:
         for heard in self._arriving.pop(event.sha256, []):

@@ -9,6 +9,7 @@ from fedwright.protocol.errors import BadBlob, BadUpdate
 from fedwright.protocol.messages import BlobRef, Refusal, Task, Update
 from fedwright.server_runtime.edge.pooling import Grouping, Member, Reader, split
 from fedwright.server_runtime.edge.store import ALONE, EdgeStore, Row, State
+from fedwright.server_runtime.intake.sizes import most_bytes
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,13 @@ class Shelf:
         self._began_s.setdefault(row.id, self._clock())
         self._sent_s.pop(row.id if row.bundle in ("", ALONE) else row.bundle, None)
         return row
+
+    def is_too_large(self, update: Update) -> bool:
+        """Whether an update's blob is more than its task can need, so that the host would not take it either."""
+        row = self._store.row(update.task)
+        if row is None or row.task is None or update.tensors is None or not self._blobs.has(row.task.artifact.sha256):
+            return False
+        return update.tensors.size_bytes > most_bytes(self._reader.manifest(row.task), row.task.returns)
 
     def give_up(self, device: str, task: str) -> list[str]:
         """A device that gets a task gives up what it has in hand: nobody waits for that any longer."""

@@ -8,10 +8,11 @@ import pytest
 from fedwright.protocol import codec, deltas
 from fedwright.protocol.blobs import make_ref
 from fedwright.protocol.link.memory import MemoryBroker
-from fedwright.protocol.messages import Ack, Get, Returns, Stats, Task, Update
+from fedwright.protocol.messages import Ack, Get, Here, Returns, Stats, Task, Update
 from fedwright.server_runtime.intake.sizes import HEADER_BYTES, most_bytes
 from fedwright.server_runtime.rounds import events
-from helpers.fleet import WAIT_S, Scripted, Server, agents
+from helpers.edges import RunningEdge
+from helpers.fleet import FLEET, WAIT_S, Scripted, Server, agents, report
 from helpers.tiny_artifact import make_artifact, start_weights
 
 STATS = Stats(samples=10, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
@@ -49,6 +50,46 @@ def test_a_blob_over_the_limit_is_not_fetched_and_its_sender_told(tmp_path):
     assert "its blob of 2000000 bytes is over the limit of 1000128" in said[-1].problem
     assert not any(isinstance(word, Get) for word in said)
     assert [event.device for event in server.seen(events.UpdateTaken) if event.round == 1] == ["a"]
+
+
+class Apart:
+    """The links of an edge whose devices have a broker of their own."""
+
+    def __init__(self, host: MemoryBroker, devices: MemoryBroker) -> None:
+        self._host, self._devices = host, devices
+
+    def link(self, name: str):
+        """See MemoryBroker."""
+        return (self._host if name.endswith("-up") else self._devices).link(name)
+
+
+def test_an_edge_does_not_fetch_it_either_and_the_host_turns_it_down(tmp_path):
+    host, behind = MemoryBroker(), MemoryBroker()
+    server = Server(host, tmp_path, devices=2, rounds=1, deadline_s=WAIT_S)
+    greedy = Scripted(behind, "greedy")
+    said: list = []
+
+    def play():
+        greedy.hear(Here)
+        greedy.say(report())
+        task = greedy.hear(Task)
+        greedy.say(Ack(task.task))
+        greedy.say(Update(task.task, task.round, STATS, make_ref(bytes(2_000_000), inline=False)))
+        said.extend(words_until(greedy, Ack))
+        greedy.say(Update(greedy.hear(Task).task, 2, STATS))
+
+    player = threading.Thread(target=play, daemon=True)
+    # A scripted device speaks in the fleet of this name, which is its edge's.
+    edge = RunningEdge(Apart(host, behind), FLEET, tmp_path / "edge")
+    player.start()
+    with agents(host, tmp_path, "a"):
+        server.run()
+    player.join(WAIT_S)
+    edge.stop()
+
+    assert edge.error is None
+    assert "its blob of 2000000 bytes is over the limit of 1000128" in said[-1].problem
+    assert not any(isinstance(word, Get) for word in said)
 
 
 @pytest.mark.parametrize("keep", [None, 0.5, 0.999], ids=["whole", "half", "nearly all"])
