@@ -53,6 +53,7 @@ def _row(planned: Planned, stats: Stats, found: Manifest, speeds: Speeds, traffi
         "training s": stats.train_s,
         "predicted training s": None if expected is None else expected.step_s * stats.steps,
         "CPU s": stats.cpu_s,
+        "training CPU s": stats.train_cpu_s,
         "peak MB": stats.peak_rss_bytes / 1e6,
         "up kB": up / 1e3,
         "down kB": down / 1e3,

@@ -59,13 +59,14 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     tables |= {f"{method}: every device, per round": own.devices for method, own in found.items()}
     tables |= {f"{method}: every device and round": own.rounds for method, own in found.items()}
     every = [row for own in found.values() for row in own.devices]
-    middle = float(np.median([row["CPU s"] / row["predicted CPU s"] for row in every if row["predicted CPU s"]]))
+    known = [row for row in every if row["predicted training CPU s"]]
+    middle = float(np.median([row["training CPU s"] / row["predicted training CPU s"] for row in known]))
     holds = 1 - WITHIN <= middle <= 1 + WITHIN
     return {
         "seeds": [1],
         "limits": found[methods[0]].limits,
         "tables": tables,
-        "checks": [check("CPU seconds, measured / predicted, median", middle, f"1 +- {WITHIN}", holds=holds)],
+        "checks": [check("training CPU seconds, measured / predicted, median", middle, f"1 +- {WITHIN}", holds=holds)],
         "shown": [name for name in tables if not name.endswith("device and round")],
     }
 
@@ -95,7 +96,10 @@ def _measure(method: str, profile: Profile, fleet: str | None, *, quick: bool) -
         result = run_demo(options)
         expected = _expected(options, profile)
         rounds = rows_of_run(_run_folder(options).path)
-    rows = [_row(device, own, expected.get(device)) for device, own in result.devices.items()]
+    rows = [
+        _row(device, own, expected.get(device), [row for row in rounds if row["device"] == device])
+        for device, own in result.devices.items()
+    ]
     return _Found(rows, rounds, _limits(result))
 
 
@@ -148,7 +152,7 @@ def _cost(folder: RunFolder, profile: Profile) -> Callable[[Planned, int], Expec
     return cost
 
 
-def _row(device: str, own: DemoDevice, expected: Expected | None) -> dict[str, Any]:
+def _row(device: str, own: DemoDevice, expected: Expected | None, rounds: list[dict[str, Any]]) -> dict[str, Any]:
     record, share = own.record, own.exit.enforced.cpu_share
     worked = max(1, record.rounds)
     return {
@@ -156,9 +160,12 @@ def _row(device: str, own: DemoDevice, expected: Expected | None) -> dict[str, A
         "profile": own.profile,
         "width": record.width,
         "s per round": record.round_s,
-        "predicted s": None if expected is None else expected.cpu_s / share,
+        "training s": mean(row["training s"] for row in rounds) if rounds else None,
+        # A task that is over within one period of the quota is not slowed down.
+        "predicted training s": None if expected is None else expected.cpu_s / share,
         "CPU s": record.cpu_s / worked,
-        "predicted CPU s": None if expected is None else expected.cpu_s,
+        "training CPU s": mean(row["training CPU s"] for row in rounds) if rounds else None,
+        "predicted training CPU s": None if expected is None else expected.cpu_s,
         "peak MB": record.peak_rss_bytes / 1e6,
         "predicted MB": None if expected is None else expected.memory_mb,
         "kB per round": (record.bytes_up + record.bytes_down) / worked / 1e3,

@@ -230,6 +230,7 @@ def _train(
         samples=len(data.y),
         steps=done + result.steps,
         train_s=result.train_s,
+        train_cpu_s=result.cpu_s,
         cpu_s=0.0,
         peak_rss_bytes=0,
         loss_first=first,

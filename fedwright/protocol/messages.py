@@ -181,6 +181,8 @@ class Stats(Struct, frozen=True):
     bytes_up: Count = 0
     bytes_down: Count = 0
     energy_j: Annotated[float, Meta(ge=0)] | None = None
+    # Of `cpu_s`, what the training steps took; the rest is measuring and packing.
+    train_cpu_s: Seconds = 0.0
 
 
 class Part(Struct, frozen=True):

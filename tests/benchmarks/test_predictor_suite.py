@@ -20,17 +20,24 @@ def test_shares_by_hand():
 def test_every_promise_is_a_check_that_can_fail():
     good = {"within 10 %": 0.8, "within 20 %": 0.95, "mean error": 0.05}
     bad = {"within 10 %": 0.1, "within 20 %": 0.2, "mean error": 0.5}
-    fits = [{"predicted / peak": 1.1, "admitted / peak": 1.3}]
-    dies = [{"predicted / peak": 0.7, "admitted / peak": 0.9}]
+    fits = [{"refused at the limit": False, "predicted / peak": 1.1, "admitted / peak": 1.3}]
+    dies = [{"refused at the limit": True, "predicted / peak": 0.7, "admitted / peak": 0.9}]
+    others = {"FLOPs line": bad, "random forest": bad}, {"FLOPs line": good, "random forest": good}
 
-    holds = suite._checks({"predictor": good, "FLOPs line": bad, "random forest": bad}, good, fits, 20.0)
-    fails = suite._checks({"predictor": bad, "FLOPs line": good, "random forest": good}, good, dies, 100.0)
+    holds = suite._checks({"predictor": good, suite.AS_A_DEVICE: good, **others[0]}, good, fits, 20.0)
+    fails = suite._checks({"predictor": bad, suite.AS_A_DEVICE: bad, **others[1]}, good, dies, 100.0)
 
     assert all(check["holds"] for check in holds)
     assert [check["name"] for check in fails if check["holds"]] == [
+        "steps within 20 %, two passes as on a device",
+        "steps within 10 %, two passes as on a device",
         "the same twice within 20 % (the ceiling)",
         "the same twice within 10 % (the ceiling)",
+        "models admitted that a limit of just that much stops",
     ]
+
+
+MEASURED = {"refused at the limit": False, "predicted / peak": 1.0, "admitted / peak": 1.3}
 
 
 def passes_of(*times):
@@ -42,7 +49,7 @@ def test_the_best_of_every_other_pass_stands_against_the_best_of_the_rest(monkey
     monkeypatch.setattr(suite, "fit", lambda probes: ({}, 0.1))
     for name in ("_flops_line", "_forest"):
         monkeypatch.setattr(suite, name, lambda probes, cases: np.ones(len(cases)))
-    monkeypatch.setattr(suite, "_memory", lambda cases: [{"predicted / peak": 1.0, "admitted / peak": 1.3}])
+    monkeypatch.setattr(suite, "_memory", lambda cases: [MEASURED])
     artifact = SimpleNamespace(manifest=SimpleNamespace(work={}))
 
     found = suite.score([("m", 1.0, artifact)], passes_of(5.0, 4.0, 3.0, 3.6))
@@ -58,7 +65,10 @@ def test_the_best_of_every_other_pass_stands_against_the_best_of_the_rest(monkey
 def test_the_memory_of_a_small_model_is_measured_in_a_process_of_its_own():
     [(name, width, artifact)] = suite._build("lenet", (0.5,))
 
-    peak = suite._peak_bytes(suite.Case(name, width, 16, artifact, (1.0, 1.0)))
+    case, need = suite.Case(name, width, 16, artifact, (1.0, 1.0)), need_bytes(artifact.manifest, 16)
 
+    peak = suite._peak_bytes(case, need)
+
+    assert suite._peak_bytes(case, need // 8) is None
     assert 0.6 < expected_bytes(artifact.manifest, 16) / peak < 1.6
     assert need_bytes(artifact.manifest, 16) > peak
