@@ -108,7 +108,8 @@ def run_jobs(jobs: Sequence[Job], *, processes: int | None = None) -> list[Finis
 
     count = min(len(jobs), processes or os.cpu_count() or 1)
     context = multiprocessing.get_context("spawn")
-    with Progress(console=Console(stderr=True)) as progress, ProcessPoolExecutor(count, context) as pool:
+    pool = ProcessPoolExecutor(count, context, initializer=_use_one_thread)
+    with Progress(console=Console(stderr=True)) as progress, pool:
         bar = progress.add_task(f"{len(jobs)} simulations", total=len(jobs))
         work = [pool.submit(run_kept, job, place_of(job)) for job in jobs]
         try:
@@ -119,6 +120,13 @@ def run_jobs(jobs: Sequence[Job], *, processes: int | None = None) -> list[Finis
             # One that failed ends the suite: those that have not begun need not.
             pool.shutdown(wait=False, cancel_futures=True)
         return [done.result() for done in work]
+
+
+def _use_one_thread() -> None:
+    """There is a process for every core; threads of torch in each of them would wait for one another."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 def run_kept(job: Job, place: Path | None) -> Finished:
