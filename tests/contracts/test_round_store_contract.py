@@ -85,6 +85,8 @@ def test_the_first_reply_of_a_task_stands(store):
     assert store.save_reply(first) is True
     assert store.save_reply(Reply("t1", "refused", detail="too late")) is False
     assert store.replies(Position(1, 0)) == {"t1": first}
+    assert store.reply("t1") == first
+    assert store.reply("t2") is None
 
 
 def test_replies_belong_to_their_stage(store):

@@ -334,7 +334,10 @@ class Desk:
         device keep it until it is asked again.
         """
         if not self.store.is_open(task):
-            self._exchange.acknowledge(device, task, problem="this task is closed; the update was not used again")
+            known = self.store.reply(task)
+            # The same word as before: a device that took a used update for unused would send a part of it again.
+            problem = "this task is closed; its round is over" if known is None else known.detail
+            self._exchange.acknowledge(device, task, problem=problem)
 
     def _take_pulled(self, event: Pulled) -> None:
         for update in self._arriving.pop(event.sha256, []):

@@ -68,6 +68,10 @@ class MemoryRoundStore:
         tasks = [planned.task.task for planned in self._plans.get(position, [])]
         return {task: self._replies[task] for task in tasks if task in self._replies}
 
+    def reply(self, task: str) -> Reply | None:
+        """See RoundStore."""
+        return self._replies.get(task)
+
     def is_open(self, task: str) -> bool:
         """See RoundStore."""
         planned = any(entry.task.task == task for plan in self._plans.values() for entry in plan)

@@ -129,6 +129,12 @@ class SqliteRoundStore:
         )
         return {row[0]: _reply(row) for row in rows}
 
+    def reply(self, task: str) -> Reply | None:
+        """See RoundStore."""
+        row = self._db.execute("SELECT task_id, outcome, message, detail FROM reply WHERE task_id = ?", (task,))
+        found = row.fetchone()
+        return None if found is None else _reply(found)
+
     def is_open(self, task: str) -> bool:
         """See RoundStore."""
         row = self._db.execute(

@@ -102,6 +102,10 @@ class RoundStore(Protocol):
         """Replies of a stage by task id."""
         ...
 
+    def reply(self, task: str) -> Reply | None:
+        """How a task ended; None when it has not, or nobody planned it."""
+        ...
+
     def is_open(self, task: str) -> bool:
         """Whether a task of this id is planned and has no reply yet."""
         ...

@@ -120,6 +120,27 @@ def test_a_round_with_its_quorum_leaves_a_device_that_refused_alone(broker, tmp_
     assert len(ids(server)) == 2
 
 
+def test_a_device_that_missed_the_word_on_its_update_hears_again_that_it_was_used(broker, tmp_path):
+    server = Server(broker, tmp_path, devices=1, rounds=1)
+    device = Scripted(broker, "a")
+    told: list[str] = []
+
+    def work():
+        device.join()
+        update = send(device.hear(Task))
+        for _ in range(2):
+            device.say(update)
+            told.append(device.hear(Ack).problem)
+        device.say(measure(device.hear(Task)))
+
+    player = threading.Thread(target=work, daemon=True)
+    player.start()
+    server.run()
+    player.join(WAIT_S)
+
+    assert told == ["", ""]
+
+
 class Passing(FedAvg):
     """What device a learnt goes on to device b."""
 
