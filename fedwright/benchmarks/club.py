@@ -30,8 +30,7 @@ def run_suite(name: str, args: argparse.Namespace) -> dict[str, Any]:
     found = read_suite(name, quick=args.quick)
     seeds = seeds_of(found["suite"], args.seeds)
     runs = finished_runs(found, seeds)
-    tables = {setting: [_row(label, own, found["paper"].get(setting, {})) for label, own in by.items()]
-              for setting, by in runs.items()}  # fmt: skip
+    tables = {setting: rows(by, found["paper"].get(setting, {})) for setting, by in runs.items()}
     tables["accuracy, pfedclub - other in points, paired seeds"] = difference_rows(runs)
     tables["change of size per device"] = size_rows(runs)
     main = found["suite"]["settings"][0]
@@ -137,13 +136,19 @@ def server_seconds(own: list[Finished]) -> float | None:
     return mean(seen) if seen else None
 
 
+def rows(by: Mapping[str, list[Finished]], paper: Mapping[str, float]) -> list[dict[str, Any]]:
+    """One row per method; the first is pFedClub's, with which a report compares the others."""
+    first = [CLUB, *(label for label in by if label != CLUB)]
+    return [_row(label, by[label], paper) for label in first]
+
+
 def _row(label: str, own: list[Finished], paper: Mapping[str, float]) -> dict[str, Any]:
     values = [late_accuracy(job) for job in own]
     return {
         "method": label,
         "accuracy %": mean(values),
         "spread": float(np.std(values)),
-        "paper %": paper.get(label),
+        "paper accuracy %": paper.get(label),
         "teacher %": teacher_accuracy(own),
         "φ": size_change(own),
         "server s": server_seconds(own),

@@ -8,6 +8,7 @@ from fedwright.benchmarks import club, pfedclub_server
 from fedwright.benchmarks.dealing import deal
 from fedwright.benchmarks.simulate import Evaluated, Measured
 from fedwright.benchmarks.suite import Finished, read_suite
+from fedwright.benchmarks.tables import signs
 from fedwright.server_runtime.config import SimulateSection, config_from_dict
 from fedwright.server_runtime.methods.taught import Known, Teacher
 
@@ -86,6 +87,12 @@ def test_a_teacher_over_the_limit_breaks_the_promise_in_any_setting(by, setting)
     runs[setting]["pfedclub+"] = [finished("pfedclub+", 0.65, teacher=0.5, change=0.2, server_s=2.0)]
     found = {entry["name"]: entry for entry in club.checks(runs, "III", 0.1)}
     assert not found["largest φ of any device and round, pfedclub+"]["holds"]
+
+
+def test_a_report_compares_pfedclub_with_the_others_as_the_paper_does(by):
+    (other,) = signs(club.rows(by, {"pfedclub": 71.9, "fedmd": 63.1}))
+    assert other["difference"] == "pfedclub - fedmd, accuracy %"
+    assert other["same sign"]
 
 
 def test_sizes_are_listed_and_drawn(by, tmp_path):
