@@ -89,10 +89,16 @@ def test_an_interrupted_simulation_goes_on(tmp_path):
     broken = replace(config, run=replace(config.run, folder=str(tmp_path / "cut")))
     with pytest.raises(PowerCut):
         simulate(broken, text, observer=cut)
-    rest = simulate(broken, text)
+    closed = []
+    rest = simulate(
+        broken,
+        text,
+        observer=lambda event: closed.append(event.round) if isinstance(event, events.RoundClosed) else None,
+    )
 
     assert final_state(tmp_path / "whole/run") == final_state(tmp_path / "cut/run")
-    assert len(rest.round_s) == 2
+    assert closed == [2, 3]
+    assert len(rest.round_s) == 3
     assert [entry.round for entry in rest.evaluations] == [entry.round for entry in whole.evaluations] == [1, 2, 3]
 
 
