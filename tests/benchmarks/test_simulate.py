@@ -90,11 +90,12 @@ def test_an_interrupted_simulation_goes_on(tmp_path):
     with pytest.raises(PowerCut):
         simulate(broken, text, observer=cut)
     closed = []
-    rest = simulate(
-        broken,
-        text,
-        observer=lambda event: closed.append(event.round) if isinstance(event, events.RoundClosed) else None,
-    )
+
+    def note(event):
+        if isinstance(event, events.RoundClosed):
+            closed.append(event.round)
+
+    rest = simulate(broken, text, observer=note)
 
     assert final_state(tmp_path / "whole/run") == final_state(tmp_path / "cut/run")
     assert closed == [2, 3]
