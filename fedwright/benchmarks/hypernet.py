@@ -1,7 +1,6 @@
 """The suite hypernet: what writing models costs a server, against the vector-Jacobian products alone."""
 
 import argparse
-import resource
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 
 from fedwright.benchmarks.suite import check
+from fedwright.device_runtime.facts import peak_rss_bytes
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.artifacts.structure import ModelSpec
@@ -111,7 +111,7 @@ def large_round() -> int:
         made = net.generate(row[None])[0]
         net.add(row, {name: 0.01 * value for name, value in made.items()})
     net.learn(STEP)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return peak_rss_bytes()
 
 
 def _net(spec: ModelSpec, chunk: int | None = None) -> tuple[Hypernet, dict[str, Any]]:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedwright.benchmarks.suite import check, reported
 from fedwright.device_runtime.profiler.fit import fit
 from fedwright.device_runtime.profiler.measure import ProbeTime, start, time_probes, time_step
 from fedwright.device_runtime.profiler.pack import load_probes
@@ -249,19 +250,15 @@ def _checks(
     others = min(scores["FLOPs line"]["mean error"], scores["random forest"]["mean error"])
     ratio = own["mean error"] / others
     return [
-        _check("steps within 20 %", own["within 20 %"], ">= 0.9", own["within 20 %"] >= 0.9),
-        _check("steps within 10 %", own["within 10 %"], ">= 0.7", own["within 10 %"] >= 0.7),
-        _check("steps within 20 %, two passes as on a device", device["within 20 %"], "reported", True),
-        _check("steps within 10 %, two passes as on a device", device["within 10 %"], "reported", True),
-        _check("the same twice within 20 % (the ceiling)", repeat["within 20 %"], "beside it", True),
-        _check("the same twice within 10 % (the ceiling)", repeat["within 10 %"], "beside it", True),
-        _check("mean error / best of FLOPs line and random forest", ratio, "< 1", ratio < 1),
-        _check("peak memory within 20 %", near, ">= 0.8", near >= 0.8),
-        _check("models admitted that need more than was asked for", dead, "0", dead == 0),
-        _check("models admitted that a limit of just that much stops", refused, "reported", True),
-        _check("CPU seconds of calibration", seconds, "< 60", seconds < 60),
+        check("steps within 20 %", own["within 20 %"], ">= 0.9", holds=own["within 20 %"] >= 0.9),
+        check("steps within 10 %", own["within 10 %"], ">= 0.7", holds=own["within 10 %"] >= 0.7),
+        reported("steps within 20 %, two passes as on a device", device["within 20 %"]),
+        reported("steps within 10 %, two passes as on a device", device["within 10 %"]),
+        check("the same twice within 20 % (the ceiling)", repeat["within 20 %"], "beside it", holds=True),
+        check("the same twice within 10 % (the ceiling)", repeat["within 10 %"], "beside it", holds=True),
+        check("mean error / best of FLOPs line and random forest", ratio, "< 1", holds=ratio < 1),
+        check("peak memory within 20 %", near, ">= 0.8", holds=near >= 0.8),
+        check("models admitted that need more than was asked for", dead, "0", holds=dead == 0),
+        reported("models admitted that a limit of just that much stops", refused),
+        check("CPU seconds of calibration", seconds, "< 60", holds=seconds < 60),
     ]
-
-
-def _check(name: str, value: float, target: str, holds: bool) -> dict[str, Any]:
-    return {"name": name, "value": round(float(value), 3), "target": target, "holds": bool(holds)}

@@ -211,15 +211,18 @@ class _Watch:
 
     def __call__(self, event: events.Event) -> None:
         """Take an event of the run."""
-        if isinstance(event, events.RoundClosed):
-            self.round_s.append(event.seconds)
-            with (self.folder / SECONDS).open("a", encoding="utf-8") as file:
-                file.write(f"{event.round} {event.seconds}\n")
+        closed = event if isinstance(event, events.RoundClosed) else None
+        if closed is not None:
+            self._note(closed)
         self.observer(event)
-        if not isinstance(event, events.RoundClosed):
-            return
-        if self._is_due(event.round):
-            self._measure(event.round)
+        if closed is not None and self._is_due(closed.round):
+            self._measure(closed.round)
+
+    def _note(self, closed: events.RoundClosed) -> None:
+        """Keep how long a round took, before anybody can stop here."""
+        self.round_s.append(closed.seconds)
+        with (self.folder / SECONDS).open("a", encoding="utf-8") as file:
+            file.write(f"{closed.round} {closed.seconds}\n")
 
     def _is_due(self, number: int) -> bool:
         every = self.config.simulate.evaluate_every

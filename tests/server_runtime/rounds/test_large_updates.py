@@ -26,6 +26,16 @@ def words_until(device: Scripted, kind: type) -> list:
     return words
 
 
+def send_too_much(device: Scripted) -> list:
+    """Answer a task with two megabytes; what was said to that. Then take part in the closing measurement."""
+    task = device.hear(Task)
+    device.say(Ack(task.task))
+    device.say(Update(task.task, task.round, STATS, make_ref(bytes(2_000_000), inline=False)))
+    said = words_until(device, Ack)
+    device.say(Update(device.hear(Task).task, 2, STATS))
+    return said
+
+
 def test_a_blob_over_the_limit_is_not_fetched_and_its_sender_told(tmp_path):
     broker = MemoryBroker()
     server = Server(broker, tmp_path, devices=2, rounds=1, deadline_s=WAIT_S)
@@ -34,11 +44,7 @@ def test_a_blob_over_the_limit_is_not_fetched_and_its_sender_told(tmp_path):
 
     def play():
         greedy.join()
-        task = greedy.hear(Task)
-        greedy.say(Ack(task.task))
-        greedy.say(Update(task.task, task.round, STATS, make_ref(bytes(2_000_000), inline=False)))
-        said.extend(words_until(greedy, Ack))
-        greedy.say(Update(greedy.hear(Task).task, 2, STATS))
+        said.extend(send_too_much(greedy))
 
     player = threading.Thread(target=play, daemon=True)
     player.start()
@@ -72,11 +78,7 @@ def test_an_edge_does_not_fetch_it_either_and_the_host_turns_it_down(tmp_path):
     def play():
         greedy.hear(Here)
         greedy.say(report())
-        task = greedy.hear(Task)
-        greedy.say(Ack(task.task))
-        greedy.say(Update(task.task, task.round, STATS, make_ref(bytes(2_000_000), inline=False)))
-        said.extend(words_until(greedy, Ack))
-        greedy.say(Update(greedy.hear(Task).task, 2, STATS))
+        said.extend(send_too_much(greedy))
 
     player = threading.Thread(target=play, daemon=True)
     # A scripted device speaks in the fleet of this name, which is its edge's.
