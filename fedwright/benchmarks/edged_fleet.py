@@ -10,6 +10,7 @@ from fedwright.protocol.files import replace_file
 from fedwright.protocol.messages import Ask, BlobRef, Dismiss, Refusal, Task, Update
 from fedwright.server_runtime.blocks.exchange import Options
 from fedwright.server_runtime.config import SimulateSection
+from fedwright.server_runtime.edge.circle import Circle
 from fedwright.server_runtime.edge.pooling import Grouping, Member, Plain, Reader, split
 from fedwright.server_runtime.rounds.exchange import Heard, Pulled
 
@@ -36,26 +37,35 @@ class FileNotes:
         replace_file(self.folder / name, value)
 
 
-def make_grouping(section: SimulateSection, folder: Path) -> Grouping:
-    """How a simulated edge puts updates together; what it keeps lies in a folder, so that a run can go on."""
+@dataclass(frozen=True)
+class SimulatedEdge:
+    """How an edge puts updates together and what it shows others; both outlive the process, so that a run can go on."""
+
+    grouping: Grouping
+    circle: Circle
+
+
+def make_edge(name: str, section: SimulateSection, folder: Path, blobs: BlobStore) -> SimulatedEdge:
+    """An edge of a simulation; what it keeps lies in a folder."""
+    notes = FileNotes(folder)
     if section.clusters == 1 and section.exchange == "off":
-        return Plain()
+        return SimulatedEdge(Plain(), Circle(name, notes, blobs))
     from fedwright.server_runtime.edge.clusters import Clustered, Wanted
 
     options = None if section.exchange == "off" else Options(section.exchange)
-    return Clustered(Wanted(section.clusters, None, options), FileNotes(folder))
+    return SimulatedEdge(Clustered(Wanted(section.clusters, None, options), notes), Circle(name, notes, blobs))
 
 
 class EdgedFleet:
-    """A fleet whose updates come in pools, one mean for each; `groupings` are those of the edges by name."""
+    """A fleet whose updates come in pools, one mean for each; `edges` by name."""
 
     def __init__(
-        self, fleet: LocalFleet, places: Mapping[str, str], *, blobs: BlobStore, groupings: Mapping[str, Grouping]
+        self, fleet: LocalFleet, places: Mapping[str, str], *, blobs: BlobStore, edges: Mapping[str, SimulatedEdge]
     ) -> None:
         self._fleet = fleet
         self._places = places
         self._reader = Reader(blobs)
-        self._groupings = groupings
+        self._edges = edges
         self._tasks: dict[str, tuple[str, Task]] = {}
         self._answers: dict[str, Update | None] = {}
 
@@ -105,27 +115,57 @@ class EdgedFleet:
                 events.append(event)
             else:
                 self._answers[answer.task] = answer
-        for edge in sorted(set(self._places.values())):
-            events += self._close(edge)
+        ripe = {edge: names for edge in sorted(self._edges) if (names := self._ripe(edge))}
+        for edge, names in ripe.items():
+            self._show(edge, names)
+        for edge, names in ripe.items():
+            events += self._close(edge, names)
         return events
 
-    def _close(self, edge: str) -> list[Heard]:
-        """The pooled updates of an edge's complete pools."""
+    def _ripe(self, edge: str) -> dict[str, list[str]]:
+        """The tasks of an edge's complete pools; of all or none where they go up together."""
         pools: dict[str, list[str]] = {}
         for name, (_, task) in self._tasks.items():
             if task.pool is not None and task.pool.edge == edge:
                 pools.setdefault(task.pool.key, []).append(name)
         # All tasks of a stage are handed out before the first answer is heard; a run that goes on has fewer of a pool.
         ripe = {key: names for key, names in pools.items() if all(name in self._answers for name in names)}
-        grouping = self._groupings[edge]
-        if not ripe or (grouping.together and len(ripe) < len(pools)):
-            return []
-        alone, pooled = split({key: self._members(names) for key, names in ripe.items()}, grouping)
+        return {} if self._edges[edge].grouping.together and len(ripe) < len(pools) else ripe
+
+    def _show(self, edge: str, ripe: dict[str, list[str]]) -> None:
+        """Let other edges see the clusters of one that is ready."""
+        own, stage = self._edges[edge], self._stage(ripe)[0]
+        if own.grouping.together and stage is not None and own.circle.stage != stage:
+            _, pooled = split({key: self._members(names) for key, names in ripe.items()}, own.grouping)
+            own.circle.show(stage, own.grouping.show(pooled, self._reader) if pooled else None)
+
+    def _close(self, edge: str, ripe: dict[str, list[str]]) -> list[Heard]:
+        """The pooled updates of an edge's complete pools, as soon as all edges that it waits for have shown theirs."""
+        own, (stage, peers) = self._edges[edge], self._stage(ripe)
+        elsewhere: dict[str, bytes] = {}
+        if own.grouping.together and stage is not None:
+            if any(name not in self._answers for name in self._tasks if self._edge(name) in peers):
+                return []
+            for peer in peers:
+                shown = self._edges[peer].circle.own()
+                if shown is not None:
+                    own.circle.take(shown)
+            elsewhere = own.circle.views(stage, peers)
+        alone, pooled = split({key: self._members(names) for key, names in ripe.items()}, own.grouping)
         heard = [Heard(member.device, BOOT, member.update) for member in alone]
         if pooled:
-            heard += [Heard(edge, BOOT, update) for update in grouping.group(pooled, self._reader)]
+            heard += [Heard(edge, BOOT, update) for update in own.grouping.group(pooled, self._reader, elsewhere)]
         self._forget([name for names in ripe.values() for name in names], alone)
         return heard
+
+    def _edge(self, name: str) -> str:
+        pool = self._tasks[name][1].pool
+        return "" if pool is None else pool.edge
+
+    def _stage(self, ripe: dict[str, list[str]]) -> tuple[str | None, list[str]]:
+        """The stage that tasks belong to, where edges show each other their clusters in it, and those edges."""
+        pool = self._tasks[next(iter(ripe.values()))[0]][1].pool
+        return (None, []) if pool is None else (pool.stage, pool.peers)
 
     def _members(self, names: list[str]) -> list[Member]:
         found = []

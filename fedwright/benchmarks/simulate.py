@@ -12,7 +12,7 @@ from msgspec import structs
 from fedwright import __version__
 from fedwright.benchmarks.absences import FrailFleet, Frailty, away_ratios, next_round
 from fedwright.benchmarks.dealing import Dealt, deal, local_data, reserve
-from fedwright.benchmarks.edged_fleet import EdgedFleet, in_turn, make_grouping
+from fedwright.benchmarks.edged_fleet import EdgedFleet, in_turn, make_edge
 from fedwright.benchmarks.local_fleet import Crew, LocalFleet
 from fedwright.benchmarks.simulate_worker import Measure, Part, Place
 from fedwright.device_runtime import facts
@@ -121,8 +121,8 @@ def simulate(
                 if not config.simulate.edges:
                     return local
                 places = in_turn(list(reports), config.simulate.edges)
-                groupings = {edge: make_grouping(config.simulate, folder.path / edge) for edge in places.values()}
-                return EdgedFleet(local, places, blobs=blobs, groupings=groupings)
+                edges = {e: make_edge(e, config.simulate, folder.path / e, blobs) for e in set(places.values())}
+                return EdgedFleet(local, places, blobs=blobs, edges=edges)
 
             outcome = runs.meet(config, text, runs.Meeting(talk, watch, begin, sync=False, public=public))
     return Simulated(outcome, watch.evaluations, watch.round_s, folder.path)

@@ -131,6 +131,7 @@ class Pool(Struct, frozen=True):
 
     by: an update counts by its samples, or every device the same. clip_norm: largest norm of one device's change.
     features: class means come with the updates for the edge alone; the pooled update has none.
+    stage, peers: the other edges that have pools of this stage, whose clusters may be linked with this edge's.
     """
 
     key: Id
@@ -139,6 +140,8 @@ class Pool(Struct, frozen=True):
     by: Literal["samples", "devices"] = "samples"
     clip_norm: Annotated[float, Meta(gt=0)] | None = None
     features: bool = False
+    stage: Id | None = None
+    peers: Annotated[list[Id], Meta(max_length=10_000)] = []
 
 
 class Task(Struct, tag="task", frozen=True):
@@ -310,6 +313,17 @@ class Recall(Struct, tag="recall", frozen=True):
     of: Id
 
 
+class Shown(Struct, tag="shown", frozen=True):
+    """Edge → server → the other edges of a stage: what they need of this edge's clusters, to link theirs with them.
+
+    clusters: None from an edge that has none to show; the server says that for one that is away.
+    """
+
+    stage: Id
+    edge: Id
+    clusters: BlobRef | None = None
+
+
 class Here(Struct, tag="here", frozen=True):
     """Edge → its devices, from time to time, and server → edge that reported: I am alive."""
 
@@ -329,6 +343,7 @@ Message = (
     | Carried
     | Held
     | Recall
+    | Shown
     | Here
     | Ask
     | Answer

@@ -7,6 +7,7 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -22,8 +23,11 @@ from fedwright.device_runtime.profiler.store import PROFILE_NAME, save_profile
 from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.link.broker import Broker
+from fedwright.protocol.messages import Shown
 from fedwright.protocol.operators import FEATURES
 from fedwright.protocol.predictor import Profile
+from fedwright.server_runtime.edge.circle import OTHERS
+from fedwright.server_runtime.edge.store import EdgeStore
 from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
 from fedwright.server_runtime.rounds.store import Position
 from fedwright.server_runtime.zoo import width_of
@@ -52,7 +56,7 @@ fleet = "test"
 class Site:
     """A host, two edges and four boards; a process that was killed can be started again."""
 
-    def __init__(self, folder: Path, stack: ExitStack, *, rounds: int, **sections) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, *, rounds: int, edge: str = "", **sections) -> None:
         self.folder = folder
         self._stack = stack
         self.broker = stack.enter_context(Broker(kind="mosquitto"))
@@ -61,8 +65,8 @@ class Site:
         (folder / "run.toml").write_text(text)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         for name in EDGES:
-            edge = EDGE.format(name=name, folder=folder / "edges", broker=self.broker.url)
-            (folder / f"{name}.toml").write_text(edge)
+            whole = EDGE.format(name=name, folder=folder / "edges", broker=self.broker.url) + edge
+            (folder / f"{name}.toml").write_text(whole)
             self.start(name)
         self.start("host")
         self._start_boards(stack.enter_context(EmulatedFleet(folder / "logs")))
@@ -189,6 +193,39 @@ def test_killed_edges_and_a_killed_host_lose_nothing(tmp_path):
     expected = state_of(tmp_path / "simulated/run")
     for name, value in state_of(tmp_path / "run").items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+def test_edges_that_show_each_other_their_clusters_may_be_killed(tmp_path):
+    require_tool("mosquitto")
+    ratios = {"sizes": [1.0, 0.5], "choose": "in_turn"}
+    with ExitStack() as stack:
+        site = Site(
+            tmp_path,
+            stack,
+            rounds=4,
+            edge='[exchange]\nform = "folded"\n',
+            method={"name": "heterofl", "masked": False, "levels": ratios},
+            update={"features": True},
+        )
+        site.wait_for(1)
+        site.kill("edge-1")
+        site.start("edge-1")
+        site.wait_for(2)
+        site.kill("host")
+        site.start("host")
+        site.wait_for(3)
+        site.kill("edge-2")
+        assert site.ended("host", RUN_TIMEOUT_S) == 0, (tmp_path / "host.out").read_text()[-2000:]
+
+    closed = site.closed()
+    assert [stage.metrics["updates"] for stage in closed] == [4, 4, 4, 4]
+    assert set(Counter(task for stage in closed for task in stage.absorbed).values()) == {1}
+    store = EdgeStore(tmp_path / "edges/edge-1/edge.sqlite")
+    seen = msgspec.msgpack.decode(store.note(OTHERS), type=dict[str, Shown])
+    store.close()
+    assert seen.keys() == {"edge-2"}
 
 
 @pytest.mark.broker

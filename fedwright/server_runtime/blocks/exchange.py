@@ -8,6 +8,9 @@ cross-entropy of o_i at i's own labels. All of it is linear, so W_i + λ Σ_j W_
 nothing when the model is used.
 eq8 (the paper's Eq. 8): o_i = F_i(x_i) + λ P_j x_j, o_j = F_j(x_j) + (1 - λ) P_i x_i with P_j [C, d_j], on samples
 paired by label, for classes that both have; the term is dropped when the model is used.
+
+A cluster that is elsewhere, behind another edge, is known by its view: what has to cross for it to be linked and to
+teach. Each edge changes its own clusters only, so that all edges together do what one with all clusters would.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,6 +59,20 @@ class Features:
         """Class means [C, d] of the classes that were seen."""
         seen = np.flatnonzero(counts > 0)
         return cls(prototypes[seen].astype(np.float64), seen.astype(np.int64), counts[seen].astype(np.float64))
+
+
+@dataclass(frozen=True)
+class View:
+    """What others need of a cluster: its last layer's weight [C, d], its answers by class, for eq8 its features."""
+
+    weight: Floats
+    answers: Mapping[int, Floats]
+    features: Features | None = None
+
+    @classmethod
+    def of(cls, head: Head, features: Features, form: Literal["folded", "eq8"]) -> "View":
+        """Features stay where they are unless the form needs them."""
+        return cls(head.weight, responses(head, features), features if form == "eq8" else None)
 
 
 @dataclass(frozen=True)
@@ -112,16 +129,15 @@ def _kl(p: Floats, q: Floats) -> Floats:
     return result
 
 
-def link(heads: Mapping[str, Head], features: Mapping[str, Features], *, quantile: float) -> list[Pair]:
+def link(views: Mapping[str, View], *, quantile: float) -> list[Pair]:
     """Pairs of clusters of different size whose answers are most alike: the lowest `quantile` of them, at least one.
 
     Layers of different size are compared by what they answer for the classes of both, where weights cannot be.
     """
-    answers = {name: responses(heads[name], features[name]) for name in sorted(heads)}
     found = {
-        (one, other): divergence(answers[one], answers[other])
-        for one, other in combinations(sorted(heads), 2)
-        if heads[one].weight.shape[1] != heads[other].weight.shape[1]
+        (one, other): divergence(views[one].answers, views[other].answers)
+        for one, other in combinations(sorted(views), 2)
+        if views[one].weight.shape[1] != views[other].weight.shape[1]
     }
     usable = {pair: value for pair, value in found.items() if np.isfinite(value)}
     if not usable:
@@ -133,22 +149,26 @@ def link(heads: Mapping[str, Head], features: Mapping[str, Features], *, quantil
 def exchange(
     heads: Mapping[str, Head],
     features: Mapping[str, Features],
-    pairs: Sequence[Pair],
     *,
     options: Options,
+    elsewhere: Mapping[str, View] | None = None,
     kept: Projections | None = None,
 ) -> tuple[dict[str, Head], Projections]:
-    """The last layers after the exchange, and the projections to keep (none where they are folded in)."""
+    """The last layers of the clusters that are here, and the projections to keep (none where they are folded in).
+
+    elsewhere: clusters of other edges, which teach and are not changed.
+    """
     _check(heads, features)
+    views = {name: View.of(head, features[name], options.form) for name, head in heads.items()}
+    views = {**(elsewhere or {}), **views}
+    pairs = link(views, quantile=options.quantile)
     if options.form == "eq8":
-        return _exchange_eq8(heads, features, pairs, options, dict(kept or {}))
-    linked: dict[str, list[str]] = {}
-    for one, other in pairs:
-        linked.setdefault(one, []).append(other)
-        linked.setdefault(other, []).append(one)
+        return _exchange_eq8(heads, views, pairs, options, dict(kept or {}))
     after = dict(heads)
-    for name, others in sorted(linked.items()):
-        after[name] = fold(heads[name], [heads[other].weight for other in others], features[name], options)
+    for name in sorted(heads):
+        linked = [other if one == name else one for one, other in pairs if name in (one, other)]
+        if linked:
+            after[name] = fold(heads[name], [views[other].weight for other in linked], features[name], options)
     return after, {}
 
 
@@ -170,22 +190,24 @@ def fold(head: Head, others: Sequence[Floats], features: Features, options: Opti
 
 def _exchange_eq8(
     heads: Mapping[str, Head],
-    features: Mapping[str, Features],
+    views: Mapping[str, View],
     pairs: Sequence[Pair],
     options: Options,
     kept: Projections,
 ) -> tuple[dict[str, Head], Projections]:
     after = dict(heads)
     for one, other in pairs:
-        left, right = aligned(features[one], features[other])
-        if not len(left.y):
+        first, second = views[one].features, views[other].features
+        if first is None or second is None:
             continue
+        left, right = aligned(first, second)
         for mine, yours, own, theirs, share in (
             (one, other, left, right, options.share),
             (other, one, right, left, 1 - options.share),
         ):
-            start = kept.get((yours, mine), np.zeros((len(after[mine].bias), theirs.x.shape[1])))
-            after[mine], kept[yours, mine] = _learn_beside(after[mine], own, theirs.x, start, share, options)
+            if mine in heads and len(own.y):
+                start = kept.get((yours, mine), np.zeros((len(after[mine].bias), theirs.x.shape[1])))
+                after[mine], kept[yours, mine] = _learn_beside(after[mine], own, theirs.x, start, share, options)
     return after, kept
 
 

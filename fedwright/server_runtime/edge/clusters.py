@@ -2,43 +2,32 @@
 
 Devices are clustered by their last layers in the first round that they answer in, and again when a new one is among
 them. Each cluster's mean goes up by itself. For the exchange a device sends the class means of what enters its last
-layer with its update, once per round; they end here, the host never sees them.
+layer with its update, once per round; the host never sees them. Other edges see the last layers of the clusters and
+what these answer (`views.py`), and class means only for eq8, which is made of them.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 import numpy as np
 
 from fedwright.protocol import deltas, tensors
 from fedwright.protocol.artifact import Manifest
-from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.errors import BadBlob, ConfigError
 from fedwright.protocol.messages import Part, Task, Update
 from fedwright.server_runtime.blocks.clustering import cluster
-from fedwright.server_runtime.blocks.exchange import Features, Head, Options, Projections, exchange, link
+from fedwright.server_runtime.blocks.exchange import Features, Head, Options, Projections, View, exchange
+from fedwright.server_runtime.edge.circle import Notes
 from fedwright.server_runtime.edge.pooling import COUNTS, PROTOTYPES, Member, Reader, mean, pack
+from fedwright.server_runtime.edge.views import BETWEEN, pack_views, unpack_views
 from fedwright.server_runtime.methods.base import Array, Tensors
 
 log = logging.getLogger(__name__)
 
 CLUSTERS, PROJECTIONS = "clusters", "projections"
 SEED = 1
-BETWEEN = "\n"
-
-
-class Notes(Protocol):
-    """What an edge keeps besides tasks; its store does."""
-
-    def note(self, name: str) -> bytes | None:
-        """Something kept under a name."""
-        ...
-
-    def save_note(self, name: str, value: bytes) -> None:
-        """Keep something under a name."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -74,6 +63,10 @@ class _Cluster:
         none = np.zeros(len(moved[weight]))
         return Head(moved[weight].astype(np.float64), none if bias is None else moved[bias].astype(np.float64))
 
+    def features(self) -> Features:
+        """What enters the last layer: class means over all its devices."""
+        return Features.of_prototypes(self.values[PROTOTYPES], self.values[COUNTS])
+
     def take_head(self, head: Head) -> None:
         """Change the mean so that it ends at this last layer."""
         weight, bias = self.layer
@@ -90,14 +83,33 @@ class Clustered:
         self._wanted = wanted
         self._notes = notes
         self._known: dict[str, tuple[str, int]] = _read_clusters(notes)
-        self._warned = False
+        self._warned: set[str] = set()
+        self._last: tuple[set[str], list[_Cluster]] | None = None
 
-    def group(self, pools: dict[str, list[Member]], reader: Reader) -> list[Update]:
+    def show(self, pools: dict[str, list[Member]], reader: Reader) -> bytes | None:
         """See Grouping."""
-        found = [one for _, members in sorted(pools.items()) for one in self._clusters(members, reader)]
-        if self._wanted.exchange is not None:
-            self._exchange(found, self._wanted.exchange)
+        options = self._wanted.exchange
+        if options is None:
+            return None
+        able = _able(self._made(pools, reader))
+        return pack_views({name: View.of(one.head(), one.features(), options.form) for name, one in able.items()})
+
+    def group(self, pools: dict[str, list[Member]], reader: Reader, elsewhere: Mapping[str, bytes]) -> list[Update]:
+        """See Grouping."""
+        found = self._made(pools, reader)
+        # What is changed below is not to be used again.
+        self._last = None
+        if found and self._wanted.exchange is not None:
+            self._exchange(found, self._wanted.exchange, elsewhere)
         return [pack(one.task, one.parts, one.values, reader.blobs) for one in found]
+
+    def _made(self, pools: dict[str, list[Member]], reader: Reader) -> list[_Cluster]:
+        """The clusters of all pools; kept from when they were shown until they go up."""
+        tasks = {member.task.task for members in pools.values() for member in members}
+        if self._last is None or self._last[0] != tasks:
+            made = [one for _, members in sorted(pools.items()) for one in self._clusters(members, reader)]
+            self._last = (tasks, made)
+        return self._last[1]
 
     def _clusters(self, members: Sequence[Member], reader: Reader) -> list[_Cluster]:
         ordered = sorted(members, key=lambda member: member.device)
@@ -136,37 +148,50 @@ class Clustered:
         self._notes.save_note(CLUSTERS, msgspec.msgpack.encode(self._known))
         return labels
 
-    def _exchange(self, clusters: Sequence[_Cluster], options: Options) -> None:
+    def _exchange(self, clusters: Sequence[_Cluster], options: Options, elsewhere: Mapping[str, bytes]) -> None:
         """Let linked clusters teach each other; those whose devices sent no class means are left as they are."""
-        able = {one.name: one for one in clusters if PROTOTYPES in one.values}
+        able = _able(clusters)
         if len(able) < len(clusters):
             log.warning("devices sent no class means, so nothing is exchanged; set update.features in the run's config")
         heads = {name: one.head() for name, one in able.items()}
-        self._warn_of_one_width(heads)
-        features = {
-            name: Features.of_prototypes(one.values[PROTOTYPES], one.values[COUNTS]) for name, one in able.items()
-        }
-        pairs = link(heads, features, quantile=options.quantile)
+        features = {name: one.features() for name, one in able.items()}
+        views = self._views(heads, elsewhere)
+        shapes = {name: view.weight.shape for name, view in views.items()}
+        shapes |= {name: head.weight.shape for name, head in heads.items()}
+        self._warn_of_one_width({shape[1] for shape in shapes.values()})
         number = clusters[0].task.round
         before = self._projections(number)
-        usable = {(j, i): p for (j, i), p in before.items() if _fits(p, heads.get(j), heads.get(i))}
-        after, kept = exchange(heads, features, pairs, options=options, kept=usable)
+        usable = {(j, i): p for (j, i), p in before.items() if _fits(p, shapes.get(j), shapes.get(i))}
+        after, kept = exchange(heads, features, options=options, elsewhere=views, kept=usable)
         for name, head in after.items():
             if head is not heads[name]:
                 able[name].take_head(head)
         if kept:
             self._notes.save_note(PROJECTIONS, msgspec.msgpack.encode((number, _packed(before), _packed(kept))))
 
-    def _warn_of_one_width(self, heads: dict[str, Head]) -> None:
+    def _views(self, heads: Mapping[str, Head], elsewhere: Mapping[str, bytes]) -> dict[str, View]:
+        """The clusters of other edges; those that cannot be read, or that are here by now, are left out."""
+        classes = max((len(head.bias) for head in heads.values()), default=0)
+        views: dict[str, View] = {}
+        for edge, data in elsewhere.items():
+            try:
+                views |= unpack_views(data, classes=classes)
+            except BadBlob as err:
+                self._warn_once(f"clusters of edge {edge} are not linked: {err}")
+        return {name: view for name, view in views.items() if name not in heads}
+
+    def _warn_of_one_width(self, widths: set[int]) -> None:
         """Only clusters of different size are linked."""
-        widths = {head.weight.shape[1] for head in heads.values()}
-        if len(widths) == 1 and not self._warned:
-            self._warned = True
-            log.warning(
-                "all last layers of this edge's devices have %d inputs, so nothing is exchanged; give this edge "
-                "devices of other widths, or set exchange.form to 'off'",
-                *widths,
+        if len(widths) == 1:
+            self._warn_once(
+                f"all last layers of this round have {widths.pop()} inputs, so nothing is exchanged; give the run "
+                "devices of other widths, or set exchange.form to 'off'"
             )
+
+    def _warn_once(self, warning: str) -> None:
+        if warning not in self._warned:
+            self._warned.add(warning)
+            log.warning(warning)
 
     def _projections(self, number: int) -> Projections:
         """The projections as they were before a round: it may be done again when the edge was killed in it."""
@@ -178,10 +203,14 @@ class Clustered:
         return {(name.split(BETWEEN)[0], name.split(BETWEEN)[1]): value for name, value in found.items()}
 
 
-def _fits(projection: Array, source: Head | None, target: Head | None) -> bool:
-    if source is None or target is None:
-        return False
-    return projection.shape == (len(target.bias), source.weight.shape[1])
+def _able(clusters: Sequence[_Cluster]) -> dict[str, _Cluster]:
+    """Those whose devices sent class means."""
+    return {one.name: one for one in clusters if PROTOTYPES in one.values}
+
+
+def _fits(projection: Array, source: tuple[int, ...] | None, target: tuple[int, ...] | None) -> bool:
+    """Whether a projection leads from the features of one last layer to the classes of another; shapes [C, d]."""
+    return source is not None and target is not None and projection.shape == (target[0], source[1])
 
 
 def _packed(projections: Projections) -> bytes:

@@ -11,8 +11,9 @@ The path of one round with edges:
    so that the device stops repeating itself; the device keeps its answer until the host's own signed acknowledgement.
 4. When all tasks of a pool have been answered (or most of its time has passed) the edge puts the updates together:
    one mean with the weight of all, one blob to the host. With `[cluster]` there is one mean per cluster; with
-   `[exchange]` linked clusters of different size teach each other's last layers first. An update that belongs to no
-   pool, of a method that needs each by itself, goes up as it came.
+   `[exchange]` linked clusters of different size teach each other's last layers first, also those behind different
+   edges: each edge shows its own to the others through the host and waits for theirs (`circle.py`). An update that
+   belongs to no pool, of a method that needs each by itself, goes up as it came.
 5. The host makes the pooled update durable for all its tasks in one act and acknowledges each; the edge passes that
    on and forgets.
 
@@ -43,6 +44,7 @@ from fedwright.protocol.messages import (
     Recall,
     Refusal,
     Report,
+    Shown,
     Task,
     Update,
 )
@@ -86,6 +88,8 @@ class Edge:
         self._arriving: dict[str, list[Heard]] = {}
         # Tasks that went to their device in this life of the edge.
         self._passed: set[str] = set()
+        # The blob that other edges may see.
+        self._showing = ""
         self._stopping = Event()
         self._over = False
 
@@ -122,8 +126,11 @@ class Edge:
                 f"edge {self._name} has heard no host for {self._options.host_timeout_s:.0f} s; start one with "
                 f"`fedwright server run` or check host.broker and host.fleet"
             )
+        self._up.fetch(self._shelf.circle.wanted())
         self._up.tend()
         self._shelf.close_pools()
+        for shown in self._shelf.due_shown():
+            self._show(shown)
         for update in self._shelf.due_updates():
             self._announce(update)
             self._up.send(update)
@@ -136,6 +143,16 @@ class Edge:
         if isinstance(answer, Update) and answer.tensors is not None:
             self._up.serve(answer.tensors)
 
+    def _show(self, shown: Shown) -> None:
+        """Let the host fetch what this edge shows to others, and nothing that it showed before."""
+        name = "" if shown.clusters is None else shown.clusters.sha256
+        if self._showing not in ("", name):
+            self._up.stop_serving(self._showing)
+        self._showing = name
+        if shown.clusters is not None:
+            self._up.serve(shown.clusters)
+        self._up.send(shown)
+
     def _take_order(self, message: Message) -> None:
         """Something from the host."""
         self._host_heard = True
@@ -143,6 +160,9 @@ class Edge:
             self._take_carried(message)
         elif isinstance(message, Challenge):
             self._report_all()
+            self._shelf.show_again()
+        elif isinstance(message, Shown):
+            self._shelf.circle.take(message)
         elif isinstance(message, Recall):
             self._down.withdraw(message.of)
             self._shelf.recall(message.of)

@@ -57,10 +57,14 @@ class Grouping(Protocol):
     """How the answers of complete pools become updates."""
 
     together: bool
-    """Whether all pools of a round go up at once; else each goes when it is complete."""
+    """Whether all pools of a round go up at once, when other edges have shown theirs; else each when it is complete."""
 
-    def group(self, pools: dict[str, list[Member]], reader: Reader) -> list[Update]:
-        """One or more pooled updates for each pool."""
+    def show(self, pools: dict[str, list[Member]], reader: Reader) -> bytes | None:
+        """What other edges need of these pools to group theirs; None when nothing."""
+        ...
+
+    def group(self, pools: dict[str, list[Member]], reader: Reader, elsewhere: Mapping[str, bytes]) -> list[Update]:
+        """One or more pooled updates for each pool; elsewhere: what other edges have shown."""
         ...
 
 
@@ -69,7 +73,11 @@ class Plain:
 
     together = False
 
-    def group(self, pools: dict[str, list[Member]], reader: Reader) -> list[Update]:
+    def show(self, pools: dict[str, list[Member]], reader: Reader) -> bytes | None:
+        """See Grouping."""
+        return None
+
+    def group(self, pools: dict[str, list[Member]], reader: Reader, elsewhere: Mapping[str, bytes]) -> list[Update]:
         """See Grouping."""
         return [put_together(members, reader) for members in pools.values()]
 

@@ -65,7 +65,7 @@ def serve(
     store = EdgeStore(folder / "edge.sqlite")
     upward = Upward(up, presence, blobs=blobs, wake=down.wake)
     try:
-        shelf = Shelf(store, blobs, grouping=grouping_of(config, store), clock=time.monotonic)
+        shelf = Shelf(presence.name, store, blobs, grouping=grouping_of(config, store), clock=time.monotonic)
         options = EdgeOptions(config.edge.once, config.host.timeout_s)
         edge = Edge(upward, Exchange(down, presence.name, blobs=blobs), shelf=shelf, blobs=blobs, options=options)
         started(edge)

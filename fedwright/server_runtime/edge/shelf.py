@@ -1,12 +1,13 @@
 """An edge's tasks and answers: which pools are complete, what is due to go up, what may be forgotten."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from fedwright.protocol.blobs import BlobStore, inlined
 from fedwright.protocol.errors import BadBlob, BadUpdate
-from fedwright.protocol.messages import BlobRef, Refusal, Task, Update
+from fedwright.protocol.messages import BlobRef, Pool, Refusal, Shown, Task, Update
+from fedwright.server_runtime.edge.circle import Circle
 from fedwright.server_runtime.edge.pooling import Grouping, Member, Reader, split
 from fedwright.server_runtime.edge.store import ALONE, EdgeStore, Row, State
 from fedwright.server_runtime.intake.sizes import most_bytes
@@ -17,6 +18,10 @@ log = logging.getLogger(__name__)
 RESEND_S = 5.0
 # A pool goes up with those who answered when this share of its time has passed, so that the host still gets it.
 PATIENCE_RATIO = 0.8
+# Other edges may have waited that long before they show their clusters; so long they are waited for.
+PEERS_RATIO = 0.9
+# When this edge last showed its clusters; no task has this name.
+SHOWN = "the clusters"
 # Tasks of asynchronous rounds may be this much older than the newest.
 KEEP_ROUNDS = 20
 
@@ -24,7 +29,10 @@ KEEP_ROUNDS = 20
 class Shelf:
     """Rows of the store and what follows from them; knows nothing of links."""
 
-    def __init__(self, store: EdgeStore, blobs: BlobStore, *, grouping: Grouping, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, edge: str, store: EdgeStore, blobs: BlobStore, *, grouping: Grouping, clock: Callable[[], float]
+    ) -> None:
+        self.circle = Circle(edge, store, blobs)
         self._store = store
         self._blobs = blobs
         self._grouping = grouping
@@ -32,6 +40,8 @@ class Shelf:
         self._reader = Reader(blobs)
         self._began_s = {row.id: clock() for row in store.rows()}
         self._sent_s: dict[str, float] = {}
+        # The stage and tasks of which this life of the edge has shown its clusters to others, and waits for theirs.
+        self._shown: tuple[str, set[str]] | None = None
 
     def open_rows(self, device: str | None = None) -> list[Row]:
         """Tasks that are not answered, of one device or of all."""
@@ -118,23 +128,74 @@ class Shelf:
         """Put together what is complete or has waited long enough."""
         waiting: dict[str, list[Row]] = {}
         ripe: dict[str, list[Row]] = {}
-        for key, rows in self._pools().items():
+        pools = self._pools()
+        for key, rows in pools.items():
             left = [row for row in rows if not row.bundle and row.state in ("answered", "open")]
-            late = bool(left) and self._is_late(left)
+            late = bool(left) and self._is_late(left, PATIENCE_RATIO)
             if any(row.state == "answered" for row in left) and (late or self._is_settled(rows, left)):
                 ripe[key] = left
             elif left and not late:
                 waiting[key] = left
-        if not ripe or (self._grouping.together and waiting):
-            return
-        members = {key: self._members(rows) for key, rows in ripe.items()}
+        if not self._grouping.together or not (ripe or waiting):
+            self._show_nothing(pools)
+        if ripe and not (self._grouping.together and (waiting or self._waits_for_others(ripe))):
+            self._put_together({key: self._members(rows) for key, rows in ripe.items()})
+
+    def _put_together(self, members: dict[str, list[Member]]) -> None:
         alone, pooled = split(members, self._grouping)
         for member in alone:
             self._send_alone(member.task.task)
-        updates = self._grouping.group(pooled, self._reader) if pooled else []
+        elsewhere = self._elsewhere(pooled)
+        if not pooled or elsewhere is None:
+            return
+        updates = self._grouping.group(pooled, self._reader, elsewhere)
         self._store.save_bundles(updates)
+        self._shown = None
         for update in updates:
             log.info("round %d: %d updates go up as one", update.round, len(update.parts))
+
+    def _elsewhere(self, pooled: dict[str, list[Member]]) -> dict[str, bytes] | None:
+        """What other edges show, once this one has shown its own; None while some are waited for."""
+        members = [member for found in pooled.values() for member in found]
+        pool = _newest([member.task for member in members])
+        if not self._grouping.together or pool is None or pool.stage is None:
+            return {}
+        shown = (pool.stage, {member.task.task for member in members})
+        if self._shown != shown:
+            self._show(pool.stage, self._grouping.show(pooled, self._reader))
+            self._shown = shown
+            if self.circle.missing(pool.stage, pool.peers):
+                return None
+        return self.circle.views(pool.stage, pool.peers)
+
+    def _waits_for_others(self, ripe: dict[str, list[Row]]) -> bool:
+        """Whether these have been shown and others have not answered that yet, with time left for them to do it."""
+        rows = [row for found in ripe.values() for row in found if row.state == "answered"]
+        pool = _newest([row.task for row in rows if row.task is not None])
+        if pool is None or pool.stage is None or self._shown != (pool.stage, {row.id for row in rows}):
+            return False
+        return bool(self.circle.missing(pool.stage, pool.peers)) and not self._is_late(rows, PEERS_RATIO)
+
+    def _show_nothing(self, pools: dict[str, list[Row]]) -> None:
+        """Let other edges not wait for this one, which has no clusters for them in this stage."""
+        pool = _newest([row.task for rows in pools.values() for row in rows if row.task is not None])
+        if pool is not None and pool.stage is not None and self.circle.stage != pool.stage:
+            self._show(pool.stage, None)
+
+    def _show(self, stage: str, views: bytes | None) -> None:
+        self.circle.show(stage, views)
+        self.show_again()
+
+    def show_again(self) -> None:
+        """What this edge shows is due: nobody may have it."""
+        self._sent_s.pop(SHOWN, None)
+
+    def due_shown(self) -> list[Shown]:
+        """What to show to other edges now; it is repeated as long as one of them is waited for."""
+        shown = self.circle.own()
+        if shown is None or (SHOWN in self._sent_s and self._shown is None):
+            return []
+        return [shown] if self._is_due(SHOWN) else []
 
     def due_updates(self) -> list[Update]:
         """Pooled updates to send now."""
@@ -160,11 +221,11 @@ class Shelf:
         pool = None if rows[0].task is None else rows[0].task.pool
         return pool is not None and len(rows) >= pool.size and all(row.state != "open" for row in left)
 
-    def _is_late(self, left: list[Row]) -> bool:
-        """Whether most of the time of these tasks has passed."""
+    def _is_late(self, left: list[Row], ratio: float) -> bool:
+        """Whether this share of the time of these tasks has passed."""
         task = left[0].task
         began_s = min(self._began_s[row.id] for row in left)
-        return task is not None and self._clock() - began_s >= PATIENCE_RATIO * task.deadline_s
+        return task is not None and self._clock() - began_s >= ratio * task.deadline_s
 
     def _members(self, rows: list[Row]) -> list[Member]:
         """The usable answers among rows; one that cannot be read goes up by itself, for the host to judge."""
@@ -222,6 +283,11 @@ class Shelf:
             if behind > (0 if over else KEEP_ROUNDS):
                 old.append(row.id)
         self._store.remove(old)
+
+
+def _newest(tasks: Sequence[Task]) -> Pool | None:
+    """The pool of the newest of some tasks."""
+    return max(tasks, key=lambda task: task.round).pool if tasks else None
 
 
 def replace_tensors(update: Update, ref: BlobRef) -> Update:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedwright.server_runtime.blocks.exchange import Features, Head, Options, exchange, link
+from fedwright.server_runtime.blocks.exchange import Features, Head, Options, exchange
 from fedwright.server_runtime.methods.base import Array, Tensors
 from fedwright.server_runtime.methods.fedconv_server import Part
 
@@ -48,8 +48,7 @@ def exchanged(parts: Mapping[str, Part], means: ClassMeans, head: list[str]) -> 
         for key, part in able.items()
     }
     features = {key: means.features(key) for key in able}
-    options = Options()
-    after, _ = exchange(heads, features, link(heads, features, quantile=options.quantile), options=options)
+    after, _ = exchange(heads, features, options=Options())
     found = dict(parts)
     for key, taught in after.items():
         part = parts[key]

@@ -60,6 +60,10 @@ class Edges:
         """Whether an edge of that name has reported."""
         return name in self._boots
 
+    def is_alive(self, name: str, boot: str) -> bool:
+        """Whether this is the boot that an edge of that name reported with last."""
+        return self._boots.get(name) == boot
+
     def hear(self, edge: str, boot: str) -> None:
         """An edge reports."""
         self._boots[edge] = boot

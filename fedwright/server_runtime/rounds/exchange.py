@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from msgspec import structs
@@ -31,12 +31,14 @@ from fedwright.protocol.messages import (
     Recall,
     Refusal,
     Report,
+    Shown,
     Task,
     Update,
 )
 from fedwright.server_runtime.revocation import Gate
 from fedwright.server_runtime.rounds.edges import Edges, MaySpeak, anybody
 from fedwright.server_runtime.rounds.serving import Serving
+from fedwright.server_runtime.rounds.showing import Showing
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +110,7 @@ class Exchange:
         self._sign = sign
         self._uploads = Uploads(blobs)
         self._serving = Serving(self._uploads, self._send_chunk, clock=clock)
+        self._showing = Showing(blobs, self._uploads, pull=self.pull, send=self._send)
         self._clock = clock
         self._connects = link.connects
         self._outgoing: dict[str, _Outgoing] = {}
@@ -132,12 +135,7 @@ class Exchange:
 
     def assign(self, device: str, boot: str, task: Task) -> None:
         """Send a task to one boot of a device until it is acknowledged."""
-        for ref in (task.artifact, task.weights, task.sides, task.frozen, task.public):
-            if ref is not None:
-                self._uploads.serve(ref)
-        for common in (task.artifact, task.frozen, task.public):
-            if common is not None:
-                self._serving.offer_common(common.sha256)
+        self._serve(task, (task.artifact, task.frozen, task.public))
         self._edges.settle(device, boot)
         edge = self._edges.edge_of(device)
         # The artifact is never inline: a device that has it in its cache need not get it again. Nor is anything that
@@ -158,13 +156,17 @@ class Exchange:
         self._publish(device, payload)
 
     def offer(self, task: Task) -> None:
-        """Serve the blobs of a task, which are here."""
+        """Serve the blobs of a task, which are here; its weights are those of its pool."""
+        self._serve(task, (task.artifact, task.weights, task.frozen, task.public))
+
+    def _serve(self, task: Task, common: Sequence[BlobRef | None]) -> None:
+        """Answer for the blobs of a task; those that are common to several devices go out once for all who ask."""
         for ref in (task.artifact, task.weights, task.sides, task.frozen, task.public):
             if ref is not None:
                 self._uploads.serve(ref)
-        for common in (task.artifact, task.weights, task.frozen, task.public):
-            if common is not None:
-                self._serving.offer_common(common.sha256)
+        for ref in common:
+            if ref is not None:
+                self._serving.offer_common(ref.sha256)
 
     def send_bytes(self, device: str, payload: bytes) -> None:
         """Send a message that somebody else made."""
@@ -225,6 +227,9 @@ class Exchange:
         while received is not None:
             self._take(received, events)
             received = self._link.receive(0.0) if len(events) < 64 else None
+        for event in events:
+            if isinstance(event, Pulled) and not event.problem:
+                self._showing.pulled(event.sha256)
         self._serving.flush()
         return events
 
@@ -298,9 +303,16 @@ class Exchange:
             self._take_word(device, None, envelope, bytes(received.payload), events)
         elif isinstance(body, Carried):
             self._take_carried(device, body, events)
+        elif isinstance(body, Shown) and self._edges.is_edge(device):
+            self._showing.take(device, body)
         elif isinstance(body, Ack):
             self._outgoing.pop(body.of, None)
-        elif isinstance(body, Get):
+        else:
+            self._take_transfer(device, body, events)
+
+    def _take_transfer(self, device: str, body: Message, events: list[Heard | Pulled]) -> None:
+        """A request for pieces of a blob, a piece of one, or the news that it is lost."""
+        if isinstance(body, Get):
             self._serving.request(device, body)
         elif isinstance(body, Chunk):
             self._take_chunk(device, body, events)
@@ -327,6 +339,7 @@ class Exchange:
         self.gate.note(device, envelope.boot)
         if isinstance(body, Report) and body.edge:
             self._edges.hear(device, envelope.boot)
+            self._showing.back(device)
             self._send(device, Here())
         elif isinstance(body, Report):
             self._move(device, edge, envelope, events)
@@ -334,6 +347,8 @@ class Exchange:
             if edge is not None and self._edges.edge_of(device) != edge:
                 return
             self._drop_pulls(device)
+            if self._edges.is_alive(device, envelope.boot):
+                self._showing.lose(device)
             events += [Heard(behind, boot, body) for behind, boot in self._edges.lose(device, envelope.boot)]
         elif isinstance(body, Update) and edge is not None and body.tensors is not None:
             self._announced[body.tensors.sha256] = edge

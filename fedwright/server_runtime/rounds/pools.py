@@ -33,13 +33,19 @@ def with_pools(
         return list(plan)
     keys = [_key(planned, edge_of(planned.device), position) for planned in plan]
     sizes = Counter(keys)
+    edges = sorted({key[0] for key in keys if key is not None})
     pooled = []
     for planned, key in zip(plan, keys, strict=True):
         if key is None:
             pooled.append(planned)
-        else:
-            features = terms.features and not planned.task.returns.prototypes
-            pooled.append(_pooled(planned, Pool(key[1], key[0], sizes[key], by, terms.clip_norm, features)))
+            continue
+        edge, name = key
+        features = terms.features and not planned.task.returns.prototypes
+        pool = Pool(name, edge, sizes[key], by, terms.clip_norm, features)
+        peers = [other for other in edges if other != edge]
+        if terms.features and peers:
+            pool = structs.replace(pool, stage=_digest(planned.task.run, position), peers=peers)
+        pooled.append(_pooled(planned, pool))
     return pooled
 
 
@@ -49,7 +55,11 @@ def _key(planned: Planned, edge: str | None, position: Position) -> tuple[str, s
     if edge is None or task.returns.weights != "delta" or task.returns.logits:
         return None
     alike = (task.run, position, edge, task.artifact.sha256, task.weights.sha256, assignment.marks, task.returns)
-    return edge, hashlib.sha256(msgspec.msgpack.encode(alike)).hexdigest()[:32]
+    return edge, _digest(*alike)
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(msgspec.msgpack.encode(parts)).hexdigest()[:32]
 
 
 def _pooled(planned: Planned, pool: Pool) -> Planned:

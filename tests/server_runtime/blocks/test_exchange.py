@@ -11,6 +11,7 @@ from fedwright.server_runtime.blocks.exchange import (
     Features,
     Head,
     Options,
+    View,
     aligned,
     cross_entropy,
     divergence,
@@ -20,14 +21,14 @@ from fedwright.server_runtime.blocks.exchange import (
     responses,
 )
 
-OPTIONS = Options(steps=20, learning_rate=0.05)
+OPTIONS = Options(steps=20, learning_rate=0.05, quantile=1.0)
 CLASSES = 3
 
 
 def features(width: int, *, labels=(0, 0, 1, 1, 2, 2), noise: float = 0.3, seed: int = 0) -> Features:
     """Points near one corner per class."""
     rng = np.random.default_rng(seed)
-    y = np.array(labels)
+    y = np.array(labels, np.int64)
     x = np.eye(width)[y] + noise * rng.normal(size=(len(y), width))
     return Features(x, y, rng.uniform(1, 5, len(y)))
 
@@ -35,6 +36,11 @@ def features(width: int, *, labels=(0, 0, 1, 1, 2, 2), noise: float = 0.3, seed:
 def head(width: int, *, seed: int) -> Head:
     rng = np.random.default_rng(seed)
     return Head(rng.normal(size=(CLASSES, width)), rng.normal(size=CLASSES))
+
+
+def views(heads: dict[str, Head], given: dict[str, Features]) -> dict[str, View]:
+    """What others see of clusters."""
+    return {name: View.of(one, given[name], "eq8") for name, one in heads.items()}
 
 
 def test_folding_follows_torch():
@@ -63,7 +69,7 @@ def test_folding_follows_torch():
 def test_the_folded_layer_is_one_layer_of_the_same_size():
     heads, given = {"a": head(4, seed=1), "b": head(7, seed=2)}, {"a": features(4), "b": features(7, seed=1)}
 
-    after, kept = exchange(heads, given, [("a", "b")], options=OPTIONS)
+    after, kept = exchange(heads, given, options=OPTIONS)
 
     assert kept == {}
     assert {name: one.weight.shape for name, one in after.items()} == {"a": (3, 4), "b": (3, 7)}
@@ -73,9 +79,9 @@ def test_the_folded_layer_is_one_layer_of_the_same_size():
 
 def test_what_is_not_linked_stays():
     heads = {"a": head(4, seed=1), "b": head(7, seed=2), "c": head(5, seed=3)}
-    given = {"a": features(4), "b": features(7), "c": features(5)}
+    given = {"a": features(4), "b": features(7), "c": features(5, labels=())}
 
-    after, _ = exchange(heads, given, [("a", "b")], options=OPTIONS)
+    after, _ = exchange(heads, given, options=OPTIONS)
 
     assert after["c"] is heads["c"]
 
@@ -84,12 +90,38 @@ def test_eq8_keeps_projections_and_learns_from_paired_labels():
     heads, given = {"a": head(4, seed=1), "b": head(7, seed=2)}, {"a": features(4), "b": features(7, seed=1)}
     options = replace(OPTIONS, form="eq8")
 
-    once, kept = exchange(heads, given, [("a", "b")], options=options)
-    twice, _ = exchange(once, given, [("a", "b")], options=options, kept=kept)
+    once, kept = exchange(heads, given, options=options)
+    twice, _ = exchange(once, given, options=options, kept=kept)
 
     assert {pair: value.shape for pair, value in kept.items()} == {("b", "a"): (3, 7), ("a", "b"): (3, 4)}
     assert all(np.abs(value).max() > 0 for value in kept.values())
     assert cross_entropy(twice["a"], given["a"]) < cross_entropy(heads["a"], given["a"])
+
+
+@pytest.mark.parametrize("form", ["folded", "eq8"])
+def test_clusters_that_are_elsewhere_teach_as_if_they_were_here(form):
+    heads = {"a": head(4, seed=1), "b": head(7, seed=2), "c": head(5, seed=3)}
+    given = {name: features(one.weight.shape[1], seed=number) for number, (name, one) in enumerate(heads.items())}
+    options = replace(OPTIONS, form=form, quantile=0.6)
+    whole, kept = exchange(heads, given, options=options)
+
+    for name, one in heads.items():
+        others = {other: View.of(heads[other], given[other], form) for other in heads if other != name}
+        after, own = exchange({name: one}, {name: given[name]}, options=options, elsewhere=others)
+
+        assert after.keys() == {name}
+        np.testing.assert_array_equal(after[name].weight, whole[name].weight)
+        assert own.keys() == {pair for pair in kept if pair[1] == name}
+    assert any(whole[name] is not heads[name] for name in heads)
+
+
+def test_eq8_leaves_clusters_alone_whose_features_stayed_where_they_are():
+    heads, given = {"a": head(4, seed=1)}, {"a": features(4)}
+    elsewhere = {"b": View.of(head(7, seed=2), features(7), "folded")}
+
+    after, kept = exchange(heads, given, options=replace(OPTIONS, form="eq8"), elsewhere=elsewhere)
+
+    assert (after, kept) == (heads, {})
 
 
 def test_batches_are_aligned_by_label():
@@ -106,8 +138,8 @@ def test_clusters_without_a_common_class_do_not_disturb_each_other():
     heads = {"a": head(4, seed=1), "b": head(7, seed=2)}
     given = {"a": features(4, labels=(0, 0)), "b": features(7, labels=(1, 2))}
 
-    assert link(heads, given, quantile=1.0) == []
-    after, kept = exchange(heads, given, [("a", "b")], options=replace(OPTIONS, form="eq8"))
+    assert link(views(heads, given), quantile=1.0) == []
+    after, kept = exchange(heads, given, options=replace(OPTIONS, form="eq8"))
     assert (after, kept) == (heads, {})
 
 
@@ -133,7 +165,7 @@ def test_the_most_similar_of_different_size_are_linked():
     heads = {"a": good[3], "b": good[4], "c": good[4], "d": bad}
     given = {name: features(layer.weight.shape[1], noise=0.0) for name, layer in heads.items()}
 
-    assert link(heads, given, quantile=0.25) == [("a", "b"), ("a", "c")]
+    assert link(views(heads, given), quantile=0.25) == [("a", "b"), ("a", "c")]
 
 
 def test_class_means_as_features():
@@ -146,11 +178,11 @@ def test_class_means_as_features():
 
 def test_features_that_do_not_fit_the_layer():
     with pytest.raises(ConfigError, match="last layer of a takes 4 features but 5 came; use a model"):
-        exchange({"a": head(4, seed=1)}, {"a": features(5)}, [], options=OPTIONS)
+        exchange({"a": head(4, seed=1)}, {"a": features(5)}, options=OPTIONS)
 
 
 def test_layers_of_different_classes():
     heads = {"a": head(4, seed=1), "b": Head(np.zeros((2, 4)), np.zeros(2))}
 
     with pytest.raises(ConfigError, match="2 and 3 classes"):
-        exchange(heads, {"a": features(4), "b": features(4)}, [], options=OPTIONS)
+        exchange(heads, {"a": features(4), "b": features(4)}, options=OPTIONS)

@@ -43,7 +43,7 @@ def clusters(number: int, widths: tuple[int, int] = (4, 6)) -> list[_Cluster]:
 def exchanged(notes: Notes, number: int) -> list[np.ndarray]:
     """The changes of last layers after the exchange of a round."""
     found = clusters(number)
-    Clustered(Wanted(exchange=EQ8), notes)._exchange(found, EQ8)
+    Clustered(Wanted(exchange=EQ8), notes)._exchange(found, EQ8, {})
     return [one.values["head.weight"] for one in found]
 
 
@@ -64,7 +64,7 @@ def test_without_class_means_nothing_is_exchanged(caplog):
         del one.values["prototypes"]
     before = [one.values["head.weight"].copy() for one in found]
 
-    Clustered(Wanted(exchange=EQ8), Notes())._exchange(found, EQ8)
+    Clustered(Wanted(exchange=EQ8), Notes())._exchange(found, EQ8, {})
 
     assert all(np.array_equal(one.values["head.weight"], was) for one, was in zip(found, before, strict=True))
     assert "devices sent no class means, so nothing is exchanged; set update.features" in caplog.text
@@ -73,10 +73,10 @@ def test_without_class_means_nothing_is_exchanged(caplog):
 def test_it_is_said_once_that_all_last_layers_have_one_width(caplog):
     grouping = Clustered(Wanted(exchange=EQ8), Notes())
     for number in (1, 2):
-        grouping._exchange(clusters(number, widths=(4, 4)), EQ8)
+        grouping._exchange(clusters(number, widths=(4, 4)), EQ8, {})
 
     assert len(caplog.messages) == 1
-    assert "all last layers of this edge's devices have 4 inputs, so nothing is exchanged" in caplog.text
+    assert "all last layers of this round have 4 inputs, so nothing is exchanged" in caplog.text
     assert "exchange.form" in caplog.text
 
 

@@ -178,6 +178,67 @@ def test_clusters_of_different_size_teach_each_other_and_the_host_sees_no_featur
     assert sum(len(reply.update.parts) for reply in first_replies(tmp_path / "edges").values()) == 4
 
 
+RATIOS = {"name": "heterofl", "masked": False, "levels": {"sizes": [1.0, 0.5], "choose": "in_turn"}}
+
+
+@pytest.mark.parametrize("form", ["folded", "eq8"])
+def test_an_edge_for_each_ratio_does_what_one_edge_for_all_does(tmp_path, form):
+    given = {"method": RATIOS, "update": {"features": True}}
+
+    state, _ = play(tmp_path / "edges", edges=2, grouping={"exchange": {"form": form}}, **given)
+    apart = simulated(tmp_path / "apart", edges=2, simulate={"exchange": form}, **given)
+    together = simulated(tmp_path / "together", edges=1, simulate={"exchange": form}, **given)
+    without = simulated(tmp_path / "without", edges=2, **given)
+
+    store = SqliteRoundStore(tmp_path / "edges/run/rounds.sqlite")
+    widths = {
+        (planned.task.pool.edge, planned.assignment.structure.spec.sizes) for planned in store.plan(Position(1, 0))
+    }
+    store.close()
+    assert len(widths) == 2
+    assert all(np.array_equal(state[name], apart[name]) for name in apart)
+    assert all(np.array_equal(apart[name], together[name]) for name in apart)
+    assert not np.array_equal(apart["head.weight"], without["head.weight"])
+
+
+def test_an_edge_that_does_not_exchange_holds_nobody_up(tmp_path):
+    config, text = settings(tmp_path, edges=2, method=RATIOS, update={"features": True})
+    data = local_data(deal(config.simulate, seed=config.run.seed))
+    broker = MemoryBroker()
+    folded = run_edges(broker, tmp_path, "edge-1", exchange={"form": "folded"})
+    agents = run_agents(broker, tmp_path / "devices", data, fleets=in_turn(list(data), 2))
+    with folded, run_edges(broker, tmp_path, "edge-2"), agents:
+        link = broker.link("server")
+        runs.execute(config, text, link=link)
+        link.close()
+
+    without = simulated(tmp_path / "without", edges=2, method=RATIOS, update={"features": True})
+    state = final_state(tmp_path)
+    assert all(np.array_equal(state[name], without[name]) for name in without)
+
+
+def test_a_simulation_whose_edges_exchange_goes_on_where_it_stopped(tmp_path):
+    class Stopped(Exception):
+        pass
+
+    taken = []
+
+    def stop_between_two_edges(event):
+        taken.append(event)
+        if sum(isinstance(one, events.UpdateTaken) and one.round == 2 for one in taken) == 2:
+            raise Stopped
+
+    given = {"method": RATIOS, "update": {"features": True}, "simulate": {"exchange": "eq8"}}
+    config, text = settings(tmp_path / "stopped", edges=2, **given)
+    with pytest.raises(Stopped):
+        simulate(config, text, observer=stop_between_two_edges)
+    simulate(config, text)
+
+    expected = simulated(tmp_path / "whole", edges=2, **given)
+    state = final_state(tmp_path / "stopped")
+    assert all(np.array_equal(state[name], expected[name]) for name in expected)
+
+
 def test_a_simulation_with_edges_goes_on_where_it_stopped(tmp_path):
     class Stopped(Exception):
         pass

@@ -5,10 +5,10 @@ import pytest
 
 from fedwright.protocol import codec, deltas, tensors
 from fedwright.protocol.blobs import BlobStore, make_ref
-from fedwright.protocol.messages import Ack, Recipe, Refusal, Stats, Update
+from fedwright.protocol.messages import Ack, Recipe, Refusal, Shown, Stats, Update
 from fedwright.server_runtime.artifacts.structure import Structure
 from fedwright.server_runtime.edge.pooling import Plain
-from fedwright.server_runtime.edge.shelf import PATIENCE_RATIO, RESEND_S, Shelf
+from fedwright.server_runtime.edge.shelf import PATIENCE_RATIO, PEERS_RATIO, RESEND_S, Shelf
 from fedwright.server_runtime.edge.store import EdgeStore
 from fedwright.server_runtime.methods.base import Assignment, Emission
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
@@ -16,7 +16,7 @@ from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.pools import Terms, with_pools
 from fedwright.server_runtime.rounds.store import Position
 from helpers.fleet import SPEC, TinyBuilder, setting
-from helpers.tiny_artifact import start_weights
+from helpers.tiny_artifact import make_artifact, start_weights
 
 DEADLINE_S = 100.0
 
@@ -24,8 +24,10 @@ DEADLINE_S = 100.0
 class Bench:
     """A shelf with a clock of its own and the tasks of some devices."""
 
-    def __init__(self, folder, devices=("a", "b", "c")):
+    def __init__(self, folder, devices=("a", "b", "c"), *, grouping=None, edges=None):
         self.now_s = 1000.0
+        self.grouping = grouping or Plain()
+        self.edges = edges or {}
         self.folder = folder
         self.blobs = BlobStore(folder / "blobs")
         self.devices = devices
@@ -36,7 +38,7 @@ class Bench:
         if hasattr(self, "store"):
             self.store.close()
         self.store = EdgeStore(self.folder / "edge.sqlite")
-        self.shelf = Shelf(self.store, self.blobs, grouping=Plain(), clock=lambda: self.now_s)
+        self.shelf = Shelf("edge", self.store, self.blobs, grouping=self.grouping, clock=lambda: self.now_s)
 
     def plan(self, number=1):
         """The tasks of a round, one pool."""
@@ -47,7 +49,8 @@ class Bench:
         position = Position(number, 0)
         plan = planner.plan(position, assignments, emissions)
         method = FedAvg(FedAvgParams(), setting())
-        plan = with_pools(plan, method, lambda device: "edge", position=position, terms=Terms())
+        terms = Terms(features=bool(self.edges))
+        plan = with_pools(plan, method, lambda d: self.edges.get(d, "edge"), position=position, terms=terms)
         return {planned.device: planned.task for planned in plan}
 
     def take(self, tasks):
@@ -58,6 +61,10 @@ class Bench:
     def answer(self, device, task, value, *, samples=10):
         """A device's change of every weight by `value`."""
         change = {name: np.full_like(weight, value) for name, weight in start_weights().items()}
+        if task.returns.prototypes:
+            manifest = make_artifact().manifest
+            change["prototypes"] = np.zeros((manifest.classes, manifest.embedding_size), np.float32)
+            change["prototype_counts"] = np.zeros(manifest.classes, np.float32)
         ref = make_ref(deltas.encode(change), inline=False)
         self.blobs.put_bytes(deltas.encode(change))
         stats = Stats(samples=samples, steps=1, train_s=1.0, cpu_s=1.0, peak_rss_bytes=1)
@@ -144,7 +151,7 @@ def test_pools_that_go_up_together_do_not_wait_for_one_that_nobody_answers(bench
     class Together(Plain):
         together = True
 
-    bench.shelf = Shelf(bench.store, bench.blobs, grouping=Together(), clock=lambda: bench.now_s)
+    bench.shelf = Shelf("edge", bench.store, bench.blobs, grouping=Together(), clock=lambda: bench.now_s)
     tasks, silent = bench.plan(1), bench.plan(2)
     bench.take(tasks)
     bench.take(silent)
@@ -266,3 +273,115 @@ def test_rounds_that_are_over_are_forgotten_when_the_next_begins(bench):
 
     assert {row.task.round for row in bench.store.rows()} == {3}
     assert bench.store.bundles() == {}
+
+
+class Linking(Plain):
+    """One mean for each pool, when other edges have shown something."""
+
+    together = True
+
+    def __init__(self):
+        self.elsewhere = None
+
+    def show(self, pools, reader):
+        return "|".join(sorted(member.device for members in pools.values() for member in members)).encode()
+
+    def group(self, pools, reader, elsewhere):
+        self.elsewhere = dict(elsewhere)
+        return super().group(pools, reader, elsewhere)
+
+
+@pytest.fixture
+def linking(tmp_path):
+    """A shelf whose devices' last layers are linked with those behind another edge."""
+    made = Bench(tmp_path, grouping=Linking(), edges={"a": "edge", "b": "edge", "c": "other"})
+    yield made
+    made.store.close()
+
+
+def test_clusters_are_shown_and_those_of_others_waited_for(linking):
+    tasks = linking.plan()
+    linking.take({device: tasks[device] for device in "ab"})
+    for device in "ab":
+        assert linking.shelf.due_shown() == []
+        linking.answer(device, tasks[device], 1.0)
+        linking.shelf.close_pools()
+
+    [shown] = linking.shelf.due_shown()
+    assert (shown.edge, shown.clusters.inline) == ("edge", b"a|b")
+    assert linking.shelf.due_updates() == linking.shelf.due_shown() == []
+    linking.now_s += RESEND_S
+    linking.shelf.close_pools()
+    assert linking.shelf.due_shown() == [shown]
+
+    linking.shelf.circle.take(Shown(shown.stage, "other", make_ref(b"theirs")))
+    linking.shelf.close_pools()
+    [update] = linking.shelf.due_updates()
+    assert len(update.parts) == 2
+    assert linking.grouping.elsewhere == {"other": b"theirs"}
+    linking.now_s += RESEND_S
+    assert linking.shelf.due_shown() == []
+
+
+def test_others_are_waited_for_a_little_longer_than_devices_and_no_longer(linking):
+    tasks = linking.plan()
+    linking.take({device: tasks[device] for device in "ab"})
+    linking.answer("a", tasks["a"], 1.0)
+    linking.now_s += PATIENCE_RATIO * DEADLINE_S
+    linking.shelf.close_pools()
+    [shown] = linking.shelf.due_shown()
+    assert (shown.clusters.inline, linking.shelf.due_updates()) == (b"a", [])
+
+    linking.now_s += (PEERS_RATIO - PATIENCE_RATIO) * DEADLINE_S
+    linking.shelf.close_pools()
+    [update] = linking.shelf.due_updates()
+    assert [part.task for part in update.parts] == [tasks["a"].task]
+    assert linking.grouping.elsewhere == {}
+
+
+def test_a_killed_edge_shows_the_same_again_and_does_not_ask_for_what_it_has(linking):
+    tasks = linking.plan()
+    linking.take({device: tasks[device] for device in "ab"})
+    for device in "ab":
+        linking.answer(device, tasks[device], 1.0)
+    linking.shelf.close_pools()
+    [shown] = linking.shelf.due_shown()
+    linking.shelf.circle.take(Shown(shown.stage, "other", make_ref(b"theirs")))
+    linking.reopen()
+
+    assert linking.shelf.due_shown() == [shown]
+    linking.shelf.close_pools()
+    assert len(linking.shelf.due_updates()) == 1
+    assert linking.grouping.elsewhere == {"other": b"theirs"}
+
+
+def test_what_was_shown_is_shown_anew_without_a_recalled_task(linking):
+    tasks = linking.plan()
+    linking.take({device: tasks[device] for device in "ab"})
+    for device in "ab":
+        linking.answer(device, tasks[device], 1.0)
+    linking.shelf.close_pools()
+    linking.shelf.due_shown()
+    linking.shelf.recall(tasks["b"].task)
+    linking.shelf.close_pools()
+
+    [shown] = linking.shelf.due_shown()
+    assert shown.clusters.inline == b"a"
+
+
+@pytest.mark.parametrize("grouping", [Plain(), Linking()], ids=["no exchange", "no answers"])
+def test_an_edge_without_clusters_says_so(linking, grouping):
+    linking.grouping = grouping
+    linking.reopen()
+    tasks = linking.plan()
+    linking.take({device: tasks[device] for device in "ab"})
+    if grouping.together:
+        for device in "ab":
+            linking.say(device, Refusal(tasks[device].task, "failed", "broken"))
+    linking.shelf.close_pools()
+
+    [shown] = linking.shelf.due_shown()
+    assert (shown.stage, shown.clusters) == (tasks["a"].pool.stage, None)
+    linking.now_s += RESEND_S
+    linking.shelf.close_pools()
+    assert linking.shelf.due_shown() == []
