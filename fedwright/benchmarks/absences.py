@@ -12,7 +12,8 @@ from fedwright.benchmarks.local_fleet import BOOT, Crew, LocalFleet
 from fedwright.device_runtime.describe.hidden import Hidden
 from fedwright.device_runtime.emulate.profiles import DeviceProfile, load_fleet
 from fedwright.protocol.messages import Gone, Refusal, Report, Task, Update
-from fedwright.server_runtime.rounds.exchange import Heard, Pulled
+from fedwright.server_runtime.rounds.exchange import Heard
+from fedwright.server_runtime.rounds.pulling import Pulled
 from fedwright.server_runtime.rounds.sampling import derive_seed
 from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
 

@@ -12,7 +12,8 @@ from fedwright.server_runtime.blocks.exchange import Options
 from fedwright.server_runtime.config import SimulateSection
 from fedwright.server_runtime.edge.circle import Circle
 from fedwright.server_runtime.edge.pooling import Grouping, Member, Plain, Reader, split
-from fedwright.server_runtime.rounds.exchange import Heard, Pulled
+from fedwright.server_runtime.rounds.exchange import Heard
+from fedwright.server_runtime.rounds.pulling import Pulled
 
 
 def in_turn(devices: Sequence[str], edges: int) -> dict[str, str]:

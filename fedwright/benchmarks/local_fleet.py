@@ -20,7 +20,8 @@ from fedwright.device_runtime.train.loop import Evaluation
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import DeviceError, FedwrightError
 from fedwright.protocol.messages import Ask, BlobRef, Dismiss, Refusal, Report, Task, Update
-from fedwright.server_runtime.rounds.exchange import Heard, Pulled
+from fedwright.server_runtime.rounds.exchange import Heard
+from fedwright.server_runtime.rounds.pulling import Pulled
 
 BOOT = "simulated"
 

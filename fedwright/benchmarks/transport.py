@@ -24,9 +24,10 @@ from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.messages import Update
 from fedwright.server_runtime.artifacts.builder import Builder
 from fedwright.server_runtime.rounds.desk import Desk
-from fedwright.server_runtime.rounds.exchange import Exchange, Heard, Pulled
+from fedwright.server_runtime.rounds.exchange import Exchange, Heard
 from fedwright.server_runtime.rounds.memory_store import MemoryRoundStore
 from fedwright.server_runtime.rounds.planner import Planner
+from fedwright.server_runtime.rounds.pulling import Pulled
 
 # paho waits with select(), which ends at file 1024; a link has three.
 LINKS_PER_PROCESS = 300

@@ -9,12 +9,15 @@ nothing when the model is used.
 eq8 (the paper's Eq. 8): o_i = F_i(x_i) + λ P_j x_j, o_j = F_j(x_j) + (1 - λ) P_i x_i with P_j [C, d_j], on samples
 paired by label, for classes that both have; the term is dropped when the model is used.
 
+Steps are those of gradient descent, each as long as `rate` of what the curvature of the cross-entropy allows, so that
+the loss falls whatever the scale and number of the features; what is known already is hardly changed.
+
 A cluster that is elsewhere, behind another edge, is known by its view: what has to cross for it to be linked and to
 teach. Each edge changes its own clusters only, so that all edges together do what one with all clusters would.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal
 
@@ -28,9 +31,6 @@ Array = NDArray[Any]
 Floats = NDArray[np.float64]
 Pair = tuple[str, str]
 Projections = dict[Pair, Floats]
-
-# Adam's constants.
-BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
 
 @dataclass(frozen=True)
@@ -77,33 +77,13 @@ class View:
 
 @dataclass(frozen=True)
 class Options:
-    """share: λ. quantile: share of the pairs that are linked, the most similar ones."""
+    """share: λ. quantile: share of the pairs that are linked, the most similar ones. rate: length of steps, below 2."""
 
     form: Literal["folded", "eq8"] = "folded"
     share: float = 0.5
     quantile: float = 0.25
     steps: int = 50
-    learning_rate: float = 0.01
-
-
-@dataclass
-class Adam:
-    """Adam over one array."""
-
-    rate: float
-    _mean: Floats | float = 0.0
-    _square: Floats | float = 0.0
-    _steps: int = field(default=0)
-
-    def step(self, value: Floats, gradient: Floats) -> Floats:
-        """The value after a step against its gradient."""
-        self._steps += 1
-        self._mean = BETA1 * self._mean + (1 - BETA1) * gradient
-        self._square = BETA2 * self._square + (1 - BETA2) * gradient**2
-        mean = self._mean / (1 - BETA1**self._steps)
-        square = self._square / (1 - BETA2**self._steps)
-        result: Floats = value - self.rate * mean / (np.sqrt(square) + EPS)
-        return result
+    rate: float = 1.0
 
 
 def responses(head: Head, features: Features) -> dict[int, Floats]:
@@ -173,19 +153,20 @@ def exchange(
 
 
 def fold(head: Head, others: Sequence[Floats], features: Features, options: Options) -> Head:
-    """W_i + λ Σ_j W_j P_ij after both W_i and P_ij followed the cross-entropy of o_i at i's labels."""
-    weight, bias = head.weight, head.bias
-    # One projection onto all linked layers side by side: Σ_j W_j P_ij = [W_1 W_2 …] [P_i1; P_i2; …].
-    across = np.concatenate(others, axis=1)
-    projection = np.zeros((across.shape[1], weight.shape[1]))
-    learn_weight, learn_bias, learn_projection = (Adam(options.learning_rate) for _ in range(3))
+    """W_i + λ Σ_j W_j P_ij after both W_i and P_ij followed the cross-entropy of o_i at i's labels.
+
+    A gradient G [C, d_i] of the folded layer moves W_i along G and P_ij along λ W_jᵀ G. From P = 0 on, all that is
+    learned is therefore Q = -Σ step G, with W_i + Q and P_ij = λ W_jᵀ Q, and the folded layer is W_i + (1 + λ² Σ_j
+    W_j W_jᵀ) Q: the projections, which are as large as two layers are wide, need not be made.
+    """
+    mixing = np.eye(len(head.bias)) + options.share**2 * sum(other @ other.T for other in others)
+    step = options.rate / (1 + np.linalg.norm(mixing, 2) * _square(features.x))
+    learned, bias = np.zeros_like(head.weight), head.bias
     for _ in range(options.steps):
-        logits = features.x @ (weight + options.share * across @ projection).T + bias
+        logits = features.x @ (head.weight + mixing @ learned).T + bias
         slope = _slope(logits, features.y, features.weight)
-        along = slope.T @ features.x
-        weight, bias = learn_weight.step(weight, along), learn_bias.step(bias, slope.sum(axis=0))
-        projection = learn_projection.step(projection, options.share * across.T @ along)
-    return Head(weight + options.share * across @ projection, bias)
+        learned, bias = learned - step * slope.T @ features.x, bias - step * slope.sum(axis=0)
+    return Head(head.weight + mixing @ learned, bias)
 
 
 def _exchange_eq8(
@@ -216,12 +197,17 @@ def _learn_beside(
 ) -> tuple[Head, Floats]:
     """F_i and P_j after following the cross-entropy of F_i(x_i) + λ P_j x_j."""
     weight, bias = head.weight, head.bias
-    learn_weight, learn_bias, learn_projection = (Adam(options.learning_rate) for _ in range(3))
+    step = options.rate / (1 + _square(own.x) + share**2 * _square(x_other))
     for _ in range(options.steps):
         slope = _slope(own.x @ weight.T + bias + share * x_other @ projection.T, own.y, own.weight)
-        weight, bias = learn_weight.step(weight, slope.T @ own.x), learn_bias.step(bias, slope.sum(axis=0))
-        projection = learn_projection.step(projection, share * slope.T @ x_other)
+        weight, bias = weight - step * slope.T @ own.x, bias - step * slope.sum(axis=0)
+        projection = projection - step * share * slope.T @ x_other
     return Head(weight, bias), projection
+
+
+def _square(x: Floats) -> float:
+    """Largest squared length of a row: the curvature of the cross-entropy is at most half of it."""
+    return float((x**2).sum(axis=1).max(initial=0.0))
 
 
 def aligned(one: Features, other: Features) -> tuple[Features, Features]:
@@ -243,8 +229,10 @@ def aligned(one: Features, other: Features) -> tuple[Features, Features]:
 
 def cross_entropy(head: Head, features: Features) -> float:
     """Weighted mean of -log softmax(F(x))[y]."""
-    chances = softmax(head.logits(features.x))[np.arange(len(features.y)), features.y]
-    return float(-(features.weight * np.log(chances)).sum() / features.weight.sum())
+    logits = head.logits(features.x)
+    logits = logits - logits.max(axis=1, keepdims=True)
+    losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(features.y)), features.y]
+    return float((features.weight * losses).sum() / features.weight.sum())
 
 
 def _slope(logits: Floats, y: NDArray[np.int64], weight: Floats) -> Floats:

@@ -89,14 +89,14 @@ class ExchangeSection:
     share: float = field(default=0.5, metadata=_help("lambda: how much the other cluster's layer counts"))
     quantile: float = field(default=0.25, metadata=_help("share of the most similar pairs that are linked"))
     steps: int = field(default=50, metadata=_help("steps of the projection's training per round"))
-    learning_rate: float = field(default=0.01, metadata=_help("step size of that training"))
+    rate: float = field(default=1.0, metadata=_help("length of those steps; the loss falls for any below 2"))
 
     def __post_init__(self) -> None:
         """Check values."""
         check_range("share", self.share, above=0, high=1)
         check_range("quantile", self.quantile, above=0, high=1)
         check_range("steps", self.steps, low=1, high=100_000)
-        check_range("learning_rate", self.learning_rate, above=0)
+        check_range("rate", self.rate, above=0, high=2)
 
 
 @dataclass(frozen=True)

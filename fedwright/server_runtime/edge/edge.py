@@ -51,7 +51,8 @@ from fedwright.protocol.messages import (
 from fedwright.server_runtime.edge.shelf import Shelf, blobs_of
 from fedwright.server_runtime.edge.store import Row
 from fedwright.server_runtime.edge.upward import Upward
-from fedwright.server_runtime.rounds.exchange import Exchange, Heard, Pulled
+from fedwright.server_runtime.rounds.exchange import Exchange, Heard
+from fedwright.server_runtime.rounds.pulling import Pulled
 
 log = logging.getLogger(__name__)
 

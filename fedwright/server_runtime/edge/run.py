@@ -88,7 +88,7 @@ def grouping_of(config: EdgeConfig, store: EdgeStore) -> Grouping:
     wanted = config.exchange
     options = None
     if wanted.form != "off":
-        options = Options(wanted.form, wanted.share, wanted.quantile, wanted.steps, wanted.learning_rate)
+        options = Options(wanted.form, wanted.share, wanted.quantile, wanted.steps, wanted.rate)
     return Clustered(Wanted(most, exact, options), store)
 
 

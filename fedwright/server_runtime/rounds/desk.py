@@ -19,9 +19,10 @@ from fedwright.server_runtime.intake.sizes import check_size, most_bytes
 from fedwright.server_runtime.intake.speeds import Speeds
 from fedwright.server_runtime.methods.base import Tensors
 from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.exchange import Heard, Pulled
+from fedwright.server_runtime.rounds.exchange import Heard
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.pools import is_pool
+from fedwright.server_runtime.rounds.pulling import Pulled
 from fedwright.server_runtime.rounds.store import Planned, Reply, RoundStore
 
 log = logging.getLogger(__name__)

@@ -2,15 +2,14 @@
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from msgspec import structs
 
 from fedwright.protocol import codec, topics
-from fedwright.protocol.blobs import BlobStore, Download, Uploads, inlined
-from fedwright.protocol.errors import BadBlob, BadMessage
+from fedwright.protocol.blobs import BlobStore, Uploads, inlined
+from fedwright.protocol.errors import BadMessage
 from fedwright.protocol.link.base import Link, Received
 from fedwright.protocol.messages import (
     Ack,
@@ -37,6 +36,7 @@ from fedwright.protocol.messages import (
 )
 from fedwright.server_runtime.revocation import Gate
 from fedwright.server_runtime.rounds.edges import Edges, MaySpeak, anybody
+from fedwright.server_runtime.rounds.pulling import Pulled, Pulling
 from fedwright.server_runtime.rounds.serving import Serving
 from fedwright.server_runtime.rounds.showing import Showing
 
@@ -45,11 +45,6 @@ log = logging.getLogger(__name__)
 SERVER = "server"
 # A device acknowledges a task as soon as it is in its journal; silence this long means it was not heard.
 RESEND_S = 5.0
-# Uploads pulled at the same time: enough to fill a link, few enough that the broker and the disk stay calm.
-MAX_PULLS = 8
-MAX_PULL_BYTES = 256 * 1024 * 1024
-# An upload of which nothing came for so long does not count among these; a slow one still goes on.
-STALL_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -62,15 +57,6 @@ class Heard:
     payload: bytes = b""
 
 
-@dataclass(frozen=True)
-class Pulled:
-    """A blob that was asked for is complete in the store, or (`problem`) cannot be had."""
-
-    device: str
-    sha256: str
-    problem: str = ""
-
-
 @dataclass
 class _Outgoing:
     """A task on its way, made of bytes when somebody else signed it."""
@@ -78,13 +64,6 @@ class _Outgoing:
     device: str
     task: Task | bytes
     sent_s: float
-
-
-@dataclass
-class _Pull:
-    device: str
-    download: Download
-    progress_s: float
 
 
 class Exchange:
@@ -110,17 +89,13 @@ class Exchange:
         self._sign = sign
         self._uploads = Uploads(blobs)
         self._serving = Serving(self._uploads, self._send_chunk, clock=clock)
+        self._pulling = Pulling(blobs, self._send_get, clock=clock)
         self._showing = Showing(blobs, self._uploads, pull=self.pull, send=self._send)
         self._clock = clock
         self._connects = link.connects
         self._outgoing: dict[str, _Outgoing] = {}
         # Tasks that went to an edge: for which device, to which edge.
         self._at: dict[str, tuple[str, str]] = {}
-        self._announced: dict[str, str] = {}
-        self._pulls: dict[str, _Pull] = {}
-        self._waiting: deque[tuple[str, BlobRef]] = deque()
-        # Blobs that came inline or are here already.
-        self._ready: deque[tuple[str, BlobRef]] = deque()
         self._warned: set[str] = set()
         link.subscribe(topics.up_all(fleet))
         self.challenge_all()
@@ -211,21 +186,20 @@ class Exchange:
 
     def pull(self, device: str, ref: BlobRef) -> None:
         """Fetch a blob from a device; a Pulled event tells when it is here."""
-        if ref.inline is not None or self._blobs.has(ref.sha256):
-            self._ready.append((device, ref))
-        elif ref.sha256 not in self._pulls and all(waiting.sha256 != ref.sha256 for _, waiting in self._waiting):
-            self._waiting.append((device, ref))
+        self._pulling.pull(device, ref)
 
     def poll(self, timeout_s: float) -> list[Heard | Pulled]:
         """Do what is due, then wait for messages at most this long and return what the coordinator must know."""
         events: list[Heard | Pulled] = []
         events += [Heard(device, boot, Gone()) for device, boot in self.gate.leavers()]
-        self._admit_pulls(events)
+        self._pulling.admit()
+        events += self._pulling.events()
         self._tend()
         due_s = self._serving.due_s()
         received = self._link.receive(0.0 if events else timeout_s if due_s is None else min(timeout_s, due_s))
         while received is not None:
             self._take(received, events)
+            events += self._pulling.events()
             received = self._link.receive(0.0) if len(events) < 64 else None
         for event in events:
             if isinstance(event, Pulled) and not event.problem:
@@ -238,8 +212,7 @@ class Exchange:
         if self._link.connects != self._connects:
             self._connects = self._link.connects
             self.challenge_all()
-            for pull in self._pulls.values():
-                pull.download.lost_link()
+            self._pulling.lost_link()
         for outgoing in self._outgoing.values():
             if now - outgoing.sent_s >= RESEND_S:
                 outgoing.sent_s = now
@@ -247,44 +220,7 @@ class Exchange:
                     self._publish(outgoing.device, outgoing.task)
                 else:
                     self._send(outgoing.device, outgoing.task)
-        for sha256, pull in self._pulls.items():
-            self._ask(sha256, pull)
-
-    def _admit_pulls(self, events: list[Heard | Pulled]) -> None:
-        while self._ready:
-            self._begin_pull(*self._ready.popleft(), events)
-        while self._waiting and self._has_room(self._waiting[0][1]):
-            self._begin_pull(*self._waiting.popleft(), events)
-
-    def _begin_pull(self, device: str, ref: BlobRef, events: list[Heard | Pulled]) -> None:
-        # What an edge carried lies there.
-        device = self._announced.pop(ref.sha256, device)
-        try:
-            pull = _Pull(device, Download(self._blobs, ref), self._clock())
-            if not pull.download.done:
-                self._pulls[ref.sha256] = pull
-                return
-            pull.download.finish()
-        except BadBlob as err:
-            events.append(Pulled(device, ref.sha256, str(err)))
-            return
-        events.append(Pulled(device, ref.sha256))
-
-    def _has_room(self, ref: BlobRef) -> bool:
-        """Whether another upload may start beside those that come in; one alone always may."""
-        since_s = self._clock() - STALL_S
-        sizes = [pull.download.ref.size_bytes for pull in self._pulls.values() if pull.progress_s > since_s]
-        return not sizes or (len(sizes) < MAX_PULLS and sum(sizes) + ref.size_bytes <= MAX_PULL_BYTES)
-
-    def _drop_pulls(self, device: str) -> None:
-        """Forget what is fetched from a device that left; it says again what it has when it is back."""
-        self._pulls = {sha256: pull for sha256, pull in self._pulls.items() if pull.device != device}
-        self._waiting = deque(waiting for waiting in self._waiting if waiting[0] != device)
-
-    def _ask(self, sha256: str, pull: _Pull) -> None:
-        wanted = pull.download.wanted(self._clock())
-        if wanted:
-            self._publish(pull.device, self._encode(Get(sha256, wanted)), reliable=False)
+        self._pulling.tend()
 
     def _take(self, received: Received, events: list[Heard | Pulled]) -> None:
         device = topics.device_of(received.topic)
@@ -307,18 +243,10 @@ class Exchange:
             self._showing.take(device, body)
         elif isinstance(body, Ack):
             self._outgoing.pop(body.of, None)
-        else:
-            self._take_transfer(device, body, events)
-
-    def _take_transfer(self, device: str, body: Message, events: list[Heard | Pulled]) -> None:
-        """A request for pieces of a blob, a piece of one, or the news that it is lost."""
-        if isinstance(body, Get):
+        elif isinstance(body, Get):
             self._serving.request(device, body)
-        elif isinstance(body, Chunk):
-            self._take_chunk(device, body, events)
-        elif isinstance(body, Lost) and self._pulled_from(device, body.sha256) is not None:
-            del self._pulls[body.sha256]
-            events.append(Pulled(device, body.sha256, "the device no longer holds the blob it announced"))
+        elif isinstance(body, Chunk | Lost):
+            self._pulling.take(device, body)
 
     def _take_carried(self, edge: str, carried: Carried, events: list[Heard | Pulled]) -> None:
         try:
@@ -346,12 +274,12 @@ class Exchange:
         elif isinstance(body, Gone):
             if edge is not None and self._edges.edge_of(device) != edge:
                 return
-            self._drop_pulls(device)
+            self._pulling.drop(device)
             if self._edges.is_alive(device, envelope.boot):
                 self._showing.lose(device)
             events += [Heard(behind, boot, body) for behind, boot in self._edges.lose(device, envelope.boot)]
         elif isinstance(body, Update) and edge is not None and body.tensors is not None:
-            self._announced[body.tensors.sha256] = edge
+            self._pulling.lies_with(body.tensors.sha256, edge)
         events.append(Heard(device, envelope.boot, body, payload))
 
     def _move(self, device: str, edge: str | None, envelope: Envelope, events: list[Heard | Pulled]) -> None:
@@ -365,26 +293,8 @@ class Exchange:
                 del self._at[task]
                 self.recall(where, task)
 
-    def _take_chunk(self, device: str, chunk: Chunk, events: list[Heard | Pulled]) -> None:
-        pull = self._pulled_from(device, chunk.sha256)
-        if pull is None:
-            return
-        if pull.download.accept(chunk.index, chunk.data):
-            pull.progress_s = self._clock()
-        if not pull.download.done:
-            self._ask(chunk.sha256, pull)
-            return
-        del self._pulls[chunk.sha256]
-        try:
-            pull.download.finish()
-        except BadBlob as err:
-            events.append(Pulled(device, chunk.sha256, str(err)))
-            return
-        events.append(Pulled(device, chunk.sha256))
-
-    def _pulled_from(self, device: str, sha256: str) -> _Pull | None:
-        pull = self._pulls.get(sha256)
-        return pull if pull is not None and pull.device == device else None
+    def _send_get(self, device: str, get: Get) -> None:
+        self._publish(device, self._encode(get), reliable=False)
 
     def _send_chunk(self, device: str | None, message: Chunk | Lost) -> None:
         topic = topics.shared(self._fleet) if device is None else topics.down(self._fleet, device)

@@ -1,6 +1,7 @@
 """Last layers that teach each other: against torch, against numbers by hand, and what does not fit."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from fedwright.server_runtime.blocks.exchange import (
     responses,
 )
 
-OPTIONS = Options(steps=20, learning_rate=0.05, quantile=1.0)
+OPTIONS = Options(steps=20, quantile=1.0)
 CLASSES = 3
 
 
@@ -51,8 +52,11 @@ def test_folding_follows_torch():
     weight, bias = torch.tensor(own.weight, requires_grad=True), torch.tensor(own.bias, requires_grad=True)
     across = [torch.tensor(other) for other in others]
     projections = [torch.zeros(other.shape[1], 4, dtype=torch.float64, requires_grad=True) for other in others]
-    optimizer = torch.optim.Adam([weight, bias, *projections], lr=OPTIONS.learning_rate)
     x, y, share = torch.tensor(given.x), torch.tensor(given.y), torch.tensor(given.weight)
+    longest = x.square().sum(1).max()
+    spread = torch.linalg.matrix_norm(torch.cat(across, 1), 2) ** 2
+    rate = 1 / (1 + (1 + OPTIONS.share**2 * spread) * longest)
+    optimizer = torch.optim.SGD([weight, bias, *projections], lr=rate.item())
     for _ in range(OPTIONS.steps):
         optimizer.zero_grad()
         logits = x @ weight.T + bias
@@ -64,6 +68,32 @@ def test_folding_follows_torch():
     folded = weight + OPTIONS.share * sum(o @ p for o, p in zip(across, projections, strict=True))
     np.testing.assert_allclose(found.weight, folded.detach().numpy(), atol=1e-9)
     np.testing.assert_allclose(found.bias, bias.detach().numpy(), atol=1e-9)
+
+
+@pytest.mark.parametrize("form", ["folded", "eq8"])
+@pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])
+def test_the_loss_falls_however_wide_and_large_the_features_are(form, scale):
+    heads = {"a": head(800, seed=1), "b": head(1600, seed=2)}
+    given = {name: features(one.weight.shape[1], noise=1.0) for name, one in heads.items()}
+    given = {name: replace(own, x=scale * own.x) for name, own in given.items()}
+    options = replace(OPTIONS, form=form, rate=1.9)
+
+    losses = []
+    for _ in range(5):
+        losses.append([cross_entropy(heads[name], given[name]) for name in heads])
+        heads, _ = exchange(heads, given, options=options)
+
+    assert all(later <= earlier for own in zip(*losses, strict=True) for earlier, later in pairwise(own))
+    assert losses[-1] != losses[0]
+
+
+def test_what_is_known_already_is_hardly_changed():
+    given = {"a": features(4, noise=0.0), "b": features(7, noise=0.0)}
+    heads = {name: Head(20 * np.eye(CLASSES, own.x.shape[1]), np.zeros(CLASSES)) for name, own in given.items()}
+
+    after, _ = exchange(heads, given, options=OPTIONS)
+
+    assert all(np.abs(after[name].weight - heads[name].weight).max() < 1e-6 for name in heads)
 
 
 def test_the_folded_layer_is_one_layer_of_the_same_size():

@@ -9,8 +9,9 @@ from fedwright.protocol import codec, topics
 from fedwright.protocol.blobs import BlobStore, make_ref
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.protocol.messages import BlobRef, Chunk, Get, Gone
-from fedwright.server_runtime.rounds import exchange as module
-from fedwright.server_runtime.rounds.exchange import MAX_PULLS, STALL_S, Exchange, Pulled
+from fedwright.server_runtime.rounds import pulling as module
+from fedwright.server_runtime.rounds.exchange import Exchange
+from fedwright.server_runtime.rounds.pulling import MAX_PULLS, STALL_S, Pulled
 from helpers.fleet import FLEET
 
 SILENT = [f"silent-{number}" for number in range(MAX_PULLS)]
