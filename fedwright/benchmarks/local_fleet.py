@@ -15,6 +15,7 @@ from fedwright.benchmarks.dealing import Dealt
 from fedwright.benchmarks.simulate_worker import Measure, Place, Worker, begin, run_measure, run_task
 from fedwright.device_runtime.describe.hidden import Hidden
 from fedwright.device_runtime.refusals import refusal_of
+from fedwright.device_runtime.store.personal import PersonalLayers
 from fedwright.device_runtime.store.residual import Residual
 from fedwright.device_runtime.train.loop import Evaluation
 from fedwright.protocol.blobs import BlobStore
@@ -109,8 +110,9 @@ class LocalFleet:
         """Tasks that were answered are over."""
 
     def acknowledge(self, device: str, task: str, *, problem: str = "") -> None:
-        """What rounding left out counts as sent once the update is used."""
+        """What rounding left out counts as sent, and what personal layers learned counts, once the update is used."""
         Residual(self._devices / device).settle(used=not problem)
+        PersonalLayers(self._devices / device).settle(task, used=not problem)
 
     def dismiss(self, device: str, dismissal: Dismiss) -> None:
         """A device that does not fit the run ends the simulation: its data is ours to mend."""

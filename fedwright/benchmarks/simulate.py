@@ -30,10 +30,10 @@ from fedwright.protocol.x25519 import KEY_BYTES
 from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.artifacts.structure import Structure
 from fedwright.server_runtime.config import RunConfig
-from fedwright.server_runtime.methods.base import Method, Tensors
+from fedwright.server_runtime.methods.base import Method, Tensors, personal_layers
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.desk import Talks
-from fedwright.server_runtime.rounds.planner import Builds, Planner
+from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
 
 # Devices that share this machine's processors say nothing about deadlines.
@@ -231,17 +231,16 @@ class _Watch:
     def _measure(self, number: int) -> None:
         if self.method is None or self.planner is None:
             return
-        build = self.planner.builder
-        self.evaluations += measure_fleet(self.method, build, self.crew, number=number, parts=self.parts)
+        self.evaluations += measure_fleet(self.method, self.planner, self.crew, number=number, parts=self.parts)
         replace_file(self.folder / EVALUATIONS, msgspec.json.encode(self.evaluations))
         if self.look is not None:
             self.look(self.method, number)
 
 
 def measure_fleet(
-    method: Method, build: Builds, crew: Crew, *, number: int, parts: tuple[Part, ...]
+    method: Method, planner: Planner, crew: Crew, *, number: int, parts: tuple[Part, ...]
 ) -> list[Evaluated]:
-    """Each device's own model, at its own width, on the device's own data."""
+    """Each device's own model, at its own width, on the device's own data, with the layers it keeps to itself."""
     kept: dict[int, tuple[Tensors, str]] = {}
     jobs: list[Measure] = []
     for device in crew.devices:
@@ -249,8 +248,9 @@ def measure_fleet(
         if id(weights) not in kept:
             # The dictionary is kept too: its id must not go to another one while ids are compared.
             kept[id(weights)] = (weights, crew.models.put_bytes(tensors.save(weights)))
-        artifact = crew.models.put_bytes(artifacts.pack(build.build(Structure(spec))))
-        jobs.append(Measure(device, artifact, kept[id(weights)][1]))
+        artifact = crew.models.put_bytes(artifacts.pack(planner.builder.build(Structure(spec))))
+        personal = personal_layers(method, device)
+        jobs.append(Measure(device, artifact, kept[id(weights)][1], run=planner.run, personal=personal))
     results = [_evaluated(number, part, crew.measure([replace(job, part=part) for job in jobs])) for part in parts]
     for _, sha256 in kept.values():
         crew.models.remove(sha256)

@@ -14,6 +14,7 @@ from fedwright.benchmarks.partition import Share
 from fedwright.device_runtime.data.local import LocalData
 from fedwright.device_runtime.perform import Inputs, Result, Tools, perform
 from fedwright.device_runtime.store.checkpoint import Checkpoint
+from fedwright.device_runtime.store.personal import PersonalLayers
 from fedwright.device_runtime.store.residual import Residual
 from fedwright.device_runtime.train.base import Tensors, Trainer
 from fedwright.device_runtime.train.check import need_bytes
@@ -62,12 +63,17 @@ class Place:
 
 @dataclass(frozen=True)
 class Measure:
-    """Measure weights under an artifact's evaluation graph on one part of a device's data."""
+    """Measure weights under an artifact's evaluation graph on one part of a device's data.
+
+    personal: layers that the device has of its own, in this run.
+    """
 
     device: str
     artifact: str
     weights: str
     part: Part = "test"
+    run: str = ""
+    personal: tuple[str, ...] = ()
 
 
 class Worker:
@@ -104,7 +110,8 @@ class Worker:
     def measure(self, job: Measure) -> Evaluation:
         """Accuracy and loss of a model on a device's data."""
         trainer = self._trainer(self._artifact(job.artifact), {}, {})
-        trainer.load(tensors.load(self._models.path(job.weights)))
+        weights = tensors.load(self._models.path(job.weights))
+        trainer.load(PersonalLayers(self._folder(job.device)).over(weights, job.personal, run=job.run))
         data = self.data(job.device)
         if job.part == "val":
             rows = self._place.shares[job.device].val
@@ -143,7 +150,9 @@ class Worker:
                 raise OverBudget(need, free_bytes)
 
         make_trainer = self._trainer if self._place.backend == "portable" else partial(self._on_torch, task)
-        tools = Tools(make_trainer, check, Checkpoint(self._folder(device) / "checkpoint", every_s=NEVER_S))
+        folder = self._folder(device)
+        checkpoint = Checkpoint(folder / "checkpoint", every_s=NEVER_S)
+        tools = Tools(make_trainer, check, checkpoint, PersonalLayers(folder))
         return perform(task, inputs, self.data(device), tools=tools, should_stop=lambda: False)
 
     def _trainer(self, artifact: Artifact, sides: Tensors, frozen: Tensors) -> Trainer:

@@ -357,6 +357,7 @@ class Agent:
         if ack.problem:
             log.warning("round %d: the server did not use the answer: %s", entry.task.round, ack.problem)
         self._have.residual.settle(used=not ack.problem)
+        self._have.tools.personal.settle(ack.of, used=not ack.problem)
         self._have.journal.finish()
         self._have.tools.checkpoint.clear()
         used = [entry.task.weights, entry.task.sides]

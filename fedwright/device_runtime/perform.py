@@ -12,6 +12,7 @@ from fedwright.device_runtime.data.local import LocalData
 from fedwright.device_runtime.energy import EnergyMeter
 from fedwright.device_runtime.guard import Guard
 from fedwright.device_runtime.store.checkpoint import Checkpoint
+from fedwright.device_runtime.store.personal import PersonalLayers
 from fedwright.device_runtime.train.base import Array, StepResult, Tensors, Trainer
 from fedwright.device_runtime.train.kept import Kept
 from fedwright.device_runtime.train.loop import (
@@ -58,6 +59,7 @@ class Tools:
     make_trainer: MakeTrainer
     check: CheckArtifact
     checkpoint: Checkpoint
+    personal: PersonalLayers
     kept: Kept = field(default_factory=Kept)
     guard: Guard | None = None
     veil: Veil = unveiled
@@ -105,6 +107,7 @@ def perform(
         raise Stopped
     wall_s, cpu_s, energy = time.monotonic(), time.process_time(), EnergyMeter()
     received, masks = deltas.load(inputs.weights)
+    received = tools.personal.over(received, task.returns.personal, run=task.run)
     trainer = _trainer(task, inputs, tools, received=received, masks=masks)
     trainer.load(received)
     seen, batch = _Watched(trainer, should_stop), evaluation_batch(task.recipe)
@@ -114,6 +117,9 @@ def perform(
     stats = _train(task, trainer, own, checkpoint=tools.checkpoint, should_stop=should_stop)
     trains = total_steps(task.recipe, len(own.y)) > 0
     after = evaluate(seen, data, batch=batch) if task.returns.evaluate and trains else before
+    if task.returns.personal and trains:
+        learned = trainer.weights()
+        tools.personal.keep(task, {name: learned[name] for name in task.returns.personal})
     result = _returned(task, trainer, received)
     if task.returns.prototypes:
         prototypes, counts = tools.veil(*class_prototypes(seen, data, batch=batch))
@@ -241,7 +247,7 @@ def _train(
 def _returned(task: Task, trainer: Trainer, received: Tensors) -> Tensors:
     result: Tensors = {}
     if task.returns.weights != "none":
-        result = trainer.weights()
+        result = {name: value for name, value in trainer.weights().items() if name not in task.returns.personal}
     if task.returns.weights == "delta":
         result = {name: np.subtract(value, received[name]) for name, value in result.items()}
     return result

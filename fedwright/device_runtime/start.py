@@ -22,6 +22,7 @@ from fedwright.device_runtime.perform import CheckArtifact, MakeTrainer, Tools, 
 from fedwright.device_runtime.profiler.store import PROFILE_NAME, find_profile
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.journal import Journal
+from fedwright.device_runtime.store.personal import PersonalLayers
 from fedwright.device_runtime.store.residual import Residual
 from fedwright.device_runtime.store.secret import kept_secret
 from fedwright.device_runtime.train.base import Tensors, Trainer
@@ -131,7 +132,7 @@ def make_tools(
         return threads or pick_threads(artifact.manifest, facts.cores(), profiles)
 
     make_trainer, check = backends[backend](how_many, provider)
-    return Tools(make_trainer, check, Checkpoint(folder / "checkpoint"))
+    return Tools(make_trainer, check, Checkpoint(folder / "checkpoint"), PersonalLayers(folder))
 
 
 def _portable(threads: HowMany, provider: str) -> tuple[MakeTrainer, CheckArtifact]:

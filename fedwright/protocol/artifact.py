@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from fedwright.protocol.errors import BadArtifact
+from fedwright.protocol.messages import Returns
 
 FORMAT = 1
 MAX_OPSET = 18
@@ -102,18 +103,17 @@ CLASS_MEANS = ("prototypes", "prototype_counts")
 MEASURED = (*CLASS_MEANS, PUBLIC_LOGITS)
 
 
-def returned_shapes(
-    manifest: Manifest, *, weights: bool, prototypes: bool, logits: int = 0
-) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors that a device sends back; logits: how many rows of them."""
+def returned_shapes(manifest: Manifest, returns: Returns) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors that a device sends back."""
     shapes: dict[str, tuple[int, ...]] = {}
-    if weights:
-        shapes = {slot.name: tuple(slot.shape) for slot in manifest.slots if slot.role != "optimizer"}
-    if prototypes:
+    if returns.weights != "none":
+        slots = [slot for slot in manifest.slots if slot.role != "optimizer" and slot.name not in returns.personal]
+        shapes = {slot.name: tuple(slot.shape) for slot in slots}
+    if returns.prototypes:
         shapes["prototypes"] = (manifest.classes, manifest.embedding_size)
         shapes["prototype_counts"] = (manifest.classes,)
-    if logits:
-        shapes[PUBLIC_LOGITS] = (logits, manifest.classes)
+    if returns.logits:
+        shapes[PUBLIC_LOGITS] = (returns.logits, manifest.classes)
     return shapes
 
 

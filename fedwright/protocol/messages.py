@@ -114,7 +114,8 @@ class Returns(Struct, frozen=True):
     codec and keep_ratio (share of the largest entries of each tensor) apply to deltas, not to prototypes and logits;
     what they leave out stays on the device and is added to its next delta. masked: of tensors that came as some of
     their entries, only those are sent back, without indices. logits: how many public rows there are whose logits are
-    asked for.
+    asked for. personal: tensors that stay the device's own: it goes on from what it kept of them in this run and sends
+    nothing of them.
     """
 
     weights: Literal["delta", "weights", "none"] = "delta"
@@ -124,6 +125,7 @@ class Returns(Struct, frozen=True):
     prototypes: bool = False
     masked: bool = False
     logits: Count = 0
+    personal: Annotated[list[Text], Meta(max_length=10_000)] = []
 
 
 class Pool(Struct, frozen=True):

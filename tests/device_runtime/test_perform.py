@@ -11,6 +11,7 @@ from fedwright.device_runtime.describe.noise import Veil
 from fedwright.device_runtime.guard import LOOK_S, Guard, Limits, State
 from fedwright.device_runtime.perform import Inputs, Stopped, Tools, perform
 from fedwright.device_runtime.store.checkpoint import Checkpoint
+from fedwright.device_runtime.store.personal import PersonalLayers
 from fedwright.device_runtime.train import kept
 from fedwright.device_runtime.train.loop import evaluation_batch
 from fedwright.device_runtime.train.portable import PortableTrainer
@@ -40,7 +41,12 @@ def bench(tmp_path):
                 self.made += 1
                 return PortableTrainer(artifact)
 
-            return Tools(make, lambda artifact, recipe: None, Checkpoint(tmp_path / "checkpoint", every_s=60))
+            return Tools(
+                make,
+                lambda artifact, recipe: None,
+                Checkpoint(tmp_path / "checkpoint", every_s=60),
+                PersonalLayers(tmp_path),
+            )
 
         def task(self, *, batch: int = 8, **returns) -> Task:
             recipe = Recipe(batch=batch, learning_rate=0.1, seed=3, epochs=2)

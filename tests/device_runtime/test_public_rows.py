@@ -7,6 +7,7 @@ import pytest
 
 from fedwright.device_runtime.perform import Inputs, Tools, perform
 from fedwright.device_runtime.store.checkpoint import Checkpoint
+from fedwright.device_runtime.store.personal import PersonalLayers
 from fedwright.device_runtime.train.portable import PortableTrainer
 from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import tensors
@@ -51,7 +52,12 @@ def bench(tmp_path):
             def make(artifact, sides, frozen):
                 return PortableTrainer(artifact, sides=sides, frozen=frozen)
 
-            tools = Tools(make, lambda artifact, recipe: None, Checkpoint(tmp_path / "checkpoint", every_s=60))
+            tools = Tools(
+                make,
+                lambda artifact, recipe: None,
+                Checkpoint(tmp_path / "checkpoint", every_s=60),
+                PersonalLayers(tmp_path),
+            )
             return perform(task, inputs or self.inputs, make_data("a"), tools=tools, should_stop=lambda: False)
 
     return Bench()

@@ -12,6 +12,7 @@ from fedwright.device_runtime.home import Identity
 from fedwright.device_runtime.perform import Tools
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.journal import Journal
+from fedwright.device_runtime.store.personal import PersonalLayers
 from fedwright.device_runtime.store.residual import Residual
 from fedwright.device_runtime.train.portable import PortableTrainer
 from fedwright.protocol import codec, topics
@@ -117,6 +118,7 @@ class Running:
             make_trainer=changes.get("make_trainer", lambda a, s, f: PortableTrainer(a, sides=s, frozen=f)),
             check=changes.get("check", lambda artifact, recipe: None),
             checkpoint=Checkpoint(folder / device / "checkpoint", every_s=changes.get("checkpoint_s", 60.0)),
+            personal=PersonalLayers(folder / device),
         )
         holdings = Holdings(
             board=BOARD,

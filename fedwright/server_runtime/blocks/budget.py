@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from msgspec import structs
+
 from fedwright.protocol.artifact import Manifest, returned_shapes
 from fedwright.protocol.messages import DataSummary, Recipe, Returns
 from fedwright.protocol.predictor import need_bytes
@@ -134,9 +136,10 @@ def link_bytes(manifest: Manifest, returns: Returns, *, sent_ratio: float = 1.0)
     entries = sum(math.prod(slot.shape) for slot in manifest.slots if slot.role != "optimizer")
     sides = [side.shape for side in manifest.sides if not side.name.startswith(OWN_SIDES) and -1 not in side.shape]
     down = 4.0 * sum(map(math.prod, sides)) + sent_ratio * entries * (4.0 + (INDEX_BYTES if sent_ratio < 1 else 0.0))
-    sent = entries * (sent_ratio if returns.masked else 1.0)
-    described = returned_shapes(manifest, weights=False, prototypes=returns.prototypes)
+    described = returned_shapes(manifest, structs.replace(returns, weights="none", logits=0))
     up = 4.0 * sum(map(math.prod, described.values()))
+    entries -= sum(math.prod(slot.shape) for slot in manifest.slots if slot.name in returns.personal)
+    sent = entries * (sent_ratio if returns.masked else 1.0)
     if returns.weights == "weights":
         up += 4.0 * entries
     elif returns.weights == "delta":

@@ -114,7 +114,7 @@ class Clustered:
     def _clusters(self, members: Sequence[Member], reader: Reader) -> list[_Cluster]:
         ordered = sorted(members, key=lambda member: member.device)
         task = ordered[0].task
-        layer = last_layer(reader.manifest(task), self._wanted)
+        layer = last_layer(reader.manifest(task), self._wanted, personal=task.returns.personal)
         base = deltas.load(reader.blobs.path(task.weights.sha256))[0]
         labels = self._labels(ordered, base[layer[0]], layer[0], reader)
         groups = [
@@ -217,15 +217,19 @@ def _packed(projections: Projections) -> bytes:
     return tensors.save({BETWEEN.join(pair): value for pair, value in projections.items()})
 
 
-def last_layer(manifest: Manifest, wanted: Wanted) -> tuple[str, str | None]:
-    """The names of the last layer's weight and bias: the last matrix with one row per class; wanted: what needs it."""
-    shapes = {slot.name: tuple(slot.shape) for slot in manifest.slots if slot.role == "trainable"}
+def last_layer(manifest: Manifest, wanted: Wanted, *, personal: Sequence[str] = ()) -> tuple[str, str | None]:
+    """The names of the last layer's weight and bias: the last matrix with one row per class.
+
+    wanted: what needs it. personal: tensors that devices keep to themselves.
+    """
+    trained = [slot for slot in manifest.slots if slot.role == "trainable" and slot.name not in personal]
+    shapes = {slot.name: tuple(slot.shape) for slot in trained}
     matrices = [name for name, shape in shapes.items() if len(shape) == 2 and shape[0] == manifest.classes]
     if not matrices:
         reasons = wanted.reasons()
         need, them = ("needs", "that") if len(reasons) == 1 else ("need", "them")
         raise ConfigError(
-            f"the model ends in no linear layer with one row per class, which {' and '.join(reasons)} {need}; "
+            f"devices send no last linear layer with one row per class, which {' and '.join(reasons)} {need}; "
             f"leave {them} out of the edge's config"
         )
     bias = matrices[-1].rpartition(".")[0] + ".bias"

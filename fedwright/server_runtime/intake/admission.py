@@ -42,11 +42,8 @@ def read_update(
 
     sent: the masks of the entries that the device was sent.
     """
-    shapes = returned_shapes(
-        manifest, weights=returns.weights != "none", prototypes=returns.prototypes, logits=returns.logits
-    )
     try:
-        tensors = deltas.decode(path, shapes, sent=sent)
+        tensors = deltas.decode(path, returned_shapes(manifest, returns), sent=sent)
     except BadBlob as err:
         raise BadUpdate(f"its tensors are not what was asked for: {err}") from err
     for name, array in tensors.items():

@@ -14,9 +14,7 @@ HEADER_BYTES = 1_000_000
 
 def most_bytes(manifest: Manifest, returns: Returns) -> int:
     """More than any update of a task that returns this can need."""
-    shapes = returned_shapes(
-        manifest, weights=returns.weights != "none", prototypes=returns.prototypes, logits=returns.logits
-    )
+    shapes = returned_shapes(manifest, returns)
     return HEADER_BYTES + MOST_ENTRY_BYTES * sum(math.prod(shape) for shape in shapes.values())
 
 

@@ -214,6 +214,20 @@ class Shrinks(Protocol):
         ...
 
 
+@runtime_checkable
+class KeepsLayers(Protocol):
+    """A method in which devices keep layers to themselves, as its assignments say in `returns.personal`."""
+
+    def personal_layers(self, device: str) -> tuple[str, ...]:
+        """The names of these layers in the model of a device."""
+        ...
+
+
+def personal_layers(method: Method, device: str) -> tuple[str, ...]:
+    """Layers of its model that a device has of its own; what the server has in their place is not used there."""
+    return method.personal_layers(device) if isinstance(method, KeepsLayers) else ()
+
+
 @dataclass(frozen=True)
 class Entry:
     """One line of the registry; `model` is one that the method can train, to start from.

@@ -13,9 +13,8 @@ public rows, never on test data, and nothing is drawn again until it works. The 
 deletes negative weights, is off. What a device learned is dilated onto the last global model (`dilate = "model"`: its
 whole model). Weights of the sum start at 1 and have one number per channel. A flattened map is one matrix per position.
 The divergence term is printed without a gradient; here it costs weight that is given to far models. Tensors are not
-pressed into 0 … 1 before they are summed. Running statistics are taken anew on the server's examples. Personal layers
-are kept for a device by the server, because a device keeps nothing between its tasks. The exchange of last layers is
-off, because it needs class means from every device and showed no gain on Fashion-MNIST at alpha 0.1.
+pressed into 0 … 1 before they are summed. Running statistics are taken anew on the server's examples. The exchange of
+last layers is off, because it needs class means from every device and showed no gain on Fashion-MNIST at alpha 0.1.
 """
 
 from dataclasses import replace
@@ -48,7 +47,7 @@ from fedwright.server_runtime.methods.fedconv_params import FedConvParams
 from fedwright.server_runtime.methods.fedconv_server import Model, Part, ServerSide
 from fedwright.server_runtime.methods.sliced import Leveled
 
-COMPRESS, DILATE, HEAD, OWN, READY = "compress", "dilate/", "transfer/", "own/", "note/ready"
+COMPRESS, DILATE, HEAD, READY = "compress", "dilate/", "transfer/", "note/ready"
 
 
 class Brought:
@@ -83,6 +82,11 @@ class FedConv(Leveled):
                 " single device can move; set it to 'mean' or choose an averaging method such as heterofl"
             )
         super().__init__(params.levels, setting)
+        last = classifier_names(setting.initial, setting.spec.classes)
+        if params.exchange and any(name.startswith(params.personal_layers) for name in last):
+            raise ConfigError(
+                f"exchange teaches last layers but personal_layers keeps {last[0]} on the devices; leave out one"
+            )
         for size in params.levels.sizes:
             check_width(setting.spec, self.level_width(size), size)
         self.params = params
@@ -90,15 +94,20 @@ class FedConv(Leveled):
         self._compress = torch.zeros(0)
         self._dilate: dict[str, Tensor] = {}
         self._head: Tensors = {}
-        self._own: dict[str, Tensors] = {}
         self._ready = False
         self._brought: dict[str, Brought] = {}
         self._means = ClassMeans()
 
     def assignment(self, device: str, spec: ModelSpec, round_number: int) -> Assignment:
-        """Ordinary training; class means come back too where ratios teach each other."""
+        """Ordinary training; class means come back too where ratios teach each other, personal layers do not."""
         whole = super().assignment(device, spec, round_number)
-        return replace(whole, returns=structs.replace(whole.returns, prototypes=self.params.exchange))
+        personal, means = list(self.personal_layers(device)), self.params.exchange
+        return replace(whole, returns=structs.replace(whole.returns, prototypes=means, personal=personal))
+
+    def personal_layers(self, device: str) -> tuple[str, ...]:
+        """The same for all devices."""
+        del device
+        return tuple(name for name in self.weights if name.startswith(self.params.personal_layers))
 
     def _prepare(self) -> None:
         """Before anything is sent: train on the server's examples and tune the compression."""
@@ -117,17 +126,13 @@ class FedConv(Leveled):
         self._sent.clear()
 
     def submodel(self, device: str, spec: ModelSpec, marks: tuple[int, ...]) -> Tensors:
-        """The compressed model of a ratio, with the device's own layers where it has any."""
+        """The compressed model of a ratio."""
         self._prepare()
         key = (spec, ())
         if key not in self._sent:
             whole = spec == self.setting.spec
             self._sent[key] = self.weights if whole else self.compressed(spec)
-        own = self._own.get(device, {})
-        common = self._sent[key]
-        if not own or any(common[name].shape != value.shape for name, value in own.items()):
-            return common
-        return {**common, **own}
+        return self._sent[key]
 
     def compressed(self, spec: ModelSpec) -> Tensors:
         """The large model at a ratio."""
@@ -136,10 +141,6 @@ class FedConv(Leveled):
     def absorb(self, device: str, reply: Absorbed) -> Relay | None:
         """Put a change to those of its ratio, or keep it by itself."""
         spec = reply.assignment.structure.spec
-        if self.params.personal_layers:
-            sent = self.submodel(device, spec, ())
-            names = [name for name in sent if name.startswith(self.params.personal_layers)]
-            self._own[device] = {name: sent[name] + reply.tensors[name] for name in names}
         key = _ratio_name(spec) if self.params.hierarchy else device
         change = self._means.take(key, reply.tensors)
         self._brought.setdefault(key, Brought(spec)).add(change, reply.weight * reply.stats.samples)
@@ -147,8 +148,7 @@ class FedConv(Leveled):
 
     def pools_by(self) -> Literal["samples", "devices"] | None:
         """Changes of one ratio are averaged anyway, so that edges may do it; not where devices are told apart."""
-        apart = self.params.personal_layers or self.params.exchange or not self.params.hierarchy
-        return None if apart else "samples"
+        return "samples" if self.params.hierarchy and not self.params.exchange else None
 
     def advance(self) -> dict[str, float]:
         """Dilate what came, sum it up, and tune the compression for the next round."""
@@ -162,10 +162,12 @@ class FedConv(Leveled):
         return {}
 
     def _learn(self, changed: dict[str, Brought]) -> None:
-        parts = {
-            key: Part(own.spec, own.mean(), self.submodel("", own.spec, ()), own.samples)
-            for key, own in changed.items()
-        }
+        parts = {}
+        for key, own in changed.items():
+            sent = self.submodel("", own.spec, ())
+            # Of personal layers nothing comes.
+            still = {name: np.zeros_like(sent[name]) for name in self.personal_layers("")}
+            parts[key] = Part(own.spec, still | own.mean(), sent, own.samples)
         if self.params.exchange:
             parts = exchanged(parts, self._means, classifier_names(self.weights, self.setting.spec.classes))
         models = self._large_models(parts)
@@ -226,8 +228,6 @@ class FedConv(Leveled):
         state = {**super().state(), READY: np.array(self._ready), COMPRESS: self._compress.cpu().numpy()}
         state |= {DILATE + key: value.cpu().numpy() for key, value in sorted(self._dilate.items())}
         state |= {HEAD + name: value for name, value in self._head.items()}
-        for device, own in sorted(self._own.items()):
-            state |= {f"{OWN}{device}/{name}": value for name, value in own.items()}
         return state
 
     def restore(self, state: Tensors) -> None:
@@ -239,11 +239,7 @@ class FedConv(Leveled):
         kept = {key: value for key, value in state.items() if key.startswith(DILATE)}
         self._dilate = {k.removeprefix(DILATE): torch.from_numpy(v.copy()).to(device) for k, v in kept.items()}
         self._head = {k.removeprefix(HEAD): v for k, v in state.items() if k.startswith(HEAD)}
-        self._own, self._brought, self._means = {}, {}, ClassMeans()
-        for key, value in state.items():
-            if key.startswith(OWN):
-                owner, _, name = key.removeprefix(OWN).partition("/")
-                self._own.setdefault(owner, {})[name] = value
+        self._brought, self._means = {}, ClassMeans()
 
 
 def check_width(spec: ModelSpec, width: float, size: float) -> None:

@@ -57,7 +57,7 @@ class FedConvParams:
     delta: bool = field(default=True, metadata=_help("kernels start as crops; false: at random, as printed"))
     mlr: bool = field(default=False, metadata=_help("the paper's modified leaky ReLU behind every kernel"))
     personal_layers: tuple[str, ...] = field(
-        default=(), metadata=_help("tensors whose names begin so stay a device's own, such as ['head']")
+        default=(), metadata=_help("tensors whose names begin so never leave a device, such as ['head']")
     )
     transfer: bool = field(default=False, metadata=_help("the public labels are of another task than the devices'"))
     random_examples: int = field(

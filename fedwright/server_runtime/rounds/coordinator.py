@@ -21,6 +21,7 @@ from fedwright.server_runtime.methods.base import (
     Relay,
     meet,
     notes_of,
+    personal_layers,
     recall,
 )
 from fedwright.server_runtime.rounds import events
@@ -227,7 +228,8 @@ def evaluate_fleet(desk: Desk, method: Method, options: Options) -> None:
         for device in desk.present():
             spec, weights = method.personal(device)
             recipe = Recipe(batch=EVALUATION_BATCH, learning_rate=0.0, seed=0, epochs=0)
-            assignments[device] = Assignment(Structure(spec), recipe, Returns(weights="none"))
+            returns = Returns(weights="none", personal=list(personal_layers(method, device)))
+            assignments[device] = Assignment(Structure(spec), recipe, returns)
             emissions[device] = Emission(weights)
         plan = desk.planner.plan(position, assignments, emissions)
         desk.store.save_plan(position, plan)

@@ -255,3 +255,30 @@ def test_a_simulation_with_edges_goes_on_where_it_stopped(tmp_path):
     expected = simulated(tmp_path / "whole", edges=2, simulate={"clusters": 2})
     state = final_state(tmp_path / "stopped")
     assert all(np.array_equal(state[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("edges", [0, 2])
+def test_personal_layers_never_leave_their_device_with_or_without_edges(tmp_path, edges):
+    method = {"name": "fedconv", "levels": {"sizes": [1.0, 0.5], "choose": "in_turn"}, "personal_layers": ["head"]}
+    rng = np.random.default_rng(4)
+    (tmp_path / "real").mkdir()
+    np.savez(tmp_path / "public.npz", x=rng.random((40, 1, 8, 8), np.float32), y=np.arange(40) % 10)
+    given = {
+        "edges": edges,
+        "method": {**method, **FEDCONV},
+        "public": {"file": str(tmp_path / "public.npz")},
+        "update": {"clip_norm": 5.0},
+    }
+
+    state, _ = play(tmp_path / "real", **given)
+    expected = simulated(tmp_path / "simulated", **given)
+
+    assert all(np.array_equal(state[name], expected[name]) for name in expected)
+    layers = {}
+    for path in sorted((tmp_path / "real/devices").rglob("personal")):
+        layers[path.parent.name] = tensors.load(path)
+        twin = tensors.load(tmp_path / "simulated/run/devices" / path.parent.name / "personal")
+        assert all(np.array_equal(layers[path.parent.name][name], twin[name]) for name in twin)
+    assert len(layers) == 4
+    assert all(own.keys() == {"head.weight", "head.bias"} for own in layers.values())
+    assert not any("/head." in name for name in state)

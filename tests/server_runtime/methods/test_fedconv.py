@@ -13,7 +13,7 @@ from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.blocks.robust import Combine
-from fedwright.server_runtime.methods.base import Absorbed
+from fedwright.server_runtime.methods.base import Absorbed, personal_layers
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
 from fedwright.server_runtime.methods.baselines.heterofl import HeteroFL, HeteroFLParams
 from fedwright.server_runtime.methods.baselines.slice_tuned import SliceTuned
@@ -186,17 +186,24 @@ def test_other_labels_teach_the_encoder_and_not_the_head():
     assert method.personal("d-0")[1]["head.weight"].shape[0] == CLASSES
 
 
-def test_personal_layers_stay_a_devices_own():
+def test_of_personal_layers_nothing_comes_and_the_rest_is_learned():
     method = FedConv(replace(SHORT, personal_layers=("head",)), born(data=public()))
-    assignments = method.assign(REPORTS, 1)
-    sent = method.emit("d-0", assignments["d-0"]).weights
-    method.absorb("d-0", Absorbed({n: np.ones_like(v) for n, v in sent.items()}, STATS, assignments["d-0"]))
+    assignment = method.assign(REPORTS, 1)["d-0"]
+    sent = method.emit("d-0", assignment).weights
+    before = {name: value.copy() for name, value in method.personal("")[1].items()}
+    assert assignment.returns.personal == ["head.weight", "head.bias"]
+    assert personal_layers(method, "d-0") == ("head.weight", "head.bias")
+    change = {n: np.full_like(v, 0.1) for n, v in sent.items() if not n.startswith("head")}
+    method.absorb("d-0", Absorbed(change, STATS, assignment))
     method.advance()
-    own, other = method.personal("d-0")[1], method.personal("d-3")[1]
-    np.testing.assert_array_equal(own["head.weight"], sent["head.weight"] + 1)
-    assert not np.allclose(other["head.weight"], own["head.weight"])
-    np.testing.assert_array_equal(other["encoder.conv1.0.weight"], own["encoder.conv1.0.weight"])
-    assert method.pools_by() is None
+    after = method.personal("")[1]
+    assert not np.allclose(after["encoder.conv1.0.weight"], before["encoder.conv1.0.weight"], atol=1e-3)
+    assert method.pools_by() == "samples"
+
+
+def test_last_layers_that_stay_on_devices_cannot_be_exchanged():
+    with pytest.raises(ConfigError, match=r"personal_layers keeps head\.weight on the devices; leave out one"):
+        FedConv(replace(SHORT, personal_layers=("head",), exchange=True), born(data=public()))
 
 
 def test_running_statistics_are_those_of_the_servers_examples():
