@@ -66,7 +66,8 @@ class Planner:
 
     def resized(self, planned: Planned, assignment: Assignment) -> Planned:
         """The same device's task with the same tensors in other batches, under an id of its own."""
-        task = structs.replace(planned.task, task=_again(planned), recipe=assignment.recipe)
+        # The pool that it was in may go up without it.
+        task = structs.replace(planned.task, task=_again(planned), recipe=assignment.recipe, pool=None)
         return Planned(planned.device, task, assignment)
 
     def afresh(self, first: Planned, last: Planned) -> Planned:

@@ -28,18 +28,15 @@ def smaller_tasks(method: Method, planner: Planner) -> OfferLess:
         if offers[place] >= MOST_OFFERS:
             return None
         offers[place] += 1
-        less: Assignment | None = None
-        if recipe.epochs == 0 and recipe.steps is None:
-            manifest = planner.manifest(planned.assignment.structure)
-            less = smaller_batch(planned.assignment, manifest, refusal.free_bytes)
-            return None if less is None else planner.resized(planned, less)
-        if isinstance(method, Shrinks):
+        trains = recipe.epochs > 0 or recipe.steps is not None
+        if trains and isinstance(method, Shrinks):
             less = method.shrink(planned.device, planned.assignment, refusal)
-        if less is None:
-            less = smaller_batch(planned.assignment, planner.manifest(planned.assignment.structure), refusal.free_bytes)
-        if less is None:
-            return None
-        return planner.again(planned, less, method.emit(planned.device, less))
+            if less is not None:
+                return planner.again(planned, less, method.emit(planned.device, less))
+        manifest = planner.manifest(planned.assignment.structure)
+        smaller = smaller_batch(planned.assignment, manifest, refusal.free_bytes)
+        # The tensors stay what they were: a method that was resumed since may not have them any longer.
+        return None if smaller is None else planner.resized(planned, smaller)
 
     return offer_less
 
