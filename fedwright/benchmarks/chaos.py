@@ -3,7 +3,7 @@
 Everything is real: a broker, a server process that is resumed after each kill, and agent processes behind a link that
 can be cut. Kills come at seeded random moments. A run counts as unharmed when no update is lost, none is counted twice
 (by the books that the method keeps in its state, `chaos_server`) and the final state has the bytes of the undisturbed
-run.
+run. `--methods` names those to try, each with as many kills; FedAvg when absent.
 """
 
 import argparse
@@ -16,19 +16,20 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 
-from fedwright.benchmarks.chaos_server import NAME, split_books
+from fedwright.benchmarks.chaos_server import SUFFIX, split_books
 from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import RoundError
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.link.shaping import Proxy
+from fedwright.server_runtime.methods.registry import find
 from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
 from fedwright.server_runtime.run import RunFolder
 
@@ -53,18 +54,28 @@ devices = {devices}
 deadline_s = 120
 
 [model]
-model = "cnn-small"
+model = "{model}"
 
 [method]
 name = "{method}"
-
+{params}
 [train]
 epochs = 8
 batch = 8
 
 [update]
 codec = "int8"
+
+[public]
+{public}
 """
+# What papers mean for hundreds of rounds, for a few.
+PARAMS = {
+    "adapters-private": "pretrain_rounds = 2\n",
+    "hyperflora": "pretrain_rounds = 2\nexchanges = 1\n",
+    "pfedhn": "server_rate = 0.06\nmomentum = 0.0\nparallel = true\n",
+}
+PUBLIC_ROWS = 60
 
 EDGE = """
 [edge]
@@ -84,50 +95,65 @@ class Outcome:
     lost: int
     twice: int
     kills: Counter[str] = field(default_factory=Counter)
+    same: bool = True
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """As many runs as it takes for `--kills` kills; `--quick` makes six of them."""
     wanted = args.kills if args.kills is not None else 6 if args.quick else 40
     edges = args.edges or 0
-    peace = play(kills=0, seed=0, edges=edges)
-    runs: list[Outcome] = []
-    while sum(sum(outcome.kills.values()) for outcome in runs) < wanted:
-        left = wanted - sum(sum(outcome.kills.values()) for outcome in runs)
-        runs.append(play(kills=left, seed=len(runs) + 1, edges=edges))
+    methods = args.methods or ["fedavg"]
+    for method in methods:
+        find(method)
+    found = [(method, number, outcome) for method in methods for number, outcome in disturbed(method, wanted, edges)]
+    runs = [outcome for _, _, outcome in found]
     kills = sum((outcome.kills for outcome in runs), Counter[str]())
-    same = sum(outcome.digest == peace.digest for outcome in runs)
     lost, twice = sum(outcome.lost for outcome in runs), sum(outcome.twice for outcome in runs)
     return {
-        "seeds": list(range(1, len(runs) + 1)),
+        "seeds": sorted({number for _, number, _ in found}),
         "tables": {
             "kills": [{"victim": victim, "kills": kills[victim]} for victim in _victims(edges)],
             "runs": [
                 {
+                    "method": method,
                     "seed": seed,
                     "kills": sum(outcome.kills.values()),
                     "rounds finished": outcome.rounds,
                     "updates lost": outcome.lost,
                     "counted twice": outcome.twice,
-                    "same bytes": outcome.digest == peace.digest,
+                    "same bytes": outcome.same,
                 }
-                for seed, outcome in enumerate(runs, 1)
+                for method, seed, outcome in found
             ],
         },
         "checks": [
             _check("updates lost", lost, 0),
             _check("updates counted twice", twice, 0),
             _check("rounds finished", sum(outcome.rounds for outcome in runs), ROUNDS * len(runs)),
-            _check("runs that end with the bytes of the undisturbed one", same, len(runs)),
+            _check(
+                "runs that end with the bytes of the undisturbed one", sum(outcome.same for outcome in runs), len(runs)
+            ),
         ],
     }
 
 
-def play(*, kills: int, seed: int, rounds: int = ROUNDS, edges: int = 0) -> Outcome:
+def disturbed(method: str, wanted: int, edges: int) -> list[tuple[int, Outcome]]:
+    """Runs of a method with so many kills in all, by their seeds, each compared with one left in peace."""
+    peace = play(kills=0, seed=0, edges=edges, method=method)
+    runs: list[tuple[int, Outcome]] = []
+    left = wanted
+    while left > 0:
+        outcome = play(kills=left, seed=len(runs) + 1, edges=edges, method=method)
+        left -= sum(outcome.kills.values())
+        runs.append((len(runs) + 1, replace(outcome, same=outcome.digest == peace.digest)))
+    return runs
+
+
+def play(*, kills: int, seed: int, rounds: int = ROUNDS, edges: int = 0, method: str = "fedavg") -> Outcome:
     """One run from start to end with up to this many kills; devices sit behind edges in turn when there are any."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        fleet = stack.enter_context(_fleet(folder, rounds, edges))
+        fleet = stack.enter_context(_fleet(folder, rounds, edges, method))
         made = _disturb(fleet, kills, random.Random(seed))
         fleet.finish()
         return _outcome(RunFolder(folder / "chaos"), made)
@@ -136,14 +162,12 @@ def play(*, kills: int, seed: int, rounds: int = ROUNDS, edges: int = 0) -> Outc
 class _Fleet:
     """The processes of one run; whatever dies is started again."""
 
-    def __init__(self, folder: Path, broker: Broker, proxy: Proxy, *, rounds: int, edges: int) -> None:
+    def __init__(self, folder: Path, broker: Broker, proxy: Proxy, *, config: str, edges: int) -> None:
         self.broker = broker
         self.proxy = proxy
         self._folder = folder
         self._config = folder / "chaos.toml"
-        self._config.write_text(
-            CONFIG.format(rounds=rounds, folder=folder, broker=broker.url, devices=len(DEVICES), method=NAME)
-        )
+        self._config.write_text(config)
         self.edges = [f"edge-{number}" for number in range(edges)]
         self._edges = {edge: self._start_edge(edge) for edge in self.edges}
         self._devices = {device: self._start_device(device) for device in DEVICES}
@@ -224,11 +248,12 @@ class _Fleet:
 
 
 @contextmanager
-def _fleet(folder: Path, rounds: int, edges: int) -> Iterator[_Fleet]:
+def _fleet(folder: Path, rounds: int, edges: int, method: str) -> Iterator[_Fleet]:
     with Broker() as broker:
+        config = _config(folder, broker.url, rounds, method)
         address = urlsplit(broker.url)
         with Proxy(str(address.hostname), int(address.port or 0)) as proxy:
-            fleet = _Fleet(folder, broker, proxy, rounds=rounds, edges=edges)
+            fleet = _Fleet(folder, broker, proxy, config=config, edges=edges)
             try:
                 yield fleet
             finally:
@@ -256,6 +281,22 @@ def _disturb(fleet: _Fleet, kills: int, rng: random.Random) -> Counter[str]:
     return made
 
 
+def _config(folder: Path, broker: str, rounds: int, method: str) -> str:
+    """A run of a method on the model it is meant for."""
+    entry = find(method)
+    public = f'file = "{_data_file(folder, "public", PUBLIC_ROWS)}"' if entry.needs_public else ""
+    return CONFIG.format(
+        rounds=rounds,
+        folder=folder,
+        broker=broker,
+        devices=len(DEVICES),
+        model=entry.model,
+        method=method + SUFFIX,
+        params=PARAMS.get(method, ""),
+        public=public,
+    )
+
+
 def _victims(edges: int) -> tuple[str, ...]:
     return VICTIMS if edges else VICTIMS[:-1]
 
@@ -267,7 +308,8 @@ def _outcome(folder: RunFolder, kills: Counter[str]) -> Outcome:
         planned = [planned.task.task for stage in closed for planned in store.plan(stage.position) or []]
         weights, tasks = split_books(tensors.load(BlobStore(folder.blobs).path(closed[-1].state)))
         lost, twice = reckon(planned, tasks)
-        return Outcome(len(closed), hashlib.sha256(tensors.save(weights)).hexdigest(), lost, twice, kills)
+        rounds = len({stage.position.round for stage in closed})
+        return Outcome(rounds, hashlib.sha256(tensors.save(weights)).hexdigest(), lost, twice, kills)
     finally:
         store.close()
 
@@ -289,14 +331,14 @@ def _is_recorded(folder: RunFolder) -> bool:
         store.close()
 
 
-def _data_file(folder: Path, device: str) -> Path:
+def _data_file(folder: Path, device: str, rows: int = 150) -> Path:
     """A small data set of its own for each device: bright rows tell the class."""
     path = folder / f"{device}.npz"
     if not path.exists():
         rng = np.random.default_rng(list(device.encode()))
-        y = rng.integers(0, 4, 150)
-        x = rng.normal(size=(150, 1, 8, 8)).astype(np.float32)
-        x[np.arange(150), 0, 2 * y] += 2
+        y = rng.integers(0, 4, rows)
+        x = rng.normal(size=(rows, 1, 8, 8)).astype(np.float32)
+        x[np.arange(rows), 0, 2 * y] += 2
         np.savez(path, x=x, y=y, classes=4)
     return path
 

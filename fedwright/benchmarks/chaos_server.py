@@ -1,40 +1,49 @@
-"""The server process of `bench chaos`: the command `fedwright` with one more method, which keeps books.
+"""The server process of `bench chaos`: the command `fedwright` with every method once more, as one that keeps books.
 
 The books are part of the method's state, so they say what is in a state that was kept: what a killed process had
 folded in and not made durable is gone from both.
 """
 
 import sys
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from fedwright.server_runtime.methods.base import Absorbed, Entry, Relay, Setting, Tensors, register
-from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
+from fedwright.server_runtime.methods.base import Absorbed, Entry, Method, Relay, Tensors
 
-NAME = "fedavg-with-books"
+SUFFIX = "-with-books"
 BOOKS = "absorbed_tasks"
 
 
-class Bookkeeper(FedAvg):
-    """FedAvg that writes down the task of every update it folds in."""
+class Books:
+    """Stands before a method's own class: writes down the task of every update that the method folds in."""
 
-    def __init__(self, params: FedAvgParams, setting: Setting) -> None:
-        super().__init__(params, setting)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         self._tasks: list[str] = []
 
     def absorb(self, device: str, reply: Absorbed) -> Relay | None:
         """See Method."""
         self._tasks += reply.tasks
-        return super().absorb(device, reply)
+        relay: Relay | None = super().absorb(device, reply)  # type: ignore[misc]
+        return relay
 
     def state(self) -> Tensors:
         """See Method."""
-        return {**super().state(), BOOKS: np.frombuffer("\n".join(self._tasks).encode(), np.uint8)}
+        return {**super().state(), BOOKS: np.frombuffer("\n".join(self._tasks).encode(), np.uint8)}  # type: ignore[misc]
 
     def restore(self, state: Tensors) -> None:
         """See Method."""
-        weights, self._tasks = split_books(state)
-        super().restore(weights)
+        own, self._tasks = split_books(state)
+        super().restore(own)  # type: ignore[misc]
+
+
+def with_books(entry: Entry) -> Entry:
+    """A method that does what it did and keeps books."""
+    assert isinstance(entry.make, type)
+    kept: type[Method] = type(f"{entry.name}{SUFFIX}", (Books, entry.make), {})
+    return replace(entry, name=entry.name + SUFFIX, make=kept)
 
 
 def split_books(state: Tensors) -> tuple[Tensors, list[str]]:
@@ -44,10 +53,13 @@ def split_books(state: Tensors) -> tuple[Tensors, list[str]]:
 
 
 def main() -> int:
-    """`fedwright` where one may name this method."""
+    """`fedwright` where one may name these methods."""
     from fedwright.cli.main import main as command
+    from fedwright.server_runtime.methods.base import register
+    from fedwright.server_runtime.methods.registry import METHODS
 
-    register(Entry(NAME, "FedAvg that keeps books", FedAvgParams, Bookkeeper))
+    for entry in list(METHODS.values()):
+        register(with_books(entry))
     return command()
 
 

@@ -83,7 +83,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--edges", type=int, default=None, metavar="N", help="chaos: edge servers that may be killed too"
     )
     parser.add_argument("--kills", type=int, default=None, metavar="N", help="chaos: how many kills")
-    parser.add_argument("--methods", nargs="+", metavar="METHOD", help="devices: methods to run")
+    parser.add_argument("--methods", nargs="+", metavar="METHOD", help="devices, chaos: methods to run")
     parser.add_argument("--fleet", metavar="F", help="devices: a mix of `fedwright profiles`")
     parser.add_argument(
         "--run", dest="run_folder", type=Path, metavar="DIR", help="devices: tell of a run of real devices instead"
@@ -123,9 +123,11 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError(f"unknown suite {unknown[0]!r}; choose from {', '.join(present_suites())}")
     if args.seeds is not None and args.seeds < 1:
         raise ConfigError(f"--seeds {args.seeds}: give at least one")
+    meant = {"--methods": ("devices", "chaos"), "--fleet": ("devices",), "--run": ("devices",)}
     for option, value in (("--methods", args.methods), ("--fleet", args.fleet), ("--run", args.run_folder)):
-        if value is not None and args.suites != ["devices"]:
-            raise ConfigError(f"{option} is for the suite devices alone; leave it out for {', '.join(args.suites)}")
+        if value is not None and (len(args.suites) > 1 or args.suites[0] not in meant[option]):
+            allowed = " or ".join(meant[option])
+            raise ConfigError(f"{option} is for the suite {allowed} alone; leave it out for {', '.join(args.suites)}")
     if args.json is not None:
         try:
             args.json.parent.mkdir(parents=True, exist_ok=True)

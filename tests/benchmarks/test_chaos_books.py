@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from fedwright.benchmarks.chaos import reckon
-from fedwright.benchmarks.chaos_server import Bookkeeper, split_books
+from fedwright.benchmarks.chaos_server import split_books, with_books
 from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.protocol.messages import Part, Stats, Update
-from fedwright.server_runtime.methods.base import Absorbed
+from fedwright.server_runtime.methods.base import Absorbed, Method
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvgParams
+from fedwright.server_runtime.methods.registry import METHODS
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.pools import absorbed
 from fedwright.server_runtime.rounds.store import Planned, Position
@@ -24,22 +25,23 @@ STATS = Stats(samples=10, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
 CHANGE = {name: np.ones_like(value) for name, value in start_weights().items()}
 
 
-def make() -> Bookkeeper:
-    return Bookkeeper(FedAvgParams(), setting())
+def make() -> Method:
+    """FedAvg that keeps books."""
+    return with_books(METHODS["fedavg"]).make(FedAvgParams(), setting())
 
 
-def absorb(method: Bookkeeper, *tasks: str) -> None:
+def absorb(method: Method, *tasks: str) -> None:
     assignment = method.assign({"a": report()}, 1)["a"]
     method.absorb("a", Absorbed(CHANGE, STATS, assignment, tasks=tasks))
 
 
-def resumed(state) -> Bookkeeper:
+def resumed(state) -> Method:
     method = make()
     method.restore(state)
     return method
 
 
-def books_of(method: Bookkeeper) -> list[str]:
+def books_of(method: Method) -> list[str]:
     return split_books(method.state())[1]
 
 

@@ -62,7 +62,7 @@ def test_unknown_suite_is_one_sentence(capsys):
     ("words", "says"),
     [
         (["--seeds", "0"], "--seeds 0: give at least one"),
-        (["--methods", "fedavg"], "--methods is for the suite devices alone; leave it out for own"),
+        (["--methods", "fedavg"], "--methods is for the suite devices or chaos alone; leave it out for own"),
         (["--fleet", "demo"], "--fleet is for the suite devices alone"),
     ],
 )
