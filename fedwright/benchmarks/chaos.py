@@ -189,13 +189,13 @@ class _Fleet:
         self._devices[device] = self._start_device(device)
 
     def running(self, wait_s: float) -> bool:
-        """Wait; False as soon as the server has ended."""
+        """Wait; False as soon as the server has ended for good."""
         self._revive()
         try:
             self._server.wait(wait_s)
         except subprocess.TimeoutExpired:
             return True
-        return False
+        return self._found_no_broker()
 
     def finish(self) -> None:
         """Wait for the end of the run."""
@@ -206,8 +206,7 @@ class _Fleet:
         if code is None:
             raise RoundError(f"the run did not end within {RUN_TIMEOUT_S:.0f} s; see {self._folder}")
         if code != 0:
-            log = (self._folder / "server.out").read_text()[-2000:]
-            raise RoundError(f"the server ended with code {code}: {log}")
+            raise RoundError(f"the server ended with code {code}: {self._last_words()}")
 
     def close(self) -> None:
         """End every process."""
@@ -216,12 +215,20 @@ class _Fleet:
 
     def _revive(self) -> None:
         """Start again what ended because the broker was away when it came, as a service manager would."""
+        if self._found_no_broker():
+            self._server = self._start_server()
         for edge, process in self._edges.items():
             if process.poll() is not None:
                 self._edges[edge] = self._start_edge(edge)
         for device, process in self._devices.items():
             if process.poll() is not None:
                 self._devices[device] = self._start_device(device)
+
+    def _found_no_broker(self) -> bool:
+        return self._server.poll() not in (None, 0) and "no broker at" in self._last_words()
+
+    def _last_words(self) -> str:
+        return (self._folder / "server.out").read_text()[-500:]
 
     def _start_server(self) -> subprocess.Popen[bytes]:
         known = _is_recorded(RunFolder(self._folder / "chaos"))
