@@ -192,10 +192,11 @@ class Shelf:
 
     def due_shown(self) -> list[Shown]:
         """What to show to other edges now; it is repeated as long as one of them is waited for."""
-        shown = self.circle.own()
-        if shown is None or (SHOWN in self._sent_s and self._shown is None):
+        is_known = SHOWN in self._sent_s and self._shown is None
+        if is_known or self.circle.stage is None or not self._is_due(SHOWN):
             return []
-        return [shown] if self._is_due(SHOWN) else []
+        shown = self.circle.own()
+        return [] if shown is None else [shown]
 
     def due_updates(self) -> list[Update]:
         """Pooled updates to send now."""
