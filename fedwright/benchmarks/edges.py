@@ -18,8 +18,9 @@ from fedwright.benchmarks.edged_fleet import in_turn
 from fedwright.benchmarks.partition import Share
 from fedwright.benchmarks.suite import check
 from fedwright.device_runtime import facts
-from fedwright.device_runtime.agent import Agent, Holdings
+from fedwright.device_runtime.agent import Agent
 from fedwright.device_runtime.data.local import LocalData
+from fedwright.device_runtime.holdings import Holdings
 from fedwright.device_runtime.home import Identity
 from fedwright.device_runtime.start import make_tools
 from fedwright.device_runtime.store.journal import Journal

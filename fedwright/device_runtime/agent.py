@@ -9,31 +9,26 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 
 from msgspec import structs
 
 from fedwright import __version__
 from fedwright.device_runtime import facts
-from fedwright.device_runtime.data.local import LocalData
-from fedwright.device_runtime.describe.hidden import Hidden
+from fedwright.device_runtime.holdings import Holdings
 from fedwright.device_runtime.home import Home, Identity
-from fedwright.device_runtime.perform import Inputs, Result, Stopped, Tools, perform
+from fedwright.device_runtime.perform import Inputs, Result, Stopped, perform
 from fedwright.device_runtime.refusals import refusal_of
-from fedwright.device_runtime.store.journal import Journal
-from fedwright.device_runtime.store.residual import Residual
+from fedwright.device_runtime.store.journal import Entry
 from fedwright.protocol import codec
-from fedwright.protocol.blobs import BlobStore, Download, Uploads, inlined
+from fedwright.protocol.blobs import Download, Uploads, inlined
 from fedwright.protocol.errors import BadBlob, BadMessage, DeviceError, IdentityTaken
 from fedwright.protocol.link.base import Link, Received
 from fedwright.protocol.messages import (
     Ack,
     Ask,
     BlobRef,
-    Board,
     Challenge,
     Chunk,
-    DataSummary,
     Dismiss,
     Get,
     Gone,
@@ -53,30 +48,8 @@ RESEND_S = 5.0
 TICK_S = 0.5
 # An edge has the answer on its disk, and passes the server's word on when that comes.
 HELD_RESEND_S = 60.0
-
-
-@dataclass(frozen=True)
-class Holdings:
-    """What the device has: its board, its data, its disk and its tools.
-
-    told: what it says about its data, when that is not the plain truth. profile: what it measured of itself, as JSON.
-    hidden: its part in sums of counts that it does not tell. model: the architecture that it wants to keep.
-    round_s, round_bytes: what its owner lets a round take.
-    """
-
-    board: Board
-    data: LocalData
-    blobs: BlobStore
-    journal: Journal
-    residual: Residual
-    tools: Tools
-    trains: bool = True
-    told: DataSummary | None = None
-    profile: bytes | None = None
-    hidden: Hidden | None = None
-    round_s: float | None = None
-    round_bytes: int | None = None
-    model: str = ""
+# So long the server's word on an update is waited for before the next task is begun without it.
+WORD_S = 30.0
 
 
 class Agent:
@@ -104,6 +77,8 @@ class Agent:
         self._stopping = threading.Event()
         self._answered_s = 0.0
         self._held = False
+        # A task that came before the server's word on the last update, and when.
+        self._next: tuple[Task, float] | None = None
         self._warned = False
         self._home = Home(identity, clock=clock)
 
@@ -219,12 +194,28 @@ class Agent:
         entry = self._have.journal.entry
         known = entry is not None and entry.task.task == task.task
         if not known and not self._have.journal.is_finished(task.task):
+            if self._must_wait(task):
+                self._send_answer()
+                return
             self._drop_work()
             self._have.journal.accept(task)
         self._send(Ack(task.task))
         if known:
             self._send_answer()
         self._begin()
+
+    def _must_wait(self, task: Task) -> bool:
+        """Whether the server's word on the update in hand must come before this task, and may still come.
+
+        What that update left behind here, to be made up for or to be trained on, counts only if it was used. A server
+        that sends a task has closed the one before, so that it answers when it hears of it again.
+        """
+        entry = self._have.journal.entry
+        if entry is None or not isinstance(entry.answer, Update) or entry.answer.tensors is None:
+            return False
+        _, since_s = self._next or (task, self._clock())
+        self._next = (task, since_s)
+        return self._clock() - since_s < WORD_S
 
     def _begin(self) -> None:
         """Go on with the task in hand: ask for blobs that are missing, or train when all are here."""
@@ -360,6 +351,12 @@ class Agent:
         self._have.tools.personal.settle(ack.of, used=not ack.problem)
         self._have.journal.finish()
         self._have.tools.checkpoint.clear()
+        self._forget_blobs(entry)
+        if self._next is not None:
+            self._take_task(self._next[0])
+
+    def _forget_blobs(self, entry: Entry) -> None:
+        """Weights that were sent, one way or the other, are used once."""
         used = [entry.task.weights, entry.task.sides]
         used.append(entry.answer.tensors if isinstance(entry.answer, Update) else None)
         for ref in used:
@@ -370,6 +367,7 @@ class Agent:
     def _drop_work(self) -> None:
         """The server moved on: what is in hand is no longer wanted."""
         self._held = False
+        self._next = None
         self._downloads.clear()
         if self._work is not None:
             self._give_up.set()

@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from fedwright.device_runtime import facts
-from fedwright.device_runtime.agent import Agent, Holdings
+from fedwright.device_runtime.agent import Agent
 from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.data import load
 from fedwright.device_runtime.data.local import LocalData
 from fedwright.device_runtime.describe.hidden import Hidden, counts_of, without_counts
 from fedwright.device_runtime.describe.noise import Veil, with_noise
 from fedwright.device_runtime.guard import Guard, Limits, board_state
+from fedwright.device_runtime.holdings import Holdings
 from fedwright.device_runtime.home import Identity
 from fedwright.device_runtime.perform import CheckArtifact, MakeTrainer, Tools, unveiled
 from fedwright.device_runtime.profiler.store import PROFILE_NAME, find_profile

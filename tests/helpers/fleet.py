@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedwright.device_runtime.agent import Agent, Holdings
+from fedwright.device_runtime.agent import Agent
 from fedwright.device_runtime.data.local import LocalData
+from fedwright.device_runtime.holdings import Holdings
 from fedwright.device_runtime.home import Identity
 from fedwright.device_runtime.perform import Tools
 from fedwright.device_runtime.store.checkpoint import Checkpoint
