@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from fedwright.server_runtime.blocks.layers import channels_last, hasten
+
 Weights = Mapping[str, Tensor]
 Forward = Callable[[Weights, Tensor], tuple[Tensor, ...]]
 """Weights and inputs to the logits of every exit."""
@@ -141,7 +143,7 @@ def _held_out(theta: Tensor, build: Build, members: Sequence[Member]) -> Tensor:
 def forward_of(module: nn.Module) -> Forward:
     """How a module computes from given weights; normalisation uses the statistics of the batch it sees."""
     module = copy.deepcopy(module)
-    torch.func.replace_all_batch_norm_modules_(module)
+    hasten(module)
     module.train()
     for layer in module.modules():
         if isinstance(layer, nn.modules.dropout._DropoutNd):
@@ -152,8 +154,7 @@ def forward_of(module: nn.Module) -> Forward:
 
     def forward(weights: Weights, x: Tensor) -> tuple[Tensor, ...]:
         if x.ndim == 4:
-            # Narrow convolutions are up to a third faster in this form.
-            x = x.contiguous(memory_format=torch.channels_last)
+            x = channels_last(x)
         made = functional_call(module, {name: weights[name] for name in names}, (x,), tie_weights=tied)
         return made if isinstance(made, tuple) else (made,)
 
