@@ -112,16 +112,31 @@ def tune(
         order = examples.fit[torch.randperm(len(examples.fit), generator=generator)]
         for rows in torch.split(order, schedule.batch):
             optimizer.zero_grad(set_to_none=True)
-            loss = _losses(build(theta), members, rows).sum()
+            _backward(build(theta), members, rows)
             if extra is not None:
-                loss = loss + extra(theta)
-            loss.backward()  # type: ignore[no-untyped-call]
+                extra(theta).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         now = _held_out(theta, build, members)
         better = now < least
         least = torch.where(better, now, least)
         best = torch.where(better[:, None], theta.detach(), best)
     return best
+
+
+def _backward(models: Sequence[Weights], members: Sequence[Member], rows: Tensor) -> None:
+    """Add the gradient of all losses to theta; the maps of one member at a time are in memory."""
+    x = members[0].goal.examples.x[rows]
+    made: list[Tensor] = []
+    gradients: list[Tensor] = []
+    for weights, member in zip(models, members, strict=True):
+        own = {name: value.detach().requires_grad_(value.requires_grad) for name, value in weights.items()}
+        learned = [name for name, value in weights.items() if value.requires_grad]
+        loss = member.goal.loss(member.forward(own, x), rows)
+        found = torch.autograd.grad(loss, [own[name] for name in learned], allow_unused=True)
+        used = [(weights[name], value) for name, value in zip(learned, found, strict=True) if value is not None]
+        made += [value for value, _ in used]
+        gradients += [gradient for _, gradient in used]
+    torch.autograd.backward(made, gradients)
 
 
 def _losses(models: Sequence[Weights], members: Sequence[Member], rows: Tensor) -> Tensor:
