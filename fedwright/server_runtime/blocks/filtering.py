@@ -130,12 +130,14 @@ def _banded_growing(images: Images) -> Filtering:
 def _banded_shrinking(images: Images) -> Filtering:
     """All members are side by side until the end."""
     bands = Bands(images.given[0], images.shapes, images.box, False)
-    columns = torch.repeat_interleave(torch.tensor(bands.widths)).to(bands.images.device)
+    # [M, widths]: which columns are whose.
+    owners = torch.repeat_interleave(torch.eye(len(bands.widths)), torch.tensor(bands.widths), dim=1)
+    owners = owners.to(bands.images.device)
 
     def made(kernels: Tensor, scale: Tensor, shift: Tensor) -> list[Tensor]:
         # Numbers for every column, so that one pass over [k, height, P, widths] serves all members.
-        s, b = scale.index_select(0, columns), (shift * kernels.sum((-2, -1))).index_select(0, columns)
-        found = torch.addcmul(b.T[:, None, None], _product(bands, kernels), s.permute(1, 2, 0)[:, None].contiguous())
+        s, b = scale.permute(1, 2, 0) @ owners, (shift * kernels.sum((-2, -1))).T @ owners
+        found = torch.addcmul(b[:, None, None], _product(bands, kernels), s[:, None])
         every = zip(torch.split(found, bands.widths, dim=-1), images.shapes, strict=True)
         return [_cropped(own.transpose(1, 2), shape) for own, shape in every]
 

@@ -232,7 +232,7 @@ def rebuilt(layout: Layout, images: Sequence[Tensor], rest: Rest, sizes: Sizes) 
     """A model at these sizes from each slot's images and from what has no kernels."""
     made: dict[str, dict[tuple[int, ...], Tensor]] = {}
     for slot, values in zip(layout.slots, images, strict=True):
-        parts = values.reshape(len(slot.pieces), slot.count, *values.shape[-2:]).unbind(0)
+        parts = torch.chunk(values, len(slot.pieces)) if len(slot.pieces) > 1 else (values,)
         for piece, part in zip(slot.pieces, parts, strict=True):
             made.setdefault(piece.name, {})[piece.part] = piece.tensor(part, sizes)
 

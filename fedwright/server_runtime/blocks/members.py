@@ -104,7 +104,7 @@ def tune(
         return theta.detach()
     examples = members[0].goal.examples
     theta = theta.detach().clone().requires_grad_()
-    optimizer = torch.optim.Adam([theta], lr=schedule.high)
+    optimizer = torch.optim.Adam([theta], lr=schedule.high, fused=True)
     generator = torch.Generator().manual_seed(seed)
     best, least = theta.detach().clone(), _held_out(theta, build, members)
     for epoch in range(schedule.epochs):
