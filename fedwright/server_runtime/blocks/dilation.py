@@ -9,11 +9,11 @@ had left out of W stays.
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
+from fedwright.server_runtime.blocks.filtering import Images
 from fedwright.server_runtime.blocks.images import Sizes
-from fedwright.server_runtime.blocks.kernels import Filter, Filters, Layout, Rest, Slot, Weights, modified_relu, rebuilt
+from fedwright.server_runtime.blocks.kernels import Filters, Layout, Rest, Weights, filtered, rebuilt
 
 
 class Dilation:
@@ -34,22 +34,14 @@ class Dilation:
         self._layout, self._base = layout, base
         self._rest = [Rest(own, size) for own, size in zip(small, sizes, strict=True)]
         self._filters = Filters(layout, sizes, device)
-        self._spectra = [slot.spectra(device) for slot in layout.slots]
-        # [M, kernels, each, …] and [M, 1, 1, …]: smaller images are padded with zeros.
-        self._small: list[Tensor] = []
-        self._ones: list[Tensor] = []
-        for slot, spectra in zip(layout.slots, self._spectra, strict=True):
+        self._filterings = []
+        for slot in layout.slots:
             images = [slot.images(own, layout.axes, size) for own, size in zip(small, sizes, strict=True)]
-            ones = [torch.ones(1, 1, *slot.pieces[0].shape(size), device=device) for size in sizes]
-            self._small.append(torch.stack([spectra.prepared(image) for image in images]))
-            self._ones.append(torch.stack([spectra.prepared(box) for box in ones]))
+            self._filterings.append(Images.growing(images, slot.image, slot.box, slot.pieces[0].cut).filtering())
 
     def models(self, theta: Tensor) -> list[dict[str, Tensor]]:
         """The dilated weights of every device; gradients reach theta."""
-        made = [
-            self._images(number, slot, found).unbind(0)
-            for number, (slot, found) in enumerate(zip(self._layout.slots, self._filters.read(theta), strict=True))
-        ]
+        made = filtered(self._layout, self._filterings, self._filters.read(theta))
         models = [
             rebuilt(self._layout, [images[member] for images in made], rest, self._layout.full)
             for member, rest in enumerate(self._rest)
@@ -57,12 +49,3 @@ class Dilation:
         if self._base is None:
             return models
         return [{name: self._base[name] + value for name, value in model.items()} for model in models]
-
-    def _images(self, number: int, slot: Slot, found: Filter) -> Tensor:
-        """One slot's images [M, kernels, each, O, I]."""
-        spectra = self._spectra[number]
-        kernels = spectra.forward(found.kernel)
-        # Scales come last, as the transposed convolution is linear: K ⊛ (s w + b) = s (K ⊛ w) + b (K ⊛ 1).
-        made = found.scale[..., None, None] * spectra.filtered(self._small[number], kernels, slot.image)
-        made = made + found.shift[..., None, None, None] * spectra.filtered(self._ones[number], kernels, slot.image)
-        return modified_relu(made, self._layout.form.mlr)

@@ -81,9 +81,13 @@ class Piece:
 
     def tensor(self, images: Tensor, sizes: Sizes) -> Tensor:
         """What `images` was made of."""
-        order, long = self._order(), self._long(sizes)
-        back = [order.index(position) for position in range(len(order))]
-        return images.reshape([long[position] for position in order]).permute(back).reshape(self.full(sizes))
+        long = self._long(sizes)
+        # Sides of length 1 need no place of their own; most tensors are in order without them.
+        order = [position for position in self._order() if long[position] > 1]
+        if order != sorted(order):
+            back = [order.index(position) for position in sorted(order)]
+            images = images.reshape([long[position] for position in order]).permute(back)
+        return images.reshape(self.full(sizes))
 
     def full(self, sizes: Sizes) -> tuple[int, ...]:
         """The piece's own shape."""

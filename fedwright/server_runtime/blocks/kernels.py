@@ -6,7 +6,7 @@ For one image W_j of a layer and one submodel (a ratio, or a device):
 
 C1 and C2 are 1×1 convolutions 1 → 16 → 1. Without a nonlinearity between them they are the map u ↦ a u + b with
 a = c2·c1 and b = c2·d1 + d2, so that K ∘ z = (1 + a) ω_j (K ∘ W_j) + b (K ∘ 1): the images, which stand still, meet
-only K. ∘ is a correlation or its transpose; kernels are nearly as large as the images, so both are products of spectra.
+only K. ∘ is a correlation or its transpose; kernels are nearly as large as the images, see blocks/filtering.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,9 +17,9 @@ from math import prod
 import torch
 from torch import Tensor
 
+from fedwright.server_runtime.blocks.filtering import Filtering
 from fedwright.server_runtime.blocks.images import Piece, Sizes, assemble, extract, pieces_of
 from fedwright.server_runtime.blocks.slicing import Axes
-from fedwright.server_runtime.blocks.spectra import Spectra
 
 CHANNELS = 16
 Weights = Mapping[str, Tensor]
@@ -60,10 +60,6 @@ class Slot:
     def each(self) -> int:
         """How many images one kernel serves."""
         return len(self.pieces) * self.count // self.kernels
-
-    def spectra(self, device: str) -> Spectra:
-        """The transforms of these images."""
-        return Spectra(self.image, self.pieces[0].cut, device)
 
     def kernel(self, sizes: Sizes) -> tuple[int, int]:
         """(O - o + 1, I - i + 1)."""
@@ -164,12 +160,13 @@ def _start_taps(slot: Slot, form: Form, kernel: tuple[int, int], generator: torc
 class Filter:
     """One slot's numbers for all M submodels, as the formulas use them.
 
-    scale: (1 + a) ω [M, kernels, each]. shift: b [M, kernels]. kernel: K [M, kernels, *box].
+    scale: (1 + a) ω f [M, kernels, each]. shift: b f [M, kernels]. taps: v [M, kernels, *box]. With f = g / ||v||, or
+    1 if kernels are not normalised, they stand for K = f v: few numbers are cheaper to multiply than all taps.
     """
 
     scale: Tensor
     shift: Tensor
-    kernel: Tensor
+    taps: Tensor
 
 
 class Filters:
@@ -178,42 +175,42 @@ class Filters:
     def __init__(self, layout: Layout, sizes: Sequence[Sizes], device: str) -> None:
         self._layout = layout
         # Which taps a kernel has: those of larger submodels are smaller than their room.
-        self._inside: list[Tensor] = []
+        masks = [torch.zeros(len(sizes), 0, device=device)]
         for slot in layout.slots:
-            mask = torch.zeros(len(sizes), 1, *slot.box, device=device)
+            mask = torch.zeros(len(sizes), slot.kernels, *slot.box, device=device)
             for member, own in enumerate(sizes):
                 height, width = slot.kernel(own)
                 mask[member, :, :height, :width] = 1
-            self._inside.append(mask)
+            masks.append(mask.flatten(1))
+        self._inside = torch.cat(masks, dim=1)
 
     def read(self, theta: Tensor) -> list[Filter]:
         """theta [M, layout.size] to the numbers of every slot."""
         slots, form = self._layout.slots, self._layout.form
+        if not slots:
+            return []
         omega, c1, d1, c2, d2, g, v = torch.split(theta, list(self._layout.parts.values()), dim=1)
-        # All kernels at once: a = c2·c1 and b = c2·d1 + d2, [M, all kernels].
-        c1, d1, c2 = (part.reshape(len(theta), -1, CHANNELS) for part in (c1, d1, c2))
-        a, b = (c1 * c2).sum(-1), (c2 * d1).sum(-1) + d2
         kernels = [slot.kernels for slot in slots]
-        rows = zip(
-            slots,
-            self._inside,
-            torch.split(omega, [slot.kernels * slot.each for slot in slots], dim=1),
-            torch.split(1 + a, kernels, dim=1),
-            torch.split(b, kernels, dim=1),
-            torch.split(g, kernels, dim=1),
-            torch.split(v, [slot.kernels * prod(slot.box) for slot in slots], dim=1),
-            strict=True,
-        )
-        found = []
-        for slot, inside, weight, gain, shift, length, taps in rows:
-            kernel = taps.reshape(-1, slot.kernels, *slot.box) * inside
-            if form.normalise:
-                kernel = kernel * (length / kernel.square().sum((-2, -1)).sqrt())[..., None, None]
-            scale = weight.reshape(-1, slot.kernels, slot.each)
-            if form.pair:
-                scale = scale * gain[..., None]
-            found.append(Filter(scale, shift if form.pair else torch.zeros_like(shift), kernel))
-        return found
+        parts = torch.split(v * self._inside, [slot.kernels * prod(slot.box) for slot in slots], dim=1)
+        taps = [part.reshape(-1, slot.kernels, *slot.box) for slot, part in zip(slots, parts, strict=True)]
+        # The rest is done for all kernels at once, [M, all kernels].
+        gain, shift = torch.ones_like(d2), torch.zeros_like(d2)
+        if form.pair:
+            c1, d1, c2 = (part.reshape(len(theta), -1, CHANNELS) for part in (c1, d1, c2))
+            gain, shift = 1 + (c1 * c2).sum(-1), (c2 * d1).sum(-1) + d2
+        if form.normalise:
+            factor = g / torch.cat([torch.linalg.vector_norm(own, dim=(-2, -1)) for own in taps], dim=1)
+            gain, shift = gain * factor, shift * factor
+        weights = torch.split(omega, [slot.kernels * slot.each for slot in slots], dim=1)
+        gains, shifts = (torch.split(values, kernels, dim=1) for values in (gain, shift))
+        rows = zip(weights, gains, shifts, taps, strict=True)
+        return [Filter(one.reshape(*s.shape, -1) * s[..., None], b, own) for one, s, b, own in rows]
+
+
+def filtered(layout: Layout, filterings: Sequence[Filtering], filters: Sequence[Filter]) -> list[list[Tensor]]:
+    """MLR((1 + a) ω (K ∘ W) + b (K ∘ 1)): for every slot, the images [kernels, each, …] of every submodel."""
+    made = [filtering(own.taps, own.scale, own.shift) for filtering, own in zip(filterings, filters, strict=True)]
+    return [[modified_relu(image, layout.form.mlr) for image in images] for images in made]
 
 
 def modified_relu(values: Tensor, slopes: tuple[float, float] | None) -> Tensor:
@@ -235,7 +232,7 @@ def rebuilt(layout: Layout, images: Sequence[Tensor], rest: Rest, sizes: Sizes) 
     """A model at these sizes from each slot's images and from what has no kernels."""
     made: dict[str, dict[tuple[int, ...], Tensor]] = {}
     for slot, values in zip(layout.slots, images, strict=True):
-        parts = values.reshape(len(slot.pieces), slot.count, *values.shape[-2:]).unbind(0)
+        parts = torch.chunk(values, len(slot.pieces)) if len(slot.pieces) > 1 else (values,)
         for piece, part in zip(slot.pieces, parts, strict=True):
             made.setdefault(piece.name, {})[piece.part] = piece.tensor(part, sizes)
 

@@ -33,42 +33,18 @@ class Spectra:
             values = self._forward(values, dim, half=dim == half)
         return values
 
-    def prepared(self, images: Tensor) -> Tensor:
-        """The spectrum of images [..., P, height, width] that meet one kernel, in the form that `filtered` reads."""
-        spectrum = self.forward(images)
-        return spectrum.transpose(-3, -2).contiguous() if self._short else spectrum
-
-    def filtered(self, prepared: Tensor, kernel: Tensor, shape: tuple[int, int]) -> Tensor:
-        """The first rows and columns of what has the product of two spectra: images [..., P, *shape].
-
-        kernel: a spectrum [..., R, C]. Along short sides the kernel is multiplied into the inverse transform of the
-        columns, so that all P images meet it in one matrix product per row frequency.
-        """
-        if not self._short:
-            return self.inverse(prepared * kernel.unsqueeze(-3), shape)
-        rows = _inverse_matrix(self.image[0], True, self.device)[: shape[0]]
-        columns = _inverse_matrix(self.image[1], False, self.device)[: shape[1]]
-        mixed = prepared @ (kernel.unsqueeze(-1) * columns.T)  # [..., R, P, width]
-        parts = torch.cat([mixed.real, mixed.imag], dim=-3).flatten(-2)  # [..., 2 R, P · width]
-        made = torch.cat([rows.real, -rows.imag], dim=1) @ parts  # [..., height, P · width]
-        return made.unflatten(-1, (-1, shape[1])).transpose(-3, -2)  # type: ignore[no-any-return, no-untyped-call]
-
     def inverse(self, values: Tensor, shape: tuple[int, int]) -> Tensor:
         """The first rows and columns, as many as `shape` says, of what has this spectrum."""
         for dim in reversed(self.cut):
             values = self._inverse(values, dim, shape[dim], half=dim == self.cut[0])
         return values
 
-    @property
-    def _short(self) -> bool:
-        return len(self.cut) == 2 and max(self.image) <= SHORT
-
     def _forward(self, values: Tensor, dim: int, *, half: bool) -> Tensor:
         n = self.image[dim]
         if n > SHORT:
             made: Tensor = torch.fft.rfft(values, n, dim) if half else torch.fft.fft(values, n, dim)
             return made
-        matrix = _matrix(n, half, self.device)[:, : values.shape[dim]]
+        matrix = transform_matrix(n, half, self.device)[:, : values.shape[dim]]
         if not values.is_complex():
             values = values.to(matrix.dtype)
         return matrix @ values if dim == -2 else values @ matrix.T
@@ -78,13 +54,13 @@ class Spectra:
         if n > SHORT:
             whole: Tensor = torch.fft.irfft(values, n, dim) if half else torch.fft.ifft(values, n, dim)
             return whole.narrow(dim, 0, length)
-        matrix = _inverse_matrix(n, half, self.device)[:length]
+        matrix = inverse_matrix(n, half, self.device)[:length]
         made = matrix @ values if dim == -2 else values @ matrix.T
         return made.real if half else made
 
 
 @lru_cache(maxsize=256)
-def _matrix(n: int, half: bool, device: str) -> Tensor:
+def transform_matrix(n: int, half: bool, device: str) -> Tensor:
     """F[f, x] = exp(-2πi f x / n), [n // 2 + 1 or n, n]."""
     frequencies = torch.arange(n // 2 + 1 if half else n, dtype=torch.float64)
     # The product is reduced first, so that angles stay exact for long sides.
@@ -93,9 +69,9 @@ def _matrix(n: int, half: bool, device: str) -> Tensor:
 
 
 @lru_cache(maxsize=256)
-def _inverse_matrix(n: int, half: bool, device: str) -> Tensor:
+def inverse_matrix(n: int, half: bool, device: str) -> Tensor:
     """exp(2πi f x / n) / n, [n, frequencies]; the frequencies that are left out count twice in their mirrors."""
-    matrix = _matrix(n, half, device).conj().T / n
+    matrix = transform_matrix(n, half, device).conj().T / n
     if half:
         twice = torch.full((n // 2 + 1,), 2.0)
         twice[0] = 1.0

@@ -87,6 +87,13 @@ def test_layers_start_as_their_centres(kind):
     torch.testing.assert_close(part, whole[:, top : top + height, left : left + width], atol=1e-5, rtol=1e-5)
 
 
+def test_a_model_that_nothing_cuts_stays_itself():
+    layout = make_layout({"w": (OUT, IN)}, {"w": (8, 6)}, full=FULL, smallest=FULL, form=Form())
+    theta = start_vector(layout, FULL, generator=torch.Generator())
+    weights = {"w": tensor(8, 6)}
+    assert torch.equal(compress(layout, theta, weights, FULL)["w"], weights["w"])
+
+
 def test_ratios_in_one_batch_are_those_one_by_one():
     layout, theta, _ = made("convolution", Form(mlr=(0.85, 0.001)), (HALF, QUARTER, FULL))
     weights = {"w": tensor(8, 6, 3, 3)}

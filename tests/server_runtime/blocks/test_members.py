@@ -30,6 +30,26 @@ def test_every_member_keeps_its_own_best_epoch():
     assert theta[1].item() > 0.3
 
 
+def test_tuning_is_adam_on_the_sum_of_all_losses():
+    members = [constant([1, 2, 3, 4, 1, 2]), constant([4, 3, 2, 1, 1, 2])]
+    rows = torch.arange(4)
+
+    def build(theta):
+        # The second weight is in no model's formula, and the third is nobody's to learn.
+        return [{"c": row[:1] * row[1:2], "idle": row[1:], "still": torch.ones(1)} for row in theta]
+
+    def extra(theta):
+        return 0.1 * theta.square().sum()
+
+    start = torch.tensor([[0.5, 1.0], [1.0, -0.5]])
+    found = tune(start, build, members, schedule=Schedule(1, 4, high=0.01), seed=0, extra=extra)
+    theta = start.clone().requires_grad_()
+    losses = [m.goal.loss(m.forward(w, torch.zeros(4, 1)), rows) for w, m in zip(build(theta), members, strict=True)]
+    (torch.stack(losses).sum() + extra(theta)).backward()
+    torch.optim.Adam([theta], lr=0.01).step()
+    torch.testing.assert_close(found, theta.detach())
+
+
 def test_the_rate_goes_down_and_up_again():
     rates = [Schedule(20).rate(epoch) for epoch in range(9)]
     assert rates[0] == rates[8] == pytest.approx(1e-3)
