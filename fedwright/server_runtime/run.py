@@ -1,5 +1,6 @@
 """Puts a run together: folder, store, method and coordinator, from a config or from what an earlier process left."""
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from fedwright.server_runtime.blocks.robust import Combine
 from fedwright.server_runtime.config import ModelSection, RunConfig
 from fedwright.server_runtime.evaluate.records import DeviceRecord, device_records
 from fedwright.server_runtime.methods import registry
-from fedwright.server_runtime.methods.base import Forecasts, Method, Setting
+from fedwright.server_runtime.methods.base import Forecasts, Method, Setting, personal_layers
 from fedwright.server_runtime.public import PublicData, load_public
 from fedwright.server_runtime.revocation import Gate
 from fedwright.server_runtime.rounds import events
@@ -34,6 +35,8 @@ from fedwright.server_runtime.rounds.sampling import derive_seed
 from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
 from fedwright.server_runtime.rounds.store import RunRecord
 from fedwright.server_runtime.trust import Authority, read_edges
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -222,6 +225,9 @@ def export_device(config: RunConfig, device: str, target: Path) -> None:
     finally:
         store.close()
     spec, weights = method.personal(device)
+    kept = ", ".join(personal_layers(method, device))
+    if kept:
+        log.warning("%s never left %s; the exported model has the server's own in place of them", kept, device)
     target.write_bytes(export_model(Builder(folder.artifacts).build(Structure(spec)), weights))
 
 

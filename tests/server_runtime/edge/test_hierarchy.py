@@ -258,7 +258,7 @@ def test_a_simulation_with_edges_goes_on_where_it_stopped(tmp_path):
 
 
 @pytest.mark.parametrize("edges", [0, 2])
-def test_personal_layers_never_leave_their_device_with_or_without_edges(tmp_path, edges):
+def test_personal_layers_never_leave_their_device_with_or_without_edges(tmp_path, caplog, edges):
     method = {"name": "fedconv", "levels": {"sizes": [1.0, 0.5], "choose": "in_turn"}, "personal_layers": ["head"]}
     rng = np.random.default_rng(4)
     (tmp_path / "real").mkdir()
@@ -281,4 +281,5 @@ def test_personal_layers_never_leave_their_device_with_or_without_edges(tmp_path
         assert all(np.array_equal(layers[path.parent.name][name], twin[name]) for name in twin)
     assert len(layers) == 4
     assert all(own.keys() == {"head.weight", "head.bias"} for own in layers.values())
-    assert not any("/head." in name for name in state)
+    runs.export_device(settings(tmp_path / "real", **given)[0], "device-1", tmp_path / "model.onnx")
+    assert "head.weight, head.bias never left device-1; the exported model has the server's own" in caplog.text
