@@ -93,9 +93,7 @@ class FedMD(OwnModels):
             recipe = structs.replace(recipe, epochs=self._public_epochs(), batch=batch, seed=seed, public=True)
             returns = structs.replace(returns, evaluate=False)
         else:
-            # Logits must not be rounded or thinned out as changes may be.
-            rows = len(self._public["x"])
-            returns = structs.replace(returns, logits=rows, codec="float32", keep_ratio=1.0)
+            returns = structs.replace(returns, logits=len(self._public["x"]))
         structure = Structure(self.specs[device], objective, self.setting.optimizer)
         return Assignment(structure, recipe, returns, (stage, number))
 
