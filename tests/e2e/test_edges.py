@@ -138,6 +138,19 @@ class Site:
             store.close()
 
 
+def kill_one_after_another(site: Site) -> None:
+    """An edge and the host, which come back, and an edge that does not; the run goes on to its end."""
+    site.wait_for(1)
+    site.kill("edge-1")
+    site.start("edge-1")
+    site.wait_for(2)
+    site.kill("host")
+    site.start("host")
+    site.wait_for(3)
+    site.kill("edge-2")
+    assert site.ended("host", RUN_TIMEOUT_S) == 0, (site.folder / "host.out").read_text()[-2000:]
+
+
 def speed_of(board: str) -> Profile:
     """What a board would have measured: so many operations per second, as its profile says beside a laptop."""
     own = facts.board(threads=1)
@@ -167,15 +180,7 @@ def test_killed_edges_and_a_killed_host_lose_nothing(tmp_path):
     simulate(*make_config(tmp_path / "simulated", rounds=ROUNDS, simulate=SIMULATE))
     with ExitStack() as stack:
         site = Site(tmp_path, stack, rounds=ROUNDS)
-        site.wait_for(1)
-        site.kill("edge-1")
-        site.start("edge-1")
-        site.wait_for(2)
-        site.kill("host")
-        site.start("host")
-        site.wait_for(3)
-        site.kill("edge-2")
-        assert site.ended("host", RUN_TIMEOUT_S) == 0, (tmp_path / "host.out").read_text()[-2000:]
+        kill_one_after_another(site)
 
     closed = site.closed()
     assert [stage.position.round for stage in closed] == [1, 2, 3, 4]
@@ -209,15 +214,7 @@ def test_edges_that_show_each_other_their_clusters_may_be_killed(tmp_path):
             method={"name": "heterofl", "masked": False, "levels": ratios},
             update={"features": True},
         )
-        site.wait_for(1)
-        site.kill("edge-1")
-        site.start("edge-1")
-        site.wait_for(2)
-        site.kill("host")
-        site.start("host")
-        site.wait_for(3)
-        site.kill("edge-2")
-        assert site.ended("host", RUN_TIMEOUT_S) == 0, (tmp_path / "host.out").read_text()[-2000:]
+        kill_one_after_another(site)
 
     closed = site.closed()
     assert [stage.metrics["updates"] for stage in closed] == [4, 4, 4, 4]

@@ -73,6 +73,15 @@ class Bench:
     def say(self, device, answer):
         return self.shelf.take_answer(device, answer, codec.encode(answer, sender=device, boot="b"))
 
+    def answered(self, devices):
+        """The tasks of a round, all of which these devices have answered."""
+        tasks = self.plan()
+        self.take({device: tasks[device] for device in devices})
+        for device in devices:
+            self.answer(device, tasks[device], 1.0)
+        self.shelf.close_pools()
+        return tasks
+
     def ack(self, task):
         """The host's word that it has an answer."""
         return self.shelf.take_ack(task.task, codec.encode(Ack(task.task), sender="server", boot="s"))
@@ -340,11 +349,7 @@ def test_others_are_waited_for_a_little_longer_than_devices_and_no_longer(linkin
 
 
 def test_a_killed_edge_shows_the_same_again_and_does_not_ask_for_what_it_has(linking):
-    tasks = linking.plan()
-    linking.take({device: tasks[device] for device in "ab"})
-    for device in "ab":
-        linking.answer(device, tasks[device], 1.0)
-    linking.shelf.close_pools()
+    linking.answered("ab")
     [shown] = linking.shelf.due_shown()
     linking.shelf.circle.take(Shown(shown.stage, "other", make_ref(b"theirs")))
     linking.reopen()
@@ -356,11 +361,7 @@ def test_a_killed_edge_shows_the_same_again_and_does_not_ask_for_what_it_has(lin
 
 
 def test_what_was_shown_is_shown_anew_without_a_recalled_task(linking):
-    tasks = linking.plan()
-    linking.take({device: tasks[device] for device in "ab"})
-    for device in "ab":
-        linking.answer(device, tasks[device], 1.0)
-    linking.shelf.close_pools()
+    tasks = linking.answered("ab")
     linking.shelf.due_shown()
     linking.shelf.recall(tasks["b"].task)
     linking.shelf.close_pools()
