@@ -34,7 +34,7 @@ CONV, CONTROL = "fedconv", "slice-tuned"
 # Nobody in these shares a model with all others.
 WITHOUT_GLOBAL = ("fedmd", "standalone")
 RIVALS = ("heterofl", "fedrolex", "fedavg, smallest")
-UNLIKE = ("alpha 0.05", "alpha 0.1")
+UNLIKE = ("alpha 0.05", "alpha 0.1", "by person")
 LATE = 2
 # Graphs, which travel once, differ by some hundred bytes: HeteroFL's has a mask and a scaler.
 BYTES = 0.01
