@@ -111,7 +111,7 @@ class LocalFleet:
 
     def acknowledge(self, device: str, task: str, *, problem: str = "") -> None:
         """What rounding left out counts as sent, and what personal layers learned counts, once the update is used."""
-        Residual(self._devices / device).settle(used=not problem)
+        Residual(self._devices / device).settle(task, used=not problem)
         PersonalLayers(self._devices / device).settle(task, used=not problem)
 
     def dismiss(self, device: str, dismissal: Dismiss) -> None:

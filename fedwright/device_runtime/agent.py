@@ -194,7 +194,7 @@ class Agent:
         entry = self._have.journal.entry
         known = entry is not None and entry.task.task == task.task
         if not known and not self._have.journal.is_finished(task.task):
-            if self._must_wait(task):
+            if self._put_off(task):
                 self._send_answer()
                 return
             self._drop_work()
@@ -204,8 +204,8 @@ class Agent:
             self._send_answer()
         self._begin()
 
-    def _must_wait(self, task: Task) -> bool:
-        """Whether the server's word on the update in hand must come before this task, and may still come.
+    def _put_off(self, task: Task) -> bool:
+        """Keep a task until the server's word on the update in hand has come; False when it need not wait.
 
         What that update left behind here, to be made up for or to be trained on, counts only if it was used. A server
         that sends a task has closed the one before, so that it answers when it hears of it again.
@@ -347,7 +347,7 @@ class Agent:
             return
         if ack.problem:
             log.warning("round %d: the server did not use the answer: %s", entry.task.round, ack.problem)
-        self._have.residual.settle(used=not ack.problem)
+        self._have.residual.settle(ack.of, used=not ack.problem)
         self._have.tools.personal.settle(ack.of, used=not ack.problem)
         self._have.journal.finish()
         self._have.tools.checkpoint.clear()

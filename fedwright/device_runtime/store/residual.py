@@ -1,25 +1,19 @@
-"""Error feedback: what rounding and sparsity left out of a delta is kept and added to the next one.
-
-A residual counts only once the server has used the update it belongs to: until then the one before it stays, so that
-a task that is done again after a crash starts from the same place.
-"""
+"""Error feedback: what rounding and sparsity left out of a delta is kept and added to the next one."""
 
 from pathlib import Path
 
+from fedwright.device_runtime.store.tentative import Tentative
 from fedwright.device_runtime.train.base import Tensors
-from fedwright.protocol import deltas, tensors
+from fedwright.protocol import deltas
 from fedwright.protocol.artifact import MEASURED
-from fedwright.protocol.errors import BadBlob
-from fedwright.protocol.files import replace_file
 from fedwright.protocol.messages import Task
 
 
 class Residual:
-    """Two files in the device's folder: the residual in force, and the one that waits for an acknowledgement."""
+    """What is owed of one structure; another model starts without."""
 
     def __init__(self, folder: Path) -> None:
-        self._kept = folder / "residual"
-        self._next = folder / "residual.next"
+        self._owed = Tentative(folder, "residual")
 
     def encode(self, task: Task, result: Tensors, masks: Tensors | None = None) -> bytes:
         """A task's result as the blob to send, in the form the task asks for; masks: which entries had come.
@@ -34,24 +28,13 @@ class Residual:
         if returns.weights != "delta" or lossless:
             return deltas.encode(result)
         keep = None if returns.keep_ratio == 1.0 else returns.keep_ratio
+        about = {"artifact": task.artifact.sha256}
         blob, left_out = deltas.encode_with_feedback(
-            result, self._load(task), codec=returns.codec, keep=keep, exact=MEASURED
+            result, self._owed.load(about), codec=returns.codec, keep=keep, exact=MEASURED
         )
-        replace_file(self._next, tensors.save(left_out, {"artifact": task.artifact.sha256}))
+        self._owed.propose(task.task, left_out, about)
         return blob
 
-    def settle(self, *, used: bool) -> None:
+    def settle(self, task: str, *, used: bool) -> None:
         """The server has answered: what it used is not owed any more, what it did not use was never sent."""
-        if used and self._next.exists():
-            self._next.replace(self._kept)
-        self._next.unlink(missing_ok=True)
-
-    def _load(self, task: Task) -> Tensors:
-        """The residual if it belongs to the same structure; another model starts without one."""
-        if not self._kept.exists():
-            return {}
-        try:
-            same = tensors.metadata(self._kept).get("artifact") == task.artifact.sha256
-            return tensors.load(self._kept) if same else {}
-        except BadBlob:
-            return {}
+        self._owed.settle(task, used=used)

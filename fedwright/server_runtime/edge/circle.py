@@ -15,12 +15,11 @@ from msgspec import structs
 from fedwright.protocol.blobs import BlobStore, check_ref, inlined, make_ref
 from fedwright.protocol.errors import BadBlob
 from fedwright.protocol.messages import BlobRef, Shown
+from fedwright.server_runtime.rounds.showing import MOST_BYTES
 
 log = logging.getLogger(__name__)
 
 OWN, OTHERS = "shown", "shown by others"
-# A thousand clusters of a last layer with 16,000 numbers.
-MOST_BYTES = 64 * 1024**2
 
 
 class Notes(Protocol):

@@ -15,7 +15,7 @@ from fedwright.protocol.messages import BlobRef, Shown
 
 log = logging.getLogger(__name__)
 
-# As much as an edge takes (`edge/circle.py`).
+# A thousand clusters of a last layer with 16,000 numbers; edges take no more either.
 MOST_BYTES = 64 * 1024**2
 
 

@@ -49,7 +49,7 @@ def test_over_many_rounds_nothing_is_lost(tmp_path, delta, returns):
     rounds = 40
     for _ in range(rounds):
         total += sent(residual, task(returns), delta)
-        residual.settle(used=True)
+        residual.settle("t", used=True)
 
     # Without feedback the error would grow with the rounds; with it one round's rest is all that is owed.
     error = np.abs(total - rounds * delta).max()
@@ -62,7 +62,7 @@ def test_a_task_that_is_done_again_after_a_crash_sends_the_same(tmp_path, delta)
     residual = Residual(tmp_path)
     asked = task(Returns(codec="int8"))
     sent(residual, asked, delta)
-    residual.settle(used=True)
+    residual.settle("t", used=True)
 
     first = residual.encode(asked, {"w": delta})
     again = Residual(tmp_path).encode(asked, {"w": delta})
@@ -74,14 +74,14 @@ def test_what_the_server_did_not_use_is_not_owed(tmp_path, delta):
     residual = Residual(tmp_path)
     asked = task(Returns(codec="int8"))
     first = residual.encode(asked, {"w": delta})
-    residual.settle(used=False)
+    residual.settle("t", used=False)
     assert residual.encode(asked, {"w": delta}) == first
 
 
 def test_another_structure_starts_without_a_residual(tmp_path, delta):
     residual = Residual(tmp_path)
     sent(residual, task(Returns(codec="int8")), delta)
-    residual.settle(used=True)
+    residual.settle("t", used=True)
     other = task(Returns(codec="int8"), artifact=b"another graph")
     assert residual.encode(other, {"w": delta}) == deltas.encode({"w": delta}, codec="int8")
 
@@ -100,7 +100,7 @@ def test_what_a_device_measured_comes_as_it_is(tmp_path, delta, codec, masked):
     asked = task(structs.replace(SMALL[codec], prototypes=True, logits=70, masked=masked))
     for _ in range(2):
         blob = residual.encode(asked, {"w": delta, **MEASURED}, masks)
-        residual.settle(used=True)
+        residual.settle("t", used=True)
         found = deltas.decode(blob, shapes, sent=masks)
 
         for name, value in MEASURED.items():
@@ -118,3 +118,12 @@ def test_what_an_older_agent_owes_of_class_means_is_forgotten(tmp_path, delta):
     (tmp_path / "residual").write_bytes(owed)
     found = deltas.load(Residual(tmp_path).encode(asked, {"w": delta, "prototype_counts": COUNTS}))[0]
     np.testing.assert_array_equal(found["prototype_counts"], COUNTS)
+
+
+def test_the_word_on_another_task_settles_nothing_of_this_one(tmp_path, delta):
+    residual = Residual(tmp_path)
+    asked = task(Returns(codec="int8"))
+    first = residual.encode(asked, {"w": delta})
+    residual.settle("another", used=True)
+
+    assert residual.encode(asked, {"w": delta}) == first
