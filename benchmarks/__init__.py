@@ -1,1 +1,1 @@
-"""Suites, data sets, partitioners and reports."""
+"""Suites that measure what the project promises."""

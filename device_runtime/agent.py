@@ -14,10 +14,10 @@ from msgspec import structs
 
 from fedwright import __version__
 from fedwright.device_runtime import facts
-from fedwright.device_runtime.holdings import Holdings
-from fedwright.device_runtime.home import Home, Identity
-from fedwright.device_runtime.perform import Inputs, Result, Stopped, perform
 from fedwright.device_runtime.refusals import refusal_of
+from fedwright.device_runtime.resources import Holdings
+from fedwright.device_runtime.run_task import Inputs, Result, Stopped, perform
+from fedwright.device_runtime.server_choice import Home, Identity
 from fedwright.device_runtime.store.journal import Entry
 from fedwright.protocol import codec
 from fedwright.protocol.blobs import Download, Uploads, inlined

@@ -14,16 +14,16 @@ from fedwright.device_runtime.agent import Agent
 from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.data import load
 from fedwright.device_runtime.data.local import LocalData
-from fedwright.device_runtime.describe.hidden import Hidden, counts_of, without_counts
+from fedwright.device_runtime.describe.hidden_counts import Hidden, counts_of, without_counts
 from fedwright.device_runtime.describe.noise import Veil, with_noise
 from fedwright.device_runtime.guard import Guard, Limits, board_state
-from fedwright.device_runtime.holdings import Holdings
-from fedwright.device_runtime.home import Identity
-from fedwright.device_runtime.perform import CheckArtifact, MakeTrainer, Tools, unveiled
 from fedwright.device_runtime.profiler.store import PROFILE_NAME, find_profile
+from fedwright.device_runtime.resources import Holdings
+from fedwright.device_runtime.run_task import CheckArtifact, MakeTrainer, Tools, unveiled
+from fedwright.device_runtime.server_choice import Identity
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.journal import Journal
-from fedwright.device_runtime.store.personal import PersonalLayers
+from fedwright.device_runtime.store.personal_layers import PersonalLayers
 from fedwright.device_runtime.store.residual import Residual
 from fedwright.device_runtime.store.secret import kept_secret
 from fedwright.device_runtime.train.base import Tensors, Trainer
@@ -31,11 +31,11 @@ from fedwright.device_runtime.train.threads import pick_threads
 from fedwright.protocol import codec, topics
 from fedwright.protocol.artifact import Artifact
 from fedwright.protocol.blobs import BlobStore
+from fedwright.protocol.crypto.x25519 import KEY_BYTES
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.link import connect
 from fedwright.protocol.messages import DataSummary, Gone, Recipe
 from fedwright.protocol.predictor import Profile
-from fedwright.protocol.x25519 import KEY_BYTES
 
 log = logging.getLogger(__name__)
 

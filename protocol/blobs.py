@@ -27,7 +27,7 @@ from fedwright.protocol.messages import (
     Get,
     Lost,
 )
-from fedwright.protocol.partfile import PartFile
+from fedwright.protocol.part_file import PartFile
 
 MAX_BLOB_BYTES = 2 * 1024**3
 WINDOW_BYTES = 4 * 1024 * 1024

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import msgspec
 from msgspec import structs
 
+from fedwright.protocol.crypto.signing import SIGNATURE_BYTES
 from fedwright.protocol.errors import BadMessage
 from fedwright.protocol.messages import VERSION, Ack, Ask, Chunk, Dismiss, Envelope, Message, Task
-from fedwright.protocol.signing import SIGNATURE_BYTES
 
 # A chunk of the largest allowed size plus its envelope fits; nothing legitimate is larger.
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedwright.protocol.artifact import Manifest
 from fedwright.protocol.errors import BadArtifact, BadMessage
-from fedwright.protocol.operators import FEATURES
+from fedwright.protocol.operator_costs import FEATURES
 
 # The batch sizes at which a table is written; between them features are close to straight lines.
 WORK_BATCHES = (1, 8, 32, 128)

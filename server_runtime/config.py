@@ -7,11 +7,11 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.protocol.strict import check_range, from_dict, suggest, unknown
+from fedwright.protocol.support.settings import check_range, from_dict, suggest, unknown
 from fedwright.protocol.topics import check_name
-from fedwright.server_runtime.artifacts.structure import Optimizer
 from fedwright.server_runtime.blocks.budget import Budget
 from fedwright.server_runtime.blocks.robust import Combine
+from fedwright.server_runtime.spec import Optimizer
 
 EMBEDDED = "embedded"
 LOCAL_BROKER = "mqtt://localhost:1883"

@@ -10,31 +10,31 @@ import torch
 from fedwright.protocol import codec, tensors
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ConfigError
-from fedwright.protocol.files import lock_folder
 from fedwright.protocol.link.base import Link
 from fedwright.protocol.messages import Report, Returns
+from fedwright.protocol.support.files import lock_folder
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
 from fedwright.server_runtime.artifacts.standalone import export_model
-from fedwright.server_runtime.artifacts.structure import ModelSpec, Structure
 from fedwright.server_runtime.blocks.robust import Combine
 from fedwright.server_runtime.config import ModelSection, RunConfig
 from fedwright.server_runtime.evaluate.records import DeviceRecord, device_records
+from fedwright.server_runtime.fleet.revocation import Gate
+from fedwright.server_runtime.fleet.trust import Authority, read_edges
 from fedwright.server_runtime.methods import registry
 from fedwright.server_runtime.methods.base import Forecasts, Method, Setting, personal_layers
-from fedwright.server_runtime.public import PublicData, load_public
-from fedwright.server_runtime.revocation import Gate
+from fedwright.server_runtime.public_data import PublicData, load_public
 from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.buffered import BufferedCoordinator
+from fedwright.server_runtime.rounds.asynchronous import BufferedCoordinator
 from fedwright.server_runtime.rounds.coordinator import Coordinator, Options
-from fedwright.server_runtime.rounds.desk import Desk, Talks
-from fedwright.server_runtime.rounds.edges import MaySpeak, anybody
-from fedwright.server_runtime.rounds.exchange import Exchange
 from fedwright.server_runtime.rounds.planner import Planner
-from fedwright.server_runtime.rounds.sampling import derive_seed
-from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
-from fedwright.server_runtime.rounds.store import RunRecord
-from fedwright.server_runtime.trust import Authority, read_edges
+from fedwright.server_runtime.rounds.store.base import RunRecord
+from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
+from fedwright.server_runtime.rounds.task_tracker import Desk, Talks
+from fedwright.server_runtime.seeds import derive_seed
+from fedwright.server_runtime.spec import ModelSpec, Structure
+from fedwright.server_runtime.transport.device_channel import Exchange
+from fedwright.server_runtime.transport.edge_routes import MaySpeak, anybody
 
 log = logging.getLogger(__name__)
 

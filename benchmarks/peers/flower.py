@@ -11,11 +11,11 @@ from importlib import metadata, resources
 from pathlib import Path
 from shutil import copyfile
 
-from fedwright.benchmarks.datasets.files import cache_folder
 from fedwright.benchmarks.peers import trees
 from fedwright.benchmarks.peers.relay import relay_to
 from fedwright.benchmarks.peers.scene import Measured, Scene, free_port
 from fedwright.protocol.errors import ConfigError
+from fedwright.simulation.datasets.files import cache_folder
 
 # The newest of these that the package index can give with all it needs.
 WANTED = "flwr>=1.40,<1.43"

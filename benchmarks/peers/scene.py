@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fedwright.benchmarks import datasets
-from fedwright.benchmarks.partition import Split, by_iid
 from fedwright.benchmarks.peers.flower_app.model import lenet
 from fedwright.device_runtime.train.loop import epoch_order
 from fedwright.server_runtime import zoo
-from fedwright.server_runtime.artifacts.structure import ModelSpec
-from fedwright.server_runtime.rounds.sampling import derive_seed
+from fedwright.server_runtime.seeds import derive_seed
+from fedwright.server_runtime.spec import ModelSpec
+from fedwright.simulation import datasets
+from fedwright.simulation.partition import Split, by_iid
 
 # 64,102 numbers: about the size at which peers are usually measured.
 SPEC = ModelSpec("lenet-valid", (3, 32, 32), 10)

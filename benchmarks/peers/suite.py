@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedwright.benchmarks.harness.suite import check
 from fedwright.benchmarks.peers import flower, ours, sizes
 from fedwright.benchmarks.peers.scene import Measured, Scene, prepare
-from fedwright.benchmarks.suite import check
 from fedwright.protocol.errors import ConfigError
 
 SMALL = 'codec = "int8"\nmodel_codec = "bf16"'

@@ -7,8 +7,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from fedwright.device_runtime.describe.features import describe
-from fedwright.device_runtime.describe.words import word_counts
+from fedwright.device_runtime.describe.descriptor import describe
+from fedwright.device_runtime.describe.word_counts import word_counts
 from fedwright.protocol.messages import DataSummary
 
 Array = NDArray[np.generic]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.link.shaping import Shape
-from fedwright.protocol.strict import check_range, from_dict, suggest
+from fedwright.protocol.support.settings import check_range, from_dict, suggest
 from fedwright.protocol.topics import check_name
 
 # One x86-64 core with AVX2 near 2.7 GHz at 70 % of its peak, in single precision.

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedwright.device_runtime.profiler.measure import OperatorTime, ProbeTime
-from fedwright.protocol.operators import FEATURES
+from fedwright.protocol.operator_costs import FEATURES
 
 # Errors below this do not add up to much in a step; above it they count relative to the operator's time.
 SMALL_S = 2e-5

@@ -15,7 +15,7 @@ from fedwright.device_runtime.train import session as sessions
 from fedwright.device_runtime.train.base import Tensors
 from fedwright.device_runtime.train.portable import PortableTrainer
 from fedwright.protocol.artifact import TensorSpec
-from fedwright.protocol.operators import Shape, features
+from fedwright.protocol.operator_costs import Shape, features
 
 WINDOWS = 3
 # A window this long averages over what a busy machine does to single steps, so that long and short ones compare.

@@ -9,7 +9,7 @@ from pathlib import Path
 from fedwright.device_runtime.train.base import Tensors
 from fedwright.protocol import tensors
 from fedwright.protocol.errors import BadBlob
-from fedwright.protocol.files import replace_file
+from fedwright.protocol.support.files import replace_file
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ import msgspec
 from msgspec import Struct, structs
 
 from fedwright.protocol.errors import IdentityTaken
-from fedwright.protocol.files import lock_folder, replace_file
 from fedwright.protocol.messages import Refusal, Task, Update
+from fedwright.protocol.support.files import lock_folder, replace_file
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedwright.device_runtime.store.tentative import Tentative
+from fedwright.device_runtime.store.unconfirmed import Tentative
 from fedwright.device_runtime.train.base import Tensors
 from fedwright.protocol import deltas
 from fedwright.protocol.artifact import MEASURED

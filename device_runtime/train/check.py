@@ -14,7 +14,7 @@ from fedwright.protocol.artifact import (
     check_files,
 )
 from fedwright.protocol.errors import BadArtifact, OverBudget
-from fedwright.protocol.onnxscan import Outline, Value, scan
+from fedwright.protocol.onnx_outline import Outline, Value, scan
 from fedwright.protocol.predictor import need_bytes
 
 __all__ = ["OPERATORS", "check_artifact", "need_bytes"]

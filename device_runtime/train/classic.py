@@ -14,7 +14,7 @@ from onnxruntime.capi import _pybind_state
 from fedwright.device_runtime.train import session as sessions
 from fedwright.device_runtime.train.base import Array, StepResult, Tensors
 from fedwright.protocol.artifact import Artifact, TensorSpec
-from fedwright.protocol.classic import ClassicFiles, unpack_files
+from fedwright.protocol.classic_artifact import ClassicFiles, unpack_files
 from fedwright.protocol.errors import BadArtifact, BadBlob, DeviceError
 
 # The bindings have no types; a stock onnxruntime lacks the training half of them.

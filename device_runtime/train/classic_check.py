@@ -2,9 +2,9 @@
 
 from fedwright.device_runtime.train.check import OPERATORS, need_bytes
 from fedwright.protocol.artifact import MAX_IR, Artifact, check_files
-from fedwright.protocol.classic import ClassicFiles, unpack_files
+from fedwright.protocol.classic_artifact import ClassicFiles, unpack_files
 from fedwright.protocol.errors import BadArtifact, OverBudget
-from fedwright.protocol.onnxscan import scan
+from fedwright.protocol.onnx_outline import scan
 
 # The optimizer graph does not depend on the model: a handful of nodes over sequences of tensors.
 MAX_OPTIMIZER_BYTES = 4096

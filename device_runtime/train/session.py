@@ -16,7 +16,7 @@ from fedwright.device_runtime import facts
 from fedwright.device_runtime.train.base import Array, Tensors
 from fedwright.protocol.artifact import TensorSpec
 from fedwright.protocol.errors import BadArtifact, BadBlob, ConfigError, DataError, DeviceError, OverBudget
-from fedwright.protocol.onnxscan import scan
+from fedwright.protocol.onnx_outline import scan
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"

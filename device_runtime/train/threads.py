@@ -7,7 +7,7 @@ is done again is done alike: the last bits of some operators depend on the numbe
 from collections.abc import Sequence
 
 from fedwright.protocol.artifact import Manifest
-from fedwright.protocol.operators import FEATURES
+from fedwright.protocol.operator_costs import FEATURES
 from fedwright.protocol.predictor import Profile, predict, work_at
 
 # The batch size to reckon with; tasks of one artifact may differ in theirs.

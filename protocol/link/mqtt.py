@@ -23,7 +23,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from fedwright.protocol.errors import ConfigError, LinkError
 from fedwright.protocol.link.base import Buffer, Received
 from fedwright.protocol.link.inbox import Inbox
-from fedwright.protocol.link.lean import LeanClient
+from fedwright.protocol.link.paho_client import LeanClient
 from fedwright.protocol.link.security import TlsFiles
 
 log = logging.getLogger(__name__)

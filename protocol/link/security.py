@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 
 from fedwright.protocol import topics
+from fedwright.protocol.crypto.signing import KEY_BYTES, verify
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Id
-from fedwright.protocol.signing import KEY_BYTES, verify
 
 SERVER_NAME = "server"
 """Common name of the server's own certificate; no device may have it."""

@@ -20,15 +20,15 @@ from fedwright.server_runtime.artifacts import objectives
 from fedwright.server_runtime.artifacts.autodiff.engine import differentiate
 from fedwright.server_runtime.artifacts.autodiff.finish import finish
 from fedwright.server_runtime.artifacts.autodiff.graph import IR_VERSION, OPSET, Graph, Value
-from fedwright.server_runtime.artifacts.autodiff.measure import measure
 from fedwright.server_runtime.artifacts.autodiff.rules.dropout import SEED
+from fedwright.server_runtime.artifacts.autodiff.shapes import measure
 from fedwright.server_runtime.artifacts.export import Rewrite, buffer_names, export, initial_weights
 from fedwright.server_runtime.artifacts.loss import Loss, append_loss
 from fedwright.server_runtime.artifacts.macs import count_macs
 from fedwright.server_runtime.artifacts.memory import estimate
+from fedwright.server_runtime.artifacts.operator_table import tabulate
 from fedwright.server_runtime.artifacts.optimizer import LEARNING_RATE, Stepper, Updates, clip
-from fedwright.server_runtime.artifacts.structure import Structure
-from fedwright.server_runtime.artifacts.work import tabulate
+from fedwright.server_runtime.spec import Structure
 
 __all__ = ["Builder", "initial_weights"]
 

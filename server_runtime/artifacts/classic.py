@@ -17,17 +17,17 @@ from onnx import ModelProto
 from torch import nn
 
 from fedwright.protocol.artifact import Artifact, file_info
-from fedwright.protocol.classic import ClassicFiles, pack_files
+from fedwright.protocol.classic_artifact import ClassicFiles, pack_files
 from fedwright.protocol.errors import BuildError
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts import classic_generate
 from fedwright.server_runtime.artifacts.autodiff.finish import finish
 from fedwright.server_runtime.artifacts.autodiff.graph import Graph, Node
-from fedwright.server_runtime.artifacts.autodiff.measure import measure
+from fedwright.server_runtime.artifacts.autodiff.shapes import measure
 from fedwright.server_runtime.artifacts.builder import build
 from fedwright.server_runtime.artifacts.export import export
 from fedwright.server_runtime.artifacts.loss import append_loss
-from fedwright.server_runtime.artifacts.structure import Structure
+from fedwright.server_runtime.spec import Structure
 
 TIMEOUT_S = 300
 

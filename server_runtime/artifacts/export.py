@@ -19,10 +19,10 @@ from torch.onnx import symbolic_helper
 from fedwright.protocol.errors import BuildError, UnsupportedOperator
 from fedwright.server_runtime.artifacts.autodiff.graph import OPSET, Graph, Node, Value
 from fedwright.server_runtime.artifacts.autodiff.lowering import lower
-from fedwright.server_runtime.artifacts.autodiff.measure import measure
 from fedwright.server_runtime.artifacts.autodiff.patterns import mark_patterns
+from fedwright.server_runtime.artifacts.autodiff.shapes import measure
 from fedwright.server_runtime.artifacts.autodiff.simplify import simplify
-from fedwright.server_runtime.artifacts.structure import ModelSpec
+from fedwright.server_runtime.spec import ModelSpec
 
 Rewrite = Callable[[Graph, frozenset[str]], None]
 

@@ -9,7 +9,7 @@ from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts import objectives
 from fedwright.server_runtime.artifacts.autodiff.graph import Graph, Value
 from fedwright.server_runtime.artifacts.export import Forward, export
-from fedwright.server_runtime.artifacts.structure import ModelSpec, Structure
+from fedwright.server_runtime.spec import ModelSpec, Structure
 
 LABELS = "y"
 

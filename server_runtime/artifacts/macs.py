@@ -5,7 +5,7 @@ import math
 import onnx
 
 from fedwright.server_runtime.artifacts.autodiff.graph import Graph
-from fedwright.server_runtime.artifacts.work import Shape, shapes_at
+from fedwright.server_runtime.artifacts.operator_table import Shape, shapes_at
 
 # Rows of gates that a recurrent operator has per hidden unit.
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}

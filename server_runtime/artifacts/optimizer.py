@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from fedwright.server_runtime.artifacts.autodiff.graph import Graph, Node, Shape, Value
-from fedwright.server_runtime.artifacts.structure import Optimizer
+from fedwright.server_runtime.spec import Optimizer
 
 LEARNING_RATE = "learning_rate"
 STEP = "optimizer/step"

@@ -17,11 +17,18 @@ from fedwright.protocol import deltas, tensors
 from fedwright.protocol.artifact import Manifest
 from fedwright.protocol.errors import BadBlob, ConfigError
 from fedwright.protocol.messages import Part, Task, Update
-from fedwright.server_runtime.blocks.clustering import cluster
-from fedwright.server_runtime.blocks.exchange import Features, Head, Options, Projections, View, exchange
-from fedwright.server_runtime.edge.circle import Notes
-from fedwright.server_runtime.edge.pooling import COUNTS, PROTOTYPES, Member, Reader, mean, pack
-from fedwright.server_runtime.edge.views import BETWEEN, pack_views, unpack_views
+from fedwright.server_runtime.blocks.fedconv.cluster_exchange import (
+    Features,
+    Head,
+    Options,
+    Projections,
+    View,
+    exchange,
+)
+from fedwright.server_runtime.blocks.fedconv.clustering import cluster
+from fedwright.server_runtime.edge.cluster_sharing import Notes
+from fedwright.server_runtime.edge.cluster_views import BETWEEN, pack_views, unpack_views
+from fedwright.server_runtime.edge.pooled_update import COUNTS, PROTOTYPES, Member, Reader, mean, pack
 from fedwright.server_runtime.methods.base import Array, Tensors
 
 log = logging.getLogger(__name__)

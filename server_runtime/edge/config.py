@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.protocol.strict import check_range, from_dict, unknown
+from fedwright.protocol.support.settings import check_range, from_dict, unknown
 from fedwright.protocol.topics import check_name
 from fedwright.server_runtime.config import EMBEDDED, LOCAL_BROKER, check_broker
 

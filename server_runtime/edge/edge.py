@@ -48,11 +48,11 @@ from fedwright.protocol.messages import (
     Task,
     Update,
 )
-from fedwright.server_runtime.edge.shelf import Shelf, blobs_of
+from fedwright.server_runtime.edge.host_channel import Upward
 from fedwright.server_runtime.edge.store import Row
-from fedwright.server_runtime.edge.upward import Upward
-from fedwright.server_runtime.rounds.exchange import Exchange, Heard
-from fedwright.server_runtime.rounds.pulling import Pulled
+from fedwright.server_runtime.edge.task_rows import Shelf, blobs_of
+from fedwright.server_runtime.transport.device_channel import Exchange, Heard
+from fedwright.server_runtime.transport.upload_puller import Pulled
 
 log = logging.getLogger(__name__)
 

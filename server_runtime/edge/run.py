@@ -12,19 +12,19 @@ import psutil
 from fedwright.protocol import codec, topics
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ConfigError
-from fedwright.protocol.files import lock_folder
 from fedwright.protocol.link import connect
 from fedwright.protocol.link.base import Link
 from fedwright.protocol.link.security import Bundle, TlsFiles, read_bundle
 from fedwright.protocol.messages import Board, Gone
-from fedwright.server_runtime.blocks.exchange import Options
+from fedwright.protocol.support.files import lock_folder
+from fedwright.server_runtime.blocks.fedconv.cluster_exchange import Options
 from fedwright.server_runtime.edge.config import EdgeConfig
 from fedwright.server_runtime.edge.edge import Edge, EdgeOptions
-from fedwright.server_runtime.edge.pooling import Grouping, Plain
-from fedwright.server_runtime.edge.shelf import Shelf
+from fedwright.server_runtime.edge.host_channel import Presence, Upward
+from fedwright.server_runtime.edge.pooled_update import Grouping, Plain
 from fedwright.server_runtime.edge.store import EdgeStore
-from fedwright.server_runtime.edge.upward import Presence, Upward
-from fedwright.server_runtime.rounds.exchange import Exchange
+from fedwright.server_runtime.edge.task_rows import Shelf
+from fedwright.server_runtime.transport.device_channel import Exchange
 
 log = logging.getLogger(__name__)
 

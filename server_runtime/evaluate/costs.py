@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from fedwright.protocol.artifact import Manifest
-from fedwright.server_runtime.artifacts.structure import Structure
-from fedwright.server_runtime.rounds.store import Planned, Reply
+from fedwright.server_runtime.rounds.store.base import Planned, Reply
+from fedwright.server_runtime.spec import Structure
 
 
 def round_cost(

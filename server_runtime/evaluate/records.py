@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from fedwright.protocol.artifact import Manifest
 from fedwright.protocol.messages import Stats
 from fedwright.protocol.predictor import need_bytes
-from fedwright.server_runtime.artifacts.structure import Structure
-from fedwright.server_runtime.rounds.store import Position, RoundStore
+from fedwright.server_runtime.rounds.store.base import Position, RoundStore
+from fedwright.server_runtime.spec import Structure
 from fedwright.server_runtime.zoo import width_of
 
 

@@ -10,10 +10,10 @@ from fedwright.protocol.artifact import Manifest
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Recipe, Refusal, Report, Returns, Stats
 from fedwright.protocol.predictor import Prediction
-from fedwright.server_runtime.artifacts.structure import ModelSpec, Optimizer, Structure
 from fedwright.server_runtime.blocks.budget import Budget
 from fedwright.server_runtime.blocks.robust import Combine
-from fedwright.server_runtime.public import PublicData
+from fedwright.server_runtime.public_data import PublicData
+from fedwright.server_runtime.spec import ModelSpec, Optimizer, Structure
 
 Array = NDArray[Any]
 Tensors = dict[str, Array]

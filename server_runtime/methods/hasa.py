@@ -25,17 +25,17 @@ from numpy.typing import NDArray
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Report
-from fedwright.protocol.strict import check_range
+from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime import zoo
-from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.blocks.allocation import Budget, Rule, allocate
 from fedwright.server_runtime.blocks.budget import Cost, largest_ratio
 from fedwright.server_runtime.blocks.scores import distances, heterogeneity
 from fedwright.server_runtime.evaluate.metrics import realised_budget
 from fedwright.server_runtime.methods.base import Assignment, Entry, Setting, Tensors, register
-from fedwright.server_runtime.methods.fitting import budget_of, cost_of, shown
-from fedwright.server_runtime.methods.sliced import Sliced
+from fedwright.server_runtime.methods.shared.budget_fit import budget_of, cost_of, shown
+from fedwright.server_runtime.methods.shared.submodels import Sliced
 from fedwright.server_runtime.rounds.secure_sum import Summed, Wanted
+from fedwright.server_runtime.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 

@@ -22,12 +22,10 @@ import numpy as np
 from msgspec import structs
 
 from fedwright.protocol.messages import Report
-from fedwright.protocol.strict import check_range
-from fedwright.server_runtime.artifacts.structure import ModelSpec
+from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime.blocks import lora
 from fedwright.server_runtime.blocks.hypernet import Form, Hypernet, Start
 from fedwright.server_runtime.blocks.ranks import cut_rank, pad_rank
-from fedwright.server_runtime.methods import written
 from fedwright.server_runtime.methods.base import (
     Absorbed,
     Array,
@@ -40,9 +38,11 @@ from fedwright.server_runtime.methods.base import (
     register,
 )
 from fedwright.server_runtime.methods.baselines.heterofl import classifier_names
-from fedwright.server_runtime.methods.fitting import Fit, Left, divided, largest_fitting
-from fedwright.server_runtime.methods.frozen_base import BaseParams, FrozenBase
-from fedwright.server_runtime.rounds.sampling import derive_seed
+from fedwright.server_runtime.methods.shared import generated_models
+from fedwright.server_runtime.methods.shared.budget_fit import Fit, Left, divided, largest_fitting
+from fedwright.server_runtime.methods.shared.frozen_base import BaseParams, FrozenBase
+from fedwright.server_runtime.seeds import derive_seed
+from fedwright.server_runtime.spec import ModelSpec
 
 PAIR, TAKEN = "pair/", "taken"
 
@@ -52,7 +52,7 @@ def _help(text: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class HyperFLoRAParams(BaseParams, written.Writer):
+class HyperFLoRAParams(BaseParams, generated_models.Writer):
     """exchanges: E."""
 
     hidden: int = field(default=128, metadata=_help("width of the hypernetwork"))
@@ -67,7 +67,7 @@ class HyperFLoRAParams(BaseParams, written.Writer):
     def __post_init__(self) -> None:
         """Check values."""
         BaseParams.__post_init__(self)
-        written.Writer.__post_init__(self)
+        generated_models.Writer.__post_init__(self)
         check_range("exchanges", self.exchanges, low=1)
 
 
@@ -98,10 +98,10 @@ class HyperFLoRA:
         self._written = (*base.adapters, *head)
         self._shapes = {name: {**base.adapters, **base.weights}[name].shape for name in self._written}
         self._frozen: Tensors = {}
-        self._known = written.Known()
+        self._known = generated_models.Known()
         self._hypernet: Hypernet | None = None
         self._made: dict[str, Tensors] = {}
-        # By the first device of a pair: its adapter as it was written, and as it is now.
+        # By the first device of a pair: its adapter as it was generated_models, and as it is now.
         self._passed: dict[str, Array] = {}
         # How many adapters came back in this round, own ones and pairs'.
         self._taken = 0
@@ -110,7 +110,9 @@ class HyperFLoRA:
     def meet(self, reports: Mapping[str, Report]) -> None:
         """Take in which classes every device holds."""
         classes = self._setting.spec.classes
-        self._known.meet(reports, lambda device: written.unit(written.indicator_of(reports[device], classes)))
+        self._known.meet(
+            reports, lambda device: generated_models.unit(generated_models.indicator_of(reports[device], classes))
+        )
 
     def assign(self, reports: Mapping[str, Report], round_number: int) -> dict[str, Assignment]:
         """The base for everyone, then adapters of the rank that fits; those who cannot train are bystanders."""
@@ -158,7 +160,7 @@ class HyperFLoRA:
         return fit
 
     def _assignment(self, device: str, note: Note) -> Assignment:
-        recipe = written.recipe_for(self._setting, note.round, device)
+        recipe = generated_models.recipe_for(self._setting, note.round, device)
         if note.hop >= 0:
             seed = derive_seed(recipe.seed, note.hop)
             recipe = structs.replace(recipe, seed=seed, epochs=1, classes=note.drawn)
@@ -214,14 +216,14 @@ class HyperFLoRA:
         own = self._net().generate(row[None])[0] if row is not None and self._base.frozen else {}
         spec, weights = self._base.merged(own)
         if row is not None and self._params.mask_logits:
-            weights |= written.mask_logits(weights, row)
+            weights |= generated_models.mask_logits(weights, row)
         return spec, weights
 
     def state(self) -> Tensors:
         """The base, the classes of devices, the hypernetwork, and adapters that are with pairs."""
         state = {**self._base.state(), **self._known.state(), TAKEN: np.array(self._taken, np.int64)}
         state |= {PAIR + lead: value.copy() for lead, value in self._passed.items()}
-        return state if self._hypernet is None else state | written.hypernet_state(self._hypernet)
+        return state if self._hypernet is None else state | generated_models.hypernet_state(self._hypernet)
 
     def restore(self, state: Tensors) -> None:
         """Continue from a saved state."""
@@ -229,8 +231,8 @@ class HyperFLoRA:
         self._known.restore(state)
         self._passed = {n.removeprefix(PAIR): value.copy() for n, value in state.items() if n.startswith(PAIR)}
         self._made, self._hypernet, self._taken = {}, None, int(state[TAKEN])
-        if any(name.startswith(written.HYPERNET) for name in state):
-            written.restore_hypernet(self._net(), state)
+        if any(name.startswith(generated_models.HYPERNET) for name in state):
+            generated_models.restore_hypernet(self._net(), state)
 
     def _net(self) -> Hypernet:
         """The hypernetwork, made when the base is frozen: a +head variant begins with its head."""
@@ -249,7 +251,7 @@ class HyperFLoRA:
         """What the hypernetwork reads for these classes."""
         row = np.zeros(self._setting.spec.classes, np.float32)
         row[classes] = 1
-        return written.unit(row)
+        return generated_models.unit(row)
 
 
 def _note(assignment: Assignment) -> Note:

@@ -25,16 +25,16 @@ from typing import Literal, cast
 import numpy as np
 
 from fedwright.protocol.predictor import HEADROOM, need_bytes
-from fedwright.protocol.strict import check_range
-from fedwright.server_runtime.artifacts.structure import Structure
-from fedwright.server_runtime.blocks import search
+from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime.blocks.budget import FORWARD_RATIO
-from fedwright.server_runtime.blocks.search import Block, Chain, Groups, Rules
-from fedwright.server_runtime.blocks.stitching import part_work
-from fedwright.server_runtime.blocks.tuning import Candidate, Tuning, agreement, logits_of, match, tune
+from fedwright.server_runtime.blocks.pfedclub import block_search
+from fedwright.server_runtime.blocks.pfedclub.block_search import Block, Chain, Groups, Rules
+from fedwright.server_runtime.blocks.pfedclub.stitch_tuning import Candidate, Tuning, agreement, logits_of, match, tune
+from fedwright.server_runtime.blocks.pfedclub.stitching import part_work
 from fedwright.server_runtime.methods.base import Entry, Setting, register
-from fedwright.server_runtime.methods.own import Own
-from fedwright.server_runtime.methods.taught import Known, Pupil, Taught, Teacher, candidate_of, teacher_of
+from fedwright.server_runtime.methods.shared.personal_models import Own
+from fedwright.server_runtime.methods.shared.teachers import Known, Pupil, Taught, Teacher, candidate_of, teacher_of
+from fedwright.server_runtime.spec import Structure
 from fedwright.server_runtime.zoo.stitched import Stitched, assemble, spell
 
 
@@ -102,7 +102,7 @@ class PFedClub(Taught):
         self._rules = Rules(params.order, params.anchor, params.completion, params.head)
 
     def make_teachers(self, pupils: Mapping[str, Pupil], known: Mapping[str, Known]) -> dict[str, list[Teacher]]:
-        """One search, one pass of tuning and one choice for each device."""
+        """One block_search, one pass of tuning and one choice for each device."""
         number = next(iter(known.values())).round
         groups = self.grouped(
             pupils, groups=self._params.groups, rows=self._params.rows, seed=self.seed_of("groups", number)
@@ -112,7 +112,7 @@ class PFedClub(Taught):
     def _teachers(self, pupil: Pupil, pupils: Mapping[str, Pupil], groups: Groups, known: Known) -> list[Teacher]:
         rng = np.random.default_rng(self.seed_of("search", known.round, pupil.device))
         allowed = self._allowed(pupil, pupils, known)
-        chains = search.search(pupil.chain, groups, self._rules, allowed=allowed, most=self._params.most, rng=rng)
+        chains = block_search.search(pupil.chain, groups, self._rules, allowed=allowed, most=self._params.most, rng=rng)
         if not chains:
             return []
         candidates = [candidate_of(self._assembled(chain, pupils), chain) for chain in chains]
@@ -127,21 +127,21 @@ class PFedClub(Taught):
         ranked = [*sorted((i for i in best if np.isfinite(said[i])), key=lambda i: -said[i]), *others]
         return [self._teacher(candidates[i], chains[i]) for i in ranked]
 
-    def _allowed(self, pupil: Pupil, pupils: Mapping[str, Pupil], known: Known) -> search.Constraint:
+    def _allowed(self, pupil: Pupil, pupils: Mapping[str, Pupil], known: Known) -> block_search.Constraint:
         """Hard rules first, then limits of size, memory and time."""
         shape, spec = self.setting.spec.input_shape, self.specs[pupil.device]
-        constraints = [search.stitchable(shape)]
+        constraints = [block_search.stitchable(shape)]
         if self._params.eta is not None:
-            constraints.append(search.within_size(pupil.chain, shape, self._params.eta))
+            constraints.append(block_search.within_size(pupil.chain, shape, self._params.eta))
         if self.setting.manifest is not None:
             alone = self.setting.manifest(Structure(spec, optimizer=self.setting.optimizer))
             own_bytes = need_bytes(alone, self.setting.batch)
-            constraints.append(search.within_memory(shape, known.free_bytes, own_bytes, ratio=HEADROOM))
+            constraints.append(block_search.within_memory(shape, known.free_bytes, own_bytes, ratio=HEADROOM))
         room_s = self.room_s(pupil.device)
         if room_s is not None:
             seconds = self._teacher_seconds(pupil.device, pupils)
-            constraints.append(search.within_time(seconds, room_s))
-        return search.all_of(*constraints)
+            constraints.append(block_search.within_time(seconds, room_s))
+        return block_search.all_of(*constraints)
 
     def _teacher_seconds(self, device: str, pupils: Mapping[str, Pupil]) -> Callable[[Chain], float]:
         """What a chain's answers add to a device's round: an estimate, because to build each one's graph takes seconds.
@@ -160,8 +160,8 @@ class PFedClub(Taught):
         parameter_s = 4 / rate if rate else 0.0
 
         def seconds(chain: Chain) -> float:
-            sent_s = parameter_s * search.chain_parameters(chain, shape)
-            return sent_s + steps * search.chain_seconds(chain, shape, pace)
+            sent_s = parameter_s * block_search.chain_parameters(chain, shape)
+            return sent_s + steps * block_search.chain_seconds(chain, shape, pace)
 
         return seconds
 

@@ -1,10 +1,11 @@
 """All methods there are: importing this module registers them."""
 
-from fedwright.server_runtime.methods import fedconv, framp, hasa, hyperflora, pfedclub
+from fedwright.server_runtime.methods import hasa, hyperflora, pfedclub
 from fedwright.server_runtime.methods.base import METHODS, Entry, find
 from fedwright.server_runtime.methods.baselines import (
     adapters_private,
     fedavg,
+    fedavg_masked,
     feddropout,
     fedgh,
     fedkemf,
@@ -14,19 +15,21 @@ from fedwright.server_runtime.methods.baselines import (
     fiarse,
     flexifed,
     heterofl,
-    masked,
     pfedhn,
     pfedhr,
     scalefl,
     slice_tuned,
     standalone,
 )
+from fedwright.server_runtime.methods.fedconv import method as fedconv
+from fedwright.server_runtime.methods.framp import method as framp
 
 __all__ = [
     "METHODS",
     "Entry",
     "adapters_private",
     "fedavg",
+    "fedavg_masked",
     "fedconv",
     "feddropout",
     "fedgh",
@@ -41,7 +44,6 @@ __all__ = [
     "hasa",
     "heterofl",
     "hyperflora",
-    "masked",
     "pfedclub",
     "pfedhn",
     "pfedhr",

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from fedwright.protocol import tensors
 from fedwright.protocol.errors import NoQuorum, RoundError
 from fedwright.protocol.messages import Recipe, Returns
-from fedwright.server_runtime.artifacts.structure import ModelSpec, Structure
 from fedwright.server_runtime.evaluate.costs import round_cost
 from fedwright.server_runtime.methods.base import (
     Assignment,
@@ -25,12 +24,13 @@ from fedwright.server_runtime.methods.base import (
     recall,
 )
 from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.desk import Desk
-from fedwright.server_runtime.rounds.pools import Terms, absorbed, merged, with_pools
+from fedwright.server_runtime.rounds.pooled_tasks import Terms, absorbed, merged, with_pools
 from fedwright.server_runtime.rounds.retry import smaller_tasks
-from fedwright.server_runtime.rounds.sampling import sample
 from fedwright.server_runtime.rounds.secure_sum import introduce
-from fedwright.server_runtime.rounds.store import Closed, Planned, Position, Reply
+from fedwright.server_runtime.rounds.store.base import Closed, Planned, Position, Reply
+from fedwright.server_runtime.rounds.task_tracker import Desk
+from fedwright.server_runtime.seeds import sample
+from fedwright.server_runtime.spec import ModelSpec, Structure
 
 # What a device must be able to train at, by its own check, to measure a model; it looks at more samples at a time.
 EVALUATION_BATCH = 8

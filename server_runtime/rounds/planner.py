@@ -12,9 +12,9 @@ from fedwright.protocol import deltas, tensors
 from fedwright.protocol.artifact import Artifact, Manifest
 from fedwright.protocol.blobs import BlobStore, make_ref
 from fedwright.protocol.messages import LARGE_CHUNK_BYTES, BlobRef, Task
-from fedwright.server_runtime.artifacts.structure import Structure
 from fedwright.server_runtime.methods.base import Assignment, Emission, Tensors
-from fedwright.server_runtime.rounds.store import Planned, Position
+from fedwright.server_runtime.rounds.store.base import Planned, Position
+from fedwright.server_runtime.spec import Structure
 
 Refs = dict[tuple[int, deltas.Codec], BlobRef]
 

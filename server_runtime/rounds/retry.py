@@ -10,9 +10,9 @@ from fedwright.protocol.messages import Refusal
 from fedwright.protocol.predictor import need_bytes
 from fedwright.server_runtime.blocks.budget import largest
 from fedwright.server_runtime.methods.base import Assignment, Method, Shrinks
-from fedwright.server_runtime.rounds.desk import OfferLess
 from fedwright.server_runtime.rounds.planner import Planner
-from fedwright.server_runtime.rounds.store import Planned
+from fedwright.server_runtime.rounds.store.base import Planned
+from fedwright.server_runtime.rounds.task_tracker import OfferLess
 
 # A device that refuses so often in one round is left out of it.
 MOST_OFFERS = 6

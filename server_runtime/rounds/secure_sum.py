@@ -13,12 +13,12 @@ import numpy as np
 from msgspec import structs
 
 from fedwright.protocol import codec
+from fedwright.protocol.crypto.secure_sum import LEAST_DEVICES, Masked, from_bytes, unmasked
+from fedwright.protocol.crypto.x25519 import agree
 from fedwright.protocol.errors import NoQuorum, ProtocolError
 from fedwright.protocol.messages import Answer, Ask, Report
-from fedwright.protocol.secure_sum import LEAST_DEVICES, Masked, from_bytes, unmasked
-from fedwright.protocol.x25519 import agree
 from fedwright.server_runtime.methods.base import Method, meet
-from fedwright.server_runtime.rounds.desk import Desk
+from fedwright.server_runtime.rounds.task_tracker import Desk
 
 log = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.blocks.slicing import Axes, group_size, group_sizes
-from fedwright.server_runtime.zoo import club, exits, gcn, mobilenet, resnet, sequence, small, stitched, vit
+from fedwright.server_runtime.spec import ModelSpec
+from fedwright.server_runtime.zoo import exits, gcn, mobilenet, pfedclub_cnns, resnet, sequence, small, stitched, vit
 from fedwright.server_runtime.zoo.adapters import adapter_names
 from fedwright.server_runtime.zoo.base import Input, ModelEntry, ZooModel, build
-from fedwright.server_runtime.zoo.derive import derived_axes, shrink
+from fedwright.server_runtime.zoo.derive_groups import derived_axes, shrink
 
 __all__ = [
     "MODELS",
@@ -36,7 +36,7 @@ __all__ = [
 
 MODELS: dict[str, ModelEntry] = {
     entry.name: entry
-    for module in (small, club, resnet, mobilenet, vit, sequence, gcn, exits)
+    for module in (small, pfedclub_cnns, resnet, mobilenet, vit, sequence, gcn, exits)
     for entry in module.ENTRIES
 }
 

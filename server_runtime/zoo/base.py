@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.blocks.slicing import Axes, Axis, AxisLike, TensorAxes
+from fedwright.server_runtime.spec import ModelSpec
 from fedwright.server_runtime.zoo.adapters import GATES, LoraLinear, LoraLSTM
 
 # A channel group by name, or a size that is never cut.

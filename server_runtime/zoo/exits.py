@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from fedwright.server_runtime.artifacts.structure import ModelSpec
+from fedwright.server_runtime.spec import ModelSpec
 from fedwright.server_runtime.zoo.base import Layers, ModelEntry, Width, ZooModel, image_shape
 from fedwright.server_runtime.zoo.small import norm_unit
 

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.server_runtime.artifacts.structure import ModelSpec
+from fedwright.server_runtime.spec import ModelSpec
 from fedwright.server_runtime.zoo.base import Layers, ModelEntry, Width, ZooModel, axis
 
 DEPTH = 4

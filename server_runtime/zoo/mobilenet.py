@@ -6,7 +6,7 @@ Under 64 pixels the first two strides are dropped, as is usual for CIFAR. Dropou
 
 from torch import Tensor, nn
 
-from fedwright.server_runtime.artifacts.structure import ModelSpec
+from fedwright.server_runtime.spec import ModelSpec
 from fedwright.server_runtime.zoo.base import Layers, ModelEntry, Width, ZooModel, assembled, chain, image_shape
 from fedwright.server_runtime.zoo.resnet import SMALL_IMAGE, Residual
 

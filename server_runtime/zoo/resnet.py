@@ -9,7 +9,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from fedwright.server_runtime.artifacts.structure import ModelSpec
+from fedwright.server_runtime.spec import ModelSpec
 from fedwright.server_runtime.zoo.base import Layers, ModelEntry, Width, ZooModel, assembled, chain, image_shape
 
 SMALL_IMAGE = 64

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.server_runtime.artifacts.structure import ModelSpec
+from fedwright.server_runtime.spec import ModelSpec
 from fedwright.server_runtime.zoo.base import Layers, ModelEntry, ZooModel, assembled, chain
 
 EMBEDDING = 128

@@ -4,7 +4,7 @@ from math import prod
 
 from torch import nn
 
-from fedwright.server_runtime.artifacts.structure import ModelSpec
+from fedwright.server_runtime.spec import ModelSpec
 from fedwright.server_runtime.zoo.base import (
     Layers,
     ModelEntry,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.server_runtime.blocks.stitching import Part, Shape, fitting, is_map, pooled_places, stitch_kind
+from fedwright.server_runtime.blocks.pfedclub.stitching import Part, Shape, fitting, is_map, pooled_places, stitch_kind
 from fedwright.server_runtime.zoo.base import ZooModel
 
 STITCHED, DENSE, CLASSES = "stitched:", "dense:", "classes"

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.blocks.slicing import Axis
+from fedwright.server_runtime.spec import ModelSpec
 from fedwright.server_runtime.zoo.base import Layers, ModelEntry, ZooModel, assembled, axis, chain, image_shape
 from fedwright.server_runtime.zoo.resnet import Residual
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedwright.benchmarks.chaos import reckon
-from fedwright.benchmarks.chaos_server import split_books, with_books
+from fedwright.benchmarks.processes.chaos_server import split_books, with_books
+from fedwright.benchmarks.suites.chaos import reckon
 from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.link.memory import MemoryBroker
@@ -15,8 +15,8 @@ from fedwright.server_runtime.methods.base import Absorbed, Method
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvgParams
 from fedwright.server_runtime.methods.registry import METHODS
 from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.pools import absorbed
-from fedwright.server_runtime.rounds.store import Planned, Position
+from fedwright.server_runtime.rounds.pooled_tasks import absorbed
+from fedwright.server_runtime.rounds.store.base import Planned, Position
 from helpers.fleet import Server, agents, report, setting
 from helpers.resume import Killed
 from helpers.tiny_artifact import start_weights

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from fedwright.benchmarks import hyperflora_fashion as suite
-from fedwright.benchmarks.simulate import Evaluated, Measured
-from fedwright.benchmarks.suite import Finished, mean, read_suite, run_jobs
+from fedwright.benchmarks.harness.suite import Finished, mean, read_suite, run_jobs
+from fedwright.benchmarks.suites import hyperflora_fashion as suite
 from fedwright.protocol import tensors
 from fedwright.server_runtime.config import config_from_dict
 from fedwright.server_runtime.evaluate.records import DeviceRecord
+from fedwright.simulation.simulate import Evaluated, Measured
 
 # Four devices train, two never do.
 SIZES = {"devices": 6, "bystanders": 2}

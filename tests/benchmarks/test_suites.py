@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedwright.benchmarks import aggregate, hasa_titles, sizes_fashion
-from fedwright.benchmarks.dealing import deal, thin
-from fedwright.benchmarks.simulate import Evaluated, Measured
-from fedwright.benchmarks.suite import Finished, Job, merged, read_suite, run_job, seeds_of
+from fedwright.benchmarks.harness.suite import Finished, Job, merged, read_suite, run_job, seeds_of
+from fedwright.benchmarks.suites import aggregate, hasa_titles, sizes_fashion
 from fedwright.server_runtime.config import SimulateSection, config_from_dict
 from fedwright.server_runtime.evaluate.records import DeviceRecord
+from fedwright.simulation.dealing import deal, thin
+from fedwright.simulation.simulate import Evaluated, Measured
 
 DEVICES = ("d0", "d1", "d2", "d3")
 

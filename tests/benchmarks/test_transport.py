@@ -6,11 +6,11 @@ from contextlib import closing
 import psutil
 import pytest
 
-from fedwright.benchmarks import transport
+from fedwright.benchmarks.suites import transport
 from fedwright.protocol.errors import LinkError
 from fedwright.protocol.link import connect
 from fedwright.protocol.link.broker import Broker
-from fedwright.server_runtime.rounds.desk import Desk
+from fedwright.server_runtime.rounds.task_tracker import Desk
 
 pytestmark = pytest.mark.broker
 

@@ -6,10 +6,10 @@ import pytest
 from fedwright.protocol.messages import DataSummary, Stats
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
-from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.methods.base import Absorbed, Relay
 from fedwright.server_runtime.methods.registry import METHODS, find
-from fedwright.server_runtime.public import PublicData
+from fedwright.server_runtime.public_data import PublicData
+from fedwright.server_runtime.spec import ModelSpec
 from helpers.fleet import report, setting
 
 COUNTS = {"a": [8, 8, 8, 0], "b": [1, 1, 12, 10], "c": [6, 6, 6, 6]}

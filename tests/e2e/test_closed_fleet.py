@@ -12,7 +12,7 @@ from fedwright.protocol.errors import LinkError
 from fedwright.protocol.link import Link, Received, TlsFiles, connect
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.link.security import read_bundle
-from fedwright.server_runtime.trust import Authority, Identity, enroll, enroll_server, secure_broker
+from fedwright.server_runtime.fleet.trust import Authority, Identity, enroll, enroll_server, secure_broker
 from helpers.links import take
 from helpers.tools import require_tool
 

@@ -4,20 +4,20 @@ import numpy as np
 import pytest
 import torch
 
-from fedwright.benchmarks import datasets
-from fedwright.benchmarks.datasets import Limit
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
-from fedwright.server_runtime.artifacts.structure import ModelSpec
-from fedwright.server_runtime.blocks.compression import compress
-from fedwright.server_runtime.blocks.dilation import Dilation
-from fedwright.server_runtime.blocks.kernels import Form, make_layout, start_vector
-from fedwright.server_runtime.blocks.members import Schedule
+from fedwright.server_runtime.blocks.fedconv.compression import compress
+from fedwright.server_runtime.blocks.fedconv.dilation import Dilation
+from fedwright.server_runtime.blocks.fedconv.kernels import Form, make_layout, start_vector
+from fedwright.server_runtime.blocks.joint_tuning import Schedule
 from fedwright.server_runtime.blocks.slicing import Axis
-from fedwright.server_runtime.methods.fedconv import FedConv
-from fedwright.server_runtime.methods.fedconv_params import MLR, FedConvParams
-from fedwright.server_runtime.methods.sliced import Levels
-from fedwright.server_runtime.public import PublicData
+from fedwright.server_runtime.methods.fedconv.method import FedConv
+from fedwright.server_runtime.methods.fedconv.params import MLR, FedConvParams
+from fedwright.server_runtime.methods.shared.submodels import Levels
+from fedwright.server_runtime.public_data import PublicData
+from fedwright.server_runtime.spec import ModelSpec
+from fedwright.simulation import datasets
+from fedwright.simulation.datasets import Limit
 from helpers.fleet import setting
 
 FULL, SMALL = {"o": 32, "i": 16}, {"o": 24, "i": 12}

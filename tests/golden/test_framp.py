@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from fedwright.device_runtime.describe.features import SIZE
+from fedwright.device_runtime.describe.descriptor import SIZE
 from fedwright.protocol import deltas
 from fedwright.server_runtime import zoo
-from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.blocks.hypernet import Form, Hypernet, Start, Step
 from fedwright.server_runtime.blocks.masking import top_entries
+from fedwright.server_runtime.spec import ModelSpec
 
 RESNET = 11_173_962
 

@@ -6,11 +6,11 @@ import pytest
 from fedwright.protocol.messages import DataSummary, Stats
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
-from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.blocks.lora import round_values
 from fedwright.server_runtime.methods.base import Absorbed
 from fedwright.server_runtime.methods.baselines.pfedhn import PFedHN, PFedHNParams
 from fedwright.server_runtime.methods.hyperflora import HyperFLoRA, HyperFLoRAParams
+from fedwright.server_runtime.spec import ModelSpec
 from helpers.fleet import report, setting
 
 STATS = Stats(samples=10, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)

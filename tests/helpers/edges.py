@@ -7,8 +7,8 @@ from pathlib import Path
 from fedwright.protocol import codec, topics
 from fedwright.protocol.messages import Gone
 from fedwright.server_runtime.edge.config import edge_from_dict
+from fedwright.server_runtime.edge.host_channel import Presence
 from fedwright.server_runtime.edge.run import board, serve
-from fedwright.server_runtime.edge.upward import Presence
 from helpers.fleet import FLEET, WAIT_S
 
 

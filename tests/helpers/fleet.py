@@ -8,28 +8,28 @@ import numpy as np
 
 from fedwright.device_runtime.agent import Agent
 from fedwright.device_runtime.data.local import LocalData
-from fedwright.device_runtime.holdings import Holdings
-from fedwright.device_runtime.home import Identity
-from fedwright.device_runtime.perform import Tools
+from fedwright.device_runtime.resources import Holdings
+from fedwright.device_runtime.run_task import Tools
+from fedwright.device_runtime.server_choice import Identity
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.journal import Journal
-from fedwright.device_runtime.store.personal import PersonalLayers
+from fedwright.device_runtime.store.personal_layers import PersonalLayers
 from fedwright.device_runtime.store.residual import Residual
 from fedwright.device_runtime.train.portable import PortableTrainer
 from fedwright.protocol import codec, topics
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.protocol.messages import LARGE_CHUNK_BYTES, Board, Challenge, DataSummary, Gone, Report
-from fedwright.server_runtime.artifacts.structure import ModelSpec, Optimizer
 from fedwright.server_runtime.methods.base import Setting
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.coordinator import Options
-from fedwright.server_runtime.rounds.desk import Desk
-from fedwright.server_runtime.rounds.exchange import Exchange
-from fedwright.server_runtime.rounds.memory_store import MemoryRoundStore
 from fedwright.server_runtime.rounds.planner import Planner
+from fedwright.server_runtime.rounds.store.memory import MemoryRoundStore
+from fedwright.server_runtime.rounds.task_tracker import Desk
 from fedwright.server_runtime.run import coordinate
+from fedwright.server_runtime.spec import ModelSpec, Optimizer
+from fedwright.server_runtime.transport.device_channel import Exchange
 from helpers.tiny_artifact import CLASSES, FEATURES, make_artifact, start_weights
 
 FLEET = "test"

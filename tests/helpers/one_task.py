@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from fedwright.device_runtime.data import load
-from fedwright.device_runtime.perform import Inputs, perform
+from fedwright.device_runtime.run_task import Inputs, perform
 from fedwright.device_runtime.start import make_tools
 from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import tensors

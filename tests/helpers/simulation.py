@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedwright.benchmarks import datasets
-from fedwright.benchmarks.datasets import Limit
 from fedwright.device_runtime.data.local import LocalData
-from fedwright.device_runtime.describe.hidden import Hidden, counts_of, without_counts
+from fedwright.device_runtime.describe.hidden_counts import Hidden, counts_of, without_counts
 from fedwright.device_runtime.store.secret import kept_secret
 from fedwright.server_runtime.config import config_from_text
+from fedwright.simulation import datasets
+from fedwright.simulation.datasets import Limit
 from helpers.fleet import FLEET, Running
 
 

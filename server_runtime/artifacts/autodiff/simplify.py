@@ -1,7 +1,7 @@
 """Clean-up of an exported forward graph: constants folded, shape arithmetic resolved, linear layers joined to Gemm."""
 
 from fedwright.server_runtime.artifacts.autodiff.graph import Graph, Node
-from fedwright.server_runtime.artifacts.autodiff.measure import Seen
+from fedwright.server_runtime.artifacts.autodiff.shapes import Seen
 
 _RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
 

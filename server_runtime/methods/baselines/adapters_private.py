@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedwright.protocol.messages import Report
-from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.blocks import lora
 from fedwright.server_runtime.methods.base import (
     Absorbed,
@@ -24,9 +23,10 @@ from fedwright.server_runtime.methods.base import (
     Tensors,
     register,
 )
-from fedwright.server_runtime.methods.fitting import Left, fit_batches
-from fedwright.server_runtime.methods.frozen_base import BaseParams, FrozenBase
-from fedwright.server_runtime.methods.written import recipe_for
+from fedwright.server_runtime.methods.shared.budget_fit import Left, fit_batches
+from fedwright.server_runtime.methods.shared.frozen_base import BaseParams, FrozenBase
+from fedwright.server_runtime.methods.shared.generated_models import recipe_for
+from fedwright.server_runtime.spec import ModelSpec
 
 OWN = "own/"
 PRETRAIN, ADAPT = (0,), (1,)

@@ -13,10 +13,9 @@ from typing import Literal
 import numpy as np
 
 from fedwright.protocol.messages import Recipe, Report
-from fedwright.protocol.strict import check_range
+from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.export import initial_weights
-from fedwright.server_runtime.artifacts.structure import ModelSpec, Structure
 from fedwright.server_runtime.blocks.robust import Mean, make_mean
 from fedwright.server_runtime.methods.base import (
     Absorbed,
@@ -28,8 +27,9 @@ from fedwright.server_runtime.methods.base import (
     Tensors,
     register,
 )
-from fedwright.server_runtime.methods.fitting import Left, fit_batches
-from fedwright.server_runtime.rounds.sampling import derive_seed
+from fedwright.server_runtime.methods.shared.budget_fit import Left, fit_batches
+from fedwright.server_runtime.seeds import derive_seed
+from fedwright.server_runtime.spec import ModelSpec, Structure
 
 
 @dataclass(frozen=True)

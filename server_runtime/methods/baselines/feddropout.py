@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedwright.server_runtime import zoo
-from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.blocks.slicing import Plan, random_plan
 from fedwright.server_runtime.methods.base import Entry, Setting, register
-from fedwright.server_runtime.methods.sliced import Leveled, Levels
-from fedwright.server_runtime.rounds.sampling import derive_seed
+from fedwright.server_runtime.methods.shared.submodels import Leveled, Levels
+from fedwright.server_runtime.seeds import derive_seed
+from fedwright.server_runtime.spec import ModelSpec
 
 
 @dataclass(frozen=True)

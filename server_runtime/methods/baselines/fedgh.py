@@ -17,9 +17,8 @@ from msgspec import structs
 from torch.nn import functional
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.protocol.strict import check_range
+from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime import zoo
-from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.methods.base import (
     Absorbed,
     Array,
@@ -31,7 +30,8 @@ from fedwright.server_runtime.methods.base import (
     Tensors,
     register,
 )
-from fedwright.server_runtime.methods.own import Own, OwnModels
+from fedwright.server_runtime.methods.shared.personal_models import Own, OwnModels
+from fedwright.server_runtime.spec import ModelSpec
 from fedwright.server_runtime.zoo.stitched import STITCHED, cut, spell
 
 HEAD = "head/"

@@ -18,10 +18,9 @@ from msgspec import structs
 from torch import Tensor
 from torch.nn import functional
 
-from fedwright.protocol.strict import check_range
+from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
-from fedwright.server_runtime.artifacts.structure import Objective, Structure
 from fedwright.server_runtime.methods.base import (
     Absorbed,
     Assignment,
@@ -32,11 +31,12 @@ from fedwright.server_runtime.methods.base import (
     Tensors,
     register,
 )
-from fedwright.server_runtime.methods.own import Own, OwnModels
-from fedwright.server_runtime.methods.taught import TEACHER, load
-from fedwright.server_runtime.methods.written import recipe_for
-from fedwright.server_runtime.public import need_public
-from fedwright.server_runtime.rounds.sampling import derive_seed
+from fedwright.server_runtime.methods.shared.generated_models import recipe_for
+from fedwright.server_runtime.methods.shared.personal_models import Own, OwnModels
+from fedwright.server_runtime.methods.shared.teachers import TEACHER, load
+from fedwright.server_runtime.public_data import need_public
+from fedwright.server_runtime.seeds import derive_seed
+from fedwright.server_runtime.spec import Objective, Structure
 
 KNOWLEDGE = "knowledge/"
 # The two stages of a round: the device's own model learns, then the knowledge network.

@@ -16,8 +16,7 @@ import numpy as np
 from msgspec import structs
 
 from fedwright.protocol.artifact import PUBLIC_LOGITS
-from fedwright.protocol.strict import check_range
-from fedwright.server_runtime.artifacts.structure import Objective, Structure
+from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime.methods.base import (
     Absorbed,
     Array,
@@ -29,10 +28,11 @@ from fedwright.server_runtime.methods.base import (
     Tensors,
     register,
 )
-from fedwright.server_runtime.methods.own import Own, OwnModels
-from fedwright.server_runtime.methods.written import recipe_for
-from fedwright.server_runtime.public import need_public
-from fedwright.server_runtime.rounds.sampling import derive_seed
+from fedwright.server_runtime.methods.shared.generated_models import recipe_for
+from fedwright.server_runtime.methods.shared.personal_models import Own, OwnModels
+from fedwright.server_runtime.public_data import need_public
+from fedwright.server_runtime.seeds import derive_seed
+from fedwright.server_runtime.spec import Objective, Structure
 
 CONSENSUS, TARGETS = "consensus", "target_logits"
 # The two stages of a round.

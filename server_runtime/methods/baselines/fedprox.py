@@ -8,10 +8,10 @@ Differs: nothing.
 
 from dataclasses import dataclass, field
 
-from fedwright.protocol.strict import check_range
-from fedwright.server_runtime.artifacts.structure import Objective, Structure
+from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime.methods.base import Entry, Setting, register
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
+from fedwright.server_runtime.spec import Objective, Structure
 
 
 @dataclass(frozen=True)

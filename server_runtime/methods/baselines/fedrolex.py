@@ -10,10 +10,10 @@ Differs: the authors' code rolls the other way round, which changes nothing. Mas
 from dataclasses import dataclass, field
 
 from fedwright.server_runtime import zoo
-from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.blocks.slicing import Plan, rolling_plan
 from fedwright.server_runtime.methods.base import Entry, Setting, register
-from fedwright.server_runtime.methods.sliced import Leveled, Levels
+from fedwright.server_runtime.methods.shared.submodels import Leveled, Levels
+from fedwright.server_runtime.spec import ModelSpec
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from msgspec import structs
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Report
-from fedwright.protocol.strict import check_range
-from fedwright.server_runtime.artifacts.structure import ModelSpec, Objective
+from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime.methods.base import (
     Absorbed,
     Assignment,
@@ -29,8 +28,9 @@ from fedwright.server_runtime.methods.base import (
     Tensors,
     register,
 )
-from fedwright.server_runtime.methods.fitting import Chosen, largest_fitting
-from fedwright.server_runtime.methods.sliced import Sliced, norm_names, number_of
+from fedwright.server_runtime.methods.shared.budget_fit import Chosen, largest_fitting
+from fedwright.server_runtime.methods.shared.submodels import Sliced, norm_names, number_of
+from fedwright.server_runtime.spec import ModelSpec, Objective
 
 
 @dataclass(frozen=True)

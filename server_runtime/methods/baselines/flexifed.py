@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from fedwright.server_runtime.methods.base import Absorbed, Entry, Relay, Setting, Tensors, register
-from fedwright.server_runtime.methods.own import Own, OwnModels
+from fedwright.server_runtime.methods.shared.personal_models import Own, OwnModels
 
 # A layer: its name, and the names and shapes of its tensors.
 Layer = tuple[str, tuple[tuple[str, tuple[int, ...]], ...]]

@@ -18,10 +18,10 @@ import numpy as np
 
 from fedwright.protocol.messages import Report
 from fedwright.server_runtime import zoo
-from fedwright.server_runtime.artifacts.structure import ModelSpec, Objective
 from fedwright.server_runtime.blocks.slicing import Axis, Plan
 from fedwright.server_runtime.methods.base import Absorbed, Assignment, Entry, Setting, Tensors, register
-from fedwright.server_runtime.methods.sliced import Leveled, Levels
+from fedwright.server_runtime.methods.shared.submodels import Leveled, Levels
+from fedwright.server_runtime.spec import ModelSpec, Objective
 
 # The rows of the classifier as a channel group of their own, so that a plan can name the classes a device holds.
 CLASSES = "classes of the device"

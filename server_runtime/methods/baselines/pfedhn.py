@@ -19,8 +19,7 @@ from typing import Literal
 import numpy as np
 
 from fedwright.protocol.messages import Report
-from fedwright.protocol.strict import check_range
-from fedwright.server_runtime.artifacts.structure import ModelSpec, Structure
+from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime.blocks.hypernet import Form, Hypernet, Start
 from fedwright.server_runtime.methods.base import (
     Absorbed,
@@ -33,8 +32,8 @@ from fedwright.server_runtime.methods.base import (
     Tensors,
     register,
 )
-from fedwright.server_runtime.methods.fitting import Left, fit_batches
-from fedwright.server_runtime.methods.written import (
+from fedwright.server_runtime.methods.shared.budget_fit import Left, fit_batches
+from fedwright.server_runtime.methods.shared.generated_models import (
     Known,
     Running,
     Writer,
@@ -47,7 +46,8 @@ from fedwright.server_runtime.methods.written import (
     restore_hypernet,
     unit,
 )
-from fedwright.server_runtime.rounds.sampling import derive_seed
+from fedwright.server_runtime.seeds import derive_seed
+from fedwright.server_runtime.spec import ModelSpec, Structure
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from fedwright.protocol.strict import check_range
-from fedwright.server_runtime.blocks.search import DRAWS, Block, Chain, Groups
-from fedwright.server_runtime.blocks.stitching import joins
-from fedwright.server_runtime.blocks.tuning import Tuning, agreement, logits_of, refresh_norms, tune
+from fedwright.protocol.support.settings import check_range
+from fedwright.server_runtime.blocks.pfedclub.block_search import DRAWS, Block, Chain, Groups
+from fedwright.server_runtime.blocks.pfedclub.stitch_tuning import Tuning, agreement, logits_of, refresh_norms, tune
+from fedwright.server_runtime.blocks.pfedclub.stitching import joins
 from fedwright.server_runtime.methods.base import Entry, Setting, register
-from fedwright.server_runtime.methods.own import Own
-from fedwright.server_runtime.methods.taught import Known, Pupil, Taught, Teacher, candidate_of, teacher_of
+from fedwright.server_runtime.methods.shared.personal_models import Own
+from fedwright.server_runtime.methods.shared.teachers import Known, Pupil, Taught, Teacher, candidate_of, teacher_of
 from fedwright.server_runtime.zoo.stitched import CLASSES, Stitched, assemble, classes_block, spell
 
 

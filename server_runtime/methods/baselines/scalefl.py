@@ -12,11 +12,11 @@ round number, where the paper says after a quarter of all rounds.
 from dataclasses import dataclass, field, replace
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.protocol.strict import check_range
+from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime import zoo
-from fedwright.server_runtime.artifacts.structure import ModelSpec, Objective
 from fedwright.server_runtime.methods.base import Entry, Setting, register
-from fedwright.server_runtime.methods.sliced import Leveled, Levels
+from fedwright.server_runtime.methods.shared.submodels import Leveled, Levels
+from fedwright.server_runtime.spec import ModelSpec, Objective
 
 EXITS = "exits"
 

@@ -13,11 +13,11 @@ Differs: nothing to differ from.
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime import zoo
-from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.blocks.slicing import prefix_plan, take
 from fedwright.server_runtime.methods.base import Entry, Setting, Tensors, register
-from fedwright.server_runtime.methods.fedconv import Brought, FedConv
-from fedwright.server_runtime.methods.fedconv_params import FedConvParams
+from fedwright.server_runtime.methods.fedconv.method import Brought, FedConv
+from fedwright.server_runtime.methods.fedconv.params import FedConvParams
+from fedwright.server_runtime.spec import ModelSpec
 
 SLICE = "slice/"
 

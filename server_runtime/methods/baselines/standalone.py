@@ -9,7 +9,7 @@ Differs: a device's model rests on the server between rounds, so that its loss c
 from dataclasses import dataclass, field
 
 from fedwright.server_runtime.methods.base import Entry, Setting, register
-from fedwright.server_runtime.methods.own import Own, OwnModels
+from fedwright.server_runtime.methods.shared.personal_models import Own, OwnModels
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import torch
 
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import build
-from fedwright.server_runtime.artifacts.structure import ModelSpec, Optimizer, Structure
+from fedwright.server_runtime.spec import ModelSpec, Optimizer, Structure
 
 LENET = ModelSpec("lenet", (1, 28, 28), 10)
 

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from fedwright.benchmarks import hypernet as bench
+from fedwright.benchmarks.suites import hypernet as bench
 
 
 def test_a_thousand_adapters_are_written_within_a_second():

@@ -10,9 +10,9 @@ from msgspec import structs
 from fedwright.protocol.artifact import Slot
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import BlobRef, Part, Recipe, Returns, Stats, Task, Update
-from fedwright.server_runtime.blocks.exchange import Options
+from fedwright.server_runtime.blocks.fedconv.cluster_exchange import Options
 from fedwright.server_runtime.edge.clusters import Clustered, Wanted, _Cluster, last_layer
-from fedwright.server_runtime.edge.pooling import Member, Reader
+from fedwright.server_runtime.edge.pooled_update import Member, Reader
 from helpers.tiny_artifact import make_artifact
 
 EQ8 = Options("eq8", quantile=1.0, steps=5)

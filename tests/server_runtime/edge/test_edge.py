@@ -8,10 +8,10 @@ from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ConfigError, IdentityTaken, LinkError
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.server_runtime.edge.config import edge_from_dict, load_edge
-from fedwright.server_runtime.rounds.desk import Desk
-from fedwright.server_runtime.rounds.exchange import Exchange
-from fedwright.server_runtime.rounds.memory_store import MemoryRoundStore
 from fedwright.server_runtime.rounds.planner import Planner
+from fedwright.server_runtime.rounds.store.memory import MemoryRoundStore
+from fedwright.server_runtime.rounds.task_tracker import Desk
+from fedwright.server_runtime.transport.device_channel import Exchange
 from helpers.edges import RunningEdge
 from helpers.fleet import FLEET, WAIT_S, TinyBuilder
 

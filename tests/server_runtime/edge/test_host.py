@@ -25,7 +25,7 @@ from fedwright.protocol.messages import (
     Update,
 )
 from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.exchange import Exchange, Heard
+from fedwright.server_runtime.transport.device_channel import Exchange, Heard
 from helpers.fleet import FLEET, WAIT_S, Scripted, Server, report
 from helpers.tiny_artifact import start_weights
 

@@ -7,17 +7,17 @@ import pytest
 import torch
 from msgspec import structs
 
-from fedwright.benchmarks.simulate import simulate
 from fedwright.protocol import deltas
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import DataSummary, Refusal, Stats
 from fedwright.protocol.predictor import need_bytes
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
-from fedwright.server_runtime.artifacts.structure import ModelSpec, Objective, Structure
 from fedwright.server_runtime.methods.base import Absorbed
-from fedwright.server_runtime.methods.framp import Framp, FrampParams
-from fedwright.server_runtime.methods.sliced import count_params
+from fedwright.server_runtime.methods.framp.method import Framp, FrampParams
+from fedwright.server_runtime.methods.shared.submodels import count_params
+from fedwright.server_runtime.spec import ModelSpec, Objective, Structure
+from fedwright.simulation.simulate import simulate
 from helpers.fleet import report, setting
 from helpers.simulation import make_config
 

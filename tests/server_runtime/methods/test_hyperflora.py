@@ -6,19 +6,19 @@ import torch
 from msgspec import structs
 from msgspec.msgpack import decode
 
-from fedwright.benchmarks.simulate import simulate
 from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import DataSummary, Stats
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
-from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.blocks.hypernet import Form, Hypernet, Start, Step
 from fedwright.server_runtime.methods.base import Absorbed
 from fedwright.server_runtime.methods.hyperflora import HyperFLoRA, HyperFLoRAParams
-from fedwright.server_runtime.methods.written import unit
-from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
+from fedwright.server_runtime.methods.shared.generated_models import unit
+from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
+from fedwright.server_runtime.spec import ModelSpec
+from fedwright.simulation.simulate import simulate
 from helpers.fleet import report, setting
 from helpers.simulation import make_config
 from helpers.tiny_artifact import make_artifact

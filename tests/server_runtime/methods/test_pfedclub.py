@@ -11,14 +11,14 @@ from fedwright.protocol.messages import DataSummary, Refusal, Stats
 from fedwright.protocol.predictor import Prediction
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
-from fedwright.server_runtime.artifacts.structure import ModelSpec, Objective
 from fedwright.server_runtime.methods.base import Absorbed
 from fedwright.server_runtime.methods.baselines.pfedhr import PFedHR, PFedHRParams
-from fedwright.server_runtime.methods.fitting import cost_of, memory_of
-from fedwright.server_runtime.methods.own import Own
 from fedwright.server_runtime.methods.pfedclub import PFedClub, PFedClubParams
-from fedwright.server_runtime.methods.taught import Known
-from fedwright.server_runtime.public import PublicData
+from fedwright.server_runtime.methods.shared.budget_fit import cost_of, memory_of
+from fedwright.server_runtime.methods.shared.personal_models import Own
+from fedwright.server_runtime.methods.shared.teachers import Known
+from fedwright.server_runtime.public_data import PublicData
+from fedwright.server_runtime.spec import ModelSpec, Objective
 from helpers.fleet import report, setting
 
 SHAPE, CLASSES = (1, 16, 16), 4

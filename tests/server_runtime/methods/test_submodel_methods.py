@@ -7,14 +7,14 @@ from msgspec import structs
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import DataSummary, Stats
 from fedwright.protocol.predictor import need_bytes
-from fedwright.protocol.strict import from_dict
+from fedwright.protocol.support.settings import from_dict
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
-from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.methods.base import Absorbed
 from fedwright.server_runtime.methods.baselines.fiarse import Fiarse
 from fedwright.server_runtime.methods.registry import find
-from fedwright.server_runtime.methods.sliced import count_params, width_for_params
+from fedwright.server_runtime.methods.shared.submodels import count_params, width_for_params
+from fedwright.server_runtime.spec import ModelSpec
 from helpers.fleet import report, setting
 from helpers.tiny_artifact import make_artifact
 

@@ -15,7 +15,7 @@ from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.protocol.messages import Ack, DataSummary, Dismiss, Get, Refusal, Stats, Task, Update
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
 from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.store import Position
+from fedwright.server_runtime.rounds.store.base import Position
 from helpers.fleet import WAIT_S, Running, Scripted, Server, agents, make_data, report, setting
 from helpers.tiny_artifact import CLASSES, make_artifact, start_weights
 

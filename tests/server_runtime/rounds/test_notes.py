@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from fedwright.benchmarks import simulate as simulations
-from fedwright.benchmarks.simulate import make_reports, simulate
 from fedwright.server_runtime.methods.base import notes_of, recall
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
 from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
-from fedwright.server_runtime.rounds.store import Position
+from fedwright.server_runtime.rounds.store.base import Position
+from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
+from fedwright.simulation import simulate as simulations
+from fedwright.simulation.simulate import make_reports, simulate
 from helpers.fleet import setting
 from helpers.resume import Killed, final_state
 from helpers.simulation import make_config

@@ -6,7 +6,7 @@ import pytest
 from fedwright.protocol.errors import OverBudget
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.store import Position
+from fedwright.server_runtime.rounds.store.base import Position
 from helpers.fleet import Running, Server, agents
 
 

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from fedwright.device_runtime.describe.hidden import Hidden
+from fedwright.device_runtime.describe.hidden_counts import Hidden
+from fedwright.protocol.crypto.x25519 import public_key
 from fedwright.protocol.errors import NoQuorum, ProtocolError
 from fedwright.protocol.messages import Answer, Gone
-from fedwright.protocol.x25519 import public_key
 from fedwright.server_runtime.blocks.scores import heterogeneity
-from fedwright.server_runtime.rounds.desk import Desk
-from fedwright.server_runtime.rounds.exchange import Heard
-from fedwright.server_runtime.rounds.memory_store import MemoryRoundStore
 from fedwright.server_runtime.rounds.secure_sum import Wanted, add_up
+from fedwright.server_runtime.rounds.store.memory import MemoryRoundStore
+from fedwright.server_runtime.rounds.task_tracker import Desk
+from fedwright.server_runtime.transport.device_channel import Heard
 from helpers.fleet import report
 
 COUNTS = {"a": [9, 1, 0], "b": [2, 2, 6], "c": [0, 5, 5], "d": [4, 4, 2]}
