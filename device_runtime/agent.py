@@ -15,10 +15,10 @@ from msgspec import structs
 from fedwright import __version__
 from fedwright.device_runtime import facts
 from fedwright.device_runtime.refusals import refusal_of
-from fedwright.device_runtime.resources import Holdings
-from fedwright.device_runtime.run_task import Inputs, Result, Stopped, perform
-from fedwright.device_runtime.server_choice import Home, Identity
-from fedwright.device_runtime.store.journal import Entry
+from fedwright.device_runtime.resources import Resources
+from fedwright.device_runtime.run_task import Inputs, Result, Stopped, run_task
+from fedwright.device_runtime.server_choice import DeviceIdentity, ServerChoice
+from fedwright.device_runtime.store.journal import JournalEntry
 from fedwright.protocol import codec
 from fedwright.protocol.blobs import Download, Uploads, inlined
 from fedwright.protocol.errors import BadBlob, BadMessage, DeviceError, IdentityTaken
@@ -58,8 +58,8 @@ class Agent:
     def __init__(
         self,
         link: Link,
-        identity: Identity,
-        holdings: Holdings,
+        identity: DeviceIdentity,
+        holdings: Resources,
         *,
         leave_when_over: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -80,7 +80,7 @@ class Agent:
         # A task that came before the server's word on the last update, and when.
         self._next: tuple[Task, float] | None = None
         self._warned = False
-        self._home = Home(identity, clock=clock)
+        self._home = ServerChoice(identity, clock=clock)
 
     def run(self) -> None:
         """Serve until dismissed; IdentityTaken or DeviceError when the server turned this device away."""
@@ -270,7 +270,7 @@ class Agent:
         self._give_up.clear()
         log.info("round %d: task %s begins", task.round, task.task)
         self._work = self._worker.submit(
-            perform, task, inputs, self._have.data, tools=self._have.tools, should_stop=self._give_up.is_set
+            run_task, task, inputs, self._have.data, tools=self._have.tools, should_stop=self._give_up.is_set
         )
         self._work.add_done_callback(lambda _: self._link.wake())
 
@@ -355,7 +355,7 @@ class Agent:
         if self._next is not None:
             self._take_task(self._next[0])
 
-    def _forget_blobs(self, entry: Entry) -> None:
+    def _forget_blobs(self, entry: JournalEntry) -> None:
         """Weights that were sent, one way or the other, are used once."""
         used = [entry.task.weights, entry.task.sides]
         used.append(entry.answer.tensors if isinstance(entry.answer, Update) else None)

@@ -43,7 +43,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class State:
+class BoardState:
     """How the board does now; None where it cannot tell."""
 
     temperature_c: float | None = None
@@ -52,11 +52,11 @@ class State:
     load_ratio: float | None = None
 
 
-def board_state(threads: int) -> State:
+def board_state(threads: int) -> BoardState:
     """The sensors of this board; the load counts what others run beside our own threads."""
     health = facts.health()
     others = max(0.0, os.getloadavg()[0] - threads) / facts.cores()
-    return State(health.temperature_c, health.battery_ratio, health.on_battery, others)
+    return BoardState(health.temperature_c, health.battery_ratio, health.on_battery, others)
 
 
 class Guard:
@@ -65,7 +65,7 @@ class Guard:
     def __init__(
         self,
         limits: Limits,
-        look: Callable[[], State],
+        look: Callable[[], BoardState],
         *,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], None] = time.sleep,
@@ -101,7 +101,7 @@ class Guard:
             log.info("training goes on after %.0f s", self._clock() - began_s)
         self._looked_s = self._clock()
 
-    def problem(self, state: State, *, resuming: bool = False) -> str | None:
+    def problem(self, state: BoardState, *, resuming: bool = False) -> str | None:
         """Which limit is passed; to resume, all must be kept with something to spare."""
         slack = 1.0 if resuming else 0.0
         limits, hot, left, load = self._limits, state.temperature_c, state.battery_ratio, state.load_ratio

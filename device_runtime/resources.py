@@ -3,16 +3,16 @@
 from dataclasses import dataclass
 
 from fedwright.device_runtime.data.local import LocalData
-from fedwright.device_runtime.describe.hidden_counts import Hidden
+from fedwright.device_runtime.describe.hidden_counts import HiddenCounts
 from fedwright.device_runtime.run_task import Tools
 from fedwright.device_runtime.store.journal import Journal
-from fedwright.device_runtime.store.residual import Residual
+from fedwright.device_runtime.store.residual import ErrorFeedback
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.messages import Board, DataSummary
 
 
 @dataclass(frozen=True)
-class Holdings:
+class Resources:
     """What the device has: its board, its data, its disk and its tools.
 
     told: what it says about its data, when that is not the plain truth. profile: what it measured of itself, as JSON.
@@ -24,12 +24,12 @@ class Holdings:
     data: LocalData
     blobs: BlobStore
     journal: Journal
-    residual: Residual
+    residual: ErrorFeedback
     tools: Tools
     trains: bool = True
     told: DataSummary | None = None
     profile: bytes | None = None
-    hidden: Hidden | None = None
+    hidden: HiddenCounts | None = None
     round_s: float | None = None
     round_bytes: int | None = None
     model: str = ""

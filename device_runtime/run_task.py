@@ -25,7 +25,7 @@ from fedwright.device_runtime.train.loop import (
     total_steps,
     train,
 )
-from fedwright.device_runtime.train.trainer_cache import Kept
+from fedwright.device_runtime.train.trainer_cache import TrainerCache
 from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import deltas, tensors
 from fedwright.protocol.artifact import PUBLIC_LOGITS, Artifact
@@ -43,11 +43,11 @@ MakeTrainer = Callable[[Artifact, Tensors, Tensors], Trainer]
 CheckArtifact = Callable[[Artifact, Recipe], None]
 """Raises BadArtifact or OverBudget before a session is made."""
 
-Veil = Callable[[Array, Array], tuple[Array, Array]]
+MeanNoise = Callable[[Array, Array], tuple[Array, Array]]
 """What leaves the device instead of class prototypes [classes, dim] and their counts [classes]."""
 
 
-def unveiled(prototypes: Array, counts: Array) -> tuple[Array, Array]:
+def unchanged_means(prototypes: Array, counts: Array) -> tuple[Array, Array]:
     """The truth."""
     return prototypes, counts
 
@@ -60,9 +60,9 @@ class Tools:
     check: CheckArtifact
     checkpoint: Checkpoint
     personal: PersonalLayers
-    kept: Kept = field(default_factory=Kept)
+    kept: TrainerCache = field(default_factory=TrainerCache)
     guard: Guard | None = None
-    veil: Veil = unveiled
+    class_mean_noise: MeanNoise = unchanged_means
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Stopped(Exception):
     """The task was given up because the agent was told to."""
 
 
-def perform(
+def run_task(
     task: Task,
     inputs: Inputs,
     data: LocalData,
@@ -122,7 +122,7 @@ def perform(
         tools.personal.keep(task, {name: learned[name] for name in task.returns.personal})
     result = _returned(task, trainer, received)
     if task.returns.prototypes:
-        prototypes, counts = tools.veil(*class_prototypes(seen, data, batch=batch))
+        prototypes, counts = tools.class_mean_noise(*class_prototypes(seen, data, batch=batch))
         result |= {"prototypes": prototypes, "prototype_counts": counts.astype(np.float32)}
     if task.returns.logits and public is not None:
         result[PUBLIC_LOGITS] = logits_of(seen, public.x, batch=batch)

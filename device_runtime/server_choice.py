@@ -15,7 +15,7 @@ PATIENCE_S = 15.0
 
 
 @dataclass(frozen=True)
-class Identity:
+class DeviceIdentity:
     """Who this agent is on the wire, and how it knows its server.
 
     boot: new at each start of the process; orders for another boot are not for us. verify: checks the server's
@@ -31,10 +31,10 @@ class Identity:
     patience_s: float = PATIENCE_S
 
 
-class Home:
+class ServerChoice:
     """The server that this device belongs to now."""
 
-    def __init__(self, identity: Identity, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, identity: DeviceIdentity, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._identity = identity
         self._homes = (identity.fleet, *identity.further)
         self._place = 0

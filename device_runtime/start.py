@@ -14,17 +14,17 @@ from fedwright.device_runtime.agent import Agent
 from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.data import load
 from fedwright.device_runtime.data.local import LocalData
-from fedwright.device_runtime.describe.hidden_counts import Hidden, counts_of, without_counts
-from fedwright.device_runtime.describe.noise import Veil, with_noise
+from fedwright.device_runtime.describe.hidden_counts import HiddenCounts, counts_of, without_counts
+from fedwright.device_runtime.describe.noise import ClassMeanNoise, with_noise
 from fedwright.device_runtime.guard import Guard, Limits, board_state
 from fedwright.device_runtime.profiler.store import PROFILE_NAME, find_profile
-from fedwright.device_runtime.resources import Holdings
-from fedwright.device_runtime.run_task import CheckArtifact, MakeTrainer, Tools, unveiled
-from fedwright.device_runtime.server_choice import Identity
+from fedwright.device_runtime.resources import Resources
+from fedwright.device_runtime.run_task import CheckArtifact, MakeTrainer, Tools, unchanged_means
+from fedwright.device_runtime.server_choice import DeviceIdentity
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.journal import Journal
 from fedwright.device_runtime.store.personal_layers import PersonalLayers
-from fedwright.device_runtime.store.residual import Residual
+from fedwright.device_runtime.store.residual import ErrorFeedback
 from fedwright.device_runtime.store.secret import kept_secret
 from fedwright.device_runtime.train.base import Tensors, Trainer
 from fedwright.device_runtime.train.threads import pick_threads
@@ -63,18 +63,20 @@ def run_agent(config: AgentConfig) -> None:
     folder = config.state / config.fleet / config.device
     journal = Journal(folder)
     told = _told(data, config, folder) if config.noise_ratio else None
-    holdings = Holdings(
+    holdings = Resources(
         board=facts.board(threads=threads, profile=config.profile),
         data=data,
         blobs=BlobStore(folder / "blobs", limit_bytes=BLOB_LIMIT_BYTES),
         journal=journal,
-        residual=Residual(folder),
+        residual=ErrorFeedback(folder),
         tools=replace(
             make_tools(
                 config.backend, threads=config.threads, folder=folder, provider=config.provider, profiles=profiles
             ),
             guard=Guard(limits, lambda: board_state(threads)) if limits.given() else None,
-            veil=unveiled if told is None else Veil(config.noise_ratio, _secret(folder), told.class_counts or ()),
+            class_mean_noise=unchanged_means
+            if told is None
+            else ClassMeanNoise(config.noise_ratio, _secret(folder), told.class_counts or ()),
         ),
         trains=config.trains,
         told=told,
@@ -113,11 +115,11 @@ def _secret(folder: Path) -> bytes:
     return secret.read_bytes()
 
 
-def _hiding(holdings: Holdings, device: str, folder: Path) -> Holdings:
+def _hiding(holdings: Resources, device: str, folder: Path) -> Resources:
     """Nothing of the data's content is told; counts go into sums that hide them, with one key in all lives."""
     told = holdings.told or holdings.data.summary()
     secret = kept_secret(folder / "sum-key", KEY_BYTES)
-    hidden = Hidden(device, counts_of(told), secret=secret, folder=folder)
+    hidden = HiddenCounts(device, counts_of(told), secret=secret, folder=folder)
     return replace(holdings, told=without_counts(told), hidden=hidden)
 
 
@@ -165,9 +167,9 @@ def _classic(threads: HowMany, provider: str) -> tuple[MakeTrainer, CheckArtifac
     return make_trainer, check
 
 
-def _run(config: AgentConfig, holdings: Holdings) -> None:
+def _run(config: AgentConfig, holdings: Resources) -> None:
     bundle = config.identity()
-    identity = Identity(
+    identity = DeviceIdentity(
         config.device,
         config.fleet,
         codec.new_id(),

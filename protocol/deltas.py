@@ -34,7 +34,7 @@ MAX_SCALE = np.finfo(np.float32).max / 128
 _STORED: dict[str, npt.DTypeLike] = {"float32": np.float32, "bf16": np.uint16, "int8": np.int8}
 
 
-class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+class PackedTensor(msgspec.Struct, frozen=True, omit_defaults=True):
     """How one tensor was made small."""
 
     codec: Codec
@@ -44,7 +44,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     zstd: bool = False
 
 
-_decoder = msgspec.json.Decoder(dict[str, Entry])
+_decoder = msgspec.json.Decoder(dict[str, PackedTensor])
 
 
 def encode(
@@ -60,7 +60,7 @@ def encode(
     implied: the receiver knows the masks, so values go without indices. exact: names of tensors that lose nothing.
     """
     pieces: dict[str, Array] = {}
-    entries: dict[str, Entry] = {}
+    entries: dict[str, PackedTensor] = {}
     for name, tensor in tensors.items():
         if tensor.dtype != np.float32:
             pieces[name] = tensor
@@ -120,7 +120,7 @@ def load(source: bytes | Path) -> tuple[dict[str, Array], dict[str, Array]]:
     return tensors, masks
 
 
-def _read(source: bytes | Path) -> tuple[dict[str, Entry], dict[str, Array], dict[str, Array]]:
+def _read(source: bytes | Path) -> tuple[dict[str, PackedTensor], dict[str, Array], dict[str, Array]]:
     """What a blob says of its tensors, all its pieces, and those that are tensors as they are."""
     note = safe.metadata(source).get(KEY, "{}")
     try:
@@ -167,7 +167,7 @@ def _mask(tensor: Array, keep: Keep | None, name: str) -> Array | None:
 
 def _encode_one(
     tensor: Array, *, name: str, codec: Codec, mask: Array | None
-) -> tuple[dict[Literal["v", "s", "i"], Array], Entry]:
+) -> tuple[dict[Literal["v", "s", "i"], Array], PackedTensor]:
     if codec != "float32" and not np.isfinite(tensor).all():
         raise BadUpdate(f"tensor {name} holds values that are not finite; they cannot be sent as {codec}")
     made: dict[Literal["v", "s", "i"], Array] = {}
@@ -183,10 +183,10 @@ def _encode_one(
         how, made["i"] = ("gaps", gaps) if gaps.size < bitmap.size else ("bitmap", bitmap)
     squeezed = _squeeze(stored)
     made["v"] = stored.reshape(-1) if squeezed is None else squeezed
-    return made, Entry(codec, list(tensor.shape), stored.size, how, squeezed is not None)
+    return made, PackedTensor(codec, list(tensor.shape), stored.size, how, squeezed is not None)
 
 
-def _decode_one(entry: Entry, pieces: Mapping[str, Array], name: str, sent: Array | None) -> Array:
+def _decode_one(entry: PackedTensor, pieces: Mapping[str, Array], name: str, sent: Array | None) -> Array:
     size = math.prod(entry.shape)
     if size > MAX_ENTRIES or entry.count > size or (entry.indices == "none" and entry.count != size):
         raise BadBlob(f"tensor {name} says {entry.count} values for the shape {entry.shape}")
@@ -206,7 +206,7 @@ def _decode_one(entry: Entry, pieces: Mapping[str, Array], name: str, sent: Arra
     return _restore(dense.reshape(entry.shape), scales)
 
 
-def _values(entry: Entry, piece: Array | None, name: str) -> Array:
+def _values(entry: PackedTensor, piece: Array | None, name: str) -> Array:
     stored = np.dtype(_STORED[entry.codec])
     if not entry.zstd:
         return _expect(piece, (entry.count,), stored, f"values of {name}")
@@ -230,7 +230,7 @@ def _values(entry: Entry, piece: Array | None, name: str) -> Array:
     return items.view(stored).reshape(-1)
 
 
-def _sent_indices(entry: Entry, sent: Array | None, name: str) -> Array:
+def _sent_indices(entry: PackedTensor, sent: Array | None, name: str) -> Array:
     if sent is None or sent.shape != tuple(entry.shape):
         raise BadBlob(f"values of {name} came without indices although its entries were not chosen beforehand")
     found = np.flatnonzero(sent)
@@ -239,7 +239,7 @@ def _sent_indices(entry: Entry, sent: Array | None, name: str) -> Array:
     return found
 
 
-def _indices(entry: Entry, piece: Array | None, size: int, name: str) -> Array:
+def _indices(entry: PackedTensor, piece: Array | None, size: int, name: str) -> Array:
     if entry.indices == "bitmap":
         packed = _expect(piece, (-(-size // 8),), np.uint8, f"bitmap of {name}")
         found = np.flatnonzero(np.unpackbits(packed, count=size))

@@ -31,7 +31,7 @@ class Tensor(NamedTuple):
     external: dict[str, str]
 
 
-class Value(NamedTuple):
+class OutlineValue(NamedTuple):
     """A graph input or output; -1 is a free dimension, dims None a rank that is not told."""
 
     name: str
@@ -47,8 +47,8 @@ class Outline:
     opsets: dict[str, int] = field(default_factory=dict)
     operators: set[tuple[str, str]] = field(default_factory=set)
     nodes: int = 0
-    inputs: list[Value] = field(default_factory=list)
-    outputs: list[Value] = field(default_factory=list)
+    inputs: list[OutlineValue] = field(default_factory=list)
+    outputs: list[OutlineValue] = field(default_factory=list)
     initializers: list[Tensor] = field(default_factory=list)
     inner: list[Tensor] = field(default_factory=list)
 
@@ -219,7 +219,7 @@ def _scan_tensor(view: memoryview) -> Tensor:
     )
 
 
-def _scan_value(view: memoryview) -> Value:
+def _scan_value(view: memoryview) -> OutlineValue:
     value = _read(view, _VALUE, "value")
     kind = value.part("type")
     tensor = None if kind is None else _read(kind, _TYPE, "type").part("tensor_type")
@@ -234,7 +234,7 @@ def _scan_value(view: memoryview) -> Value:
         if any(size < 0 and "dim_value" in part.numbers for size, part in zip(known, parts, strict=True)):
             raise ValueError(f"{value.text('name')!r} has a negative dimension")
         dims = _dims([max(size, -1) for size in known], free=True)
-    return Value(value.text("name"), _dtype(described.number("elem_type", 0)), dims)
+    return OutlineValue(value.text("name"), _dtype(described.number("elem_type", 0)), dims)
 
 
 def _dims(sizes: list[int], *, free: bool = False) -> tuple[int, ...]:

@@ -25,15 +25,15 @@ from fedwright.server_runtime.methods import registry
 from fedwright.server_runtime.methods.base import Forecasts, Method, Setting, personal_layers
 from fedwright.server_runtime.public_data import PublicData, load_public
 from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.asynchronous import BufferedCoordinator
-from fedwright.server_runtime.rounds.coordinator import Coordinator, Options
+from fedwright.server_runtime.rounds.asynchronous import AsynchronousCoordinator
+from fedwright.server_runtime.rounds.coordinator import Coordinator, RoundOptions
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.store.base import RunRecord
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
-from fedwright.server_runtime.rounds.task_tracker import Desk, Talks
+from fedwright.server_runtime.rounds.task_tracker import Channel, TaskTracker
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Structure
-from fedwright.server_runtime.transport.device_channel import Exchange
+from fedwright.server_runtime.transport.device_channel import DeviceChannel
 from fedwright.server_runtime.transport.edge_routes import MaySpeak, anybody
 
 log = logging.getLogger(__name__)
@@ -67,14 +67,14 @@ class RunFolder:
 
 
 @dataclass(frozen=True)
-class Meeting:
+class FleetAccess:
     """How the server meets its devices: over a link, or in this process.
 
     started: gets the method and the planner before the first round. sync: False outlives a kill but not a power cut.
     public: the server's own examples, where they do not come from a file that the config names.
     """
 
-    talk: Callable[[BlobStore], Talks]
+    talk: Callable[[BlobStore], Channel]
     observer: events.Observer = events.ignore
     started: Callable[[Method, Planner], None] = lambda method, planner: None
     sync: bool = True
@@ -83,7 +83,7 @@ class Meeting:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """What a finished run leaves."""
 
     devices: dict[str, DeviceRecord]
@@ -98,19 +98,21 @@ def folder_of(config: RunConfig) -> RunFolder:
 
 def execute(
     config: RunConfig, text: str, *, link: Link, observer: events.Observer = events.ignore, dismiss: bool = True
-) -> Outcome:
+) -> RunOutcome:
     """Run a config to its end, or go on where an earlier process stopped; `text` is the config as written."""
 
-    def talk(blobs: BlobStore) -> Talks:
-        exchange = Exchange(link, config.fleet.name, blobs=blobs, sign=_signer(config), may_speak=_may_speak(config))
+    def talk(blobs: BlobStore) -> Channel:
+        channel = DeviceChannel(
+            link, config.fleet.name, blobs=blobs, sign=_signer(config), may_speak=_may_speak(config)
+        )
         if config.fleet.trust is not None:
-            exchange.gate = Gate(Path(config.fleet.trust))
-        return exchange
+            channel.gate = Gate(Path(config.fleet.trust))
+        return channel
 
-    return meet(config, text, Meeting(talk, observer, dismiss=dismiss))
+    return conduct(config, text, FleetAccess(talk, observer, dismiss=dismiss))
 
 
-def meet(config: RunConfig, text: str, meeting: Meeting) -> Outcome:
+def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
     """`execute` over any way to speak with devices."""
     folder = folder_of(config)
     folder.path.mkdir(parents=True, exist_ok=True)
@@ -119,39 +121,39 @@ def meet(config: RunConfig, text: str, meeting: Meeting) -> Outcome:
         raise ConfigError(
             f"another server is at work on the run in {folder.path}; stop it, or give this run another name"
         )
-    store = SqliteRoundStore(folder.store, sync=meeting.sync)
+    store = SqliteRoundStore(folder.store, sync=fleet.sync)
     try:
-        blobs = BlobStore(folder.blobs, sync=meeting.sync)
+        blobs = BlobStore(folder.blobs, sync=fleet.sync)
         builder = Builder(folder.artifacts)
-        desk = Desk(
-            meeting.talk(blobs),
+        tracker = TaskTracker(
+            fleet.talk(blobs),
             _planner(config, builder, blobs),
             store=store,
             update_norm=config.update.clip_norm,
-            observer=meeting.observer,
+            observer=fleet.observer,
         )
         record = store.run()
         if record is None:
-            reports = desk.gather(config.fleet.devices, timeout_s=config.fleet.join_timeout_s)
+            reports = tracker.gather(config.fleet.devices, timeout_s=config.fleet.join_timeout_s)
             record = RunRecord(config.run.name, text, infer_spec(config.model, reports))
             store.save_run(record)
-        method = make_method(config, record.spec, builder, public=meeting.public, forecasts=desk.speeds)
-        meeting.started(method, desk.planner)
-        coordinate(desk, _options(config)).run(method, record.spec)
-        if meeting.dismiss:
-            desk.dismiss_all(f"run {config.run.name} is complete")
+        method = make_method(config, record.spec, builder, public=fleet.public, forecasts=tracker.speeds)
+        fleet.started(method, tracker.planner)
+        coordinate(tracker, _options(config)).run(method, record.spec)
+        if fleet.dismiss:
+            tracker.dismiss_all(f"run {config.run.name} is complete")
         model = _export(folder, builder, method) if config.export.global_model else None
         metrics = [closed.metrics for closed in store.closed() if closed.metrics]
-        records = device_records(store, rounds=config.run.rounds, manifest=desk.planner.manifest)
-        return Outcome(records, metrics, model)
+        records = device_records(store, rounds=config.run.rounds, manifest=tracker.planner.manifest)
+        return RunOutcome(records, metrics, model)
     finally:
         store.close()
         lock.close()
 
 
-def coordinate(desk: Desk, options: Options) -> Coordinator | BufferedCoordinator:
+def coordinate(tracker: TaskTracker, options: RoundOptions) -> Coordinator | AsynchronousCoordinator:
     """Rounds in step, or asynchronous ones when a buffer is asked for."""
-    return Coordinator(desk, options) if options.buffer is None else BufferedCoordinator(desk, options)
+    return Coordinator(tracker, options) if options.buffer is None else AsynchronousCoordinator(tracker, options)
 
 
 def infer_spec(section: ModelSection, reports: Mapping[str, Report]) -> ModelSpec:
@@ -269,8 +271,8 @@ def _export(folder: RunFolder, builder: Builder, method: Method) -> Path:
     return folder.model
 
 
-def _options(config: RunConfig) -> Options:
-    return Options(
+def _options(config: RunConfig) -> RoundOptions:
+    return RoundOptions(
         rounds=config.run.rounds,
         devices=config.fleet.devices,
         seed=config.run.seed,

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedwright.device_runtime.describe.hidden_counts import Hidden
+from fedwright.device_runtime.describe.hidden_counts import HiddenCounts
 from fedwright.device_runtime.emulate.profiles import DeviceProfile, load_fleet
 from fedwright.protocol.messages import Gone, Refusal, Report, Task, Update
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.transport.device_channel import Heard
 from fedwright.server_runtime.transport.upload_puller import Pulled
-from fedwright.simulation.local_fleet import BOOT, Crew, LocalFleet
+from fedwright.simulation.local_fleet import BOOT, LocalFleet, WorkerPool
 
 _UNIT = 2**32
 
@@ -67,13 +67,13 @@ class FrailFleet(LocalFleet):
     def __init__(
         self,
         reports: Mapping[str, Report],
-        crew: Crew,
+        pool: WorkerPool,
         frailty: Frailty,
         *,
         devices: Path,
-        hidden: Mapping[str, Hidden] | None = None,
+        hidden: Mapping[str, HiddenCounts] | None = None,
     ) -> None:
-        super().__init__(reports, crew, devices=devices, hidden=hidden)
+        super().__init__(reports, pool, devices=devices, hidden=hidden)
         self._frailty = frailty
         self._next = frailty.first
         self._reports = dict(reports)

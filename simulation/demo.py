@@ -11,7 +11,7 @@ from shutil import copyfile
 import numpy as np
 
 from fedwright.device_runtime.config import AgentConfig
-from fedwright.device_runtime.emulate.device import Outcome as Exit
+from fedwright.device_runtime.emulate.device import EmulatedOutcome as Exit
 from fedwright.device_runtime.emulate.device import agent_command
 from fedwright.device_runtime.emulate.fleet import EmulatedFleet, device_ids, fitting_slowdown
 from fedwright.device_runtime.emulate.mishaps import Mishaps

@@ -7,10 +7,10 @@ from pathlib import Path
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.messages import Ask, BlobRef, Dismiss, Refusal, Task, Update
 from fedwright.protocol.support.files import replace_file
-from fedwright.server_runtime.blocks.fedconv.cluster_exchange import Options
+from fedwright.server_runtime.blocks.fedconv.cluster_exchange import ExchangeOptions
 from fedwright.server_runtime.config import SimulateSection
-from fedwright.server_runtime.edge.cluster_sharing import Circle
-from fedwright.server_runtime.edge.pooled_update import Grouping, Member, Plain, Reader, split
+from fedwright.server_runtime.edge.cluster_sharing import ClusterSharing
+from fedwright.server_runtime.edge.pooled_update import Grouping, Plain, PooledReply, Reader, split
 from fedwright.server_runtime.transport.device_channel import Heard
 from fedwright.server_runtime.transport.upload_puller import Pulled
 from fedwright.simulation.local_fleet import BOOT, LocalFleet
@@ -43,18 +43,20 @@ class SimulatedEdge:
     """How an edge puts updates together and what it shows others; both outlive the process, so that a run can go on."""
 
     grouping: Grouping
-    circle: Circle
+    sharing: ClusterSharing
 
 
 def make_edge(name: str, section: SimulateSection, folder: Path, blobs: BlobStore) -> SimulatedEdge:
     """An edge of a simulation; what it keeps lies in a folder."""
     notes = FileNotes(folder)
     if section.clusters == 1 and section.exchange == "off":
-        return SimulatedEdge(Plain(), Circle(name, notes, blobs))
-    from fedwright.server_runtime.edge.clusters import Clustered, Wanted
+        return SimulatedEdge(Plain(), ClusterSharing(name, notes, blobs))
+    from fedwright.server_runtime.edge.clusters import Clustered, ExchangeNeeds
 
-    options = None if section.exchange == "off" else Options(section.exchange)
-    return SimulatedEdge(Clustered(Wanted(section.clusters, None, options), notes), Circle(name, notes, blobs))
+    options = None if section.exchange == "off" else ExchangeOptions(section.exchange)
+    return SimulatedEdge(
+        Clustered(ExchangeNeeds(section.clusters, None, options), notes), ClusterSharing(name, notes, blobs)
+    )
 
 
 class EdgedFleet:
@@ -136,9 +138,9 @@ class EdgedFleet:
     def _show(self, edge: str, ripe: dict[str, list[str]]) -> None:
         """Let other edges see the clusters of one that is ready."""
         own, stage = self._edges[edge], self._stage(ripe)[0]
-        if own.grouping.together and stage is not None and own.circle.stage != stage:
+        if own.grouping.together and stage is not None and own.sharing.stage != stage:
             _, pooled = split({key: self._members(names) for key, names in ripe.items()}, own.grouping)
-            own.circle.show(stage, own.grouping.show(pooled, self._reader) if pooled else None)
+            own.sharing.show(stage, own.grouping.show(pooled, self._reader) if pooled else None)
 
     def _close(self, edge: str, ripe: dict[str, list[str]]) -> list[Heard]:
         """The pooled updates of an edge's complete pools, as soon as all edges that it waits for have shown theirs."""
@@ -148,10 +150,10 @@ class EdgedFleet:
             if any(name not in self._answers for name in self._tasks if self._edge(name) in peers):
                 return []
             for peer in peers:
-                shown = self._edges[peer].circle.own()
+                shown = self._edges[peer].sharing.own()
                 if shown is not None:
-                    own.circle.take(shown)
-            elsewhere = own.circle.views(stage, peers)
+                    own.sharing.take(shown)
+            elsewhere = own.sharing.views(stage, peers)
         alone, pooled = split({key: self._members(names) for key, names in ripe.items()}, own.grouping)
         heard = [Heard(member.device, BOOT, member.update) for member in alone]
         if pooled:
@@ -168,15 +170,15 @@ class EdgedFleet:
         pool = self._tasks[next(iter(ripe.values()))[0]][1].pool
         return (None, []) if pool is None else (pool.stage, pool.peers)
 
-    def _members(self, names: list[str]) -> list[Member]:
+    def _members(self, names: list[str]) -> list[PooledReply]:
         found = []
         for name in names:
             update = self._answers[name]
             if update is not None:
-                found.append(Member(*self._tasks[name], update))
+                found.append(PooledReply(*self._tasks[name], update))
         return found
 
-    def _forget(self, names: list[str], alone: list[Member]) -> None:
+    def _forget(self, names: list[str], alone: list[PooledReply]) -> None:
         """Let go of a pool that is closed; its updates are no longer needed but for those that went up as they came."""
         kept = {member.update.tensors.sha256 for member in alone if member.update.tensors is not None}
         for name in names:

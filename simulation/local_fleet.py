@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from fedwright.device_runtime.describe.hidden_counts import Hidden
+from fedwright.device_runtime.describe.hidden_counts import HiddenCounts
 from fedwright.device_runtime.refusals import refusal_of
 from fedwright.device_runtime.store.personal_layers import PersonalLayers
-from fedwright.device_runtime.store.residual import Residual
+from fedwright.device_runtime.store.residual import ErrorFeedback
 from fedwright.device_runtime.train.loop import Evaluation
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import DeviceError, FedwrightError
@@ -22,15 +22,15 @@ from fedwright.protocol.messages import Ask, BlobRef, Dismiss, Refusal, Report, 
 from fedwright.server_runtime.transport.device_channel import Heard
 from fedwright.server_runtime.transport.upload_puller import Pulled
 from fedwright.simulation.dealing import Dealt
-from fedwright.simulation.worker import Measure, Place, Worker, begin, run_measure, run_task
+from fedwright.simulation.worker import EvaluationJob, Worker, WorkerSetup, begin, run_device_task, run_measure
 
 BOOT = "simulated"
 
 
-class Crew:
+class WorkerPool:
     """Processes that do the work of devices; with 0 processes it is done here, at once."""
 
-    def __init__(self, dealt: Dealt, place: Place, *, processes: int) -> None:
+    def __init__(self, dealt: Dealt, place: WorkerSetup, *, processes: int) -> None:
         for name, array in (("x", dealt.x), ("y", dealt.y)):
             np.save(place.data / f"{name}.npy", array)
         self.devices = sorted(place.shares)
@@ -42,14 +42,14 @@ class Crew:
             context = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(processes, context, initializer=begin, initargs=(place,))
 
-    def perform(self, device: str, task: Task) -> "Future[Update | Refusal]":
+    def run_task(self, device: str, task: Task) -> "Future[Update | Refusal]":
         """Do a device's task."""
         if self._here is not None:
-            return _done(lambda: self._here.perform(device, task))  # type: ignore[union-attr]
+            return _done(lambda: self._here.run_task(device, task))  # type: ignore[union-attr]
         assert self._pool is not None
-        return self._pool.submit(run_task, device, task)
+        return self._pool.submit(run_device_task, device, task)
 
-    def measure(self, jobs: Sequence[Measure]) -> list[tuple[str, Evaluation]]:
+    def measure(self, jobs: Sequence[EvaluationJob]) -> list[tuple[str, Evaluation]]:
         """Measure models on devices' data, in the order of the jobs."""
         if self._here is not None:
             return [(job.device, self._here.measure(job)) for job in jobs]
@@ -57,7 +57,7 @@ class Crew:
         found = self._pool.map(run_measure, jobs)
         return [(job.device, evaluation) for job, evaluation in zip(jobs, found, strict=True)]
 
-    def __enter__(self) -> "Crew":
+    def __enter__(self) -> "WorkerPool":
         return self
 
     def __exit__(
@@ -71,9 +71,14 @@ class LocalFleet:
     """Every device is present from the start, takes each task at once and never goes away."""
 
     def __init__(
-        self, reports: Mapping[str, Report], crew: Crew, *, devices: Path, hidden: Mapping[str, Hidden] | None = None
+        self,
+        reports: Mapping[str, Report],
+        pool: WorkerPool,
+        *,
+        devices: Path,
+        hidden: Mapping[str, HiddenCounts] | None = None,
     ) -> None:
-        self._crew = crew
+        self._pool = pool
         self._hidden = hidden or {}
         self._devices = devices
         self._done: queue.SimpleQueue[tuple[str, Future[Update | Refusal]]] = queue.SimpleQueue()
@@ -99,7 +104,7 @@ class LocalFleet:
                 down += ref.size_bytes
         down += sum(ref.size_bytes for ref in (task.weights, task.sides) if ref is not None)
         self._sizes[device] = (up, down)
-        work = self._crew.perform(device, task)
+        work = self._pool.run_task(device, task)
         work.add_done_callback(lambda done: self._done.put((device, done)))
 
     def ask(self, device: str, ask: Ask) -> None:
@@ -111,7 +116,7 @@ class LocalFleet:
 
     def acknowledge(self, device: str, task: str, *, problem: str = "") -> None:
         """What rounding left out counts as sent, and what personal layers learned counts, once the update is used."""
-        Residual(self._devices / device).settle(task, used=not problem)
+        ErrorFeedback(self._devices / device).settle(task, used=not problem)
         PersonalLayers(self._devices / device).settle(task, used=not problem)
 
     def dismiss(self, device: str, dismissal: Dismiss) -> None:

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from fedwright import __version__
 from fedwright.device_runtime import facts
-from fedwright.device_runtime.describe.hidden_counts import Hidden, counts_of, without_counts
+from fedwright.device_runtime.describe.hidden_counts import HiddenCounts, counts_of, without_counts
 from fedwright.device_runtime.emulate.profiles import load_fleet, load_profile
 from fedwright.device_runtime.store.secret import kept_secret
 from fedwright.device_runtime.train.loop import Evaluation
@@ -28,13 +28,13 @@ from fedwright.server_runtime.methods.base import Method, Tensors, personal_laye
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
-from fedwright.server_runtime.rounds.task_tracker import Talks
+from fedwright.server_runtime.rounds.task_tracker import Channel
 from fedwright.server_runtime.spec import Structure
 from fedwright.simulation.absences import FrailFleet, Frailty, away_ratios, next_round
 from fedwright.simulation.dealing import Dealt, deal, local_data, reserve
 from fedwright.simulation.edged_fleet import EdgedFleet, in_turn, make_edge
-from fedwright.simulation.local_fleet import Crew, LocalFleet
-from fedwright.simulation.worker import Measure, Part, Place
+from fedwright.simulation.local_fleet import LocalFleet, WorkerPool
+from fedwright.simulation.worker import EvaluationJob, Part, WorkerSetup
 
 # Devices that share this machine's processors say nothing about deadlines.
 FOREVER_S = 1e7
@@ -47,7 +47,7 @@ Look = Callable[[Method, int], None]
 
 
 @dataclass(frozen=True)
-class Measured:
+class DeviceAccuracy:
     """One device's model after a round, on the device's own data."""
 
     device: str
@@ -62,20 +62,20 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class FleetEvaluation:
     """All devices after a round; `part` says on which part of their data."""
 
     round: int
     part: Part
-    devices: tuple[Measured, ...]
+    devices: tuple[DeviceAccuracy, ...]
 
 
 @dataclass(frozen=True)
 class Simulated:
     """What a simulation leaves: the run's outcome, periodic measurements, seconds per round."""
 
-    outcome: runs.Outcome
-    evaluations: list[Evaluated]
+    outcome: runs.RunOutcome
+    evaluations: list[FleetEvaluation]
     round_s: list[float]
     folder: Path
 
@@ -106,29 +106,29 @@ def simulate(
         devices = folder.path / "devices"
         hidden = hide_counts(reports, devices) if config.simulate.hide_counts else {}
         paths = (Path(data), folder.blobs.absolute(), devices.absolute())
-        place = Place(*paths, dealt.classes, dealt.shares, free, config.simulate.backend)
+        place = WorkerSetup(*paths, dealt.classes, dealt.shares, free, config.simulate.backend)
         processes = config.simulate.processes
         folder.blobs.mkdir(parents=True, exist_ok=True)
-        with Crew(dealt, place, processes=os.cpu_count() or 1 if processes is None else processes) as crew:
-            watch = _Watch(config, crew, folder.path, observer, parts, look)
+        with WorkerPool(dealt, place, processes=os.cpu_count() or 1 if processes is None else processes) as pool:
+            watch = _Watch(config, pool, folder.path, observer, parts, look)
             begin = watch.begin if config.simulate.backend == "portable" else _on_torch(place, watch.begin)
 
-            def talk(blobs: BlobStore) -> Talks:
-                local = LocalFleet(reports, crew, devices=devices, hidden=hidden)
+            def talk(blobs: BlobStore) -> Channel:
+                local = LocalFleet(reports, pool, devices=devices, hidden=hidden)
                 if away:
                     frailty = Frailty(away, config.run.seed, next_round(folder.store))
-                    local = FrailFleet(reports, crew, frailty, devices=devices, hidden=hidden)
+                    local = FrailFleet(reports, pool, frailty, devices=devices, hidden=hidden)
                 if not config.simulate.edges:
                     return local
                 places = in_turn(list(reports), config.simulate.edges)
                 edges = {e: make_edge(e, config.simulate, folder.path / e, blobs) for e in set(places.values())}
                 return EdgedFleet(local, places, blobs=blobs, edges=edges)
 
-            outcome = runs.meet(config, text, runs.Meeting(talk, watch, begin, sync=False, public=public))
+            outcome = runs.conduct(config, text, runs.FleetAccess(talk, watch, begin, sync=False, public=public))
     return Simulated(outcome, watch.evaluations, watch.round_s, folder.path)
 
 
-def _on_torch(place: Place, begin: Callable[[Method, Planner], None]) -> Callable[[Method, Planner], None]:
+def _on_torch(place: WorkerSetup, begin: Callable[[Method, Planner], None]) -> Callable[[Method, Planner], None]:
     """Before the first round: let the processes know what artifacts are built from."""
     from fedwright.simulation.torch_backend import Structures
 
@@ -161,13 +161,13 @@ def make_reports(config: RunConfig, dealt: Dealt) -> dict[str, Report]:
     return reports
 
 
-def hide_counts(reports: dict[str, Report], folder: Path) -> dict[str, Hidden]:
+def hide_counts(reports: dict[str, Report], folder: Path) -> dict[str, HiddenCounts]:
     """Take the counts out of the reports; what each device needs for sums that hide them."""
     hidden = {}
     for device, report in reports.items():
         own = folder / device
         secret = kept_secret(own / "sum-key", KEY_BYTES)
-        hidden[device] = Hidden(device, counts_of(report.data), secret=secret, folder=own)
+        hidden[device] = HiddenCounts(device, counts_of(report.data), secret=secret, folder=own)
         key = hidden[device].public
         reports[device] = structs.replace(report, data=without_counts(report.data), sum_key=key)
     return hidden
@@ -178,12 +178,12 @@ class _Watch:
     """Passes events on and measures every device every few rounds, outside of the run's own plan."""
 
     config: RunConfig
-    crew: Crew
+    pool: WorkerPool
     folder: Path
     observer: events.Observer
     parts: tuple[Part, ...]
     look: Look | None = None
-    evaluations: list[Evaluated] = field(default_factory=list)
+    evaluations: list[FleetEvaluation] = field(default_factory=list)
     round_s: list[float] = field(default_factory=list)
     method: Method | None = None
     planner: Planner | None = None
@@ -193,7 +193,7 @@ class _Watch:
         self.method, self.planner = method, planner
         measured, seconds = self.folder / EVALUATIONS, self.folder / SECONDS
         if measured.exists():
-            self.evaluations = msgspec.json.decode(measured.read_bytes(), type=list[Evaluated])
+            self.evaluations = msgspec.json.decode(measured.read_bytes(), type=list[FleetEvaluation])
         if seconds.exists():
             self.round_s = [float(line.split()[1]) for line in seconds.read_text().splitlines()]
         self._catch_up(method, planner)
@@ -231,31 +231,31 @@ class _Watch:
     def _measure(self, number: int) -> None:
         if self.method is None or self.planner is None:
             return
-        self.evaluations += measure_fleet(self.method, self.planner, self.crew, number=number, parts=self.parts)
+        self.evaluations += measure_fleet(self.method, self.planner, self.pool, number=number, parts=self.parts)
         replace_file(self.folder / EVALUATIONS, msgspec.json.encode(self.evaluations))
         if self.look is not None:
             self.look(self.method, number)
 
 
 def measure_fleet(
-    method: Method, planner: Planner, crew: Crew, *, number: int, parts: tuple[Part, ...]
-) -> list[Evaluated]:
+    method: Method, planner: Planner, pool: WorkerPool, *, number: int, parts: tuple[Part, ...]
+) -> list[FleetEvaluation]:
     """Each device's own model, at its own width, on the device's own data, with the layers it keeps to itself."""
     kept: dict[int, tuple[Tensors, str]] = {}
-    jobs: list[Measure] = []
-    for device in crew.devices:
+    jobs: list[EvaluationJob] = []
+    for device in pool.devices:
         spec, weights = method.personal(device)
         if id(weights) not in kept:
             # The dictionary is kept too: its id must not go to another one while ids are compared.
-            kept[id(weights)] = (weights, crew.models.put_bytes(tensors.save(weights)))
-        artifact = crew.models.put_bytes(artifacts.pack(planner.builder.build(Structure(spec))))
+            kept[id(weights)] = (weights, pool.models.put_bytes(tensors.save(weights)))
+        artifact = pool.models.put_bytes(artifacts.pack(planner.builder.build(Structure(spec))))
         personal = personal_layers(method, device)
-        jobs.append(Measure(device, artifact, kept[id(weights)][1], run=planner.run, personal=personal))
-    results = [_evaluated(number, part, crew.measure([replace(job, part=part) for job in jobs])) for part in parts]
+        jobs.append(EvaluationJob(device, artifact, kept[id(weights)][1], run=planner.run, personal=personal))
+    results = [_evaluated(number, part, pool.measure([replace(job, part=part) for job in jobs])) for part in parts]
     for _, sha256 in kept.values():
-        crew.models.remove(sha256)
+        pool.models.remove(sha256)
     return results
 
 
-def _evaluated(number: int, part: Part, found: list[tuple[str, Evaluation]]) -> Evaluated:
-    return Evaluated(number, part, tuple(Measured(device, e.correct, e.n, e.loss) for device, e in found))
+def _evaluated(number: int, part: Part, found: list[tuple[str, Evaluation]]) -> FleetEvaluation:
+    return FleetEvaluation(number, part, tuple(DeviceAccuracy(device, e.correct, e.n, e.loss) for device, e in found))

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from fedwright.device_runtime.data.local import LocalData
-from fedwright.device_runtime.run_task import Inputs, Result, Tools, perform
+from fedwright.device_runtime.run_task import Inputs, Result, Tools, run_task
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.personal_layers import PersonalLayers
-from fedwright.device_runtime.store.residual import Residual
+from fedwright.device_runtime.store.residual import ErrorFeedback
 from fedwright.device_runtime.train.base import Tensors, Trainer
 from fedwright.device_runtime.train.check import need_bytes
 from fedwright.device_runtime.train.loop import Evaluation, evaluate
@@ -39,7 +39,7 @@ Part = Literal["val", "test"]
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkerSetup:
     """Where a process finds data and blobs; `free_bytes` of each device is checked against what a task needs."""
 
     data: Path
@@ -62,7 +62,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Measure:
+class EvaluationJob:
     """Measure weights under an artifact's evaluation graph on one part of a device's data.
 
     personal: layers that the device has of its own, in this run.
@@ -79,7 +79,7 @@ class Measure:
 class Worker:
     """Does tasks for any device of the fleet."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: WorkerSetup) -> None:
         self._place = place
         self._blobs = BlobStore(place.blobs, sync=False)
         self._models = BlobStore(place.models, sync=False)
@@ -90,10 +90,10 @@ class Worker:
         self._torch: OrderedDict[str, TorchTrainer] = OrderedDict()
         self._artifact = lru_cache(maxsize=KEPT_TRAINERS)(self._read_artifact)
 
-    def perform(self, device: str, task: Task) -> Update | Refusal:
+    def run_task(self, device: str, task: Task) -> Update | Refusal:
         """Do a task as an agent would; a refusal says why it could not."""
         try:
-            result = self._perform(device, task)
+            result = self._run_task(device, task)
         except OverBudget as err:
             return Refusal(task.task, "over_budget", str(err), err.need_bytes, err.free_bytes)
         except (BadArtifact, BadBlob) as err:
@@ -102,12 +102,12 @@ class Worker:
             return Refusal(task.task, "failed", str(err))
         ref = None
         if result.tensors:
-            blob = Residual(self._folder(device)).encode(task, result.tensors, result.masks)
+            blob = ErrorFeedback(self._folder(device)).encode(task, result.tensors, result.masks)
             self._blobs.put_bytes(blob)
             ref = make_ref(blob, inline=False)
         return Update(task=task.task, round=task.round, stats=result.stats, tensors=ref)
 
-    def measure(self, job: Measure) -> Evaluation:
+    def measure(self, job: EvaluationJob) -> Evaluation:
         """Accuracy and loss of a model on a device's data."""
         trainer = self._trainer(self._artifact(job.artifact), {}, {})
         weights = tensors.load(self._models.path(job.weights))
@@ -132,7 +132,7 @@ class Worker:
             input_shape=tuple(self._x.shape[1:]),
         )
 
-    def _perform(self, device: str, task: Task) -> Result:
+    def _run_task(self, device: str, task: Task) -> Result:
         refs = (task.sides, task.frozen, task.public)
         paths = [None if ref is None else self._blobs.path(ref.sha256) for ref in refs]
         inputs = Inputs(
@@ -153,7 +153,7 @@ class Worker:
         folder = self._folder(device)
         checkpoint = Checkpoint(folder / "checkpoint", every_s=NEVER_S)
         tools = Tools(make_trainer, check, checkpoint, PersonalLayers(folder))
-        return perform(task, inputs, self.data(device), tools=tools, should_stop=lambda: False)
+        return run_task(task, inputs, self.data(device), tools=tools, should_stop=lambda: False)
 
     def _trainer(self, artifact: Artifact, sides: Tensors, frozen: Tensors) -> Trainer:
         """A trainer for the artifact, as new; its sessions are kept for the next task of the same structure."""
@@ -206,7 +206,7 @@ def _same(kept: Tensors, given: Tensors) -> bool:
 _workers: list[Worker] = []
 
 
-def begin(place: Place) -> None:
+def begin(place: WorkerSetup) -> None:
     """Make this process a worker; it leaves Ctrl-C to the process that started it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if place.backend == "torch":
@@ -216,11 +216,11 @@ def begin(place: Place) -> None:
     _workers[:] = [Worker(place)]
 
 
-def run_task(device: str, task: Task) -> Update | Refusal:
+def run_device_task(device: str, task: Task) -> Update | Refusal:
     """Do a task in a process that has begun."""
-    return _workers[0].perform(device, task)
+    return _workers[0].run_task(device, task)
 
 
-def run_measure(job: Measure) -> Evaluation:
+def run_measure(job: EvaluationJob) -> Evaluation:
     """Measure a model in a process that has begun."""
     return _workers[0].measure(job)

@@ -27,7 +27,7 @@ POINTS = 101
 
 
 @dataclass
-class View:
+class ModelView:
     """Counts which entries devices have in every measured round; looks at all else in the last, also early on."""
 
     job: Job

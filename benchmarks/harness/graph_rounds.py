@@ -22,13 +22,13 @@ from fedwright.device_runtime.train.portable import PortableTrainer
 from fedwright.protocol.messages import DataSummary, Report, Stats
 from fedwright.server_runtime.artifacts.builder import Builder
 from fedwright.server_runtime.config import RunConfig
-from fedwright.server_runtime.methods.base import Absorbed, Assignment, Emission, Method, Tensors, meet
+from fedwright.server_runtime.methods.base import Assignment, CheckedUpdate, Emission, Method, Tensors, meet
 from fedwright.server_runtime.run import make_method
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Structure
 from fedwright.simulation import datasets
 from fedwright.simulation.partition import Share, Split, by_metis, inner_edges
-from fedwright.simulation.simulate import Evaluated, Measured
+from fedwright.simulation.simulate import DeviceAccuracy, FleetEvaluation
 
 Array = NDArray[Any]
 SPLIT = Split(val=0.0, test=0.4)
@@ -47,7 +47,7 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Piece:
+class GraphPiece:
     """A device's part of the graph; `train` and `test` are numbers of its nodes, `inner` the edges between `train`."""
 
     x: Array
@@ -58,7 +58,7 @@ class Piece:
     inner: Array
 
 
-def cut(devices: int, *, seed: int) -> dict[str, Piece]:
+def cut(devices: int, *, seed: int) -> dict[str, GraphPiece]:
     """Cora in as many pieces as there are devices, with few edges between them."""
     data = datasets.load("cora")
     edges = data.extra["edges"].astype(np.int64)
@@ -67,10 +67,10 @@ def cut(devices: int, *, seed: int) -> dict[str, Piece]:
     return {device: _piece(data.x_train, data.y_train, edges, share) for device, share in shares.items()}
 
 
-def _piece(x: Array, y: Array, edges: Array, share: Share) -> Piece:
+def _piece(x: Array, y: Array, edges: Array, share: Share) -> GraphPiece:
     nodes = np.concatenate([share.train, share.test])
     train, test = np.split(np.arange(len(nodes)), [len(share.train)])
-    return Piece(x[nodes], y[nodes], inner_edges(edges, nodes), train, test, inner_edges(edges, share.train))
+    return GraphPiece(x[nodes], y[nodes], inner_edges(edges, nodes), train, test, inner_edges(edges, share.train))
 
 
 def play(config: RunConfig, name: str, scale: Scale) -> Finished:
@@ -95,14 +95,14 @@ def play(config: RunConfig, name: str, scale: Scale) -> Finished:
         sent = {device: method.emit(device, assignment) for device, assignment in assignments.items()}
         for device, assignment in sorted(assignments.items()):
             tensors = fleet.train(device, assignment, sent[device])
-            method.absorb(device, Absorbed(tensors, STATS, assignment))
+            method.absorb(device, CheckedUpdate(tensors, STATS, assignment))
         method.advance()
         if number % scale.measure_every == 0 or number == config.run.rounds:
             evaluations.append(fleet.measure(method, number))
     return Finished(name, config.run.seed, evaluations, {}, [], {"union": fleet.union(method)})
 
 
-def _report(piece: Piece, classes: int, *, trains: bool) -> Report:
+def _report(piece: GraphPiece, classes: int, *, trains: bool) -> Report:
     counts = np.bincount(piece.y[piece.train], minlength=classes).tolist()
     shape = list(piece.x.shape[1:])
     data = DataSummary(
@@ -116,7 +116,7 @@ def _report(piece: Piece, classes: int, *, trains: bool) -> Report:
 class _Fleet:
     """Does tasks for any device; sessions are kept by structure."""
 
-    def __init__(self, config: RunConfig, scale: Scale, pieces: Mapping[str, Piece], builder: Builder) -> None:
+    def __init__(self, config: RunConfig, scale: Scale, pieces: Mapping[str, GraphPiece], builder: Builder) -> None:
         self._config, self._scale, self._pieces, self._builder = config, scale, pieces, builder
         self._trainers = lru_cache(maxsize=64)(self._make)
 
@@ -137,13 +137,13 @@ class _Fleet:
             found |= {"prototypes": sums / np.maximum(counts, 1)[:, None], "prototype_counts": counts}
         return found
 
-    def measure(self, method: Method, number: int) -> Evaluated:
+    def measure(self, method: Method, number: int) -> FleetEvaluation:
         """Every device's own model on its own test nodes."""
         found = [
-            Measured(device, self._correct(_model(method, device), [piece]), len(piece.test), 0.0)
+            DeviceAccuracy(device, self._correct(_model(method, device), [piece]), len(piece.test), 0.0)
             for device, piece in self._pieces.items()
         ]
-        return Evaluated(number, "test", tuple(found))
+        return FleetEvaluation(number, "test", tuple(found))
 
     def union(self, method: Method) -> list[float]:
         """Accuracy of the common model at each of four sizes, on the test nodes of all devices."""
@@ -151,7 +151,7 @@ class _Fleet:
         total = sum(len(piece.test) for piece in pieces)
         return [self._correct(_model(method, f"union-{level}"), pieces) / total for level in range(4)]
 
-    def _correct(self, model: tuple[ModelSpec, Tensors], pieces: list[Piece]) -> int:
+    def _correct(self, model: tuple[ModelSpec, Tensors], pieces: list[GraphPiece]) -> int:
         trainer = self._trainers(Structure(model[0]))
         trainer.load(model[1])
         right = 0

@@ -21,12 +21,12 @@ from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
 from fedwright.server_runtime.methods.base import Setting
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
 from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.coordinator import Coordinator, Options
+from fedwright.server_runtime.rounds.coordinator import Coordinator, RoundOptions
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
-from fedwright.server_runtime.rounds.task_tracker import Desk
+from fedwright.server_runtime.rounds.task_tracker import TaskTracker
 from fedwright.server_runtime.spec import ModelSpec, Optimizer
-from fedwright.server_runtime.transport.device_channel import Exchange
+from fedwright.server_runtime.transport.device_channel import DeviceChannel
 
 # LeNet on 32 x 32 colour images: 62,006 parameters, the size that peers are measured with.
 SPEC = ModelSpec("lenet-valid", (3, 32, 32), 10)
@@ -57,12 +57,12 @@ def measure(broker: Broker, *, devices: int, rounds: int) -> dict[str, Any]:
                 cpu.append(sum(_cpu_s(process) for process in processes))
 
         planner = Planner("overhead", Builder(), blobs, deadline_s=60.0)
-        desk = Desk(Exchange(link, FLEET, blobs=blobs), planner, store=store, observer=note)
-        desk.gather(devices, timeout_s=60.0)
+        tracker = TaskTracker(DeviceChannel(link, FLEET, blobs=blobs), planner, store=store, observer=note)
+        tracker.gather(devices, timeout_s=60.0)
         module = zoo.create(SPEC, seed=0)
         weights = initial_weights(module)
         setting = Setting(SPEC, Optimizer(), weights, learning_rate=0.0, batch=32, epochs=0, seed=0)
-        Coordinator(desk, Options(rounds + 1, devices, seed=0)).run(FedAvg(FedAvgParams(), setting), SPEC)
+        Coordinator(tracker, RoundOptions(rounds + 1, devices, seed=0)).run(FedAvg(FedAvgParams(), setting), SPEC)
         moved = link.sent_bytes + link.received_bytes
     return {
         "devices": devices,

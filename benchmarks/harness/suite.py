@@ -23,7 +23,7 @@ from fedwright.server_runtime.evaluate.metrics import fleet_summary, paired
 from fedwright.server_runtime.evaluate.records import DeviceRecord
 from fedwright.server_runtime.methods.base import Method
 from fedwright.simulation.dealing import Dealt, deal, thin
-from fedwright.simulation.simulate import Evaluated, simulate
+from fedwright.simulation.simulate import FleetEvaluation, simulate
 from fedwright.simulation.worker import Part
 
 
@@ -60,7 +60,7 @@ class Finished:
 
     name: str
     seed: int
-    evaluations: list[Evaluated]
+    evaluations: list[FleetEvaluation]
     devices: dict[str, DeviceRecord]
     metrics: list[dict[str, float]]
     seen: dict[str, Any] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Finished:
         return [summary(entry)[figure] for entry in self.evaluations if entry.part == part]
 
 
-def summary(entry: Evaluated) -> dict[str, float]:
+def summary(entry: FleetEvaluation) -> dict[str, float]:
     """The fleet's figures after one round; devices without samples do not count."""
     measured = [device for device in entry.devices if device.n]
     return fleet_summary([d.accuracy for d in measured], [d.loss for d in measured], [d.n for d in measured])

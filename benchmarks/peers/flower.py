@@ -13,7 +13,7 @@ from shutil import copyfile
 
 from fedwright.benchmarks.peers import trees
 from fedwright.benchmarks.peers.relay import relay_to
-from fedwright.benchmarks.peers.scene import Measured, Scene, free_port
+from fedwright.benchmarks.peers.scene import PeerResult, Scene, free_port
 from fedwright.protocol.errors import ConfigError
 from fedwright.simulation.datasets.files import cache_folder
 
@@ -169,7 +169,7 @@ class Federation:
         (self.folder / "home" / "config.toml").write_text(home)
 
 
-def measure(scene: Scene, python: Path) -> Measured:
+def measure(scene: Scene, python: Path) -> PeerResult:
     """One run of Flower from cold to its end."""
     with Federation(scene, python) as federation:
         began_s = time.time()
@@ -186,7 +186,7 @@ def measure(scene: Scene, python: Path) -> Measured:
             used_s, counts = _cpu_s(roots) - cpu_s, relay.counts()
             marks = federation.marks()
     each = scene.devices * (scene.rounds - 1)
-    return Measured(
+    return PeerResult(
         marks_s=[mark.time_s - began_s for mark in marks if mark.number],
         device_cpu_s=used_s / each,
         device_rss_mb=max(memory.peaks.values()) / 1e6,

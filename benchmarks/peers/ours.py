@@ -16,7 +16,7 @@ import numpy as np
 
 from fedwright.benchmarks.peers import trees
 from fedwright.benchmarks.peers.relay import relay_to
-from fedwright.benchmarks.peers.scene import SEED, SPEC, Measured, Scene
+from fedwright.benchmarks.peers.scene import SEED, SPEC, PeerResult, Scene
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.link.broker import Broker
 
@@ -140,7 +140,7 @@ class Fleet:
         return lines[-1] if lines else "nothing"
 
 
-def measure(scene: Scene, label: str, *, update: str = "") -> Measured:
+def measure(scene: Scene, label: str, *, update: str = "") -> PeerResult:
     """One run from cold to its end."""
     with Fleet(scene, label, update).open() as fleet:
         began_s = time.time()
@@ -158,7 +158,7 @@ def measure(scene: Scene, label: str, *, update: str = "") -> Measured:
                 marks.append(fleet.wait(scene.rounds)[0])
                 accuracy = fleet.accuracy()
     each = scene.devices * (scene.rounds - 2)
-    return Measured(
+    return PeerResult(
         marks_s=[mark - began_s for mark in marks],
         device_cpu_s=used_s / each,
         device_rss_mb=max(memory.peaks.values()) / 1e6,

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 BUFFER_BYTES = 256 * 1024
 
 
-class Relay:
+class CountingRelay:
     """A relay that runs; `url_port` is where devices connect."""
 
     def __init__(self, process: "subprocess.Popen[str]", port: int) -> None:
@@ -28,13 +28,13 @@ class Relay:
 
 
 @contextmanager
-def relay_to(port: int) -> Iterator[Relay]:
+def relay_to(port: int) -> Iterator[CountingRelay]:
     """A relay to a port of this machine."""
     command = [sys.executable, "-m", "fedwright.benchmarks.peers.relay", str(port)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            yield Relay(process, int(process.stdout.readline()))
+            yield CountingRelay(process, int(process.stdout.readline()))
         finally:
             process.kill()
 

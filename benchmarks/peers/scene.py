@@ -52,7 +52,7 @@ class Scene:
 
 
 @dataclass(frozen=True)
-class Measured:
+class PeerResult:
     """What one system needed. marks: when each round ended, from the start of the server on."""
 
     marks_s: list[float]

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedwright.benchmarks.harness.suite import check
 from fedwright.benchmarks.peers import flower, ours, sizes
-from fedwright.benchmarks.peers.scene import Measured, Scene, prepare
+from fedwright.benchmarks.peers.scene import PeerResult, Scene, prepare
 from fedwright.protocol.errors import ConfigError
 
 SMALL = 'codec = "int8"\nmodel_codec = "bf16"'
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _flower(
-    scene: Scene, rows: dict[str, Measured], kills: dict[str, dict[str, str]], install: dict[str, float]
+    scene: Scene, rows: dict[str, PeerResult], kills: dict[str, dict[str, str]], install: dict[str, float]
 ) -> list[str]:
     """Measure Flower too; what stands in the way is said and not counted."""
     try:
@@ -65,7 +65,7 @@ def _fewer(scene: Scene, folder: str) -> Scene:
     return few
 
 
-def _row(name: str, found: Measured) -> dict[str, Any]:
+def _row(name: str, found: PeerResult) -> dict[str, Any]:
     return {
         "system": name,
         "s per round": found.round_s,
@@ -78,7 +78,7 @@ def _row(name: str, found: Measured) -> dict[str, Any]:
     }
 
 
-def checks(rows: dict[str, Measured], install: dict[str, float]) -> list[dict[str, Any]]:
+def checks(rows: dict[str, PeerResult], install: dict[str, float]) -> list[dict[str, Any]]:
     """What is promised against Flower; nothing where Flower was not measured."""
     peers = [found for name, found in rows.items() if name.startswith("flower")]
     if not peers:

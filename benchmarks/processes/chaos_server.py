@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedwright.server_runtime.methods.base import Absorbed, Entry, Method, Relay, Tensors
+from fedwright.server_runtime.methods.base import CheckedUpdate, Entry, Method, Relay, Tensors
 
 SUFFIX = "-with-books"
 BOOKS = "absorbed_tasks"
@@ -23,7 +23,7 @@ class Books:
         super().__init__(*given)
         self._tasks: list[str] = []
 
-    def absorb(self, device: str, reply: Absorbed) -> Relay | None:
+    def absorb(self, device: str, reply: CheckedUpdate) -> Relay | None:
         """See Method."""
         self._tasks += reply.tasks
         relay: Relay | None = super().absorb(device, reply)  # type: ignore[misc]

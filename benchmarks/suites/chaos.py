@@ -87,7 +87,7 @@ broker = "{broker}"
 
 
 @dataclass
-class Outcome:
+class ChaosOutcome:
     """What became of one run."""
 
     rounds: int
@@ -137,10 +137,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def disturbed(method: str, wanted: int, edges: int) -> list[tuple[int, Outcome]]:
+def disturbed(method: str, wanted: int, edges: int) -> list[tuple[int, ChaosOutcome]]:
     """Runs of a method with so many kills in all, by their seeds, each compared with one left in peace."""
     peace = play(kills=0, seed=0, edges=edges, method=method)
-    runs: list[tuple[int, Outcome]] = []
+    runs: list[tuple[int, ChaosOutcome]] = []
     left = wanted
     while left > 0:
         outcome = play(kills=left, seed=len(runs) + 1, edges=edges, method=method)
@@ -149,7 +149,7 @@ def disturbed(method: str, wanted: int, edges: int) -> list[tuple[int, Outcome]]
     return runs
 
 
-def play(*, kills: int, seed: int, rounds: int = ROUNDS, edges: int = 0, method: str = "fedavg") -> Outcome:
+def play(*, kills: int, seed: int, rounds: int = ROUNDS, edges: int = 0, method: str = "fedavg") -> ChaosOutcome:
     """One run from start to end with up to this many kills; devices sit behind edges in turn when there are any."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -308,7 +308,7 @@ def _victims(edges: int) -> tuple[str, ...]:
     return VICTIMS if edges else VICTIMS[:-1]
 
 
-def _outcome(folder: RunFolder, kills: Counter[str]) -> Outcome:
+def _outcome(folder: RunFolder, kills: Counter[str]) -> ChaosOutcome:
     store = SqliteRoundStore(folder.store)
     try:
         closed = store.closed()
@@ -316,7 +316,7 @@ def _outcome(folder: RunFolder, kills: Counter[str]) -> Outcome:
         weights, tasks = split_books(tensors.load(BlobStore(folder.blobs).path(closed[-1].state)))
         lost, twice = reckon(planned, tasks)
         rounds = len({stage.position.round for stage in closed})
-        return Outcome(rounds, hashlib.sha256(tensors.save(weights)).hexdigest(), lost, twice, kills)
+        return ChaosOutcome(rounds, hashlib.sha256(tensors.save(weights)).hexdigest(), lost, twice, kills)
     finally:
         store.close()
 

@@ -17,11 +17,11 @@ from fedwright.benchmarks.harness.suite import check
 from fedwright.device_runtime import facts
 from fedwright.device_runtime.agent import Agent
 from fedwright.device_runtime.data.local import LocalData
-from fedwright.device_runtime.resources import Holdings
-from fedwright.device_runtime.server_choice import Identity
+from fedwright.device_runtime.resources import Resources
+from fedwright.device_runtime.server_choice import DeviceIdentity
 from fedwright.device_runtime.start import make_tools
 from fedwright.device_runtime.store.journal import Journal
-from fedwright.device_runtime.store.residual import Residual
+from fedwright.device_runtime.store.residual import ErrorFeedback
 from fedwright.protocol import codec, tensors
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.link import connect
@@ -31,7 +31,7 @@ from fedwright.server_runtime.config import RunConfig, config_from_text
 from fedwright.server_runtime.edge.config import edge_from_dict
 from fedwright.server_runtime.edge.edge import Edge
 from fedwright.server_runtime.edge.host_channel import Presence
-from fedwright.server_runtime.edge.run import board, serve
+from fedwright.server_runtime.edge.run import edge_board, serve
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.simulation.dealing import Dealt, deal
@@ -145,7 +145,7 @@ def _thread(work: Callable[[], None], stop: Callable[[], None]) -> Iterator[None
 @contextmanager
 def _edge(name: str, folder: Path, broker: str) -> Iterator[None]:
     config = edge_from_dict({"edge": {"name": name, "folder": str(folder / "edges")}}, where="bench edges")
-    presence = Presence(FLEET, name, codec.new_id(), board())
+    presence = Presence(FLEET, name, codec.new_id(), edge_board())
     up, down = connect(broker, client_id=f"{name}-up"), connect(broker, client_id=f"{name}-down")
     found: list[Edge] = []
     started = threading.Event()
@@ -168,16 +168,16 @@ def _edge(name: str, folder: Path, broker: str) -> Iterator[None]:
 def _agent(device: str, fleet: str, data: LocalData, *, folder: Path, broker: str) -> Iterator[None]:
     own = folder / "devices" / device
     journal = Journal(own)
-    holdings = Holdings(
+    holdings = Resources(
         board=facts.board(threads=1),
         data=data,
         blobs=BlobStore(own / "blobs"),
         journal=journal,
-        residual=Residual(own),
+        residual=ErrorFeedback(own),
         tools=make_tools("portable", threads=1, folder=own),
     )
     link = connect(broker, client_id=device)
-    agent = Agent(link, Identity(device, fleet, codec.new_id()), holdings)
+    agent = Agent(link, DeviceIdentity(device, fleet, codec.new_id()), holdings)
     with _thread(agent.run, agent.stop):
         yield
     link.close()

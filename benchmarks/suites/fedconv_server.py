@@ -13,8 +13,8 @@ from fedwright.benchmarks.harness.suite import check
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.blocks.fedconv.compression import Compression, kernel_bytes
 from fedwright.server_runtime.blocks.fedconv.dilation import Dilation
-from fedwright.server_runtime.blocks.fedconv.kernels import Form, Layout, make_layout, start_vector
-from fedwright.server_runtime.blocks.joint_tuning import Examples, Goal, Member, Schedule, forward_of, tune
+from fedwright.server_runtime.blocks.fedconv.kernels import KernelForm, Layout, make_layout, start_vector
+from fedwright.server_runtime.blocks.joint_tuning import Examples, Goal, Schedule, TunedModel, forward_of, tune
 from fedwright.server_runtime.spec import ModelSpec
 
 MODELS = (ModelSpec("lenet", (1, 28, 28), 10), ModelSpec("resnet8", (3, 32, 32), 10))
@@ -58,10 +58,10 @@ def tuning_cost(spec: ModelSpec, steps: int, repeats: int) -> dict[str, Any]:
     """
     examples = _examples(spec, steps)
     specs = [zoo.scaled(spec, ratio) for ratio in RATIOS]
-    layout, theta = _kernels(spec, specs, Form())
+    layout, theta = _kernels(spec, specs, KernelForm())
     large = {name: value.detach() for name, value in zoo.create(spec, seed=1).named_parameters()}
     made = Compression(layout, [zoo.sizes_of(own) for own in specs], large)
-    members = [Member(forward_of(zoo.create(own, seed=0)), Goal(examples)) for own in specs]
+    members = [TunedModel(forward_of(zoo.create(own, seed=0)), Goal(examples)) for own in specs]
     schedule = Schedule(1, BATCH)
     actions = (
         lambda: tune(theta, made.submodels, members, schedule=schedule, seed=0),
@@ -95,7 +95,7 @@ def memory_cost(spec: ModelSpec) -> dict[str, Any]:
     """Parameters of all ratios with a kernel per layer, and with one per weight image."""
     specs = [zoo.scaled(spec, ratio) for ratio in RATIOS]
     sizes = [zoo.sizes_of(own) for own in specs]
-    shared, separate = (kernel_bytes(_kernels(spec, specs, Form(shared=one))[0], sizes) for one in (True, False))
+    shared, separate = (kernel_bytes(_kernels(spec, specs, KernelForm(shared=one))[0], sizes) for one in (True, False))
     return {
         "model": spec.model,
         "shared": shared / 1e3,
@@ -108,10 +108,10 @@ def dilation_cost(spec: ModelSpec, devices: int, steps: int, repeats: int) -> di
     """One step of tuning the dilation of so many devices in one batch."""
     examples = _examples(spec, steps)
     specs = [zoo.scaled(spec, RATIOS[number % len(RATIOS)]) for number in range(devices)]
-    layout, theta = _kernels(spec, specs, Form())
+    layout, theta = _kernels(spec, specs, KernelForm())
     small = [{n: v.detach() for n, v in zoo.create(own, seed=1).named_parameters()} for own in specs]
     made = Dilation(layout, [zoo.sizes_of(own) for own in specs], small)
-    members = [Member(forward_of(zoo.create(spec, seed=0)), Goal(examples))] * devices
+    members = [TunedModel(forward_of(zoo.create(spec, seed=0)), Goal(examples))] * devices
 
     def action() -> object:
         return tune(theta, made.models, members, schedule=Schedule(1, BATCH), seed=0)
@@ -128,7 +128,7 @@ def _examples(spec: ModelSpec, steps: int) -> Examples:
     return Examples(x, y, torch.arange(rows - 1), torch.arange(rows - 1, rows))
 
 
-def _kernels(spec: ModelSpec, specs: Sequence[ModelSpec], form: Form) -> tuple[Layout, torch.Tensor]:
+def _kernels(spec: ModelSpec, specs: Sequence[ModelSpec], form: KernelForm) -> tuple[Layout, torch.Tensor]:
     shapes = {name: tuple(value.shape) for name, value in zoo.create(spec, seed=1).named_parameters()}
     smallest = zoo.sizes_of(zoo.scaled(spec, min(RATIOS)))
     layout = make_layout(zoo.axes_of(spec), shapes, full=zoo.full_sizes(spec), smallest=smallest, form=form)

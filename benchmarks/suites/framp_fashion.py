@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedwright.benchmarks.harness.generated_views import View
+from fedwright.benchmarks.harness.generated_views import ModelView
 from fedwright.benchmarks.harness.suite import Finished, Job, check, mean, merged, read_suite, run_jobs, seeds_of
 from fedwright.server_runtime.methods.shared.submodels import number_of
 from fedwright.simulation.dealing import Dealt
@@ -44,9 +44,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def view(job: Job, dealt: Dealt) -> View:
+def view(job: Job, dealt: Dealt) -> ModelView:
     """What is looked at in a run."""
-    return View(job, dealt, SIZES)
+    return ModelView(job, dealt, SIZES)
 
 
 def finished_runs(found: Mapping[str, Any], seeds: list[int]) -> dict[str, list[Finished]]:

@@ -142,7 +142,7 @@ def groups_of(suite: Mapping[str, Any]) -> dict[str, Group]:
 
 
 @dataclass(frozen=True)
-class Row:
+class ResultRow:
     """One method over all seeds: rounds and MB that came before it, MB of its own, and the last round that counts."""
 
     own: list[Finished]
@@ -152,18 +152,18 @@ class Row:
     last: int | None = None
 
 
-def accounted(runs: Runs, begins: set[str]) -> dict[str, Row]:
+def accounted(runs: Runs, begins: set[str]) -> dict[str, ResultRow]:
     """What each method cost: adapters stand on a base that had its price. pFedHN also at HyperFLoRA's whole cost."""
     before, rounds = megabytes(runs[PRETRAIN]), runs[PRETRAIN][0].evaluations[-1].round
     rows = {
-        label: Row(own, megabytes(own), rounds, before) if label in begins else Row(own, megabytes(own))
+        label: ResultRow(own, megabytes(own), rounds, before) if label in begins else ResultRow(own, megabytes(own))
         for label, own in runs.items()
     }
     whole, ours = rows[WRITTEN], rows[FULL].megabytes + before
     measured = [entry.round for entry in whole.own[0].evaluations]
     affordable = [number for number in measured if number * whole.megabytes / measured[-1] <= ours]
     last = affordable[-1] if affordable else measured[0]
-    rows[EQUAL] = Row(whole.own, whole.megabytes * last / measured[-1], last=last)
+    rows[EQUAL] = ResultRow(whole.own, whole.megabytes * last / measured[-1], last=last)
     return rows
 
 
@@ -183,7 +183,7 @@ def accuracies(job: Finished, wanted: Group, last: int | None = None) -> dict[st
     return {device: mean(values) for device, values in found.items()}
 
 
-def _row(label: str, row: Row, groups: Mapping[str, Group], paper: Mapping[str, Any]) -> dict[str, Any]:
+def _row(label: str, row: ResultRow, groups: Mapping[str, Group], paper: Mapping[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = {"method": label}
     for name, wanted in groups.items():
         made[name] = mean(mean(accuracies(job, wanted, row.last).values()) for job in row.own)
@@ -201,7 +201,12 @@ def _published(values: Mapping[str, Any], label: str, place: int) -> float | Non
 
 
 def _difference(
-    rows: Mapping[str, Row], groups: Mapping[str, Group], paper: Mapping[str, Any], one: str, other: str, group: str
+    rows: Mapping[str, ResultRow],
+    groups: Mapping[str, Group],
+    paper: Mapping[str, Any],
+    one: str,
+    other: str,
+    group: str,
 ) -> dict[str, Any]:
     """Mean and standard error over the devices of all seeds; a sign where the mean is over two standard errors."""
     found: list[float] = []
@@ -237,7 +242,7 @@ def traffic(selected: int, params: Mapping[str, Any], own: list[Finished]) -> di
     }
 
 
-def curve(row: Row, groups: Mapping[str, Group]) -> list[dict[str, float]]:
+def curve(row: ResultRow, groups: Mapping[str, Group]) -> list[dict[str, float]]:
     """Accuracy after every measured round, with all MB until then."""
     found = []
     for place, entry in enumerate(row.own[0].evaluations):

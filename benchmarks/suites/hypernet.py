@@ -14,7 +14,7 @@ from fedwright.benchmarks.harness.suite import check
 from fedwright.device_runtime.facts import peak_rss_bytes
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
-from fedwright.server_runtime.blocks.hypernet import BATCH, HEAD, Form, Hypernet, Start, Step
+from fedwright.server_runtime.blocks.hypernet import BATCH, HEAD, Hypernet, HypernetForm, Start, Step
 from fedwright.server_runtime.blocks.masking import top_entries
 from fedwright.server_runtime.spec import ModelSpec
 
@@ -28,7 +28,7 @@ LIMIT_BYTES = 2 * 10**9
 CHILD = "from fedwright.benchmarks.suites.hypernet import large_round; print(large_round())"
 
 
-class Cost(NamedTuple):
+class ServerCost(NamedTuple):
     """Seconds of CPU and of the clock."""
 
     cpu_s: float
@@ -94,11 +94,11 @@ def _products(head: torch.Tensor, devices: int) -> None:
         torch.autograd.grad(written, [head, hidden], torch.ones_like(written))
 
 
-def adapters_cost(devices: int, repeats: int) -> Cost:
+def adapters_cost(devices: int, repeats: int) -> ServerCost:
     """Seconds to write adapters for so many devices from their classes."""
     names = zoo.adapter_names(zoo.create(ADAPTED, seed=0))
     whole = initial_weights(zoo.create(ADAPTED, seed=0))
-    net = Hypernet(Form(10, 128, 3), Start({name: whole[name] for name in names}, {}), seed=0)
+    net = Hypernet(HypernetForm(10, 128, 3), Start({name: whole[name] for name in names}, {}), seed=0)
     rows = (np.random.default_rng(0).random((devices, 10)) < 0.5).astype(np.float32)
     return _least(lambda: net.generate(rows), repeats)
 
@@ -116,15 +116,15 @@ def large_round() -> int:
 
 def _net(spec: ModelSpec, chunk: int | None = None) -> tuple[Hypernet, dict[str, Any]]:
     initial = initial_weights(zoo.create(spec, seed=0))
-    form = Form(DESCRIPTOR, HIDDEN, norm=1.0, chunk=chunk, by_entry=True)
+    form = HypernetForm(DESCRIPTOR, HIDDEN, norm=1.0, chunk=chunk, by_entry=True)
     return Hypernet(form, Start(initial, {}), seed=0), initial
 
 
-def _ms(what: str, cost: Cost) -> dict[str, float]:
+def _ms(what: str, cost: ServerCost) -> dict[str, float]:
     return {f"{what} CPU ms": 1e3 * cost.cpu_s, f"{what} wall ms": 1e3 * cost.wall_s}
 
 
-def _least(action: Callable[[], object], repeats: int) -> Cost:
+def _least(action: Callable[[], object], repeats: int) -> ServerCost:
     """The shortest of several runs by either clock: what the work takes when nothing else is in the way."""
     action()
     found = []
@@ -132,4 +132,4 @@ def _least(action: Callable[[], object], repeats: int) -> Cost:
         cpu, wall = time.process_time(), time.perf_counter()
         action()
         found.append((time.process_time() - cpu, time.perf_counter() - wall))
-    return Cost(*map(min, zip(*found, strict=True)))
+    return ServerCost(*map(min, zip(*found, strict=True)))

@@ -22,7 +22,7 @@ from fedwright.benchmarks.harness.suite import (
 )
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.methods.base import Method
-from fedwright.server_runtime.methods.shared.teachers import Taught, load
+from fedwright.server_runtime.methods.shared.teachers import TeacherMethod, load
 from fedwright.simulation.dealing import Dealt
 
 # Setting -> label -> one finished job per seed.
@@ -94,7 +94,7 @@ class TeacherWatch:
 
     def __call__(self, method: Method, number: int) -> None:
         """Measure every teacher on its pupil's test rows."""
-        if not isinstance(method, Taught):
+        if not isinstance(method, TeacherMethod):
             return
         for device in sorted(method.teachers):
             teacher = method.teachers[device]

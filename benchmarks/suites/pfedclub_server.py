@@ -12,8 +12,8 @@ from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.methods.base import Setting
 from fedwright.server_runtime.methods.pfedclub import PFedClub, PFedClubParams
-from fedwright.server_runtime.methods.shared.personal_models import Own
-from fedwright.server_runtime.methods.shared.teachers import Known, Pupil
+from fedwright.server_runtime.methods.shared.personal_models import PersonalModelParams
+from fedwright.server_runtime.methods.shared.teachers import BoardLimits, Pupil
 from fedwright.server_runtime.public_data import PublicData
 from fedwright.server_runtime.spec import ModelSpec, Optimizer
 
@@ -58,7 +58,7 @@ def fleet(devices: int) -> PFedClub:
         seed=0,
         public=public,
     )
-    method = PFedClub(PFedClubParams(Own(MODELS), most=4, finalists=1, tune_epochs=1), setting)
+    method = PFedClub(PFedClubParams(PersonalModelParams(MODELS), most=4, finalists=1, tune_epochs=1), setting)
     for number in range(devices):
         spec = method.spec_of(MODELS[number % len(MODELS)])
         method.specs[f"d-{number}"] = spec
@@ -77,7 +77,7 @@ def round_cost(devices: int) -> dict[str, float]:
     method = fleet(devices)
     pupils = pupils_of(method)
     began_s = time.process_time()
-    made = method.make_teachers(pupils, {device: Known(1, 10**12) for device in pupils})
+    made = method.make_teachers(pupils, {device: BoardLimits(1, 10**12) for device in pupils})
     spent_s = time.process_time() - began_s
     taught = sum(bool(teachers) for teachers in made.values())
     return {"devices": devices, "cpu s": spent_s, "s per device": spent_s / devices, "taught": taught}

@@ -25,8 +25,8 @@ from fedwright.protocol.messages import Update
 from fedwright.server_runtime.artifacts.builder import Builder
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.store.memory import MemoryRoundStore
-from fedwright.server_runtime.rounds.task_tracker import Desk
-from fedwright.server_runtime.transport.device_channel import Exchange, Heard
+from fedwright.server_runtime.rounds.task_tracker import TaskTracker
+from fedwright.server_runtime.transport.device_channel import DeviceChannel, Heard
 from fedwright.server_runtime.transport.upload_puller import Pulled
 
 # paho waits with select(), which ends at file 1024; a link has three.
@@ -130,21 +130,21 @@ def measure_crowd(broker: Broker, count: int) -> dict[str, float]:
 
 
 def time_crowd(link: Link, count: int) -> dict[str, float]:
-    """Seconds until the server's desk knows every device, and this process' CPU share while it then waits for them."""
+    """Seconds until the server knows every device, and this process' CPU share while it then waits for them."""
     with tempfile.TemporaryDirectory() as folder:
         blobs = BlobStore(Path(folder))
         started_s = time.perf_counter()
         planner = Planner("crowd", Builder(), blobs, deadline_s=WAIT_S)
-        desk = Desk(Exchange(link, FLEET, blobs=blobs), planner, store=MemoryRoundStore())
+        tracker = TaskTracker(DeviceChannel(link, FLEET, blobs=blobs), planner, store=MemoryRoundStore())
         try:
-            desk.gather(count, timeout_s=WAIT_S)
+            tracker.gather(count, timeout_s=WAIT_S)
         except NoQuorum as err:
-            heard = len(desk.present())
+            heard = len(tracker.present())
             raise LinkError(f"only {heard} of {count} devices reported in {WAIT_S} s; is this machine busy?") from err
         reports_s = time.perf_counter() - started_s
-        cpu_s, ends_s = time.process_time(), desk.clock() + IDLE_S
-        while desk.clock() < ends_s:
-            desk.poll(ends_s)
+        cpu_s, ends_s = time.process_time(), tracker.clock() + IDLE_S
+        while tracker.clock() < ends_s:
+            tracker.poll(ends_s)
         idle_cpu_s = time.process_time() - cpu_s
     return {"reports_s": round(reports_s, 3), "idle_cpu_ratio": round(idle_cpu_s / IDLE_S, 4)}
 
@@ -154,7 +154,7 @@ def _time_pulls(link: Link, count: int) -> dict[str, float]:
         own = psutil.Process()
         before = peak = own.memory_info().rss
         started_s = look_s = time.perf_counter()
-        exchange = Exchange(link, FLEET, blobs=BlobStore(Path(folder)))
+        exchange = DeviceChannel(link, FLEET, blobs=BlobStore(Path(folder)))
         done = 0
         while done < count:
             if time.perf_counter() - started_s > WAIT_S:

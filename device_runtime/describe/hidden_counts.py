@@ -34,7 +34,7 @@ def counts_of(summary: DataSummary) -> list[int]:
     return list(counts)
 
 
-class Hidden:
+class HiddenCounts:
     """A device's part in secure sums; answers depend on the question alone, so that one may be asked again."""
 
     def __init__(self, device: str, counts: Sequence[int], *, secret: bytes, folder: Path) -> None:

@@ -37,7 +37,7 @@ def with_noise(summary: DataSummary, ratio: float, rng: "np.random.Generator") -
 
 
 @dataclass(frozen=True)
-class Veil:
+class ClassMeanNoise:
     """Noise on class prototypes, before they leave: of `ratio` times their mean entry, and the counts that are told.
 
     A class that is told of but not there is noise alone; one that is there but not told of is left out, so that

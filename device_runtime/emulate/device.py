@@ -44,7 +44,7 @@ class Enforced:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EmulatedOutcome:
     """How a device's process ended and what it used in all. A negative exit code is a signal."""
 
     exit_code: int
@@ -73,7 +73,7 @@ class EmulatedDevice:
         self.profile = profile
         self.command = list(command)
         self.log_file = host.folder / f"{device}.log"
-        self.outcome: Outcome | None = None
+        self.outcome: EmulatedOutcome | None = None
         self._host = host
         self._share = profile.cpu_share / host.slowdown
         host.folder.mkdir(parents=True, exist_ok=True)
@@ -95,13 +95,13 @@ class EmulatedDevice:
         """Process id."""
         return self._process.pid
 
-    def poll(self) -> Outcome | None:
+    def poll(self) -> EmulatedOutcome | None:
         """The outcome once the process has ended."""
         if self.outcome is None and self._has_ended():
             self.outcome = self._reap()
         return self.outcome
 
-    def wait(self, timeout_s: float) -> Outcome | None:
+    def wait(self, timeout_s: float) -> EmulatedOutcome | None:
         """The outcome, if the process ends in time."""
         until_s = time.monotonic() + timeout_s
         while self.poll() is None and time.monotonic() < until_s:
@@ -119,7 +119,7 @@ class EmulatedDevice:
         if self.poll() is None:
             self._process.send_signal(signal.SIGKILL)
 
-    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> Outcome:
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> EmulatedOutcome:
         """Stop in good order, or by force when that takes too long."""
         self.ask_to_stop()
         outcome = self.wait(timeout_s)
@@ -134,12 +134,12 @@ class EmulatedDevice:
         # Only look: the process id must stay ours until the governor and the meter have let go of it.
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
-    def _reap(self) -> Outcome:
+    def _reap(self) -> EmulatedOutcome:
         self._host.limiter.remove(self.pid)
         self._host.meter.remove(self.pid)
         _, status, used = os.wait4(self.pid, 0)
         self._process.returncode = os.waitstatus_to_exitcode(status)
-        return Outcome(
+        return EmulatedOutcome(
             exit_code=self._process.returncode,
             cpu_s=used.ru_utime + used.ru_stime,
             peak_rss_bytes=self._usage.peak_rss_bytes,

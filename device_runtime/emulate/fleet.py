@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from urllib.parse import urlsplit
 
-from fedwright.device_runtime.emulate.device import STOP_TIMEOUT_S, EmulatedDevice, Host, Outcome
+from fedwright.device_runtime.emulate.device import STOP_TIMEOUT_S, EmulatedDevice, EmulatedOutcome, Host
 from fedwright.device_runtime.emulate.limits import CpuLimiter, cpu_limiter
 from fedwright.device_runtime.emulate.meter import Meter
 from fedwright.device_runtime.emulate.profiles import DeviceProfile, load_profile
@@ -56,18 +56,18 @@ class EmulatedFleet:
         self.devices[device] = started
         return started
 
-    def ended(self) -> dict[str, Outcome]:
+    def ended(self) -> dict[str, EmulatedOutcome]:
         """The outcomes of those that have ended."""
         outcomes = {device: running.poll() for device, running in self.devices.items()}
         return {device: outcome for device, outcome in outcomes.items() if outcome is not None}
 
-    def wait(self, timeout_s: float) -> dict[str, Outcome]:
+    def wait(self, timeout_s: float) -> dict[str, EmulatedOutcome]:
         """Wait for each device up to so long; the outcomes of those that have ended."""
         for running in self.devices.values():
             running.wait(timeout_s)
         return self.ended()
 
-    def stop(self) -> dict[str, Outcome]:
+    def stop(self) -> dict[str, EmulatedOutcome]:
         """Ask all to stop, then wait for each; the outcome of every device."""
         for running in self.devices.values():
             running.ask_to_stop()

@@ -20,7 +20,7 @@ Folder = Literal["devices", "fleets"]
 
 
 @dataclass(frozen=True)
-class Value:
+class ProfileValue:
     """A number with what it rests on."""
 
     value: float
@@ -41,20 +41,20 @@ class DeviceProfile:
     name: str
     summary: str
     short: str
-    cores: Value
-    clock_hz: Value
-    ram_bytes: Value
-    agent_bytes: Value
-    cpu_gflops: Value
-    gpu_gflops: Value | None = None
-    copy_bytes_per_s: Value | None = None
-    shrinkage_ratio: Value | None = None
-    link_bytes_per_s: Value | None = None
-    link_delay_s: Value | None = None
-    link_loss_ratio: Value | None = None
+    cores: ProfileValue
+    clock_hz: ProfileValue
+    ram_bytes: ProfileValue
+    agent_bytes: ProfileValue
+    cpu_gflops: ProfileValue
+    gpu_gflops: ProfileValue | None = None
+    copy_bytes_per_s: ProfileValue | None = None
+    shrinkage_ratio: ProfileValue | None = None
+    link_bytes_per_s: ProfileValue | None = None
+    link_delay_s: ProfileValue | None = None
+    link_loss_ratio: ProfileValue | None = None
     # Mean time between two losses of power, and how long each lasts.
-    up_s: Value | None = None
-    away_s: Value | None = None
+    up_s: ProfileValue | None = None
+    away_s: ProfileValue | None = None
 
     @property
     def cpu_share(self) -> float:
@@ -84,7 +84,7 @@ class DeviceProfile:
 
 
 @dataclass(frozen=True)
-class Member:
+class FleetMember:
     """So many devices of one kind; up_s and away_s say how often they lose their power here and for how long."""
 
     profile: str
@@ -108,7 +108,7 @@ class FleetProfile:
 
     name: str
     summary: str
-    members: tuple[Member, ...]
+    members: tuple[FleetMember, ...]
 
     def __post_init__(self) -> None:
         """Check values."""
@@ -124,11 +124,11 @@ class FleetProfile:
         found = list(chain.from_iterable(repeat(self._kind(member), member.count) for member in self.members))
         return islice(cycle(found), len(found) if devices is None else devices)
 
-    def _kind(self, member: Member) -> DeviceProfile:
+    def _kind(self, member: FleetMember) -> DeviceProfile:
         profile = load_profile(member.profile)
         if member.up_s is None or member.away_s is None:
             return profile
-        up, away = (Value(seconds, "nominal", f"fleet {self.name}") for seconds in (member.up_s, member.away_s))
+        up, away = (ProfileValue(seconds, "nominal", f"fleet {self.name}") for seconds in (member.up_s, member.away_s))
         return replace(profile, up_s=up, away_s=away)
 
 

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 KEEP_FINISHED = 64
 
 
-class Entry(Struct, frozen=True):
+class JournalEntry(Struct, frozen=True):
     """The task in hand; `answer` is there once the work is done and only the acknowledgement is missing."""
 
     task: Task
@@ -26,7 +26,7 @@ class Entry(Struct, frozen=True):
 
 
 class _File(Struct, frozen=True):
-    entry: Entry | None = None
+    entry: JournalEntry | None = None
     finished: Sequence[str] = ()
 
 
@@ -40,7 +40,7 @@ class Journal:
         self._file = _read(self._path)
 
     @property
-    def entry(self) -> Entry | None:
+    def entry(self) -> JournalEntry | None:
         """The task in hand."""
         return self._file.entry
 
@@ -50,7 +50,7 @@ class Journal:
 
     def accept(self, task: Task) -> None:
         """Take a task in hand; whatever was in hand before is given up."""
-        self._write(structs.replace(self._file, entry=Entry(task)))
+        self._write(structs.replace(self._file, entry=JournalEntry(task)))
 
     def answer(self, answer: Update | Refusal) -> None:
         """The work is done: remember how it ended until the server has it too."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedwright.device_runtime.store.unconfirmed import Tentative
+from fedwright.device_runtime.store.unconfirmed import UnconfirmedTensors
 from fedwright.device_runtime.train.base import Tensors
 from fedwright.protocol.errors import BadBlob
 from fedwright.protocol.messages import Task
@@ -13,7 +13,7 @@ class PersonalLayers:
     """The layers of one run at a time."""
 
     def __init__(self, folder: Path) -> None:
-        self._layers = Tentative(folder, "personal")
+        self._layers = UnconfirmedTensors(folder, "personal")
 
     def over(self, received: Tensors, names: Sequence[str], *, run: str) -> Tensors:
         """The model as it came, with this device's own layers in their places; those of another shape do not count."""

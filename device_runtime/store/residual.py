@@ -2,18 +2,18 @@
 
 from pathlib import Path
 
-from fedwright.device_runtime.store.unconfirmed import Tentative
+from fedwright.device_runtime.store.unconfirmed import UnconfirmedTensors
 from fedwright.device_runtime.train.base import Tensors
 from fedwright.protocol import deltas
 from fedwright.protocol.artifact import MEASURED
 from fedwright.protocol.messages import Task
 
 
-class Residual:
+class ErrorFeedback:
     """What is owed of one structure; another model starts without."""
 
     def __init__(self, folder: Path) -> None:
-        self._owed = Tentative(folder, "residual")
+        self._owed = UnconfirmedTensors(folder, "residual")
 
     def encode(self, task: Task, result: Tensors, masks: Tensors | None = None) -> bytes:
         """A task's result as the blob to send, in the form the task asks for; masks: which entries had come.

@@ -13,7 +13,7 @@ from fedwright.protocol.support.files import replace_file
 TASK = "task"
 
 
-class Tentative:
+class UnconfirmedTensors:
     """Two files in the device's folder: the tensors in force, and those that wait for an acknowledgement."""
 
     def __init__(self, folder: Path, name: str) -> None:

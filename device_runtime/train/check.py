@@ -14,7 +14,7 @@ from fedwright.protocol.artifact import (
     check_files,
 )
 from fedwright.protocol.errors import BadArtifact, OverBudget
-from fedwright.protocol.onnx_outline import Outline, Value, scan
+from fedwright.protocol.onnx_outline import Outline, OutlineValue, scan
 from fedwright.protocol.predictor import need_bytes
 
 __all__ = ["OPERATORS", "check_artifact", "need_bytes"]
@@ -152,7 +152,7 @@ def _check_eval(outline: Outline, manifest: Manifest, name: str) -> None:
     _same_names([value.name for value in outline.outputs], [manifest.logits, manifest.embedding], f"{name} output")
 
 
-def _compare(found: Sequence[Value], declared: Iterable[TensorSpec], what: str) -> None:
+def _compare(found: Sequence[OutlineValue], declared: Iterable[TensorSpec], what: str) -> None:
     """Declared and real values are the same, with the same types and shapes."""
     specs = {spec.name: spec for spec in declared}
     _same_names([value.name for value in found], list(specs), what)

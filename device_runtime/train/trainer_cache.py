@@ -11,7 +11,7 @@ from fedwright.protocol.predictor import step_bytes
 KEEP_BYTES = 64 * 1024 * 1024
 
 
-class Kept:
+class TrainerCache:
     """At most one trainer, by the blob of its artifact and the largest batch it was checked for."""
 
     def __init__(self, free_bytes: Callable[[], int] = facts.free_bytes) -> None:

@@ -13,7 +13,7 @@ _CLIP_EPS = 1e-6
 
 
 @dataclass(frozen=True)
-class State:
+class OptimizerState:
     """An optimizer slot: the value it is read as and the value that replaces it."""
 
     name: str
@@ -26,7 +26,7 @@ class Updates:
     """What the optimizer made: the new value of every parameter and its own state."""
 
     parameters: dict[str, str] = field(default_factory=dict)
-    states: list[State] = field(default_factory=list)
+    states: list[OptimizerState] = field(default_factory=list)
 
 
 class Stepper:
@@ -62,7 +62,7 @@ class Stepper:
 
     def _keep(self, slot: str, value: str) -> None:
         shape = self.graph.shape(slot)
-        self.updates.states.append(State(slot, _shaped(self.graph, value, shape), shape))
+        self.updates.states.append(OptimizerState(slot, _shaped(self.graph, value, shape), shape))
 
     def _decayed(self, name: str, grad: str) -> str:
         """g + decay * w"""

@@ -17,7 +17,7 @@ Rule = Literal["uniform", "size", "mixed", "inverse", "hasa"]
 
 
 @dataclass(frozen=True)
-class Budget:
+class WidthBudget:
     """What the widths must add up to: sum_i (n_i / N) r_i^power = total, with r_i in [least, most].
 
     passes: how often the widths are scaled and clipped (the paper: 2). tolerance: with one, passes go on until the
@@ -85,7 +85,7 @@ def needs(rule: Rule, scores: Floats, samples: Floats, *, size_share: float = 0.
     return 1 - rank if rule == "inverse" else rank
 
 
-def fit_budget(start: Floats, weights: Floats, budget: Budget, caps: Floats) -> Floats:
+def fit_budget(start: Floats, weights: Floats, budget: WidthBudget, caps: Floats) -> Floats:
     """Scale widths to the budget and clip them, pass after pass.
 
     s = (B / sum_j w_j r_j^p)^(1/p);  r_i <- clip(s r_i, least, u_i)
@@ -103,7 +103,7 @@ def allocate(
     rule: Rule,
     scores: Sequence[float] | Floats,
     samples: Sequence[float] | Floats,
-    budget: Budget,
+    budget: WidthBudget,
     *,
     caps: Sequence[float] | Floats | None = None,
     size_share: float = 0.5,
@@ -123,7 +123,7 @@ def allocate(
     return fit_budget(start, weights, budget, limits)
 
 
-def _check_caps(limits: Floats, weights: Floats, budget: Budget) -> None:
+def _check_caps(limits: Floats, weights: Floats, budget: WidthBudget) -> None:
     low = np.flatnonzero(limits < budget.least)
     if len(low):
         raise ConfigError(

@@ -35,7 +35,7 @@ MOMENTUM, FOLDED, FOLDED_WEIGHT, HELD = "momentum/", "folded/", "folded.weight",
 
 
 @dataclass(frozen=True)
-class Form:
+class HypernetForm:
     """How a hypernetwork is made; `chunk` outputs at a time with piece embeddings of size `piece` (None = all at once).
 
     shared: only b learns, so that everyone gets the same weights (the ablation without personalisation).
@@ -81,7 +81,7 @@ class Start:
 class Hypernet:
     """Generates weights for many descriptions at once and learns from the changes that devices made to them."""
 
-    def __init__(self, form: Form, start: Start, *, seed: int, device: str = "cpu") -> None:
+    def __init__(self, form: HypernetForm, start: Start, *, seed: int, device: str = "cpu") -> None:
         self.form = form
         self._device = torch.device(device)
         self._shapes = {name: value.shape for name, value in start.weights.items()}
@@ -314,7 +314,7 @@ class Hypernet:
         return found
 
 
-def _initial(form: Form, start: Start, seed: int) -> Tensors:
+def _initial(form: HypernetForm, start: Start, seed: int) -> Tensors:
     """The trunk; head weights small, head bias the start weights."""
     rng = np.random.default_rng(seed)
     values: Tensors = {}
@@ -342,7 +342,7 @@ def _initial(form: Form, start: Start, seed: int) -> Tensors:
     return values
 
 
-def _linear(rng: np.random.Generator, form: Form, layer: int, width: int) -> tuple[Array, Array]:
+def _linear(rng: np.random.Generator, form: HypernetForm, layer: int, width: int) -> tuple[Array, Array]:
     """A layer of the trunk as torch makes it, or one that keeps the scale: a ReLU before it halves the squares."""
     if form.keep_scale:
         spread = np.float32(math.sqrt((2.0 if layer else 1.0) / width))
@@ -353,7 +353,7 @@ def _linear(rng: np.random.Generator, form: Form, layer: int, width: int) -> tup
     return weight, rng.uniform(-bound, bound, form.hidden).astype(np.float32)
 
 
-def _head(rng: np.random.Generator, rows: int, form: Form, spread: float) -> Array:
+def _head(rng: np.random.Generator, rows: int, form: HypernetForm, spread: float) -> Array:
     # Drawn even where it is not used, so that forms with one seed share the rest of their weights.
     drawn = rng.standard_normal((rows, form.hidden), dtype=np.float32) * np.float32(spread)
     return np.zeros_like(drawn) if form.shared else drawn

@@ -83,7 +83,7 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Member:
+class TunedModel:
     """One row of theta: how its model computes and what it should say."""
 
     forward: Forward
@@ -93,7 +93,7 @@ class Member:
 def tune(
     theta: Tensor,
     build: Build,
-    members: Sequence[Member],
+    members: Sequence[TunedModel],
     *,
     schedule: Schedule,
     seed: int,
@@ -123,7 +123,7 @@ def tune(
     return best
 
 
-def _backward(models: Sequence[Weights], members: Sequence[Member], rows: Tensor) -> None:
+def _backward(models: Sequence[Weights], members: Sequence[TunedModel], rows: Tensor) -> None:
     """Add the gradient of all losses to theta; the maps of one member at a time are in memory."""
     x = members[0].goal.examples.x[rows]
     made: list[Tensor] = []
@@ -139,13 +139,13 @@ def _backward(models: Sequence[Weights], members: Sequence[Member], rows: Tensor
     torch.autograd.backward(made, gradients)
 
 
-def _losses(models: Sequence[Weights], members: Sequence[Member], rows: Tensor) -> Tensor:
+def _losses(models: Sequence[Weights], members: Sequence[TunedModel], rows: Tensor) -> Tensor:
     x = members[0].goal.examples.x[rows]
     pairs = zip(models, members, strict=True)
     return torch.stack([member.goal.loss(member.forward(weights, x), rows) for weights, member in pairs])
 
 
-def _held_out(theta: Tensor, build: Build, members: Sequence[Member]) -> Tensor:
+def _held_out(theta: Tensor, build: Build, members: Sequence[TunedModel]) -> Tensor:
     """Mean loss of every member on the rows that it does not learn from [M]."""
     held = members[0].goal.examples.held
     with torch.no_grad():

@@ -34,7 +34,7 @@ class Notes(Protocol):
         ...
 
 
-class Circle:
+class ClusterSharing:
     """One edge's place among the edges of a stage; only the last stage counts."""
 
     def __init__(self, edge: str, notes: Notes, blobs: BlobStore) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedwright.protocol import tensors
 from fedwright.protocol.errors import BadBlob
-from fedwright.server_runtime.blocks.fedconv.cluster_exchange import Array, Features, View
+from fedwright.server_runtime.blocks.fedconv.cluster_exchange import Array, ClusterView, Features
 
 # Between a cluster's name, which is a device's, and what a tensor is; no id holds it.
 BETWEEN = "\n"
@@ -14,7 +14,7 @@ WEIGHT, LABELS, ANSWERS = "weight", "labels", "answers"
 MEANS, MEANS_OF, COUNTS = "means", "means_of", "counts"
 
 
-def pack_views(views: Mapping[str, View]) -> bytes:
+def pack_views(views: Mapping[str, ClusterView]) -> bytes:
     """Views as one blob; nothing is rounded: last layers and features are float32 where they come from."""
     found: dict[str, Array] = {}
     for name, view in views.items():
@@ -30,7 +30,7 @@ def pack_views(views: Mapping[str, View]) -> bytes:
     return tensors.save(found)
 
 
-def unpack_views(data: bytes, *, classes: int) -> dict[str, View]:
+def unpack_views(data: bytes, *, classes: int) -> dict[str, ClusterView]:
     """The views in bytes that another edge made; BadBlob unless each is whole and of this many classes."""
     parts: dict[str, dict[str, Array]] = {}
     for title, value in tensors.load(data).items():
@@ -39,13 +39,13 @@ def unpack_views(data: bytes, *, classes: int) -> dict[str, View]:
     return {name: _view(name, own, classes) for name, own in parts.items()}
 
 
-def _view(name: str, own: Mapping[str, Array], classes: int) -> View:
+def _view(name: str, own: Mapping[str, Array], classes: int) -> ClusterView:
     weight = _floats(name, own, WEIGHT, classes, None)
     labels = _labels(name, own, LABELS, classes)
     answers = _floats(name, own, ANSWERS, len(labels), classes)
     if (answers < 0).any() or (answers > 1).any():
         raise BadBlob(f"the answers of cluster {name!r} are not shares of 1")
-    view = View(weight, {int(label): answer for label, answer in zip(labels, answers, strict=True)})
+    view = ClusterView(weight, {int(label): answer for label, answer in zip(labels, answers, strict=True)})
     if MEANS not in own:
         return view
     y = _labels(name, own, MEANS_OF, classes)
@@ -53,7 +53,7 @@ def _view(name: str, own: Mapping[str, Array], classes: int) -> View:
     counts = _floats(name, own, COUNTS, len(y))
     if (counts <= 0).any():
         raise BadBlob(f"cluster {name!r} has class means of nothing")
-    return View(weight, view.answers, Features(x, y, counts))
+    return ClusterView(weight, view.answers, Features(x, y, counts))
 
 
 def _floats(name: str, own: Mapping[str, Array], kind: str, *shape: int | None) -> Array:

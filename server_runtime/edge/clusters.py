@@ -18,17 +18,17 @@ from fedwright.protocol.artifact import Manifest
 from fedwright.protocol.errors import BadBlob, ConfigError
 from fedwright.protocol.messages import Part, Task, Update
 from fedwright.server_runtime.blocks.fedconv.cluster_exchange import (
+    ClusterView,
+    ExchangeOptions,
     Features,
     Head,
-    Options,
     Projections,
-    View,
     exchange,
 )
 from fedwright.server_runtime.blocks.fedconv.clustering import cluster
 from fedwright.server_runtime.edge.cluster_sharing import Notes
 from fedwright.server_runtime.edge.cluster_views import BETWEEN, pack_views, unpack_views
-from fedwright.server_runtime.edge.pooled_update import COUNTS, PROTOTYPES, Member, Reader, mean, pack
+from fedwright.server_runtime.edge.pooled_update import COUNTS, PROTOTYPES, PooledReply, Reader, mean, pack
 from fedwright.server_runtime.methods.base import Array, Tensors
 
 log = logging.getLogger(__name__)
@@ -38,12 +38,12 @@ SEED = 1
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ExchangeNeeds:
     """How an edge groups: at most (or exactly) so many clusters per size, and whether they teach each other."""
 
     most: int = 1
     exact: int | None = None
-    exchange: Options | None = None
+    exchange: ExchangeOptions | None = None
 
     def reasons(self) -> list[str]:
         """The settings of an edge that work on last layers."""
@@ -85,7 +85,7 @@ class _Cluster:
 class Clustered:
     """See Grouping: one mean for each cluster, after an exchange if that is wanted."""
 
-    def __init__(self, wanted: Wanted, notes: Notes) -> None:
+    def __init__(self, wanted: ExchangeNeeds, notes: Notes) -> None:
         self.together = wanted.exchange is not None
         self._wanted = wanted
         self._notes = notes
@@ -93,15 +93,19 @@ class Clustered:
         self._warned: set[str] = set()
         self._last: tuple[set[str], list[_Cluster]] | None = None
 
-    def show(self, pools: dict[str, list[Member]], reader: Reader) -> bytes | None:
+    def show(self, pools: dict[str, list[PooledReply]], reader: Reader) -> bytes | None:
         """See Grouping."""
         options = self._wanted.exchange
         if options is None:
             return None
         able = _able(self._made(pools, reader))
-        return pack_views({name: View.of(one.head(), one.features(), options.form) for name, one in able.items()})
+        return pack_views(
+            {name: ClusterView.of(one.head(), one.features(), options.form) for name, one in able.items()}
+        )
 
-    def group(self, pools: dict[str, list[Member]], reader: Reader, elsewhere: Mapping[str, bytes]) -> list[Update]:
+    def group(
+        self, pools: dict[str, list[PooledReply]], reader: Reader, elsewhere: Mapping[str, bytes]
+    ) -> list[Update]:
         """See Grouping."""
         found = self._made(pools, reader)
         # What is changed below is not to be used again.
@@ -110,7 +114,7 @@ class Clustered:
             self._exchange(found, self._wanted.exchange, elsewhere)
         return [pack(one.task, one.parts, one.values, reader.blobs) for one in found]
 
-    def _made(self, pools: dict[str, list[Member]], reader: Reader) -> list[_Cluster]:
+    def _made(self, pools: dict[str, list[PooledReply]], reader: Reader) -> list[_Cluster]:
         """The clusters of all pools; kept from when they were shown until they go up."""
         tasks = {member.task.task for members in pools.values() for member in members}
         if self._last is None or self._last[0] != tasks:
@@ -118,7 +122,7 @@ class Clustered:
             self._last = (tasks, made)
         return self._last[1]
 
-    def _clusters(self, members: Sequence[Member], reader: Reader) -> list[_Cluster]:
+    def _clusters(self, members: Sequence[PooledReply], reader: Reader) -> list[_Cluster]:
         ordered = sorted(members, key=lambda member: member.device)
         task = ordered[0].task
         layer = last_layer(reader.manifest(task), self._wanted, personal=task.returns.personal)
@@ -139,7 +143,7 @@ class Clustered:
             for group in groups
         ]
 
-    def _labels(self, members: Sequence[Member], base: Array, name: str, reader: Reader) -> dict[str, int]:
+    def _labels(self, members: Sequence[PooledReply], base: Array, name: str, reader: Reader) -> dict[str, int]:
         """The cluster of each device; kept from the first time that these devices were seen at this size."""
         size = members[0].task.artifact.sha256
         devices = [member.device for member in members]
@@ -155,7 +159,7 @@ class Clustered:
         self._notes.save_note(CLUSTERS, msgspec.msgpack.encode(self._known))
         return labels
 
-    def _exchange(self, clusters: Sequence[_Cluster], options: Options, elsewhere: Mapping[str, bytes]) -> None:
+    def _exchange(self, clusters: Sequence[_Cluster], options: ExchangeOptions, elsewhere: Mapping[str, bytes]) -> None:
         """Let linked clusters teach each other; those whose devices sent no class means are left as they are."""
         able = _able(clusters)
         if len(able) < len(clusters):
@@ -176,10 +180,10 @@ class Clustered:
         if kept:
             self._notes.save_note(PROJECTIONS, msgspec.msgpack.encode((number, _packed(before), _packed(kept))))
 
-    def _views(self, heads: Mapping[str, Head], elsewhere: Mapping[str, bytes]) -> dict[str, View]:
+    def _views(self, heads: Mapping[str, Head], elsewhere: Mapping[str, bytes]) -> dict[str, ClusterView]:
         """The clusters of other edges; those that cannot be read, or that are here by now, are left out."""
         classes = max((len(head.bias) for head in heads.values()), default=0)
-        views: dict[str, View] = {}
+        views: dict[str, ClusterView] = {}
         for edge, data in elsewhere.items():
             try:
                 views |= unpack_views(data, classes=classes)
@@ -224,7 +228,7 @@ def _packed(projections: Projections) -> bytes:
     return tensors.save({BETWEEN.join(pair): value for pair, value in projections.items()})
 
 
-def last_layer(manifest: Manifest, wanted: Wanted, *, personal: Sequence[str] = ()) -> tuple[str, str | None]:
+def last_layer(manifest: Manifest, wanted: ExchangeNeeds, *, personal: Sequence[str] = ()) -> tuple[str, str | None]:
     """The names of the last layer's weight and bias: the last matrix with one row per class.
 
     wanted: what needs it. personal: tensors that devices keep to themselves.

@@ -48,10 +48,10 @@ from fedwright.protocol.messages import (
     Task,
     Update,
 )
-from fedwright.server_runtime.edge.host_channel import Upward
-from fedwright.server_runtime.edge.store import Row
-from fedwright.server_runtime.edge.task_rows import Shelf, blobs_of
-from fedwright.server_runtime.transport.device_channel import Exchange, Heard
+from fedwright.server_runtime.edge.host_channel import HostChannel
+from fedwright.server_runtime.edge.store import TaskRow
+from fedwright.server_runtime.edge.task_rows import TaskRows, blobs_of
+from fedwright.server_runtime.transport.device_channel import DeviceChannel, Heard
 from fedwright.server_runtime.transport.upload_puller import Pulled
 
 log = logging.getLogger(__name__)
@@ -73,12 +73,18 @@ class Edge:
     """One edge server; `run` returns when the host's run is over (with `once`) or `stop` was called."""
 
     def __init__(
-        self, up: Upward, down: Exchange, *, shelf: Shelf, blobs: BlobStore, options: EdgeOptions | None = None
+        self,
+        up: HostChannel,
+        down: DeviceChannel,
+        *,
+        rows: TaskRows,
+        blobs: BlobStore,
+        options: EdgeOptions | None = None,
     ) -> None:
         self._name = up.presence.name
         self._up = up
         self._down = down
-        self._shelf = shelf
+        self._rows = rows
         self._blobs = blobs
         self._options = options or EdgeOptions()
         self._host_heard = False
@@ -100,7 +106,7 @@ class Edge:
 
     def run(self) -> None:
         """Serve; LinkError when no host was ever heard of, IdentityTaken when another edge has this name."""
-        for task in [row.task for row in self._shelf.open_rows() if row.task is not None]:
+        for task in [row.task for row in self._rows.open_rows() if row.task is not None]:
             # A device may be in the middle of fetching them, and must not hear that they are lost.
             if all(self._blobs.has(ref.sha256) for ref in blobs_of(task)):
                 self._down.offer(task)
@@ -118,7 +124,7 @@ class Edge:
         now_s = time.monotonic()
         if self._up.came_up():
             self._report_all()
-            self._shelf.link_lost()
+            self._rows.link_lost()
         if now_s - self._beat_s >= BEAT_S:
             self._beat_s = now_s
             self._down.say_here()
@@ -127,15 +133,15 @@ class Edge:
                 f"edge {self._name} has heard no host for {self._options.host_timeout_s:.0f} s; start one with "
                 f"`fedwright server run` or check host.broker and host.fleet"
             )
-        self._up.fetch(self._shelf.circle.wanted())
+        self._up.fetch(self._rows.sharing.wanted())
         self._up.tend()
-        self._shelf.close_pools()
-        for shown in self._shelf.due_shown():
+        self._rows.close_pools()
+        for shown in self._rows.due_shown():
             self._show(shown)
-        for update in self._shelf.due_updates():
+        for update in self._rows.due_updates():
             self._announce(update)
             self._up.send(update)
-        for row in self._shelf.due_answers():
+        for row in self._rows.due_answers():
             self._announce(row.said)
             self._up.carry(row.device, row.answer or b"")
 
@@ -161,15 +167,15 @@ class Edge:
             self._take_carried(message)
         elif isinstance(message, Challenge):
             self._report_all()
-            self._shelf.show_again()
+            self._rows.show_again()
         elif isinstance(message, Shown):
-            self._shelf.circle.take(message)
+            self._rows.sharing.take(message)
         elif isinstance(message, Recall):
             self._down.withdraw(message.of)
-            self._shelf.recall(message.of)
+            self._rows.recall(message.of)
         elif isinstance(message, Chunk):
             # The last one of its blob: a task may have waited for it.
-            for row in self._shelf.open_rows():
+            for row in self._rows.open_rows():
                 if row.id not in self._passed:
                     self._begin(row)
         elif isinstance(message, Lost):
@@ -191,9 +197,9 @@ class Edge:
             log.warning("from the host for %s: %s", carried.device, err)
             return
         if isinstance(body, Task):
-            for over in self._shelf.give_up(carried.device, body.task):
+            for over in self._rows.give_up(carried.device, body.task):
                 self._down.withdraw(over)
-            row = self._shelf.take_task(carried.device, body, carried.payload)
+            row = self._rows.take_task(carried.device, body, carried.payload)
             self._up.send(Ack(body.task))
             self._begin(row)
             return
@@ -201,12 +207,12 @@ class Edge:
         if isinstance(body, Ack):
             self._down.withdraw(body.of)
             self._passed.discard(body.of)
-            for sha256 in self._shelf.take_ack(body.of, carried.payload):
+            for sha256 in self._rows.take_ack(body.of, carried.payload):
                 self._down.stop_serving(sha256)
                 self._up.stop_serving(sha256)
                 self._blobs.remove(sha256)
 
-    def _begin(self, row: Row) -> None:
+    def _begin(self, row: TaskRow) -> None:
         """Pass a task on to the boot it is for, as soon as its blobs are here."""
         boot, _ = self._reports.get(row.device, ("", b""))
         if row.state != "open" or row.task is None or not row.payload or row.task.boot != boot:
@@ -229,7 +235,7 @@ class Edge:
         if isinstance(message, Report):
             self._reports[device] = (event.boot, event.payload)
             self._up.carry(device, event.payload)
-            for row in self._shelf.open_rows(device):
+            for row in self._rows.open_rows(device):
                 self._begin(row)
         elif isinstance(message, Gone):
             if self._reports.get(device, ("", b""))[0] == event.boot:
@@ -245,8 +251,8 @@ class Edge:
 
     def _is_wanted(self, update: Update) -> bool:
         """Whether to fetch an update's tensors; those of one that the host will turn down stay where they are."""
-        row = self._shelf.row(update.task)
-        return (row is None or row.answer is None) and not self._shelf.is_too_large(update)
+        row = self._rows.row(update.task)
+        return (row is None or row.answer is None) and not self._rows.is_too_large(update)
 
     def _take_pulled(self, event: Pulled) -> None:
         for heard in self._arriving.pop(event.sha256, []):
@@ -260,7 +266,7 @@ class Edge:
         if not isinstance(event.message, Update | Refusal):
             return
         task = event.message.task
-        row = self._shelf.take_answer(event.device, event.message, event.payload)
+        row = self._rows.take_answer(event.device, event.message, event.payload)
         self._down.withdraw(task)
         if row is not None and row.state == "done":
             self._down.send_bytes(event.device, row.answer or b"")

@@ -44,7 +44,7 @@ class Presence:
     verify: codec.Verify | None = None
 
 
-class Upward:
+class HostChannel:
     """Speaks with the host; a thread of its own only moves what arrives into a queue and wakes the edge."""
 
     def __init__(self, link: Link, presence: Presence, *, blobs: BlobStore, wake: Callable[[], None]) -> None:

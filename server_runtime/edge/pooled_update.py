@@ -19,7 +19,7 @@ PROTOTYPES, COUNTS = CLASS_MEANS
 
 
 @dataclass(frozen=True)
-class Member:
+class PooledReply:
     """One device's answered task."""
 
     device: str
@@ -59,11 +59,13 @@ class Grouping(Protocol):
     together: bool
     """Whether all pools of a round go up at once, when other edges have shown theirs; else each when it is complete."""
 
-    def show(self, pools: dict[str, list[Member]], reader: Reader) -> bytes | None:
+    def show(self, pools: dict[str, list[PooledReply]], reader: Reader) -> bytes | None:
         """What other edges need of these pools to group theirs; None when nothing."""
         ...
 
-    def group(self, pools: dict[str, list[Member]], reader: Reader, elsewhere: Mapping[str, bytes]) -> list[Update]:
+    def group(
+        self, pools: dict[str, list[PooledReply]], reader: Reader, elsewhere: Mapping[str, bytes]
+    ) -> list[Update]:
         """One or more pooled updates for each pool; elsewhere: what other edges have shown."""
         ...
 
@@ -73,16 +75,20 @@ class Plain:
 
     together = False
 
-    def show(self, pools: dict[str, list[Member]], reader: Reader) -> bytes | None:
+    def show(self, pools: dict[str, list[PooledReply]], reader: Reader) -> bytes | None:
         """See Grouping."""
         return None
 
-    def group(self, pools: dict[str, list[Member]], reader: Reader, elsewhere: Mapping[str, bytes]) -> list[Update]:
+    def group(
+        self, pools: dict[str, list[PooledReply]], reader: Reader, elsewhere: Mapping[str, bytes]
+    ) -> list[Update]:
         """See Grouping."""
         return [put_together(members, reader) for members in pools.values()]
 
 
-def split(members: Mapping[str, list[Member]], grouping: Grouping) -> tuple[list[Member], dict[str, list[Member]]]:
+def split(
+    members: Mapping[str, list[PooledReply]], grouping: Grouping
+) -> tuple[list[PooledReply], dict[str, list[PooledReply]]]:
     """Members that are the only ones of their pool, whose updates go up as they came, and the pools of the others."""
     pools = {key: found for key, found in members.items() if found}
     if grouping.together:
@@ -91,7 +97,7 @@ def split(members: Mapping[str, list[Member]], grouping: Grouping) -> tuple[list
     return alone, {key: found for key, found in pools.items() if len(found) > 1}
 
 
-def put_together(members: Sequence[Member], reader: Reader) -> Update:
+def put_together(members: Sequence[PooledReply], reader: Reader) -> Update:
     """One update for all members, in the order of their devices; its tensors lie in the store."""
     ordered = sorted(members, key=lambda member: member.device)
     parts = [Part(member.task.task, member.update.stats) for member in ordered]
@@ -109,12 +115,12 @@ def pack(task: Task, parts: list[Part], values: Tensors, blobs: BlobStore) -> Up
     return Update(task.task, task.round, total(parts), ref, parts)
 
 
-def mean(members: Sequence[Member], reader: Reader) -> Tensors:
+def mean(members: Sequence[PooledReply], reader: Reader) -> Tensors:
     """Σ w_i Δ_i / Σ w_i, one device at a time; w_i its samples, or 1 where every device counts the same."""
     return weighted_mean((reader.read(member.task, member.update), weight_of(member)) for member in members)
 
 
-def weight_of(member: Member) -> float:
+def weight_of(member: PooledReply) -> float:
     """How much a device counts in its pool."""
     pool = member.task.pool
     return 1.0 if pool is not None and pool.by == "devices" else float(member.update.stats.samples)

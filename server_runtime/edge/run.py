@@ -17,14 +17,14 @@ from fedwright.protocol.link.base import Link
 from fedwright.protocol.link.security import Bundle, TlsFiles, read_bundle
 from fedwright.protocol.messages import Board, Gone
 from fedwright.protocol.support.files import lock_folder
-from fedwright.server_runtime.blocks.fedconv.cluster_exchange import Options
+from fedwright.server_runtime.blocks.fedconv.cluster_exchange import ExchangeOptions
 from fedwright.server_runtime.edge.config import EdgeConfig
 from fedwright.server_runtime.edge.edge import Edge, EdgeOptions
-from fedwright.server_runtime.edge.host_channel import Presence, Upward
+from fedwright.server_runtime.edge.host_channel import HostChannel, Presence
 from fedwright.server_runtime.edge.pooled_update import Grouping, Plain
 from fedwright.server_runtime.edge.store import EdgeStore
-from fedwright.server_runtime.edge.task_rows import Shelf
-from fedwright.server_runtime.transport.device_channel import Exchange
+from fedwright.server_runtime.edge.task_rows import TaskRows
+from fedwright.server_runtime.transport.device_channel import DeviceChannel
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def run_edge(config: EdgeConfig, *, started: Callable[[Edge], None] = lambda edg
     tls = TlsFiles() if bundle is None else bundle.tls()
     name, fleet, boot = config.edge.name, config.host.fleet, codec.new_id()
     will = (topics.up(fleet, name), codec.encode(Gone(), sender=name, boot=boot))
-    presence = Presence(fleet, name, boot, board(), None if bundle is None else bundle.verify)
+    presence = Presence(fleet, name, boot, edge_board(), None if bundle is None else bundle.verify)
     with ExitStack() as stack:
         up = connect(config.host.broker, client_id=f"{name}-up", will=will, tls=tls)
         stack.callback(up.close)
@@ -63,11 +63,11 @@ def serve(
         raise ConfigError(f"another edge is at work in {folder}; stop it, or give this one another name")
     blobs = BlobStore(folder / "blobs", limit_bytes=BLOB_LIMIT_BYTES)
     store = EdgeStore(folder / "edge.sqlite")
-    upward = Upward(up, presence, blobs=blobs, wake=down.wake)
+    upward = HostChannel(up, presence, blobs=blobs, wake=down.wake)
     try:
-        shelf = Shelf(presence.name, store, blobs, grouping=grouping_of(config, store), clock=time.monotonic)
+        rows = TaskRows(presence.name, store, blobs, grouping=grouping_of(config, store), clock=time.monotonic)
         options = EdgeOptions(config.edge.once, config.host.timeout_s)
-        edge = Edge(upward, Exchange(down, presence.name, blobs=blobs), shelf=shelf, blobs=blobs, options=options)
+        edge = Edge(upward, DeviceChannel(down, presence.name, blobs=blobs), rows=rows, blobs=blobs, options=options)
         started(edge)
         log.info("edge %s serves fleet %s", presence.name, presence.fleet)
         edge.run()
@@ -83,16 +83,16 @@ def grouping_of(config: EdgeConfig, store: EdgeStore) -> Grouping:
     if most == 1 and exact is None and form == "off":
         return Plain()
     # An edge that only averages has no use for scikit-learn.
-    from fedwright.server_runtime.edge.clusters import Clustered, Wanted
+    from fedwright.server_runtime.edge.clusters import Clustered, ExchangeNeeds
 
     wanted = config.exchange
     options = None
     if wanted.form != "off":
-        options = Options(wanted.form, wanted.share, wanted.quantile, wanted.steps, wanted.rate)
-    return Clustered(Wanted(most, exact, options), store)
+        options = ExchangeOptions(wanted.form, wanted.share, wanted.quantile, wanted.steps, wanted.rate)
+    return Clustered(ExchangeNeeds(most, exact, options), store)
 
 
-def board() -> Board:
+def edge_board() -> Board:
     """This machine, for the report."""
     cores = psutil.cpu_count() or 1
     return Board(platform.node(), platform.machine(), cores, psutil.virtual_memory().total, "edge", cores)

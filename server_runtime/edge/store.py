@@ -26,7 +26,7 @@ State = Literal["open", "answered", "refused", "recalled", "done"]
 
 
 @dataclass(frozen=True)
-class Row:
+class TaskRow:
     """One task of one device.
 
     payload: the server's envelope around the task; None for an answer that came before the task did, with a device
@@ -63,15 +63,15 @@ class EdgeStore:
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.executescript(_SCHEMA)
         found = self._db.execute("SELECT id, device, payload, answer, state, bundle FROM task ORDER BY rowid")
-        self._rows = {row[0]: Row(*row) for row in found}
+        self._rows = {row[0]: TaskRow(*row) for row in found}
         packed = self._db.execute("SELECT id, message FROM bundle")
         self._bundles = {name: msgspec.msgpack.decode(message, type=Update) for name, message in packed}
 
-    def row(self, task: str) -> Row | None:
+    def row(self, task: str) -> TaskRow | None:
         """The row of a task."""
         return self._rows.get(task)
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[TaskRow]:
         """All rows, oldest first."""
         return list(self._rows.values())
 
@@ -83,7 +83,7 @@ class EdgeStore:
         """Pooled updates that the server has not acknowledged in full."""
         return dict(self._bundles)
 
-    def save(self, *rows: Row) -> None:
+    def save(self, *rows: TaskRow) -> None:
         """Keep rows, all in one act."""
         with transaction(self._db):
             self._write(rows)
@@ -103,7 +103,7 @@ class EdgeStore:
             self._write(rows)
         self._bundles.update({update.task: update for update in updates})
 
-    def drop_bundle(self, name: str, *rows: Row) -> None:
+    def drop_bundle(self, name: str, *rows: TaskRow) -> None:
         """Forget a pooled update and keep rows as they are now, in one act."""
         with transaction(self._db):
             self._db.execute("DELETE FROM bundle WHERE id = ?", (name,))
@@ -123,7 +123,7 @@ class EdgeStore:
         """Let go of the file."""
         self._db.close()
 
-    def _write(self, rows: Iterable[Row]) -> None:
+    def _write(self, rows: Iterable[TaskRow]) -> None:
         for row in rows:
             self._db.execute(
                 "INSERT INTO task VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET"

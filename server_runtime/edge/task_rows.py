@@ -7,9 +7,9 @@ from dataclasses import replace
 from fedwright.protocol.blobs import BlobStore, inlined
 from fedwright.protocol.errors import BadBlob, BadUpdate
 from fedwright.protocol.messages import BlobRef, Pool, Refusal, Shown, Task, Update
-from fedwright.server_runtime.edge.cluster_sharing import Circle
-from fedwright.server_runtime.edge.pooled_update import Grouping, Member, Reader, split
-from fedwright.server_runtime.edge.store import ALONE, EdgeStore, Row, State
+from fedwright.server_runtime.edge.cluster_sharing import ClusterSharing
+from fedwright.server_runtime.edge.pooled_update import Grouping, PooledReply, Reader, split
+from fedwright.server_runtime.edge.store import ALONE, EdgeStore, State, TaskRow
 from fedwright.server_runtime.fleet.upload_limits import most_bytes
 
 log = logging.getLogger(__name__)
@@ -26,13 +26,13 @@ SHOWN = "the clusters"
 KEEP_ROUNDS = 20
 
 
-class Shelf:
+class TaskRows:
     """Rows of the store and what follows from them; knows nothing of links."""
 
     def __init__(
         self, edge: str, store: EdgeStore, blobs: BlobStore, *, grouping: Grouping, clock: Callable[[], float]
     ) -> None:
-        self.circle = Circle(edge, store, blobs)
+        self.sharing = ClusterSharing(edge, store, blobs)
         self._store = store
         self._blobs = blobs
         self._grouping = grouping
@@ -43,20 +43,20 @@ class Shelf:
         # The stage and tasks of which this life of the edge has shown its clusters to others, and waits for theirs.
         self._shown: tuple[str, set[str]] | None = None
 
-    def open_rows(self, device: str | None = None) -> list[Row]:
+    def open_rows(self, device: str | None = None) -> list[TaskRow]:
         """Tasks that are not answered, of one device or of all."""
         return [row for row in self._store.rows() if row.state == "open" and device in (None, row.device)]
 
-    def row(self, task: str) -> Row | None:
+    def row(self, task: str) -> TaskRow | None:
         """The row of a task."""
         return self._store.row(task)
 
-    def take_task(self, device: str, task: Task, payload: bytes) -> Row:
+    def take_task(self, device: str, task: Task, payload: bytes) -> TaskRow:
         """Make a task durable; one that was recalled counts again, one that is answered is due at once."""
         known = self._store.row(task.task)
         if known is None:
             self._forget_before(task)
-        row = Row(task.task, device, payload) if known is None else replace(known, payload=payload)
+        row = TaskRow(task.task, device, payload) if known is None else replace(known, payload=payload)
         if row.state == "recalled":
             row = replace(row, state="open")
         if row != known:
@@ -79,9 +79,9 @@ class Shelf:
             self._store.save(*(replace(row, state="recalled") for row in over))
         return [row.id for row in over]
 
-    def take_answer(self, device: str, answer: Update | Refusal, payload: bytes) -> Row | None:
+    def take_answer(self, device: str, answer: Update | Refusal, payload: bytes) -> TaskRow | None:
         """Make an answer durable; None when it is not this device's to give."""
-        row = self._store.row(answer.task) or Row(answer.task, device, None)
+        row = self._store.row(answer.task) or TaskRow(answer.task, device, None)
         if row.device != device or (isinstance(answer, Update) and answer.parts):
             log.warning("device %s answers what it was not asked; that is not taken", device)
             return None
@@ -126,8 +126,8 @@ class Shelf:
 
     def close_pools(self) -> None:
         """Put together what is complete or has waited long enough."""
-        waiting: dict[str, list[Row]] = {}
-        ripe: dict[str, list[Row]] = {}
+        waiting: dict[str, list[TaskRow]] = {}
+        ripe: dict[str, list[TaskRow]] = {}
         pools = self._pools()
         for key, rows in pools.items():
             left = [row for row in rows if not row.bundle and row.state in ("answered", "open")]
@@ -141,7 +141,7 @@ class Shelf:
         if ripe and not (self._grouping.together and (waiting or self._waits_for_others(ripe))):
             self._put_together({key: self._members(rows) for key, rows in ripe.items()})
 
-    def _put_together(self, members: dict[str, list[Member]]) -> None:
+    def _put_together(self, members: dict[str, list[PooledReply]]) -> None:
         alone, pooled = split(members, self._grouping)
         for member in alone:
             self._send_alone(member.task.task)
@@ -154,7 +154,7 @@ class Shelf:
         for update in updates:
             log.info("round %d: %d updates go up as one", update.round, len(update.parts))
 
-    def _elsewhere(self, pooled: dict[str, list[Member]]) -> dict[str, bytes] | None:
+    def _elsewhere(self, pooled: dict[str, list[PooledReply]]) -> dict[str, bytes] | None:
         """What other edges show, once this one has shown its own; None while some are waited for."""
         members = [member for found in pooled.values() for member in found]
         pool = _newest([member.task for member in members])
@@ -164,26 +164,26 @@ class Shelf:
         if self._shown != shown:
             self._show(pool.stage, self._grouping.show(pooled, self._reader))
             self._shown = shown
-            if self.circle.missing(pool.stage, pool.peers):
+            if self.sharing.missing(pool.stage, pool.peers):
                 return None
-        return self.circle.views(pool.stage, pool.peers)
+        return self.sharing.views(pool.stage, pool.peers)
 
-    def _waits_for_others(self, ripe: dict[str, list[Row]]) -> bool:
+    def _waits_for_others(self, ripe: dict[str, list[TaskRow]]) -> bool:
         """Whether these have been shown and others have not answered that yet, with time left for them to do it."""
         rows = [row for found in ripe.values() for row in found if row.state == "answered"]
         pool = _newest([row.task for row in rows if row.task is not None])
         if pool is None or pool.stage is None or self._shown != (pool.stage, {row.id for row in rows}):
             return False
-        return bool(self.circle.missing(pool.stage, pool.peers)) and not self._is_late(rows, PEERS_RATIO)
+        return bool(self.sharing.missing(pool.stage, pool.peers)) and not self._is_late(rows, PEERS_RATIO)
 
-    def _show_nothing(self, pools: dict[str, list[Row]]) -> None:
+    def _show_nothing(self, pools: dict[str, list[TaskRow]]) -> None:
         """Let other edges not wait for this one, which has no clusters for them in this stage."""
         pool = _newest([row.task for rows in pools.values() for row in rows if row.task is not None])
-        if pool is not None and pool.stage is not None and self.circle.stage != pool.stage:
+        if pool is not None and pool.stage is not None and self.sharing.stage != pool.stage:
             self._show(pool.stage, None)
 
     def _show(self, stage: str, views: bytes | None) -> None:
-        self.circle.show(stage, views)
+        self.sharing.show(stage, views)
         self.show_again()
 
     def show_again(self) -> None:
@@ -193,9 +193,9 @@ class Shelf:
     def due_shown(self) -> list[Shown]:
         """What to show to other edges now; it is repeated as long as one of them is waited for."""
         is_known = SHOWN in self._sent_s and self._shown is None
-        if is_known or self.circle.stage is None or not self._is_due(SHOWN):
+        if is_known or self.sharing.stage is None or not self._is_due(SHOWN):
             return []
-        shown = self.circle.own()
+        shown = self.sharing.own()
         return [] if shown is None else [shown]
 
     def due_updates(self) -> list[Update]:
@@ -206,29 +206,29 @@ class Shelf:
             if self._is_due(name)
         ]
 
-    def due_answers(self) -> list[Row]:
+    def due_answers(self) -> list[TaskRow]:
         """Answers to send now as they came: refusals, and updates of no pool."""
         return [row for row in self._store.rows() if self._goes_alone(row) and self._is_due(row.id)]
 
-    def _pools(self) -> dict[str, list[Row]]:
-        pools: dict[str, list[Row]] = {}
+    def _pools(self) -> dict[str, list[TaskRow]]:
+        pools: dict[str, list[TaskRow]] = {}
         for row in self._store.rows():
             if row.task is not None and row.task.pool is not None:
                 pools.setdefault(row.task.pool.key, []).append(row)
         return pools
 
-    def _is_settled(self, rows: list[Row], left: list[Row]) -> bool:
+    def _is_settled(self, rows: list[TaskRow], left: list[TaskRow]) -> bool:
         """Whether all tasks of a pool are here and none of them is waited for."""
         pool = None if rows[0].task is None else rows[0].task.pool
         return pool is not None and len(rows) >= pool.size and all(row.state != "open" for row in left)
 
-    def _is_late(self, left: list[Row], ratio: float) -> bool:
+    def _is_late(self, left: list[TaskRow], ratio: float) -> bool:
         """Whether this share of the time of these tasks has passed."""
         task = left[0].task
         began_s = min(self._began_s[row.id] for row in left)
         return task is not None and self._clock() - began_s >= ratio * task.deadline_s
 
-    def _members(self, rows: list[Row]) -> list[Member]:
+    def _members(self, rows: list[TaskRow]) -> list[PooledReply]:
         """The usable answers among rows; one that cannot be read goes up by itself, for the host to judge."""
         found = []
         for row in rows:
@@ -240,7 +240,7 @@ class Shelf:
                 log.warning("device %s: %s; the host decides", row.device, err)
                 self._send_alone(row.id)
                 continue
-            found.append(Member(row.device, row.task, row.said))
+            found.append(PooledReply(row.device, row.task, row.said))
         return found
 
     def _send_alone(self, task: str) -> None:
@@ -248,7 +248,7 @@ class Shelf:
         if row is not None:
             self._store.save(replace(row, bundle=ALONE))
 
-    def _goes_alone(self, row: Row) -> bool:
+    def _goes_alone(self, row: TaskRow) -> bool:
         if row.state == "refused" or (row.state == "answered" and row.bundle == ALONE):
             return True
         return row.state == "answered" and not row.bundle and (row.task is None or row.task.pool is None)

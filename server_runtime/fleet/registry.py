@@ -12,7 +12,7 @@ Verdict = Literal["joined", "known", "contested", "taken"]
 
 
 @dataclass(frozen=True)
-class Member:
+class RegisteredDevice:
     """One device: which boot of it we talk to, and what it last reported."""
 
     device: str
@@ -37,7 +37,7 @@ class Registry:
     newcomer is turned away; if it stays silent for CHALLENGE_S, the newcomer takes the place.
     """
 
-    _members: dict[str, Member] = field(default_factory=dict)
+    _members: dict[str, RegisteredDevice] = field(default_factory=dict)
     _contests: dict[str, _Contest] = field(default_factory=dict)
 
     def hear(self, device: str, boot: str, report: Report, *, now_s: float) -> Verdict:
@@ -87,7 +87,7 @@ class Registry:
         member = self._members.get(device)
         return member.boot if member is not None and member.present else None
 
-    def known(self, device: str) -> Member | None:
+    def known(self, device: str) -> RegisteredDevice | None:
         """The member of that id, present or not."""
         return self._members.get(device)
 
@@ -96,5 +96,5 @@ class Registry:
         return {m.device: m.report for _, m in sorted(self._members.items()) if m.present}
 
     def _join(self, device: str, boot: str, report: Report) -> None:
-        self._members[device] = Member(device, boot, report)
+        self._members[device] = RegisteredDevice(device, boot, report)
         self._contests.pop(device, None)

@@ -29,7 +29,7 @@ EDGES = "edges.json"
 
 
 @dataclass(frozen=True)
-class Identity:
+class Credentials:
     """A private key with its certificate, as files."""
 
     cert: Path
@@ -93,17 +93,17 @@ class Authority:
         """Ed25519 signature of a message, for `codec.encode`."""
         return self._signing.sign(message)
 
-    def issue_device(self, device: str, folder: Path) -> Identity:
+    def issue_device(self, device: str, folder: Path) -> Credentials:
         """Certificate of a device or of the server: its common name is the user of the broker's access list."""
         return self._issue(topics.check_name(device, what="device"), folder, hosts=())
 
-    def issue_broker(self, hosts: Sequence[str], folder: Path) -> Identity:
+    def issue_broker(self, hosts: Sequence[str], folder: Path) -> Credentials:
         """Certificate of a broker, good for these host names and addresses."""
         if not hosts:
             raise ConfigError("a broker's certificate needs at least one host name or address; give --host")
         return self._issue(BROKER_NAME, folder, hosts=hosts)
 
-    def _issue(self, name: str, folder: Path, *, hosts: Sequence[str]) -> Identity:
+    def _issue(self, name: str, folder: Path, *, hosts: Sequence[str]) -> Credentials:
         folder.mkdir(parents=True, exist_ok=True)
         key = ec.generate_private_key(ec.SECP256R1())
         # A broker's certificate lets nobody in as a device, nor the other way round.
@@ -121,7 +121,7 @@ class Authority:
                 x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False
             )
         cert = builder.sign(self._key, hashes.SHA256())
-        identity = Identity(folder / "cert.pem", folder / "key.pem")
+        identity = Credentials(folder / "cert.pem", folder / "key.pem")
         _write_private(identity.key, _pem(key))
         identity.cert.write_bytes(cert.public_bytes(serialization.Encoding.PEM))
         note_issued(self.folder, name, cert.serial_number)

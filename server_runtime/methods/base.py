@@ -50,7 +50,7 @@ class Emission:
 
 
 @dataclass(frozen=True)
-class Absorbed:
+class CheckedUpdate:
     """One checked reply: the tensors as `Returns` asked for them, and what the device measured.
 
     weight: 1, or less for an update that was made from an older model (asynchronous rounds). tasks: those that it
@@ -126,7 +126,7 @@ class Method(Protocol):
         """The weights made for this device."""
         ...
 
-    def absorb(self, device: str, reply: Absorbed) -> Relay | None:
+    def absorb(self, device: str, reply: CheckedUpdate) -> Relay | None:
         """Fold in one reply; a returned relay starts another stage of this round."""
         ...
 

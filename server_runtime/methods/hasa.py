@@ -27,14 +27,14 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Report
 from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime import zoo
-from fedwright.server_runtime.blocks.allocation import Budget, Rule, allocate
+from fedwright.server_runtime.blocks.allocation import Rule, WidthBudget, allocate
 from fedwright.server_runtime.blocks.budget import Cost, largest_ratio
 from fedwright.server_runtime.blocks.scores import distances, heterogeneity
 from fedwright.server_runtime.evaluate.metrics import realised_budget
 from fedwright.server_runtime.methods.base import Assignment, Entry, Setting, Tensors, register
 from fedwright.server_runtime.methods.shared.budget_fit import budget_of, cost_of, shown
-from fedwright.server_runtime.methods.shared.submodels import Sliced
-from fedwright.server_runtime.rounds.secure_sum import Summed, Wanted
+from fedwright.server_runtime.methods.shared.submodels import SubmodelMethod
+from fedwright.server_runtime.rounds.secure_sum import SumRequest, SumResult
 from fedwright.server_runtime.spec import ModelSpec
 
 log = logging.getLogger(__name__)
@@ -83,14 +83,14 @@ class HasaParams:
         for name, width in self.caps.items():
             check_range(f"caps.{name}", width, low=self.least, high=1)
 
-    def limits(self) -> Budget:
+    def limits(self) -> WidthBudget:
         """The budget as the allocation reads it."""
         power = 2 if self.square else 1
-        return Budget(self.budget, self.least, self.most, power, self.passes, self.tolerance)
+        return WidthBudget(self.budget, self.least, self.most, power, self.passes, self.tolerance)
 
 
 @dataclass(frozen=True)
-class Known:
+class DeviceData:
     """What the allocation knows of a device, from its first report.
 
     cap: the width that it can hold. values: what it is scored by (counts, the spread of its pixels, or features).
@@ -105,20 +105,20 @@ class Known:
 class Roster:
     """The devices whose data decides the widths, and the widths; with a secure sum, that and what came of it."""
 
-    known: dict[str, Known]
+    known: dict[str, DeviceData]
     widths: dict[str, float]
-    summed: Summed = field(default_factory=lambda: Summed(()))
+    summed: SumResult = field(default_factory=lambda: SumResult(()))
 
 
-class Hasa(Sliced):
+class Hasa(SubmodelMethod):
     """r_i = clip(s (rmin + (rmax − rmin) h̃_i), rmin, u_i), then W ← W + mean of the changes at width r_i."""
 
     def __init__(self, params: HasaParams, setting: Setting) -> None:
         self.params = params
         self.diluted = params.aggregation == "original"
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, DeviceData] = {}
         self._widths: dict[str, float] = {}
-        self._summed = Summed(())
+        self._summed = SumResult(())
         super().__init__(setting)
 
     def note(self, reports: Mapping[str, Report]) -> None:
@@ -142,18 +142,18 @@ class Hasa(Sliced):
         self._widths = self._allocated(known)
         self._known = known
 
-    def wanted_sum(self, reports: Mapping[str, Report]) -> Wanted | None:
+    def wanted_sum(self, reports: Mapping[str, Report]) -> SumRequest | None:
         """The sum over the first devices, and the scores of those that have none."""
         new = {d: r for d, r in sorted(reports.items()) if r.trains and self._awaits_score(d, r)}
         keys = {device: report.sum_key for device, report in new.items() if report.sum_key is not None}
         if not keys:
             return None
         samples = {device: new[device].data.samples for device in keys}
-        return Wanted(keys, samples, self.setting.spec.classes, self.params.smoothing, self._summed.pooled)
+        return SumRequest(keys, samples, self.setting.spec.classes, self.params.smoothing, self._summed.pooled)
 
-    def take_sum(self, summed: Summed) -> None:
+    def take_sum(self, summed: SumResult) -> None:
         """Keep the sum and the scores."""
-        self._summed = Summed(summed.pooled, {**self._summed.scores, **summed.scores})
+        self._summed = SumResult(summed.pooled, {**self._summed.scores, **summed.scores})
 
     def _awaits_score(self, device: str, report: Report) -> bool:
         """Whether a device could be scored but was not yet."""
@@ -169,14 +169,14 @@ class Hasa(Sliced):
         self.note(reports)
         return super().assign({d: r for d, r in reports.items() if d in self._known}, round_number)
 
-    def _describe(self, device: str, report: Report) -> Known:
+    def _describe(self, device: str, report: Report) -> DeviceData:
         data = report.data
         own = min(self.params.caps.get(name, 1.0) for name in (device, report.board.profile))
         cap = min(own, self._cap(device, report))
         if self.params.rule in ("uniform", "size"):
-            return Known(data.samples, cap)
+            return DeviceData(data.samples, cap)
         if self.params.secure_sum:
-            return Known(data.samples, cap, (self._hidden_score(device),))
+            return DeviceData(data.samples, cap, (self._hidden_score(device),))
         values: Sequence[float] | None = data.class_counts if data.score_counts is None else data.score_counts
         if self.params.score == "pixels":
             values = None if data.pixel_std is None else (data.pixel_std,)
@@ -188,7 +188,7 @@ class Hasa(Sliced):
                 f"device {device} reports no {what} to score; choose another method.score or the rule 'size'"
                 + ("" if report.sum_key is None else ", or set method.secure_sum = true")
             )
-        return Known(data.samples, cap, tuple(map(float, values)))
+        return DeviceData(data.samples, cap, tuple(map(float, values)))
 
     def _hidden_score(self, device: str) -> float:
         if device not in self._summed.scores:
@@ -198,7 +198,7 @@ class Hasa(Sliced):
             )
         return self._summed.scores[device]
 
-    def _allocated(self, devices: Mapping[str, Known]) -> dict[str, float]:
+    def _allocated(self, devices: Mapping[str, DeviceData]) -> dict[str, float]:
         known = dict(sorted(devices.items()))
         samples, caps = [entry.samples for entry in known.values()], [entry.cap for entry in known.values()]
         scores = self._scores([entry.values for entry in known.values()], samples)

@@ -24,12 +24,12 @@ from msgspec import structs
 from fedwright.protocol.messages import Report
 from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime.blocks import lora
-from fedwright.server_runtime.blocks.hypernet import Form, Hypernet, Start
+from fedwright.server_runtime.blocks.hypernet import Hypernet, HypernetForm, Start
 from fedwright.server_runtime.blocks.ranks import cut_rank, pad_rank
 from fedwright.server_runtime.methods.base import (
-    Absorbed,
     Array,
     Assignment,
+    CheckedUpdate,
     Emission,
     Entry,
     Relay,
@@ -39,7 +39,7 @@ from fedwright.server_runtime.methods.base import (
 )
 from fedwright.server_runtime.methods.baselines.heterofl import classifier_names
 from fedwright.server_runtime.methods.shared import generated_models
-from fedwright.server_runtime.methods.shared.budget_fit import Fit, Left, divided, largest_fitting
+from fedwright.server_runtime.methods.shared.budget_fit import BudgetFit, LeftOut, divided, largest_fitting
 from fedwright.server_runtime.methods.shared.frozen_base import BaseParams, FrozenBase
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec
@@ -52,7 +52,7 @@ def _help(text: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class HyperFLoRAParams(BaseParams, generated_models.Writer):
+class HyperFLoRAParams(BaseParams, generated_models.HypernetParams):
     """exchanges: E."""
 
     hidden: int = field(default=128, metadata=_help("width of the hypernetwork"))
@@ -67,11 +67,11 @@ class HyperFLoRAParams(BaseParams, generated_models.Writer):
     def __post_init__(self) -> None:
         """Check values."""
         BaseParams.__post_init__(self)
-        generated_models.Writer.__post_init__(self)
+        generated_models.HypernetParams.__post_init__(self)
         check_range("exchanges", self.exchanges, low=1)
 
 
-class Note(msgspec.Struct):
+class TurnNote(msgspec.Struct):
     """What a plan must remember: the classes an adapter was written for; of a pair, its turns and whose it is.
 
     hop: -1 for a device's own adapter. rank: of the adapter that is sent; of a pair, what both can do. Taken from the
@@ -98,14 +98,14 @@ class HyperFLoRA:
         self._written = (*base.adapters, *head)
         self._shapes = {name: {**base.adapters, **base.weights}[name].shape for name in self._written}
         self._frozen: Tensors = {}
-        self._known = generated_models.Known()
+        self._known = generated_models.Descriptions()
         self._hypernet: Hypernet | None = None
         self._made: dict[str, Tensors] = {}
         # By the first device of a pair: its adapter as it was generated_models, and as it is now.
         self._passed: dict[str, Array] = {}
         # How many adapters came back in this round, own ones and pairs'.
         self._taken = 0
-        self._left = Left()
+        self._left = LeftOut()
 
     def meet(self, reports: Mapping[str, Report]) -> None:
         """Take in which classes every device holds."""
@@ -128,10 +128,10 @@ class HyperFLoRA:
         made = {device: self._assignment(device, note) for device, note in notes.items()}
         return {device: replace(a, recipe=fitting[device].assignment.recipe) for device, a in made.items()}
 
-    def _notes(self, ranks: Mapping[str, int], round_number: int) -> dict[str, Note]:
+    def _notes(self, ranks: Mapping[str, int], round_number: int) -> dict[str, TurnNote]:
         """Everyone's own adapter, and who leads which pair."""
         owned = {device: np.flatnonzero(self._known.rows[device]).tolist() for device in ranks}
-        notes = {device: Note(round_number, owned[device], rank=rank) for device, rank in ranks.items()}
+        notes = {device: TurnNote(round_number, owned[device], rank=rank) for device, rank in ranks.items()}
         rng = np.random.default_rng(derive_seed(self._setting.seed, "pairs", round_number))
         for pair in lora.pair_up(owned, self._params.exchanges, rng) if self._params.pairs else ():
             lead, shared = pair.turns[0], min(ranks[device] for device in pair.turns)
@@ -140,7 +140,7 @@ class HyperFLoRA:
             )
         return notes
 
-    def _fitting(self, device: str, report: Report, round_number: int) -> Fit[int] | None:
+    def _fitting(self, device: str, report: Report, round_number: int) -> BudgetFit[int] | None:
         """The largest rank, and perhaps a smaller batch, within the device's budget; a pair's turns count too."""
         if not report.trains:
             return None
@@ -151,7 +151,7 @@ class HyperFLoRA:
             device,
             report=divided(self._setting, report, tasks),
             sizes=(self._params.rank,) if pretrain else self._base.ranks,
-            make=lambda rank: self._assignment(device, Note(round_number, pretrain=pretrain, rank=rank)),
+            make=lambda rank: self._assignment(device, TurnNote(round_number, pretrain=pretrain, rank=rank)),
         )
         if fit is None:
             self._left.out(device, setting=self._setting, report=report)
@@ -159,7 +159,7 @@ class HyperFLoRA:
             self._left.back(device)
         return fit
 
-    def _assignment(self, device: str, note: Note) -> Assignment:
+    def _assignment(self, device: str, note: TurnNote) -> Assignment:
         recipe = generated_models.recipe_for(self._setting, note.round, device)
         if note.hop >= 0:
             seed = derive_seed(recipe.seed, note.hop)
@@ -176,7 +176,7 @@ class HyperFLoRA:
         own = self._made[device] if note.hop < 0 else lora.unflatten(self._shapes, self._passed[note.turns[0]][1])
         return Emission(cut_rank(own, note.rank), frozen=self._frozen)
 
-    def absorb(self, device: str, reply: Absorbed) -> Relay | None:
+    def absorb(self, device: str, reply: CheckedUpdate) -> Relay | None:
         """Remember a change; a pair's adapter goes on to whoever has the next turn."""
         note = _note(reply.assignment)
         if note.pretrain:
@@ -241,7 +241,7 @@ class HyperFLoRA:
             begin = {n: np.zeros_like(whole[n]) if n.endswith(lora.UP) else whole[n] for n in self._written}
             start = Start(begin, lora.head_spreads(self._written, params.hidden))
             classes = self._setting.spec.classes
-            form = Form(classes, params.hidden, params.layers, keep_scale=True, sequential=params.sequential)
+            form = HypernetForm(classes, params.hidden, params.layers, keep_scale=True, sequential=params.sequential)
             seed = derive_seed(self._setting.seed, "hypernetwork")
             self._hypernet = Hypernet(form, start, seed=seed, device=self._setting.device)
             self._frozen = {name: value for name, value in self._base.weights.items() if name not in self._written}
@@ -254,8 +254,8 @@ class HyperFLoRA:
         return generated_models.unit(row)
 
 
-def _note(assignment: Assignment) -> Note:
-    return msgspec.msgpack.decode(bytes(assignment.marks), type=Note)
+def _note(assignment: Assignment) -> TurnNote:
+    return msgspec.msgpack.decode(bytes(assignment.marks), type=TurnNote)
 
 
 register(

@@ -28,12 +28,19 @@ from fedwright.protocol.predictor import HEADROOM, need_bytes
 from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime.blocks.budget import FORWARD_RATIO
 from fedwright.server_runtime.blocks.pfedclub import block_search
-from fedwright.server_runtime.blocks.pfedclub.block_search import Block, Chain, Groups, Rules
+from fedwright.server_runtime.blocks.pfedclub.block_search import Block, BlockGroups, Chain, Rules
 from fedwright.server_runtime.blocks.pfedclub.stitch_tuning import Candidate, Tuning, agreement, logits_of, match, tune
 from fedwright.server_runtime.blocks.pfedclub.stitching import part_work
 from fedwright.server_runtime.methods.base import Entry, Setting, register
-from fedwright.server_runtime.methods.shared.personal_models import Own
-from fedwright.server_runtime.methods.shared.teachers import Known, Pupil, Taught, Teacher, candidate_of, teacher_of
+from fedwright.server_runtime.methods.shared.personal_models import PersonalModelParams
+from fedwright.server_runtime.methods.shared.teachers import (
+    BoardLimits,
+    Pupil,
+    Teacher,
+    TeacherMethod,
+    candidate_of,
+    teacher_of,
+)
 from fedwright.server_runtime.spec import Structure
 from fedwright.server_runtime.zoo.stitched import Stitched, assemble, spell
 
@@ -46,7 +53,7 @@ def _help(text: str) -> dict[str, str]:
 class PFedClubParams:
     """groups: K. most: S_max. eta: the size limit of pFedClub+. distill: λ. temperature: τ of NT-Xent."""
 
-    own: Own = field(default_factory=Own)
+    own: PersonalModelParams = field(default_factory=PersonalModelParams)
     groups: int = field(default=4, metadata=_help("groups of blocks that do alike"))
     rows: int = field(default=64, metadata=_help("public examples by which blocks are compared"))
     most: int = field(default=8, metadata=_help("candidates for each device and round"))
@@ -90,7 +97,7 @@ class PFedClubParams:
         return Tuning(self.tune_epochs, self.tune_rate, self.tune_batch, self.temperature)
 
 
-class PFedClub(Taught):
+class PFedClub(TeacherMethod):
     """w*_m = argmax over tuned candidates c of mean_i cos(w_m(x_i), c(x_i))."""
 
     name = "pfedclub"
@@ -101,7 +108,7 @@ class PFedClub(Taught):
         self.distill = params.distill
         self._rules = Rules(params.order, params.anchor, params.completion, params.head)
 
-    def make_teachers(self, pupils: Mapping[str, Pupil], known: Mapping[str, Known]) -> dict[str, list[Teacher]]:
+    def make_teachers(self, pupils: Mapping[str, Pupil], known: Mapping[str, BoardLimits]) -> dict[str, list[Teacher]]:
         """One block_search, one pass of tuning and one choice for each device."""
         number = next(iter(known.values())).round
         groups = self.grouped(
@@ -109,7 +116,9 @@ class PFedClub(Taught):
         )
         return {device: self._teachers(pupil, pupils, groups, known[device]) for device, pupil in pupils.items()}
 
-    def _teachers(self, pupil: Pupil, pupils: Mapping[str, Pupil], groups: Groups, known: Known) -> list[Teacher]:
+    def _teachers(
+        self, pupil: Pupil, pupils: Mapping[str, Pupil], groups: BlockGroups, known: BoardLimits
+    ) -> list[Teacher]:
         rng = np.random.default_rng(self.seed_of("search", known.round, pupil.device))
         allowed = self._allowed(pupil, pupils, known)
         chains = block_search.search(pupil.chain, groups, self._rules, allowed=allowed, most=self._params.most, rng=rng)
@@ -127,7 +136,7 @@ class PFedClub(Taught):
         ranked = [*sorted((i for i in best if np.isfinite(said[i])), key=lambda i: -said[i]), *others]
         return [self._teacher(candidates[i], chains[i]) for i in ranked]
 
-    def _allowed(self, pupil: Pupil, pupils: Mapping[str, Pupil], known: Known) -> block_search.Constraint:
+    def _allowed(self, pupil: Pupil, pupils: Mapping[str, Pupil], known: BoardLimits) -> block_search.Constraint:
         """Hard rules first, then limits of size, memory and time."""
         shape, spec = self.setting.spec.input_shape, self.specs[pupil.device]
         constraints = [block_search.stitchable(shape)]

@@ -24,11 +24,11 @@ from fedwright.server_runtime.methods.base import (
     recall,
 )
 from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.pooled_tasks import Terms, absorbed, merged, with_pools
+from fedwright.server_runtime.rounds.pooled_tasks import PoolTerms, checked_update, merged_tasks, with_pools
 from fedwright.server_runtime.rounds.retry import smaller_tasks
 from fedwright.server_runtime.rounds.secure_sum import introduce
 from fedwright.server_runtime.rounds.store.base import Closed, Planned, Position, Reply
-from fedwright.server_runtime.rounds.task_tracker import Desk
+from fedwright.server_runtime.rounds.task_tracker import TaskTracker
 from fedwright.server_runtime.seeds import sample
 from fedwright.server_runtime.spec import ModelSpec, Structure
 
@@ -37,7 +37,7 @@ EVALUATION_BATCH = 8
 
 
 @dataclass(frozen=True)
-class Options:
+class RoundOptions:
     """How rounds are run.
 
     devices: how many must be present before a round is planned. per_round, or else sample_ratio of those
@@ -62,20 +62,20 @@ class Options:
 class Coordinator:
     """Runs a method over a fleet in step: a round ends when all its devices have answered or its deadline is past."""
 
-    def __init__(self, desk: Desk, options: Options) -> None:
-        self._desk = desk
-        self._store = desk.store
-        self._planner = desk.planner
+    def __init__(self, tracker: TaskTracker, options: RoundOptions) -> None:
+        self._tracker = tracker
+        self._store = tracker.store
+        self._planner = tracker.planner
         self._options = options
 
     def run(self, method: Method, spec: ModelSpec) -> None:
         """All rounds that are still to be done, then one evaluation on every device that is present."""
-        self._desk.admit(spec)
-        self._desk.offer_less = smaller_tasks(method, self._planner)
+        self._tracker.admit(spec)
+        self._tracker.offer_less = smaller_tasks(method, self._planner)
         start = self._restore(method)
         for number in range(start.round, self._options.rounds + 1):
             self._run_round(method, number, start.stage if number == start.round else 0)
-        evaluate_fleet(self._desk, method, self._options)
+        evaluate_fleet(self._tracker, method, self._options)
 
     def _restore(self, method: Method) -> Position:
         """Put the method where the store says the run stands; return the stage to do next."""
@@ -88,7 +88,7 @@ class Coordinator:
         return following if self._store.plan(following) is not None else Position(last.round + 1, 0)
 
     def _run_round(self, method: Method, number: int, stage: int) -> None:
-        began_s = self._desk.clock()
+        began_s = self._tracker.clock()
         relays: dict[str, Assignment] = {}
         while True:
             position = Position(number, stage)
@@ -99,7 +99,7 @@ class Coordinator:
                 recall(method, self._store.notes(position))
             quorum = self._quorum(position, plan)
             plan = self._ask_again(position, plan, quorum)
-            collect(self._desk, position, plan, self._options, quorum=quorum)
+            collect(self._tracker, position, plan, self._options, quorum=quorum)
             # Devices without the memory for their task were given smaller ones, which are in the plan by now.
             plan = sorted(self._store.plan(position) or plan, key=lambda planned: planned.device)
             relays = self._absorb(method, position, plan)
@@ -111,15 +111,15 @@ class Coordinator:
             self._close(method, position, plan, {})
             stage += 1
         # A resumed round was planned by another process, which alone had met its devices.
-        meet(method, self._desk.present())
+        meet(method, self._tracker.present())
         replies = self._store.replies(position)
         metrics = {**fleet_metrics(replies), **round_cost(plan, replies, self._planner.manifest), **method.advance()}
         self._close(method, position, plan, metrics)
-        self._desk.observe(events.RoundClosed(number, metrics, self._desk.clock() - began_s))
+        self._tracker.observe(events.RoundClosed(number, metrics, self._tracker.clock() - began_s))
 
     def _assign(self, method: Method, number: int) -> dict[str, Assignment]:
-        reports = self._desk.gather(self._options.devices, timeout_s=self._options.join_timeout_s)
-        introduce(self._desk, method, reports, deadline_s=self._options.deadline_s)
+        reports = self._tracker.gather(self._options.devices, timeout_s=self._options.join_timeout_s)
+        introduce(self._tracker, method, reports, deadline_s=self._options.deadline_s)
         training = [device for device, report in reports.items() if report.trains]
         count = self._options.per_round or max(1, round(self._options.sample_ratio * len(training)))
         chosen = sample(training, count=count, seed=self._options.seed, round_number=number)
@@ -133,8 +133,8 @@ class Coordinator:
     def _plan(self, method: Method, position: Position, assignments: Mapping[str, Assignment]) -> list[Planned]:
         emissions = {device: method.emit(device, assignment) for device, assignment in sorted(assignments.items())}
         plan = self._planner.plan(position, assignments, emissions)
-        terms = Terms(self._desk.update_norm, self._options.features)
-        plan = with_pools(plan, method, self._desk.edge_of, position=position, terms=terms)
+        terms = PoolTerms(self._tracker.update_norm, self._options.features)
+        plan = with_pools(plan, method, self._tracker.edge_of, position=position, terms=terms)
         self._store.save_plan(position, plan, notes=notes_of(method))
         return plan
 
@@ -163,13 +163,13 @@ class Coordinator:
     def _absorb(self, method: Method, position: Position, plan: list[Planned]) -> dict[str, Assignment]:
         """Fold in the stage's updates in the order of device ids; return what relays ask for."""
         replies = self._store.replies(position)
-        elsewhere = merged(replies)
+        elsewhere = merged_tasks(replies)
         relays: list[Relay] = []
         for planned in plan:
             update = replies[planned.task.task].update
             if update is None or planned.task.task in elsewhere:
                 continue
-            relay = method.absorb(planned.device, absorbed(planned, update, self._desk.read(planned, update)))
+            relay = method.absorb(planned.device, checked_update(planned, update, self._tracker.read(planned, update)))
             if relay is not None:
                 relays.append(relay)
         return {relay.device: relay.assignment for relay in relays}
@@ -188,24 +188,26 @@ class Coordinator:
             blobs.remove(sha256)
 
 
-def collect(desk: Desk, position: Position, plan: list[Planned], options: Options, *, quorum: int = 0) -> None:
+def collect(
+    tracker: TaskTracker, position: Position, plan: list[Planned], options: RoundOptions, *, quorum: int = 0
+) -> None:
     """Send what is open and take replies until all are in or the deadline has passed.
 
     With fewer updates than the quorum the stage stays open, so that a resumed run goes on waiting for it.
     """
-    replies = desk.store.replies(position)
+    replies = tracker.store.replies(position)
     evaluation = position.round > options.rounds
     # A device has several tasks in the plan when it was offered less or asked again.
     devices = tuple(dict.fromkeys(planned.device for planned in plan))
-    desk.observe(events.StagePlanned(position.round, devices, evaluation))
-    desk.hand_out(planned for planned in plan if planned.task.task not in replies)
-    deadline = desk.clock() + options.deadline_s
-    while desk.out() and desk.clock() < deadline:
-        desk.poll(deadline)
-    _require_quorum(desk.store.replies(position), quorum, position.round)
-    late = [planned.task.task for planned in desk.out()]
-    desk.call_in(late, detail=f"no answer within {options.deadline_s:.0f} s")
-    desk.answered()
+    tracker.observe(events.StagePlanned(position.round, devices, evaluation))
+    tracker.hand_out(planned for planned in plan if planned.task.task not in replies)
+    deadline = tracker.clock() + options.deadline_s
+    while tracker.out() and tracker.clock() < deadline:
+        tracker.poll(deadline)
+    _require_quorum(tracker.store.replies(position), quorum, position.round)
+    late = [planned.task.task for planned in tracker.out()]
+    tracker.call_in(late, detail=f"no answer within {options.deadline_s:.0f} s")
+    tracker.answered()
 
 
 def _require_quorum(replies: Mapping[str, Reply], quorum: int, number: int) -> None:
@@ -218,22 +220,22 @@ def _require_quorum(replies: Mapping[str, Reply], quorum: int, number: int) -> N
         )
 
 
-def evaluate_fleet(desk: Desk, method: Method, options: Options) -> None:
+def evaluate_fleet(tracker: TaskTracker, method: Method, options: RoundOptions) -> None:
     """Every present device measures the model it would use now on its own held-out data."""
     position = Position(options.rounds + 1, 0)
-    plan = desk.store.plan(position)
+    plan = tracker.store.plan(position)
     if plan is None:
         assignments, emissions = {}, {}
-        meet(method, desk.present())
-        for device in desk.present():
+        meet(method, tracker.present())
+        for device in tracker.present():
             spec, weights = method.personal(device)
             recipe = Recipe(batch=EVALUATION_BATCH, learning_rate=0.0, seed=0, epochs=0)
             returns = Returns(weights="none", personal=list(personal_layers(method, device)))
             assignments[device] = Assignment(Structure(spec), recipe, returns)
             emissions[device] = Emission(weights)
-        plan = desk.planner.plan(position, assignments, emissions)
-        desk.store.save_plan(position, plan)
-    collect(desk, position, plan, options)
+        plan = tracker.planner.plan(position, assignments, emissions)
+        tracker.store.save_plan(position, plan)
+    collect(tracker, position, plan, options)
 
 
 def own_blobs(planned: Planned, reply: Reply | None) -> list[str]:

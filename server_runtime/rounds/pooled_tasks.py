@@ -9,7 +9,7 @@ import msgspec
 from msgspec import structs
 
 from fedwright.protocol.messages import Part, Pool, Stats, Update
-from fedwright.server_runtime.methods.base import Absorbed, Method, Pools, Tensors
+from fedwright.server_runtime.methods.base import CheckedUpdate, Method, Pools, Tensors
 from fedwright.server_runtime.rounds.store.base import Planned, Position, Reply
 
 EdgeOf = Callable[[str], str | None]
@@ -17,7 +17,7 @@ EdgeOf = Callable[[str], str | None]
 
 
 @dataclass(frozen=True)
-class Terms:
+class PoolTerms:
     """clip_norm: largest norm of one device's change. features: edges get class means too, for their exchange."""
 
     clip_norm: float | None = None
@@ -25,7 +25,7 @@ class Terms:
 
 
 def with_pools(
-    plan: Sequence[Planned], method: Method, edge_of: EdgeOf, *, position: Position, terms: Terms
+    plan: Sequence[Planned], method: Method, edge_of: EdgeOf, *, position: Position, terms: PoolTerms
 ) -> list[Planned]:
     """The plan, in which tasks that differ in nothing but the device share a pool at the edge they go to."""
     by = method.pools_by() if isinstance(method, Pools) else None
@@ -82,20 +82,20 @@ def is_pool(edge: str, update: Update, plan: Sequence[Planned]) -> bool:
     )
 
 
-def merged(replies: Mapping[str, Reply]) -> set[str]:
+def merged_tasks(replies: Mapping[str, Reply]) -> set[str]:
     """Tasks whose change lies in the update of another."""
     updates = [reply.update for reply in replies.values() if reply.update is not None]
     return {part.task for update in updates for part in update.parts if part.task != update.task}
 
 
-def absorbed(planned: Planned, update: Update, values: Tensors, *, weight: float = 1.0) -> Absorbed:
+def checked_update(planned: Planned, update: Update, values: Tensors, *, weight: float = 1.0) -> CheckedUpdate:
     """What a method folds in: one device's change, or the mean of several with the weight of all of them."""
     if not update.parts:
-        return Absorbed(values, update.stats, planned.assignment, weight, (update.task,))
+        return CheckedUpdate(values, update.stats, planned.assignment, weight, (update.task,))
     pool = planned.task.pool
     voices = len(update.parts) if pool is not None and pool.by == "devices" else 1
     tasks = tuple(part.task for part in update.parts)
-    return Absorbed(values, total(update.parts), planned.assignment, weight * voices, tasks)
+    return CheckedUpdate(values, total(update.parts), planned.assignment, weight * voices, tasks)
 
 
 def total(parts: Sequence[Part]) -> Stats:

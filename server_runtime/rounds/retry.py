@@ -34,14 +34,14 @@ def smaller_tasks(method: Method, planner: Planner) -> OfferLess:
             if less is not None:
                 return planner.again(planned, less, method.emit(planned.device, less))
         manifest = planner.manifest(planned.assignment.structure)
-        smaller = smaller_batch(planned.assignment, manifest, refusal.free_bytes)
+        smaller = refit_batch(planned.assignment, manifest, refusal.free_bytes)
         # The tensors stay what they were: a method that was resumed since may not have them any longer.
         return None if smaller is None else planner.resized(planned, smaller)
 
     return offer_less
 
 
-def smaller_batch(assignment: Assignment, manifest: Manifest, free_bytes: int) -> Assignment | None:
+def refit_batch(assignment: Assignment, manifest: Manifest, free_bytes: int) -> Assignment | None:
     """The assignment at the largest batch that fits into so much memory; at most half of what was refused."""
     fits = largest(1, assignment.recipe.batch // 2, lambda batch: need_bytes(manifest, batch) <= free_bytes)
     if fits is None:

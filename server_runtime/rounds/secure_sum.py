@@ -18,7 +18,7 @@ from fedwright.protocol.crypto.x25519 import agree
 from fedwright.protocol.errors import NoQuorum, ProtocolError
 from fedwright.protocol.messages import Answer, Ask, Report
 from fedwright.server_runtime.methods.base import Method, meet
-from fedwright.server_runtime.rounds.task_tracker import Desk
+from fedwright.server_runtime.rounds.task_tracker import TaskTracker
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ _PROBE = bytes(range(32))
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SumRequest:
     """What a method wants to know of these devices; with `pooled` only their scores against it.
 
     samples: how many each says it has; a sum that cannot come of them is refused.
@@ -44,7 +44,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Summed:
+class SumResult:
     """The pooled counts, and how unlike them each device's own are."""
 
     pooled: tuple[int, ...]
@@ -55,43 +55,43 @@ class Summed:
 class Pooled(Protocol):
     """A method that needs sums of counts that hide their parts."""
 
-    def wanted_sum(self, reports: Mapping[str, Report]) -> Wanted | None:
+    def wanted_sum(self, reports: Mapping[str, Report]) -> SumRequest | None:
         """What to ask the devices that are here; None when all is known."""
         ...
 
-    def take_sum(self, summed: Summed) -> None:
+    def take_sum(self, summed: SumResult) -> None:
         """Take what came of it."""
         ...
 
 
-def introduce(desk: Desk, method: Method, reports: Mapping[str, Report], *, deadline_s: float) -> None:
+def introduce(tracker: TaskTracker, method: Method, reports: Mapping[str, Report], *, deadline_s: float) -> None:
     """Let a method know the devices that are here, and what they only tell in a sum."""
     if isinstance(method, Pooled):
         wanted = method.wanted_sum(reports)
         if wanted is not None:
-            method.take_sum(add_up(desk, wanted, deadline_s=deadline_s))
+            method.take_sum(add_up(tracker, wanted, deadline_s=deadline_s))
     meet(method, reports)
 
 
-def add_up(desk: Desk, wanted: Wanted, *, deadline_s: float) -> Summed:
+def add_up(tracker: TaskTracker, wanted: SumRequest, *, deadline_s: float) -> SumResult:
     """The pooled counts and the scores; devices that do not answer, or answer wrongly, are left out of either."""
     keys = {device: key for device, key in wanted.keys.items() if _is_usable(device, key)}
-    pooled = wanted.pooled or _pool(desk, wanted, keys, deadline_s)
+    pooled = wanted.pooled or _pool(tracker, wanted, keys, deadline_s)
     ask = Ask(codec.new_id(), "unsent", "score", wanted.length, pooled=list(pooled), smoothing=wanted.smoothing)
-    answers = _ask_all(desk, keys, ask, deadline_s, check=_check_score)
-    return Summed(tuple(pooled), {device: float(answer.score or 0.0) for device, answer in answers.items()})
+    answers = _ask_all(tracker, keys, ask, deadline_s, check=_check_score)
+    return SumResult(tuple(pooled), {device: float(answer.score or 0.0) for device, answer in answers.items()})
 
 
-def _pool(desk: Desk, wanted: Wanted, keys: dict[str, bytes], deadline_s: float) -> tuple[int, ...]:
+def _pool(tracker: TaskTracker, wanted: SumRequest, keys: dict[str, bytes], deadline_s: float) -> tuple[int, ...]:
     """Sum over all who send counts; who leaves after that makes it begin anew, with those left."""
     while len(keys) >= LEAST_DEVICES:
         ask = Ask(codec.new_id(), "unsent", "mask", wanted.length, keys=keys)
-        answers = _ask_all(desk, keys, ask, deadline_s, check=partial(_read, wanted.length))
+        answers = _ask_all(tracker, keys, ask, deadline_s, check=partial(_read, wanted.length))
         if len(answers) < LEAST_DEVICES:
             keys = {device: keys[device] for device in answers}
             continue
         ask = structs.replace(ask, stage="open", present=sorted(answers))
-        opened = _ask_all(desk, answers, ask, deadline_s, check=partial(_check_opened, keys.keys() - answers.keys()))
+        opened = _ask_all(tracker, answers, ask, deadline_s, check=partial(_check_opened, keys.keys() - answers.keys()))
         if len(opened) == len(answers):
             parts = {device: _read(wanted.length, answer) for device, answer in answers.items()}
             return _checked_sum(parts, opened, wanted.samples)
@@ -104,19 +104,19 @@ def _pool(desk: Desk, wanted: Wanted, keys: dict[str, bytes], deadline_s: float)
 
 
 def _ask_all(
-    desk: Desk, devices: Iterable[str], ask: Ask, deadline_s: float, *, check: Callable[[Answer], object]
+    tracker: TaskTracker, devices: Iterable[str], ask: Ask, deadline_s: float, *, check: Callable[[Answer], object]
 ) -> dict[str, Answer]:
     """The answers that pass the check; who is away, wrong or silent until the deadline is not in it."""
     waiting, answers = set(devices), dict[str, Answer]()
-    deadline, asked_s = desk.clock() + deadline_s, -RESEND_S
-    desk.said()
-    while waiting and desk.clock() < deadline:
-        if desk.clock() - asked_s >= RESEND_S:
-            asked_s = desk.clock()
-            waiting = {device for device in sorted(waiting) if desk.ask(device, ask)}
-        desk.poll(min(deadline, asked_s + RESEND_S))
-        waiting &= desk.present().keys()
-        for device, answer in desk.said():
+    deadline, asked_s = tracker.clock() + deadline_s, -RESEND_S
+    tracker.said()
+    while waiting and tracker.clock() < deadline:
+        if tracker.clock() - asked_s >= RESEND_S:
+            asked_s = tracker.clock()
+            waiting = {device for device in sorted(waiting) if tracker.ask(device, ask)}
+        tracker.poll(min(deadline, asked_s + RESEND_S))
+        waiting &= tracker.present().keys()
+        for device, answer in tracker.said():
             if device in waiting and (answer.sum, answer.stage) == (ask.sum, ask.stage):
                 waiting.discard(device)
                 if _passes(device, answer, check):

@@ -1,4 +1,4 @@
-"""The reception desk: who is here, which tasks are out, and every reply made durable before it is acknowledged."""
+"""Who is here, which tasks are out, and every reply made durable before it is acknowledged."""
 
 import logging
 import time
@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 TICK_S = 0.5
 
 
-class Talks(Protocol):
-    """What the desk needs of whoever speaks with the devices: the exchange over a link, or a fleet in this process."""
+class Channel(Protocol):
+    """What the tracker needs of whoever speaks with the devices: a channel over a link, or a fleet in this process."""
 
     def challenge(self, device: str) -> None:
         """Ask whoever is alive under this id to report."""
@@ -87,12 +87,12 @@ OfferLess = Callable[[Planned, Refusal], Planned | None]
 """What to send a device that refused a task; None gives up on it for this stage."""
 
 
-class Desk:
+class TaskTracker:
     """What sits between a coordinator and its devices; single-threaded, driven by `poll`."""
 
     def __init__(
         self,
-        exchange: Talks,
+        channel: Channel,
         planner: Planner,
         *,
         store: RoundStore,
@@ -104,9 +104,9 @@ class Desk:
         self.planner = planner
         self.store = store
         self.observe = observer
-        self._exchange = exchange
+        self._channel = channel
         self.update_norm = update_norm
-        self.edge_of = exchange.edge_of
+        self.edge_of = channel.edge_of
         self._registry = Registry()
         self._spec: ModelSpec | None = None
         self._out: dict[str, _Out] = {}
@@ -154,7 +154,7 @@ class Desk:
         """Give up waiting for these tasks; that too is made durable."""
         for task in list(tasks):
             planned = self._out.pop(task).planned
-            self._exchange.withdraw(task)
+            self._channel.withdraw(task)
             reply = Reply(task, "late", detail=detail)
             self.store.save_reply(reply)
             self._answered.append((planned, reply))
@@ -169,7 +169,7 @@ class Desk:
         """Ask a device for its part in a sum; False when it is away."""
         boot = self._registry.boot(device)
         if boot is not None:
-            self._exchange.ask(device, structs.replace(ask, boot=boot))
+            self._channel.ask(device, structs.replace(ask, boot=boot))
         return boot is not None
 
     def said(self) -> list[tuple[str, Answer]]:
@@ -205,7 +205,7 @@ class Desk:
 
     def poll(self, deadline_s: float) -> None:
         """Wait for messages, at most until the deadline, and deal with them."""
-        for event in self._exchange.poll(max(0.0, min(TICK_S, deadline_s - self.clock()))):
+        for event in self._channel.poll(max(0.0, min(TICK_S, deadline_s - self.clock()))):
             if isinstance(event, Pulled):
                 self._take_pulled(event)
             elif isinstance(event.message, Report):
@@ -226,7 +226,7 @@ class Desk:
         if verdict == "joined":
             self._welcome(device)
         elif verdict == "contested":
-            self._exchange.challenge(device)
+            self._channel.challenge(device)
         elif verdict == "taken":
             reason = f"another live device already uses the id {device}; give this one another --device"
             self._dismiss(device, newcomer, "identity_taken", reason)
@@ -252,7 +252,7 @@ class Desk:
 
     def _dismiss(self, device: str, boot: str | None, why: Why, reason: str) -> None:
         if boot is not None:
-            self._exchange.dismiss(device, Dismiss(boot, why, reason))
+            self._channel.dismiss(device, Dismiss(boot, why, reason))
 
     def _take_gone(self, event: Heard) -> None:
         if self._registry.lose(event.device, event.boot):
@@ -279,7 +279,7 @@ class Desk:
         waiting = self._arriving.setdefault(ref.sha256, [])
         if all(known.task != update.task for known in waiting):
             waiting.append(update)
-        self._exchange.pull(device, ref)
+        self._channel.pull(device, ref)
         return True
 
     def _take_pooled(self, edge: str, update: Update) -> None:
@@ -289,7 +289,7 @@ class Desk:
         if len(waited) < len(outs):
             for part, out in zip(update.parts, outs, strict=True):
                 if out is None and not self.store.is_open(part.task):
-                    self._exchange.recall(edge, part.task)
+                    self._channel.recall(edge, part.task)
         elif not is_pool(edge, update, [out.planned for out in waited]):
             # Another edge's tasks may be among them, which are not this one's to spoil.
             log.warning("edge %s put updates together that are not one pool of its own; they are not used", edge)
@@ -338,7 +338,7 @@ class Desk:
             known = self.store.reply(task)
             # The same word as before: a device that took a used update for unused would send a part of it again.
             problem = "this task is closed; its round is over" if known is None else known.detail
-            self._exchange.acknowledge(device, task, problem=problem)
+            self._channel.acknowledge(device, task, problem=problem)
 
     def _take_pulled(self, event: Pulled) -> None:
         for update in self._arriving.pop(event.sha256, []):
@@ -382,8 +382,8 @@ class Desk:
     def _settle(self, out: _Out, reply: Reply) -> None:
         """Tell the device and the observer how a task ended that is durable by now."""
         planned = self._out.pop(reply.task).planned
-        self._exchange.acknowledge(planned.device, reply.task, problem=reply.detail)
-        self._exchange.withdraw(reply.task)
+        self._channel.acknowledge(planned.device, reply.task, problem=reply.detail)
+        self._channel.withdraw(reply.task)
         self._answered.append((planned, reply))
         number = planned.task.round
         if reply.update is not None:
@@ -395,4 +395,4 @@ class Desk:
     def _send(self, planned: Planned) -> None:
         boot = self._registry.boot(planned.device)
         if boot is not None:
-            self._exchange.assign(planned.device, boot, planned.task)
+            self._channel.assign(planned.device, boot, planned.task)

@@ -21,7 +21,7 @@ class _Wanted:
     askers: dict[int, list[str]]
 
 
-class Serving:
+class ChunkServer:
     """Serves blobs; those offered as `common` (an artifact, a frozen base) are worth gathering requests for."""
 
     def __init__(self, uploads: Uploads, send: Send, *, clock: Callable[[], float]) -> None:

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 MOST_BYTES = 64 * 1024**2
 
 
-class Showing:
+class ClusterRelay:
     """Passes on what edges show; `pull` fetches a blob from an edge, `send` speaks to one."""
 
     def __init__(

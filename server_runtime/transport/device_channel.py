@@ -35,10 +35,10 @@ from fedwright.protocol.messages import (
     Update,
 )
 from fedwright.server_runtime.fleet.revocation import Gate
-from fedwright.server_runtime.transport.chunk_server import Serving
-from fedwright.server_runtime.transport.cluster_relay import Showing
-from fedwright.server_runtime.transport.edge_routes import Edges, MaySpeak, anybody
-from fedwright.server_runtime.transport.upload_puller import Pulled, Pulling
+from fedwright.server_runtime.transport.chunk_server import ChunkServer
+from fedwright.server_runtime.transport.cluster_relay import ClusterRelay
+from fedwright.server_runtime.transport.edge_routes import EdgeRoutes, MaySpeak, anybody
+from fedwright.server_runtime.transport.upload_puller import Pulled, UploadPuller
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class _Outgoing:
     sent_s: float
 
 
-class Exchange:
+class DeviceChannel:
     """The server's half of the protocol; single-threaded, driven by `poll`."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Exchange:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.boot = codec.new_id()
-        self._edges = Edges(may_speak)
+        self._edges = EdgeRoutes(may_speak)
         self.gate = Gate()
         """Whom to ignore; replaced where there is a list of them."""
         self._link = link
@@ -88,9 +88,9 @@ class Exchange:
         self._blobs = blobs
         self._sign = sign
         self._uploads = Uploads(blobs)
-        self._serving = Serving(self._uploads, self._send_chunk, clock=clock)
-        self._pulling = Pulling(blobs, self._send_get, clock=clock)
-        self._showing = Showing(blobs, self._uploads, pull=self.pull, send=self._send)
+        self._serving = ChunkServer(self._uploads, self._send_chunk, clock=clock)
+        self._pulling = UploadPuller(blobs, self._send_get, clock=clock)
+        self._showing = ClusterRelay(blobs, self._uploads, pull=self.pull, send=self._send)
         self._clock = clock
         self._connects = link.connects
         self._outgoing: dict[str, _Outgoing] = {}

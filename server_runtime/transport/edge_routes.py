@@ -31,7 +31,7 @@ class Passage:
 
 
 @dataclass
-class Edges:
+class EdgeRoutes:
     """The edges that reported and the devices behind each."""
 
     may_speak: MaySpeak = anybody

@@ -35,7 +35,7 @@ class _Pull:
     progress_s: float
 
 
-class Pulling:
+class UploadPuller:
     """Blobs on their way in; what ends is told by `events`."""
 
     def __init__(self, blobs: BlobStore, send: Send, *, clock: Callable[[], float] = time.monotonic) -> None:

@@ -8,7 +8,7 @@ from fedwright.server_runtime.blocks.slicing import Axis, AxisLike, Joined
 
 
 @dataclass(frozen=True)
-class Part:
+class AxisPart:
     """A stretch of an axis: outer × channels × inner entries of one unknown group; None for a stretch that is fixed."""
 
     unknown: int | None
@@ -18,12 +18,12 @@ class Part:
 
 
 # One axis: its stretches, end to end; an empty tuple is an axis that is never cut.
-Tag = tuple[Part, ...]
+Tag = tuple[AxisPart, ...]
 Tags = tuple[Tag, ...]
 FIXED: Tag = ()
 
 
-class Groups:
+class AxisGroups:
     """Unknown groups, merged when their axes meet and fixed when an axis meets something that cannot be cut."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Groups:
         """An axis of a group nobody has met yet; the earliest name of merged groups stays."""
         self._parent.append(len(self._parent))
         self._names.append(name)
-        return (Part(self._parent[-1], length, outer),)
+        return (AxisPart(self._parent[-1], length, outer),)
 
     def unify(self, one: Tag, other: Tag) -> Tag:
         """These two axes hold the same channels; axes of different form are not cut at all."""
@@ -60,7 +60,7 @@ class Groups:
             return None
         return parts[0][0] if len(parts) == 1 else Joined(tuple(parts))
 
-    def _part_axis(self, part: Part) -> Axis | None:
+    def _part_axis(self, part: AxisPart) -> Axis | None:
         if part.unknown is None:
             return None
         root = self._root(part.unknown)
@@ -79,7 +79,7 @@ class Groups:
         self._parent[second] = first
 
 
-def flattened(groups: Groups, tags: Sequence[Tag], shape: Sequence[int]) -> Tag:
+def flattened(groups: AxisGroups, tags: Sequence[Tag], shape: Sequence[int]) -> Tag:
     """The axis made of these axes, row by row: at most one of them may have channels."""
     cut = [position for position, tag in enumerate(tags) if tag]
     if not cut:
@@ -97,8 +97,8 @@ def flattened(groups: Groups, tags: Sequence[Tag], shape: Sequence[int]) -> Tag:
 
 def joined(tags: Sequence[Tag], lengths: Sequence[int]) -> Tag:
     """The axis made of these axes end to end."""
-    return tuple(part for tag, length in zip(tags, lengths, strict=True) for part in (tag or (Part(None, length),)))
+    return tuple(part for tag, length in zip(tags, lengths, strict=True) for part in (tag or (AxisPart(None, length),)))
 
 
-def _form(part: Part) -> tuple[bool, int, int, int]:
+def _form(part: AxisPart) -> tuple[bool, int, int, int]:
     return part.unknown is None, part.length, part.outer, part.inner

@@ -12,7 +12,7 @@ from torch import fx, nn
 from torch.nn import functional
 
 from fedwright.server_runtime.blocks.slicing import TensorAxes
-from fedwright.server_runtime.zoo.axis_groups import FIXED, Groups, Part, Tag, Tags, flattened, joined
+from fedwright.server_runtime.zoo.axis_groups import FIXED, AxisGroups, AxisPart, Tag, Tags, flattened, joined
 
 # One tensor's tags, or a list of what a layer with several outputs makes.
 Made = Any
@@ -24,7 +24,7 @@ class Walk:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.groups = Groups()
+        self.groups = AxisGroups()
         self.tags: dict[fx.Node, Made] = {}
         self._parameters: dict[str, Tags] = {}
 
@@ -130,7 +130,7 @@ def _recurrent(walk: Walk, node: fx.Node) -> Made:
     hidden = FIXED
     for number in range(layer.num_layers):
         rows = walk.outputs(f"{name}.weight_hh_l{number}", f"{name}.{number}", gates * layer.hidden_size, outer=gates)
-        hidden = tuple(Part(part.unknown, layer.hidden_size) for part in rows)
+        hidden = tuple(AxisPart(part.unknown, layer.hidden_size) for part in rows)
         walk.declare(f"{name}.weight_ih_l{number}", (rows, source))
         walk.declare(f"{name}.weight_hh_l{number}", (rows, hidden))
         if layer.bias:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fedwright.server_runtime.spec import ModelSpec
 from fedwright.server_runtime.zoo.base import Layers, ModelEntry, Width, ZooModel, assembled, chain, image_shape
-from fedwright.server_runtime.zoo.resnet import SMALL_IMAGE, Residual
+from fedwright.server_runtime.zoo.resnet import SMALL_IMAGE, ResidualBlock
 
 # Channels and stride of each block.
 _V1 = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2)) + ((512, 1),) * 5 + ((1024, 2), (1024, 1))
@@ -116,7 +116,7 @@ def _v2_block(make: Layers, groups: tuple[str, str, str], *, stride: int) -> nn.
         make.bare_conv(inside, target, 1),
         make.batch_norm(target),
     )
-    return Residual(body, nn.Identity(), nn.Identity()) if source == target and stride == 1 else body
+    return ResidualBlock(body, nn.Identity(), nn.Identity()) if source == target and stride == 1 else body
 
 
 def _v3(spec: ModelSpec, make: Layers) -> ZooModel:
@@ -130,7 +130,7 @@ def _v3(spec: ModelSpec, make: Layers) -> ZooModel:
         squeezed = f"block{number}_squeeze" if squeeze else None
         body = _v3_body(make, groups, (kernel, strides.next(stride)), squeezed, hard=hard)
         skip = source == target and stride == 1
-        encoder.add_module(f"block{number}", Residual(body, nn.Identity(), nn.Identity()) if skip else body)
+        encoder.add_module(f"block{number}", ResidualBlock(body, nn.Identity(), nn.Identity()) if skip else body)
         source = target
     encoder.add_module("last", _pooled(_conv_bn(make, source, "last", 1, stride=1, act=nn.Hardswish())))
     encoder.add_module("fc1", nn.Sequential(make.linear("last", "fc1"), nn.Hardswish()))

@@ -16,7 +16,7 @@ SMALL_IMAGE = 64
 Norm = Callable[[Width], nn.Module]
 
 
-class Residual(nn.Module):
+class ResidualBlock(nn.Module):
     """act(body(x) + shortcut(x))."""
 
     def __init__(self, body: nn.Module, shortcut: nn.Module, act: nn.Module) -> None:
@@ -54,7 +54,7 @@ def _stem(make: Layers, channels: int, norm: Norm, *, small: bool) -> nn.Sequent
     return nn.Sequential(conv, norm("stage1"), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
 
 
-def _block(make: Layers, groups: tuple[str, str, str], norm: Norm, *, stride: int) -> Residual:
+def _block(make: Layers, groups: tuple[str, str, str], norm: Norm, *, stride: int) -> ResidualBlock:
     source, inside, target = groups
     body = nn.Sequential(
         make.bare_conv(source, inside, 3, stride=stride),
@@ -65,7 +65,7 @@ def _block(make: Layers, groups: tuple[str, str, str], norm: Norm, *, stride: in
     )
     same = source == target and stride == 1
     shortcut = nn.Identity() if same else nn.Sequential(make.bare_conv(source, target, 1, stride=stride), norm(target))
-    return Residual(body, shortcut, nn.ReLU())
+    return ResidualBlock(body, shortcut, nn.ReLU())
 
 
 def _sizes(channels: tuple[int, ...], depths: tuple[int, ...]) -> dict[str, int]:

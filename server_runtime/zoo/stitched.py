@@ -13,7 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.server_runtime.blocks.pfedclub.stitching import Part, Shape, fitting, is_map, pooled_places, stitch_kind
+from fedwright.server_runtime.blocks.pfedclub.stitching import (
+    BlockShape,
+    Shape,
+    fitting,
+    is_map,
+    pooled_places,
+    stitch_kind,
+)
 from fedwright.server_runtime.zoo.base import ZooModel
 
 STITCHED, DENSE, CLASSES = "stitched:", "dense:", "classes"
@@ -28,7 +35,7 @@ class Cut:
     """A model in blocks that follow one another; one that cannot be cut is a single block."""
 
     blocks: tuple[nn.Module, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[BlockShape, ...]
 
 
 def cut(module: nn.Module, shape: Shape) -> Cut:
@@ -47,10 +54,10 @@ def cut(module: nn.Module, shape: Shape) -> Cut:
         whole = True
     if whole or len(blocks) < 2:
         count = sum(value.numel() for value in module.parameters())
-        return Cut((module,), (Part(shape, (), flat=False, head=True, parameters=count),))
+        return Cut((module,), (BlockShape(shape, (), flat=False, head=True, parameters=count),))
     seams = [tuple(state.shape[1:]) for state in states]
     parts = tuple(
-        Part(takes, gives, _takes_vectors(block), head=block is blocks[-1], parameters=_size(block))
+        BlockShape(takes, gives, _takes_vectors(block), head=block is blocks[-1], parameters=_size(block))
         for block, takes, gives in zip(blocks, seams[:-1], seams[1:], strict=True)
     )
     return Cut(tuple(_units(module)), parts)
@@ -91,7 +98,7 @@ def _takes_vectors(block: nn.Module) -> bool:
     return isinstance(first, nn.Flatten | nn.Linear)
 
 
-class Fit(nn.Module):
+class MapFit(nn.Module):
     """A map at another size, by adaptive average pooling written as products with constant matrices."""
 
     def __init__(self, source: Shape, places: Shape) -> None:
@@ -124,7 +131,7 @@ class Shaped(nn.Module):
         return x.reshape(-1, *self.shape)
 
 
-def make_stitch(gives: Shape, part: Part, *, dense: bool = False) -> nn.Module:
+def make_stitch(gives: Shape, part: BlockShape, *, dense: bool = False) -> nn.Module:
     """The layers between a shape and a block."""
     kind = stitch_kind(gives, part, dense=dense)
     if kind is None:
@@ -133,12 +140,12 @@ def make_stitch(gives: Shape, part: Part, *, dense: bool = False) -> nn.Module:
         return nn.Identity()
     if kind == "map":
         pointwise = _POINTWISE[len(gives) - 1]
-        return nn.Sequential(Fit(gives, part.takes[1:]), pointwise(gives[0], part.takes[0], 1), nn.ReLU())
+        return nn.Sequential(MapFit(gives, part.takes[1:]), pointwise(gives[0], part.takes[0], 1), nn.ReLU())
     wanted = math.prod(part.takes)
     if kind == "pooled":
         places = pooled_places(gives, part)
         inputs = gives[0] * math.prod(places)
-        return nn.Sequential(Fit(gives, places), nn.Flatten(), nn.Linear(inputs, wanted), nn.ReLU())
+        return nn.Sequential(MapFit(gives, places), nn.Flatten(), nn.Linear(inputs, wanted), nn.ReLU())
     layers = [nn.Flatten(), nn.Linear(math.prod(gives), wanted), nn.ReLU()]
     return nn.Sequential(*layers, Shaped(part.takes)) if is_map(part.takes) else nn.Sequential(*layers)
 
@@ -158,18 +165,20 @@ class Stitched(nn.Module):
         return x
 
 
-def assemble(blocks: Sequence[nn.Module], parts: Sequence[Part], shape: Shape, *, dense: bool = False) -> Stitched:
+def assemble(
+    blocks: Sequence[nn.Module], parts: Sequence[BlockShape], shape: Shape, *, dense: bool = False
+) -> Stitched:
     """Copies of blocks put together; stitches are drawn anew."""
     gives = [shape, *(part.gives for part in parts[:-1])]
     stitches = [make_stitch(before, part, dense=dense) for before, part in zip(gives, parts, strict=True)]
     return Stitched([copy.deepcopy(block) for block in blocks], stitches)
 
 
-def classes_block(gives: Shape, classes: int) -> tuple[nn.Module, Part]:
+def classes_block(gives: Shape, classes: int) -> tuple[nn.Module, BlockShape]:
     """A new linear layer for the classes, over whatever came before."""
     width = math.prod(gives)
     layer = nn.Sequential(nn.Flatten(), nn.Linear(width, classes))
-    return layer, Part((width,), (classes,), flat=True, head=True, parameters=(width + 1) * classes)
+    return layer, BlockShape((width,), (classes,), flat=True, head=True, parameters=(width + 1) * classes)
 
 
 def spell(pieces: Sequence[tuple[str, int]], *, dense: bool = False) -> str:
@@ -183,7 +192,7 @@ def create(name: str, shape: Shape, classes: int, make: Callable[[str], nn.Modul
     dense = name.startswith(DENSE)
     cuts: dict[str, Cut] = {}
     blocks: list[nn.Module] = []
-    parts: list[Part] = []
+    parts: list[BlockShape] = []
     for word in name.partition(":")[2].split(BETWEEN):
         if word == CLASSES and parts:
             block, part = classes_block(parts[-1].gives, classes)
@@ -196,7 +205,7 @@ def create(name: str, shape: Shape, classes: int, make: Callable[[str], nn.Modul
 
 def _piece(
     word: str, name: str, shape: Shape, cuts: dict[str, Cut], make: Callable[[str], nn.Module]
-) -> tuple[nn.Module, Part]:
+) -> tuple[nn.Module, BlockShape]:
     model, mark, number = word.rpartition(NUMBER)
     if not mark or not number.isdigit():
         raise ConfigError(f"model {name!r} has the piece {word!r}; a piece is a model's name, # and a number")

@@ -11,7 +11,7 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime.blocks.slicing import Axis
 from fedwright.server_runtime.spec import ModelSpec
 from fedwright.server_runtime.zoo.base import Layers, ModelEntry, ZooModel, assembled, axis, chain, image_shape
-from fedwright.server_runtime.zoo.resnet import Residual
+from fedwright.server_runtime.zoo.resnet import ResidualBlock
 
 PATCH = 4
 HEADS = 4
@@ -83,7 +83,9 @@ def _block(make: Layers, number: int, *, tokens: int) -> nn.Sequential:
         nn.GELU(),
         make.linear(hidden, TRUNK, adapt=False),
     )
-    return nn.Sequential(Residual(attention, nn.Identity(), nn.Identity()), Residual(mlp, nn.Identity(), nn.Identity()))
+    return nn.Sequential(
+        ResidualBlock(attention, nn.Identity(), nn.Identity()), ResidualBlock(mlp, nn.Identity(), nn.Identity())
+    )
 
 
 def _vit(spec: ModelSpec, make: Layers) -> ZooModel:

@@ -15,7 +15,7 @@ __all__ = ["DATASETS", "DataSet", "DataSetInfo", "Limit", "available", "load", "
 
 
 @dataclass(frozen=True)
-class Entry:
+class DataSetEntry:
     """One data set that can be loaded; without sources it is embedded."""
 
     name: str
@@ -26,15 +26,15 @@ class Entry:
     place: Callable[[], Path | None] | None = None
 
 
-DATASETS: dict[str, Entry] = {
+DATASETS: dict[str, DataSetEntry] = {
     entry.name: entry
     for entry in (
-        Entry(
+        DataSetEntry(
             "digits", "1,797 grey 8×8 digits, embedded in scikit-learn", "image", lambda limit, _: digits.load(limit)
         ),
-        Entry("mnist", "70,000 grey 28×28 digits", "image", images.load_mnist, images.MNIST),
-        Entry("fashion-mnist", "70,000 grey 28×28 clothes", "image", images.load_fashion, images.FASHION),
-        Entry(
+        DataSetEntry("mnist", "70,000 grey 28×28 digits", "image", images.load_mnist, images.MNIST),
+        DataSetEntry("fashion-mnist", "70,000 grey 28×28 clothes", "image", images.load_fashion, images.FASHION),
+        DataSetEntry(
             "cifar10",
             "60,000 colour 32×32 images, 10 classes",
             "image",
@@ -42,28 +42,30 @@ DATASETS: dict[str, Entry] = {
             (images.CIFAR_ARCHIVE,),
             images.cifar10_place,
         ),
-        Entry(
+        DataSetEntry(
             "motionsense",
             "phone motion of 24 people, 6 activities",
             "series",
             motion.load_motionsense,
             (motion.MOTIONSENSE,),
         ),
-        Entry(
+        DataSetEntry(
             "uci-har",
             "phone motion of 30 people, 6 activities (no commercial use)",
             "series",
             motion.load_uci_har,
             (motion.UCI_HAR,),
         ),
-        Entry(
+        DataSetEntry(
             "medium-titles",
             "titles of 7 publications, next word",
             "tokens",
             lambda _, progress: load_titles(progress),
             (TITLES,),
         ),
-        Entry("cora", "citation graph of 2,708 papers", "graph", lambda _, progress: load_cora(progress), (CORA,)),
+        DataSetEntry(
+            "cora", "citation graph of 2,708 papers", "graph", lambda _, progress: load_cora(progress), (CORA,)
+        ),
     )
 }
 
@@ -89,7 +91,7 @@ def available() -> list[DataSetInfo]:
     ]
 
 
-def _place(entry: Entry) -> str | None:
+def _place(entry: DataSetEntry) -> str | None:
     if not entry.sources:
         return "embedded"
     if entry.place is not None:

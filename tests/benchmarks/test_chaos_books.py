@@ -11,11 +11,11 @@ from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.protocol.messages import Part, Stats, Update
-from fedwright.server_runtime.methods.base import Absorbed, Method
+from fedwright.server_runtime.methods.base import CheckedUpdate, Method
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvgParams
 from fedwright.server_runtime.methods.registry import METHODS
 from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.pooled_tasks import absorbed
+from fedwright.server_runtime.rounds.pooled_tasks import checked_update
 from fedwright.server_runtime.rounds.store.base import Planned, Position
 from helpers.fleet import Server, agents, report, setting
 from helpers.resume import Killed
@@ -32,7 +32,7 @@ def make() -> Method:
 
 def absorb(method: Method, *tasks: str) -> None:
     assignment = method.assign({"a": report()}, 1)["a"]
-    method.absorb("a", Absorbed(CHANGE, STATS, assignment, tasks=tasks))
+    method.absorb("a", CheckedUpdate(CHANGE, STATS, assignment, tasks=tasks))
 
 
 def resumed(state) -> Method:
@@ -69,8 +69,8 @@ def test_an_update_that_came_alone_and_in_a_pool_is_seen():
     assignment = method.assign({"a": report()}, 1)["a"]
     pooled = Update("t1", 1, STATS, parts=[Part("t1", STATS), Part("t2", STATS)])
     planned = Planned("a", SimpleNamespace(pool=None), assignment)
-    method.absorb("a", absorbed(planned, pooled, CHANGE))
-    method.absorb("b", absorbed(planned, Update("t2", 1, STATS), CHANGE))
+    method.absorb("a", checked_update(planned, pooled, CHANGE))
+    method.absorb("b", checked_update(planned, Update("t2", 1, STATS), CHANGE))
 
     assert books_of(method) == ["t1", "t2", "t2"]
     assert reckon(["t1", "t2"], books_of(method)) == (0, 1)

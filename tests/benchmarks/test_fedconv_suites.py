@@ -15,7 +15,7 @@ from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.config import config_from_dict
 from fedwright.server_runtime.evaluate.records import DeviceRecord
 from fedwright.server_runtime.spec import ModelSpec
-from fedwright.simulation.simulate import Evaluated, Measured
+from fedwright.simulation.simulate import DeviceAccuracy, FleetEvaluation
 
 DEVICES = {"device-0": 0.25, "device-1": 0.5, "device-2": 0.75, "device-3": 1.0}
 
@@ -23,7 +23,7 @@ DEVICES = {"device-0": 0.25, "device-1": 0.5, "device-2": 0.75, "device-3": 1.0}
 def finished(job: Job) -> Finished:
     """A job whose devices get 80 of 100 right; FedConv's global model is right in 0.9, all others' in 0.7."""
     accuracy = 0.9 if job.name.startswith("fedconv |") else 0.7
-    own = tuple(Measured(device, 80, 100, 1.0) for device in DEVICES)
+    own = tuple(DeviceAccuracy(device, 80, 100, 1.0) for device in DEVICES)
     records = {
         device: DeviceRecord(
             device, samples=10, width=width, rounds=2, cpu_s=0.5 * job.seed, need_bytes=10**6, bytes_up=10**5,
@@ -31,7 +31,7 @@ def finished(job: Job) -> Finished:
         )
         for device, width in DEVICES.items()
     }  # fmt: skip
-    entries = [Evaluated(number, "test", own) for number in (1, 2)]
+    entries = [FleetEvaluation(number, "test", own) for number in (1, 2)]
     return Finished(job.name, job.seed, entries, records, [], {GLOBAL: [0.1, accuracy, accuracy]})
 
 

@@ -15,7 +15,7 @@ from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.config import config_from_dict
 from fedwright.server_runtime.spec import ModelSpec
-from fedwright.simulation.simulate import Evaluated, Measured
+from fedwright.simulation.simulate import DeviceAccuracy, FleetEvaluation
 
 SHARES = [1.0, 0.25, 0.0625, 0.015625]
 PARAMS = {"sizes": [1.0, 0.5, 0.25, 0.125]}
@@ -77,11 +77,11 @@ def test_own_training_keeps_masked_entries_at_zero():
 
 
 def finished(name: str, accuracy: float) -> Finished:
-    devices = tuple(Measured(f"d-{n}", round(100 * accuracy), 100, 1.0) for n in range(6))
+    devices = tuple(DeviceAccuracy(f"d-{n}", round(100 * accuracy), 100, 1.0) for n in range(6))
     prototypes = [{"class": n % 3, "device": f"d-{n}", "mean": [float(n), 1.0, -n / 2]} for n in range(6)]
     seen = {"union": [0.5] * 4, "coverage": [1.0, 0.5, 0.2, 0.1], "early": prototypes, "late": prototypes}
     seen |= {"curves": [cumulative(np.arange(20))] * 4, "tuned": {f"d-{n}": 0.5 for n in range(6)}}
-    return Finished(name, 1, [Evaluated(1, "test", devices)], {}, [], seen)
+    return Finished(name, 1, [FleetEvaluation(1, "test", devices)], {}, [], seen)
 
 
 def test_pictures_lie_beside_the_result(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 from fedwright.benchmarks.harness.suite import Finished, merged, read_suite
 from fedwright.benchmarks.suites import framp_fashion, hypernet
 from fedwright.server_runtime.config import config_from_dict
-from fedwright.simulation.simulate import Evaluated, Measured
+from fedwright.simulation.simulate import DeviceAccuracy, FleetEvaluation
 
 # devices 0 to 3 are of four sizes, 4 and 5 never train
 DEVICES = [f"d-{number}" for number in range(6)]
@@ -13,8 +13,8 @@ DEVICES = [f"d-{number}" for number in range(6)]
 
 def finished(name: str, accuracies: list[float]) -> Finished:
     """A job measured once."""
-    own = tuple(Measured(d, round(100 * a), 100, 1.0) for d, a in zip(DEVICES, accuracies, strict=True))
-    return Finished(name, 1, [Evaluated(1, "test", own)], {}, [])
+    own = tuple(DeviceAccuracy(d, round(100 * a), 100, 1.0) for d, a in zip(DEVICES, accuracies, strict=True))
+    return Finished(name, 1, [FleetEvaluation(1, "test", own)], {}, [])
 
 
 @pytest.mark.parametrize("quick", [False, True])

@@ -8,20 +8,20 @@ from fedwright.benchmarks.harness.suite import Finished, read_suite
 from fedwright.benchmarks.harness.tables import signs
 from fedwright.benchmarks.suites import pfedclub, pfedclub_server
 from fedwright.server_runtime.config import SimulateSection, config_from_dict
-from fedwright.server_runtime.methods.shared.teachers import Known, Teacher
+from fedwright.server_runtime.methods.shared.teachers import BoardLimits, Teacher
 from fedwright.simulation.dealing import deal
-from fedwright.simulation.simulate import Evaluated, Measured
+from fedwright.simulation.simulate import DeviceAccuracy, FleetEvaluation
 
 
 def finished(label: str, accuracy: float, *, teacher=None, change=0.0, server_s=None, seed=1) -> Finished:
     """A job measured once, with one teacher."""
-    own = (Measured("d-0", round(100 * accuracy), 100, 1.0),)
+    own = (DeviceAccuracy("d-0", round(100 * accuracy), 100, 1.0),)
     seen = {}
     if teacher is not None:
         entry = {"round": 1, "device": "d-0", "accuracy": teacher, "change": change, "parameters": 1000}
         seen = {"teachers": [entry, {**entry, "round": 2}]}
     metrics = [] if server_s is None else [{"server_s": server_s}]
-    return Finished(label, seed, [Evaluated(1, "test", own)], {}, metrics, seen)
+    return Finished(label, seed, [FleetEvaluation(1, "test", own)], {}, metrics, seen)
 
 
 @pytest.mark.parametrize("quick", [False, True])
@@ -125,4 +125,4 @@ def test_the_servers_costs_are_counted():
     assert cost["blocks"] == 9
     method = pfedclub_server.fleet(2)
     pupils = pfedclub_server.pupils_of(method)
-    assert set(method.make_teachers(pupils, {device: Known(1, 10**12) for device in pupils})) == {"d-0", "d-1"}
+    assert set(method.make_teachers(pupils, {device: BoardLimits(1, 10**12) for device in pupils})) == {"d-0", "d-1"}

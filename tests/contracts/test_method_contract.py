@@ -6,7 +6,7 @@ import pytest
 from fedwright.protocol.messages import DataSummary, Stats
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
-from fedwright.server_runtime.methods.base import Absorbed, Relay
+from fedwright.server_runtime.methods.base import CheckedUpdate, Relay
 from fedwright.server_runtime.methods.registry import METHODS, find
 from fedwright.server_runtime.public_data import PublicData
 from fedwright.server_runtime.spec import ModelSpec
@@ -61,7 +61,7 @@ def play_round(method, number: int, change: float) -> list[Relay]:
         sent = {name: np.full_like(value, change) for name, value in weights.items()}
         if assignment.returns.weights == "weights":
             sent = {name: value + change for name, value in weights.items()}
-        relays.append(method.absorb(device, Absorbed(sent, STATS, assignment)))
+        relays.append(method.absorb(device, CheckedUpdate(sent, STATS, assignment)))
     method.advance()
     return [relay for relay in relays if relay is not None]
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from fedwright.device_runtime.describe.noise import Veil
-from fedwright.device_runtime.guard import LOOK_S, Guard, Limits, State
-from fedwright.device_runtime.run_task import Inputs, Stopped, Tools, perform
+from fedwright.device_runtime.describe.noise import ClassMeanNoise
+from fedwright.device_runtime.guard import LOOK_S, BoardState, Guard, Limits
+from fedwright.device_runtime.run_task import Inputs, Stopped, Tools, run_task
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.personal_layers import PersonalLayers
 from fedwright.device_runtime.train import trainer_cache
@@ -52,8 +52,8 @@ def bench(tmp_path):
             recipe = Recipe(batch=batch, learning_rate=0.1, seed=3, epochs=2)
             return Task("t", "b", "r", 1, make_ref(blob), make_ref(b"w"), recipe, Returns(**returns), 60.0)
 
-        def perform(self, tools: Tools, task: Task | None = None, stop=lambda: False):
-            return perform(task or self.task(), self.inputs, make_data("a"), tools=tools, should_stop=stop)
+        def run_task(self, tools: Tools, task: Task | None = None, stop=lambda: False):
+            return run_task(task or self.task(), self.inputs, make_data("a"), tools=tools, should_stop=stop)
 
     return Bench()
 
@@ -86,7 +86,7 @@ def test_a_kept_trainer_is_checked_against_the_memory_that_is_free_now(bench, tm
         if need > free[0]:
             raise OverBudget(need, free[0])
 
-    tools = replace(bench.tools(), check=check, kept=trainer_cache.Kept(lambda: free[0]))
+    tools = replace(bench.tools(), check=check, kept=trainer_cache.TrainerCache(lambda: free[0]))
     bench.perform(tools)
     # Eight samples of 1 MB with room for gaps and headroom: 13.5 MB are enough for what is there already.
     free[0] = 14 * 10**6
@@ -108,7 +108,7 @@ def test_a_device_that_trains_small_batches_also_measures_in_small_ones(batch, l
 
 @pytest.mark.parametrize("epochs", [2, 0], ids=["training", "measuring only"])
 def test_nothing_begins_before_the_guard_lets_it(bench, epochs):
-    states = [State(temperature_c=90.0), State(temperature_c=40.0)]
+    states = [BoardState(temperature_c=90.0), BoardState(temperature_c=40.0)]
     waits = []
 
     def wait(seconds):
@@ -131,7 +131,7 @@ def test_measuring_pauses_too(bench):
     ticks = itertools.count(step=LOOK_S)
     guard = Guard(
         Limits(most_temperature_c=80.0),
-        lambda: State(temperature_c=looks.pop(0) if len(looks) > 1 else looks[0]),
+        lambda: BoardState(temperature_c=looks.pop(0) if len(looks) > 1 else looks[0]),
         clock=lambda: next(ticks),
         wait=lambda seconds: None,
     )
@@ -149,9 +149,11 @@ def test_a_task_that_is_given_up_stops_measuring(bench):
 
 
 def test_prototypes_leave_through_the_veil(bench):
-    veil = Veil(0.5, b"secret", told=(3, 0, 5, 1))
+    class_mean_noise = ClassMeanNoise(0.5, b"secret", told=(3, 0, 5, 1))
     plain = bench.perform(bench.tools(), bench.task(prototypes=True)).tensors
-    hidden = bench.perform(replace(bench.tools(), veil=veil), bench.task(prototypes=True)).tensors
+    hidden = bench.perform(
+        replace(bench.tools(), class_mean_noise=class_mean_noise), bench.task(prototypes=True)
+    ).tensors
 
     assert hidden["prototype_counts"].tolist() == [3, 0, 5, 1]
     assert not hidden["prototypes"][1].any()

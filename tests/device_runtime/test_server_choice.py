@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedwright.device_runtime.server_choice import STALE_S, Home, Identity
+from fedwright.device_runtime.server_choice import STALE_S, DeviceIdentity, ServerChoice
 from fedwright.protocol import codec, topics
 from fedwright.protocol.errors import BadMessage
 from fedwright.protocol.messages import Challenge, Dismiss, Envelope, Here
@@ -15,9 +15,9 @@ class Clock:
         return self.now_s
 
 
-def make_home(*further: str) -> tuple[Home, Clock]:
+def make_home(*further: str) -> tuple[ServerChoice, Clock]:
     clock = Clock()
-    return Home(Identity("pi", "one", "boot", None, further, 10.0), clock=clock), clock
+    return ServerChoice(DeviceIdentity("pi", "one", "boot", None, further, 10.0), clock=clock), clock
 
 
 def test_a_device_of_one_server_stays():

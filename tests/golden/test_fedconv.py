@@ -8,7 +8,7 @@ from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.blocks.fedconv.compression import compress
 from fedwright.server_runtime.blocks.fedconv.dilation import Dilation
-from fedwright.server_runtime.blocks.fedconv.kernels import Form, make_layout, start_vector
+from fedwright.server_runtime.blocks.fedconv.kernels import KernelForm, make_layout, start_vector
 from fedwright.server_runtime.blocks.joint_tuning import Schedule
 from fedwright.server_runtime.blocks.slicing import Axis
 from fedwright.server_runtime.methods.fedconv.method import FedConv
@@ -25,7 +25,7 @@ FULL, SMALL = {"o": 32, "i": 16}, {"o": 24, "i": 12}
 
 def one_layer(axes, shape):
     """The layout of a single tensor at ratio 0.75."""
-    return make_layout({"w": axes}, {"w": shape}, full=FULL, smallest=SMALL, form=Form())
+    return make_layout({"w": axes}, {"w": shape}, full=FULL, smallest=SMALL, form=KernelForm())
 
 
 def test_the_papers_example_has_nine_matrices_and_a_kernel_of_nine_by_five():
@@ -43,7 +43,7 @@ def test_the_papers_example_has_nine_matrices_and_a_kernel_of_nine_by_five():
 def test_ten_channels_at_three_quarters_need_no_whole_columns():
     # floor(.75 · 10 · 49) = 367 is not 7 · 49: as one image the layer could not be cut
     axes, full, small = (None, Axis("c", inner=49)), {"c": 10}, {"c": 7}
-    layout = make_layout({"w": axes}, {"w": (10, 490)}, full=full, smallest=small, form=Form())
+    layout = make_layout({"w": axes}, {"w": (10, 490)}, full=full, smallest=small, form=KernelForm())
     assert layout.slots[0].count == 49
     assert layout.slots[0].kernel(small) == (1, 4)
     theta = start_vector(layout, small, generator=torch.Generator().manual_seed(0))

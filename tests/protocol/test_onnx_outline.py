@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from fedwright.protocol.errors import BadArtifact
-from fedwright.protocol.onnx_outline import MAX_NODES, Outline, Tensor, Value, scan
+from fedwright.protocol.onnx_outline import MAX_NODES, Outline, OutlineValue, Tensor, scan
 from helpers.tiny_artifact import train_model
 
 
@@ -39,8 +39,8 @@ def test_outline_of_a_real_graph_is_what_onnx_says():
     assert (found.ir_version, found.opsets, found.nodes) == (8, {"": 17}, len(model.graph.node))
     assert found.operators == {("", node.op_type) for node in model.graph.node}
     assert [value.name for value in found.inputs] == [value.name for value in model.graph.input]
-    assert found.inputs[0] == Value("x", "float32", (-1, 3))
-    assert found.outputs[0] == Value("loss", "float32", ())
+    assert found.inputs[0] == OutlineValue("x", "float32", (-1, 3))
+    assert found.outputs[0] == OutlineValue("loss", "float32", ())
     assert [tensor.name for tensor in found.initializers] == [tensor.name for tensor in model.graph.initializer]
     assert found.initializers[1] == Tensor("depth", "int64", (1,), 8, {})
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedwright.device_runtime.emulate.profiles import Value, load_fleet, load_profile
+from fedwright.device_runtime.emulate.profiles import ProfileValue, load_fleet, load_profile
 from fedwright.protocol.messages import Gone, Report
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.store.base import Position
@@ -18,7 +18,7 @@ from helpers.simulation import make_config
 
 
 def test_the_share_of_the_time_without_power_by_hand():
-    up, away = (Value(seconds, "nominal", "this test") for seconds in (30.0, 10.0))
+    up, away = (ProfileValue(seconds, "nominal", "this test") for seconds in (30.0, 10.0))
 
     assert away_ratio(replace(load_profile("pc"), up_s=up, away_s=away)) == 0.25
     assert away_ratio(load_profile("pc")) == 0.0

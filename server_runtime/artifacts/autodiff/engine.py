@@ -39,7 +39,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Piece:
+class BackwardStep:
     """A gradient of the part [start, stop) of a value along one axis."""
 
     grad: str
@@ -57,7 +57,7 @@ class Backward:
         self._sums: dict[str, list[str]] = {}
         self._products: dict[str, list[Product]] = {}
         self._rows: dict[str, list[str]] = {}
-        self._pieces: dict[str, list[Piece]] = {}
+        self._pieces: dict[str, list[BackwardStep]] = {}
         self._stacked: dict[tuple[str, ...], str] = {}
         self._again: dict[str, str] = {}
 
@@ -95,7 +95,7 @@ class Backward:
         """Contribute the sum of the rows of a matrix to the gradient of a vector."""
         self._rows.setdefault(name, []).append(rows)
 
-    def add_piece(self, name: str, piece: Piece) -> None:
+    def add_piece(self, name: str, piece: BackwardStep) -> None:
         """Contribute a gradient to a part of a value."""
         self._pieces.setdefault(name, []).append(piece)
 
@@ -153,12 +153,12 @@ class Backward:
             self._stacked[key] = self.graph.op("Concat", *key, axis=0)
         return self._stacked[key]
 
-    def _join_pieces(self, name: str, pieces: list[Piece]) -> list[str]:
+    def _join_pieces(self, name: str, pieces: list[BackwardStep]) -> list[str]:
         joined = []
         for axis in sorted({piece.axis for piece in pieces}):
             rest = sorted((p for p in pieces if p.axis == axis), key=lambda p: p.start)
             while rest:
-                row: list[Piece] = []
+                row: list[BackwardStep] = []
                 for piece in rest:
                     if not row or row[-1].stop <= piece.start:
                         row.append(piece)
@@ -166,7 +166,7 @@ class Backward:
                 joined.append(self._join_row(name, axis, row))
         return joined
 
-    def _join_row(self, name: str, axis: int, row: list[Piece]) -> str:
+    def _join_row(self, name: str, axis: int, row: list[BackwardStep]) -> str:
         """Disjoint pieces side by side; each is padded up to the start of the next."""
         shape = self.shape(name)
         parts = []

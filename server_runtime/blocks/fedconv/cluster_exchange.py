@@ -62,7 +62,7 @@ class Features:
 
 
 @dataclass(frozen=True)
-class View:
+class ClusterView:
     """What others need of a cluster: its last layer's weight [C, d], its answers by class, for eq8 its features."""
 
     weight: Floats
@@ -70,13 +70,13 @@ class View:
     features: Features | None = None
 
     @classmethod
-    def of(cls, head: Head, features: Features, form: Literal["folded", "eq8"]) -> "View":
+    def of(cls, head: Head, features: Features, form: Literal["folded", "eq8"]) -> "ClusterView":
         """Features stay where they are unless the form needs them."""
         return cls(head.weight, responses(head, features), features if form == "eq8" else None)
 
 
 @dataclass(frozen=True)
-class Options:
+class ExchangeOptions:
     """share: λ. quantile: share of the pairs that are linked, the most similar ones. rate: length of steps, below 2."""
 
     form: Literal["folded", "eq8"] = "folded"
@@ -95,7 +95,7 @@ def responses(head: Head, features: Features) -> dict[int, Floats]:
     }
 
 
-def divergence(one: Mapping[int, Floats], other: Mapping[int, Floats]) -> float:
+def answer_divergence(one: Mapping[int, Floats], other: Mapping[int, Floats]) -> float:
     """Mean Jensen-Shannon divergence of two clusters' answers over the classes of both, 0 … ln 2; ∞ without any."""
     common = sorted(one.keys() & other.keys())
     if not common:
@@ -109,13 +109,13 @@ def _kl(p: Floats, q: Floats) -> Floats:
     return result
 
 
-def link(views: Mapping[str, View], *, quantile: float) -> list[Pair]:
+def link(views: Mapping[str, ClusterView], *, quantile: float) -> list[Pair]:
     """Pairs of clusters of different size whose answers are most alike: the lowest `quantile` of them, at least one.
 
     Layers of different size are compared by what they answer for the classes of both, where weights cannot be.
     """
     found = {
-        (one, other): divergence(views[one].answers, views[other].answers)
+        (one, other): answer_divergence(views[one].answers, views[other].answers)
         for one, other in combinations(sorted(views), 2)
         if views[one].weight.shape[1] != views[other].weight.shape[1]
     }
@@ -130,8 +130,8 @@ def exchange(
     heads: Mapping[str, Head],
     features: Mapping[str, Features],
     *,
-    options: Options,
-    elsewhere: Mapping[str, View] | None = None,
+    options: ExchangeOptions,
+    elsewhere: Mapping[str, ClusterView] | None = None,
     kept: Projections | None = None,
 ) -> tuple[dict[str, Head], Projections]:
     """The last layers of the clusters that are here, and the projections to keep (none where they are folded in).
@@ -139,7 +139,7 @@ def exchange(
     elsewhere: clusters of other edges, which teach and are not changed.
     """
     _check(heads, features)
-    views = {name: View.of(head, features[name], options.form) for name, head in heads.items()}
+    views = {name: ClusterView.of(head, features[name], options.form) for name, head in heads.items()}
     views = {**(elsewhere or {}), **views}
     pairs = link(views, quantile=options.quantile)
     if options.form == "eq8":
@@ -152,7 +152,7 @@ def exchange(
     return after, {}
 
 
-def fold(head: Head, others: Sequence[Floats], features: Features, options: Options) -> Head:
+def fold(head: Head, others: Sequence[Floats], features: Features, options: ExchangeOptions) -> Head:
     """W_i + λ Σ_j W_j P_ij after both W_i and P_ij followed the cross-entropy of o_i at i's labels.
 
     A gradient G [C, d_i] of the folded layer moves W_i along G and P_ij along λ W_jᵀ G. From P = 0 on, all that is
@@ -171,9 +171,9 @@ def fold(head: Head, others: Sequence[Floats], features: Features, options: Opti
 
 def _exchange_eq8(
     heads: Mapping[str, Head],
-    views: Mapping[str, View],
+    views: Mapping[str, ClusterView],
     pairs: Sequence[Pair],
-    options: Options,
+    options: ExchangeOptions,
     kept: Projections,
 ) -> tuple[dict[str, Head], Projections]:
     after = dict(heads)
@@ -193,7 +193,7 @@ def _exchange_eq8(
 
 
 def _learn_beside(
-    head: Head, own: Features, x_other: Floats, projection: Floats, share: float, options: Options
+    head: Head, own: Features, x_other: Floats, projection: Floats, share: float, options: ExchangeOptions
 ) -> tuple[Head, Floats]:
     """F_i and P_j after following the cross-entropy of F_i(x_i) + λ P_j x_j."""
     weight, bias = head.weight, head.bias

@@ -18,7 +18,13 @@ import torch
 from torch import Tensor
 
 from fedwright.server_runtime.blocks.fedconv.correlation import Filtering
-from fedwright.server_runtime.blocks.fedconv.weight_images import Piece, Sizes, assemble, extract, pieces_of
+from fedwright.server_runtime.blocks.fedconv.weight_images import (
+    ImagePiece,
+    Sizes,
+    assemble_weights,
+    extract,
+    pieces_of,
+)
 from fedwright.server_runtime.blocks.slicing import Axes
 
 CHANNELS = 16
@@ -26,7 +32,7 @@ Weights = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Form:
+class KernelForm:
     """How kernels are made.
 
     shared: one kernel per layer, else one per image. mlr: slopes of the modified leaky ReLU (the paper's .85, .001),
@@ -44,13 +50,13 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Slot:
+class KernelSlot:
     """Pieces with images of the same size and number, which are filtered together.
 
     count: J of each piece. kernels: of all pieces together. box: room for the largest kernel.
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ImagePiece, ...]
     count: int
     kernels: int
     box: tuple[int, int]
@@ -84,8 +90,8 @@ class Layout:
 
     axes: Axes
     full: Sizes
-    form: Form
-    slots: tuple[Slot, ...]
+    form: KernelForm
+    slots: tuple[KernelSlot, ...]
     names: tuple[str, ...]
 
     @property
@@ -103,9 +109,11 @@ class Layout:
         return sum(self.parts.values())
 
 
-def make_layout(axes: Axes, shapes: Mapping[str, Sequence[int]], *, full: Sizes, smallest: Sizes, form: Form) -> Layout:
+def make_layout(
+    axes: Axes, shapes: Mapping[str, Sequence[int]], *, full: Sizes, smallest: Sizes, form: KernelForm
+) -> Layout:
     """The layout of a model's parameters; `shapes` are those of the full model."""
-    alike: dict[tuple[object, ...], list[Piece]] = {}
+    alike: dict[tuple[object, ...], list[ImagePiece]] = {}
     for piece in pieces_of(axes, shapes):
         image, least = piece.shape(full), piece.shape(smallest)
         if image != least:
@@ -115,7 +123,7 @@ def make_layout(axes: Axes, shapes: Mapping[str, Sequence[int]], *, full: Sizes,
     for pieces in alike.values():
         image, least, count = pieces[0].shape(full), pieces[0].shape(smallest), pieces[0].count(full)
         box = (image[0] - least[0] + 1, image[1] - least[1] + 1)
-        slots.append(Slot(tuple(pieces), count, len(pieces) * (1 if form.shared else count), box, image))
+        slots.append(KernelSlot(tuple(pieces), count, len(pieces) * (1 if form.shared else count), box, image))
     return Layout(axes, full, form, tuple(slots), tuple(shapes))
 
 
@@ -143,7 +151,7 @@ def start_vector(layout: Layout, sizes: Sizes, *, generator: torch.Generator) ->
     return torch.cat(values)
 
 
-def _start_taps(slot: Slot, form: Form, kernel: tuple[int, int], generator: torch.Generator) -> Tensor:
+def _start_taps(slot: KernelSlot, form: KernelForm, kernel: tuple[int, int], generator: torch.Generator) -> Tensor:
     """v [kernels, *box], zero outside of the kernel."""
     height, width = kernel
     v = torch.zeros(slot.kernels, *slot.box)
@@ -242,6 +250,6 @@ def rebuilt(layout: Layout, images: Sequence[Tensor], rest: Rest, sizes: Sizes) 
         return extract(layout.axes[name], rest.weights[name], part, rest.sizes)
 
     return {
-        name: assemble(layout.axes[name], partial(one, name)) if name in made else rest.weights[name]
+        name: assemble_weights(layout.axes[name], partial(one, name)) if name in made else rest.weights[name]
         for name in layout.names
     }

@@ -40,7 +40,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Piece:
+class ImagePiece:
     """A tensor, or the part of it that lies between concatenated channels, as images.
 
     part: which of the concatenated parts, one number per such axis. rows, columns: the axes that are the image's sides
@@ -102,20 +102,20 @@ class Piece:
         return [position for position in range(3 * len(self.sides)) if position not in last] + last
 
 
-def pieces_of(axes: Axes, shapes: Mapping[str, Sequence[int]]) -> list[Piece]:
+def pieces_of(axes: Axes, shapes: Mapping[str, Sequence[int]]) -> list[ImagePiece]:
     """The pieces of all tensors that have a channel group, in the order of `shapes`."""
-    found: list[Piece] = []
+    found: list[ImagePiece] = []
     for name, shape in shapes.items():
         for part, sides in _parts(axes[name], shape):
             grouped = [number for number, side in enumerate(sides) if side.axis is not None][:2]
             if grouped:
                 fixed = [number for number, side in enumerate(sides) if side.axis is None]
                 chosen = sorted((grouped + fixed)[:2])
-                found.append(Piece(name, part, sides, chosen[0] if len(chosen) > 1 else -1, chosen[-1]))
+                found.append(ImagePiece(name, part, sides, chosen[0] if len(chosen) > 1 else -1, chosen[-1]))
     return found
 
 
-def assemble(axes: TensorAxes, piece: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
+def assemble_weights(axes: TensorAxes, piece: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
     """A tensor from its pieces, which are joined along the axes of concatenated channels."""
     joined = [(number, axis) for number, axis in enumerate(axes) if isinstance(axis, Joined)]
 

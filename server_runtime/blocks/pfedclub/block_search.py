@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from fedwright.server_runtime.blocks.pfedclub.stitching import (
-    Part,
+    BlockShape,
     Shape,
     joins,
     part_work,
@@ -33,7 +33,7 @@ class Block:
     owner: str
     index: int
     count: int
-    part: Part
+    part: BlockShape
 
 
 Chain = tuple[Block, ...]
@@ -60,7 +60,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Groups:
+class BlockGroups:
     """The blocks of every group, and how alike any two are."""
 
     members: Mapping[Block, int]
@@ -73,7 +73,7 @@ class Groups:
 
 
 def search(
-    own: Chain, groups: Groups, rules: Rules, *, allowed: Constraint, most: int, rng: np.random.Generator
+    own: Chain, groups: BlockGroups, rules: Rules, *, allowed: Constraint, most: int, rng: np.random.Generator
 ) -> list[Chain]:
     """Up to `most` different chains for a model that are allowed; with fewer substitutions where none is, else none."""
     if len(own) < 2:
@@ -93,7 +93,7 @@ def search(
     return []
 
 
-def substitutions(own: Chain, groups: Groups, rules: Rules, rng: np.random.Generator) -> list[list[Block]]:
+def substitutions(own: Chain, groups: BlockGroups, rules: Rules, rng: np.random.Generator) -> list[list[Block]]:
     """C[1 … r*]: a head only ever stands for a head."""
     first = _anchor(own[0], groups, rules, rng)
     choices, least = [[first]], rules.place(first)
@@ -107,7 +107,7 @@ def substitutions(own: Chain, groups: Groups, rules: Rules, rng: np.random.Gener
     return choices
 
 
-def _anchor(first: Block, groups: Groups, rules: Rules, rng: np.random.Generator) -> Block:
+def _anchor(first: Block, groups: BlockGroups, rules: Rules, rng: np.random.Generator) -> Block:
     mates = [mate for mate in groups.mates(first) if not mate.part.head]
     if rules.anchor == "random":
         return mates[rng.integers(len(mates))]

@@ -20,7 +20,7 @@ MOST_DENSE = 2_000_000
 
 
 @dataclass(frozen=True)
-class Part:
+class BlockShape:
     """One block of a model: what it takes and gives (shapes without the batch) and how many parameters it has.
 
     flat: it flattens or multiplies what it takes, so that a vector will do. head: it gives the classes.
@@ -38,7 +38,7 @@ def is_map(shape: Shape) -> bool:
     return len(shape) > 1
 
 
-def stitch_kind(gives: Shape, part: Part, *, dense: bool = False) -> Kind | None:
+def stitch_kind(gives: Shape, part: BlockShape, *, dense: bool = False) -> Kind | None:
     """Which stitch stands between a shape and a part; None when nothing can: a vector before a convolution."""
     if gives == part.takes or (part.flat and gives == (math.prod(part.takes),)):
         return "none"
@@ -51,7 +51,7 @@ def stitch_kind(gives: Shape, part: Part, *, dense: bool = False) -> Kind | None
     return "map" if is_map(part.takes) else "pooled"
 
 
-def stitch_parameters(gives: Shape, part: Part, *, dense: bool = False) -> int:
+def stitch_parameters(gives: Shape, part: BlockShape, *, dense: bool = False) -> int:
     """How many weights and biases the stitch has."""
     kind = stitch_kind(gives, part, dense=dense)
     if kind in (None, "none"):
@@ -62,18 +62,18 @@ def stitch_parameters(gives: Shape, part: Part, *, dense: bool = False) -> int:
     return (inputs + 1) * math.prod(part.takes)
 
 
-def part_work(part: Part) -> int:
+def part_work(part: BlockShape) -> int:
     """Multiplications of a block by the rule of thumb that every parameter meets every place of what it takes."""
     return part.parameters * math.prod(part.takes[1:])
 
 
-def stitch_work(gives: Shape, part: Part) -> int:
+def stitch_work(gives: Shape, part: BlockShape) -> int:
     """The same for the stitch before a part: a convolution works at every place of the fitted map, others once."""
     places = math.prod(part.takes[1:]) if stitch_kind(gives, part) == "map" else 1
     return stitch_parameters(gives, part) * places
 
 
-def pooled_places(gives: Shape, part: Part) -> Shape:
+def pooled_places(gives: Shape, part: BlockShape) -> Shape:
     """The size to which a map is pooled before it is flattened: the square whose width is nearest to what is taken."""
     rank = len(gives) - 1
     wanted = (math.prod(part.takes) / gives[0]) ** (1 / rank)
@@ -82,20 +82,20 @@ def pooled_places(gives: Shape, part: Part) -> Shape:
     return (best,) * rank
 
 
-def joins(parts: Sequence[Part], source: Shape) -> bool:
+def joins(parts: Sequence[BlockShape], source: Shape) -> bool:
     """Whether the parts can follow one another from an input on and end in a head, their only one."""
     if not parts or not parts[-1].head or any(part.head for part in parts[:-1]):
         return False
     return all(stitch_kind(gives, part) is not None for gives, part in _seams(parts, source))
 
 
-def total_parameters(parts: Sequence[Part], source: Shape, *, dense: bool = False) -> int:
+def total_parameters(parts: Sequence[BlockShape], source: Shape, *, dense: bool = False) -> int:
     """Parameters of the parts and of all stitches between them."""
     stitches = sum(stitch_parameters(gives, part, dense=dense) for gives, part in _seams(parts, source))
     return stitches + sum(part.parameters for part in parts)
 
 
-def _seams(parts: Sequence[Part], source: Shape) -> Iterable[tuple[Shape, Part]]:
+def _seams(parts: Sequence[BlockShape], source: Shape) -> Iterable[tuple[Shape, BlockShape]]:
     return zip([source, *(part.gives for part in parts[:-1])], parts, strict=True)
 
 

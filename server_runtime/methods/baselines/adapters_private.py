@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from fedwright.protocol.messages import Report
 from fedwright.server_runtime.blocks import lora
 from fedwright.server_runtime.methods.base import (
-    Absorbed,
     Array,
     Assignment,
+    CheckedUpdate,
     Emission,
     Entry,
     Relay,
@@ -23,7 +23,7 @@ from fedwright.server_runtime.methods.base import (
     Tensors,
     register,
 )
-from fedwright.server_runtime.methods.shared.budget_fit import Left, fit_batches
+from fedwright.server_runtime.methods.shared.budget_fit import LeftOut, fit_batches
 from fedwright.server_runtime.methods.shared.frozen_base import BaseParams, FrozenBase
 from fedwright.server_runtime.methods.shared.generated_models import recipe_for
 from fedwright.server_runtime.spec import ModelSpec
@@ -45,7 +45,7 @@ class AdaptersPrivate:
         self._base = FrozenBase(params, setting)
         self._shapes = {name: value.shape for name, value in self._base.adapters.items()}
         self._own: dict[str, Array] = {}
-        self._left = Left()
+        self._left = LeftOut()
 
     def assign(self, reports: Mapping[str, Report], round_number: int) -> dict[str, Assignment]:
         """The base for everyone, then everyone's own adapter."""
@@ -65,7 +65,7 @@ class AdaptersPrivate:
             return Emission(self._base.weights, frozen=self._base.adapters)
         return Emission(self._adapter(device), frozen=self._base.weights)
 
-    def absorb(self, device: str, reply: Absorbed) -> Relay | None:
+    def absorb(self, device: str, reply: CheckedUpdate) -> Relay | None:
         """Fold in a change of the base, or keep the device's own."""
         if reply.assignment.marks == PRETRAIN:
             if not self._base.frozen:

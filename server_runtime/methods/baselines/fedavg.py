@@ -18,8 +18,8 @@ from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.export import initial_weights
 from fedwright.server_runtime.blocks.robust import Mean, make_mean
 from fedwright.server_runtime.methods.base import (
-    Absorbed,
     Assignment,
+    CheckedUpdate,
     Emission,
     Entry,
     Relay,
@@ -27,7 +27,7 @@ from fedwright.server_runtime.methods.base import (
     Tensors,
     register,
 )
-from fedwright.server_runtime.methods.shared.budget_fit import Left, fit_batches
+from fedwright.server_runtime.methods.shared.budget_fit import LeftOut, fit_batches
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Structure
 
@@ -54,7 +54,7 @@ class FedAvg:
             self._weights = initial_weights(zoo.create(spec, seed=derive_seed(setting.seed, "initial weights")))
         self._structure = Structure(spec, optimizer=setting.optimizer)
         self._axes = {name: (None,) * value.ndim for name, value in self._weights.items()}
-        self._left = Left()
+        self._left = LeftOut()
         self._change = self._new_mean()
 
     def assign(self, reports: Mapping[str, Report], round_number: int) -> dict[str, Assignment]:
@@ -75,7 +75,7 @@ class FedAvg:
         """The global weights."""
         return Emission(self._weights)
 
-    def absorb(self, device: str, reply: Absorbed) -> Relay | None:
+    def absorb(self, device: str, reply: CheckedUpdate) -> Relay | None:
         """Fold Δ_i into the mean with weight n_i."""
         self._change.add(reply.tensors, {}, reply.stats.samples * reply.weight)
         return None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fedwright.protocol.messages import Report
 from fedwright.server_runtime.methods.base import Assignment, Entry, Setting, Tensors, register
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
-from fedwright.server_runtime.methods.shared.generated_models import Known, indicator_of, mask_logits
+from fedwright.server_runtime.methods.shared.generated_models import Descriptions, indicator_of, mask_logits
 from fedwright.server_runtime.spec import ModelSpec
 
 
@@ -26,7 +26,7 @@ class Masked(FedAvg):
 
     def __init__(self, params: MaskedParams, setting: Setting) -> None:
         super().__init__(FedAvgParams(), setting)
-        self._known = Known()
+        self._known = Descriptions()
 
     def meet(self, reports: Mapping[str, Report]) -> None:
         """Take in which classes every device holds."""

@@ -15,7 +15,7 @@ import numpy as np
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.blocks.slicing import Plan, random_plan
 from fedwright.server_runtime.methods.base import Entry, Setting, register
-from fedwright.server_runtime.methods.shared.submodels import Leveled, Levels
+from fedwright.server_runtime.methods.shared.submodels import LeveledMethod, Levels
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec
 
@@ -27,7 +27,7 @@ class FedDropoutParams:
     levels: Levels = field(default_factory=lambda: Levels(sizes=(0.75,)))
 
 
-class FedDropout(Leveled):
+class FedDropout(LeveledMethod):
     """W_j ← W_j + Σ n_i Δ_ij / Σ n_i over the devices i that drew entry j."""
 
     def __init__(self, params: FedDropoutParams, setting: Setting) -> None:

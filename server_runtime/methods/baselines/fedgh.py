@@ -20,9 +20,9 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.methods.base import (
-    Absorbed,
     Array,
     Assignment,
+    CheckedUpdate,
     Emission,
     Entry,
     Relay,
@@ -30,7 +30,7 @@ from fedwright.server_runtime.methods.base import (
     Tensors,
     register,
 )
-from fedwright.server_runtime.methods.shared.personal_models import Own, OwnModels
+from fedwright.server_runtime.methods.shared.personal_models import PersonalModelParams, PersonalModels
 from fedwright.server_runtime.spec import ModelSpec
 from fedwright.server_runtime.zoo.stitched import STITCHED, cut, spell
 
@@ -41,7 +41,7 @@ HEAD = "head/"
 class FedGHParams:
     """own: who has which model; the run's model gives the head. server_rate: step size of the head."""
 
-    own: Own = field(default_factory=Own)
+    own: PersonalModelParams = field(default_factory=PersonalModelParams)
     server_rate: float = field(default=0.01, metadata={"help": "step size of the common head"})
     server_epochs: int = field(default=1, metadata={"help": "passes over the class means per round"})
 
@@ -51,7 +51,7 @@ class FedGHParams:
         check_range("server_epochs", self.server_epochs, low=1)
 
 
-class FedGH(OwnModels):
+class FedGH(PersonalModels):
     """H ← H - β ∇ CE(H(mean feature of class c on device m), c) for every m and c."""
 
     def __init__(self, params: FedGHParams, setting: Setting) -> None:
@@ -88,7 +88,7 @@ class FedGH(OwnModels):
         names = head_names(self.specs[device], self.weights[device])
         return self.weights[device] | {name: self._head[kind] for kind, name in names.items()}
 
-    def absorb(self, device: str, reply: Absorbed) -> Relay | None:
+    def absorb(self, device: str, reply: CheckedUpdate) -> Relay | None:
         """Take the device's change and its class means."""
         if device not in self.specs:
             self.specs[device] = reply.assignment.structure.spec

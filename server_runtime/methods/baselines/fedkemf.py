@@ -22,8 +22,8 @@ from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.methods.base import (
-    Absorbed,
     Assignment,
+    CheckedUpdate,
     Emission,
     Entry,
     Relay,
@@ -32,7 +32,7 @@ from fedwright.server_runtime.methods.base import (
     register,
 )
 from fedwright.server_runtime.methods.shared.generated_models import recipe_for
-from fedwright.server_runtime.methods.shared.personal_models import Own, OwnModels
+from fedwright.server_runtime.methods.shared.personal_models import PersonalModelParams, PersonalModels
 from fedwright.server_runtime.methods.shared.teachers import TEACHER, load
 from fedwright.server_runtime.public_data import need_public
 from fedwright.server_runtime.seeds import derive_seed
@@ -48,7 +48,7 @@ BATCH = 64
 class FedKEMFParams:
     """own: who has which model; the run's model is the knowledge network. distill: weight of either teacher."""
 
-    own: Own = field(default_factory=Own)
+    own: PersonalModelParams = field(default_factory=PersonalModelParams)
     distill: float = field(default=0.5, metadata={"help": "weight of the other model's word on the device"})
     ensemble: Literal["mean", "max"] = field(default="mean", metadata={"help": "how the devices' logits are joined"})
     fuse_epochs: int = field(default=3, metadata={"help": "passes over the public examples per round"})
@@ -61,7 +61,7 @@ class FedKEMFParams:
         check_range("fuse_rate", self.fuse_rate, above=0)
 
 
-class FedKEMF(OwnModels):
+class FedKEMF(PersonalModels):
     """k ← argmin KL(joined logits of the devices' k_m on public x ‖ k(x)), from mean_m k_m on."""
 
     def __init__(self, params: FedKEMFParams, setting: Setting) -> None:
@@ -98,7 +98,7 @@ class FedKEMF(OwnModels):
             student, teacher = teacher, student
         return Emission(student, {TEACHER + name: value for name, value in teacher.items()})
 
-    def absorb(self, device: str, reply: Absorbed) -> Relay | None:
+    def absorb(self, device: str, reply: CheckedUpdate) -> Relay | None:
         """After the own model the knowledge network."""
         stage, number = reply.assignment.marks
         if stage == OWN:

@@ -18,9 +18,9 @@ from msgspec import structs
 from fedwright.protocol.artifact import PUBLIC_LOGITS
 from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime.methods.base import (
-    Absorbed,
     Array,
     Assignment,
+    CheckedUpdate,
     Emission,
     Entry,
     Relay,
@@ -29,7 +29,7 @@ from fedwright.server_runtime.methods.base import (
     register,
 )
 from fedwright.server_runtime.methods.shared.generated_models import recipe_for
-from fedwright.server_runtime.methods.shared.personal_models import Own, OwnModels
+from fedwright.server_runtime.methods.shared.personal_models import PersonalModelParams, PersonalModels
 from fedwright.server_runtime.public_data import need_public
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import Objective, Structure
@@ -43,7 +43,7 @@ PUBLIC, OWN = 0, 1
 class FedMDParams:
     """own: who has which model. transfer_epochs, digest_epochs: passes over the public examples."""
 
-    own: Own = field(default_factory=Own)
+    own: PersonalModelParams = field(default_factory=PersonalModelParams)
     transfer_epochs: int = field(default=5, metadata={"help": "passes over labelled public examples at the start"})
     digest_epochs: int = field(default=1, metadata={"help": "passes over public examples per round"})
     digest_batch: int = field(default=128, metadata={"help": "public examples per step"})
@@ -55,7 +55,7 @@ class FedMDParams:
         check_range("digest_batch", self.digest_batch, low=1, high=65_536)
 
 
-class FedMD(OwnModels):
+class FedMD(PersonalModels):
     """Z ← mean_m f_m(X); device m then fits f_m(X) to Z, and goes on with its own data."""
 
     def __init__(self, params: FedMDParams, setting: Setting) -> None:
@@ -104,7 +104,7 @@ class FedMD(OwnModels):
             sides = {TARGETS: self._consensus}
         return Emission(self.weights[device], sides, public=self._public)
 
-    def absorb(self, device: str, reply: Absorbed) -> Relay | None:
+    def absorb(self, device: str, reply: CheckedUpdate) -> Relay | None:
         """After the public examples the device's own; after those its logits count."""
         self.take(device, reply)
         stage, number = reply.assignment.marks

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.blocks.slicing import Plan, rolling_plan
 from fedwright.server_runtime.methods.base import Entry, Setting, register
-from fedwright.server_runtime.methods.shared.submodels import Leveled, Levels
+from fedwright.server_runtime.methods.shared.submodels import LeveledMethod, Levels
 from fedwright.server_runtime.spec import ModelSpec
 
 
@@ -23,7 +23,7 @@ class FedRolexParams:
     levels: Levels = field(default_factory=Levels)
 
 
-class FedRolex(Leveled):
+class FedRolex(LeveledMethod):
     """W_j ← W_j + mean of Δ_ij over the devices i whose window holds entry j."""
 
     rounding = "ceil"

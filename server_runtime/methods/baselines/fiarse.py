@@ -19,8 +19,8 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Report
 from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime.methods.base import (
-    Absorbed,
     Assignment,
+    CheckedUpdate,
     Emission,
     Entry,
     Relay,
@@ -28,8 +28,8 @@ from fedwright.server_runtime.methods.base import (
     Tensors,
     register,
 )
-from fedwright.server_runtime.methods.shared.budget_fit import Chosen, largest_fitting
-from fedwright.server_runtime.methods.shared.submodels import Sliced, norm_names, number_of
+from fedwright.server_runtime.methods.shared.budget_fit import ChosenSizes, largest_fitting
+from fedwright.server_runtime.methods.shared.submodels import SubmodelMethod, norm_names, number_of
 from fedwright.server_runtime.spec import ModelSpec, Objective
 
 
@@ -49,7 +49,7 @@ class FiarseParams:
             raise ConfigError(f"sizes is {list(self.sizes)} but needs numbers above 0 and up to 1")
 
 
-class Fiarse(Sliced):
+class Fiarse(SubmodelMethod):
     """W_j ← W_j + Σ_i Δ_ij / |{i : Δ_ij ≠ 0}|."""
 
     def __init__(self, params: FiarseParams, setting: Setting) -> None:
@@ -60,7 +60,7 @@ class Fiarse(Sliced):
         self._total: Tensors = {}
         self._count: Tensors = {}
         self._thresholds: dict[float, np.float32] = {}
-        self._chosen = Chosen()
+        self._chosen = ChosenSizes()
         self._begin()
 
     def spec_of(self, device: str) -> ModelSpec:
@@ -127,7 +127,7 @@ class Fiarse(Sliced):
             self._thresholds[size] = np.float32(0) if size == 1 else np.partition(entries, -kept)[-kept]
         return self._thresholds[size]
 
-    def absorb(self, device: str, reply: Absorbed) -> Relay | None:
+    def absorb(self, device: str, reply: CheckedUpdate) -> Relay | None:
         """Add the change, and count where it is not zero."""
         for name, change in reply.tensors.items():
             self._total[name] += np.float32(reply.weight) * change

@@ -15,8 +15,8 @@ from typing import Literal
 
 import numpy as np
 
-from fedwright.server_runtime.methods.base import Absorbed, Entry, Relay, Setting, Tensors, register
-from fedwright.server_runtime.methods.shared.personal_models import Own, OwnModels
+from fedwright.server_runtime.methods.base import CheckedUpdate, Entry, Relay, Setting, Tensors, register
+from fedwright.server_runtime.methods.shared.personal_models import PersonalModelParams, PersonalModels
 
 # A layer: its name, and the names and shapes of its tensors.
 Layer = tuple[str, tuple[tuple[str, tuple[int, ...]], ...]]
@@ -26,13 +26,13 @@ Layer = tuple[str, tuple[tuple[str, tuple[int, ...]], ...]]
 class FlexiFedParams:
     """own: who has which model. strategy: which layers are averaged among whom."""
 
-    own: Own = field(default_factory=Own)
+    own: PersonalModelParams = field(default_factory=PersonalModelParams)
     strategy: Literal["basic", "clustered", "max"] = field(
         default="max", metadata={"help": "basic: layers of all; clustered: and equal models whole; max: longest common"}
     )
 
 
-class FlexiFed(OwnModels):
+class FlexiFed(PersonalModels):
     """Each common layer ← its mean over the devices that have it in common."""
 
     def __init__(self, params: FlexiFedParams, setting: Setting) -> None:
@@ -40,7 +40,7 @@ class FlexiFed(OwnModels):
         self._strategy = params.strategy
         self._trained: list[str] = []
 
-    def absorb(self, device: str, reply: Absorbed) -> Relay | None:
+    def absorb(self, device: str, reply: CheckedUpdate) -> Relay | None:
         """Take the device's change, and note that its layers count."""
         self.take(device, reply)
         self._trained.append(device)

@@ -19,8 +19,8 @@ import numpy as np
 from fedwright.protocol.messages import Report
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.blocks.slicing import Axis, Plan
-from fedwright.server_runtime.methods.base import Absorbed, Assignment, Entry, Setting, Tensors, register
-from fedwright.server_runtime.methods.shared.submodels import Leveled, Levels
+from fedwright.server_runtime.methods.base import Assignment, CheckedUpdate, Entry, Setting, Tensors, register
+from fedwright.server_runtime.methods.shared.submodels import LeveledMethod, Levels
 from fedwright.server_runtime.spec import ModelSpec, Objective
 
 # The rows of the classifier as a channel group of their own, so that a plan can name the classes a device holds.
@@ -36,7 +36,7 @@ class HeteroFLParams:
     scaler: bool = field(default=True, metadata={"help": "divide hidden activations by the width while training"})
 
 
-class HeteroFL(Leveled):
+class HeteroFL(LeveledMethod):
     """W_j ← W_j + mean of Δ_ij over the devices i that hold entry j."""
 
     rounding = "ceil"
@@ -90,7 +90,7 @@ class HeteroFL(Leveled):
         plan = super().plan_of(device, spec, marks)
         return {**plan, CLASSES: np.array(marks, np.int64)} if marks else plan
 
-    def trained(self, reply: Absorbed) -> Tensors:
+    def trained(self, reply: CheckedUpdate) -> Tensors:
         """A change without the classifier rows of classes that the device lacks."""
         if not self.params.masked:
             return reply.tensors

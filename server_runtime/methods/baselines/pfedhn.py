@@ -20,11 +20,11 @@ import numpy as np
 
 from fedwright.protocol.messages import Report
 from fedwright.protocol.support.settings import check_range
-from fedwright.server_runtime.blocks.hypernet import Form, Hypernet, Start
+from fedwright.server_runtime.blocks.hypernet import Hypernet, HypernetForm, Start
 from fedwright.server_runtime.methods.base import (
-    Absorbed,
     Array,
     Assignment,
+    CheckedUpdate,
     Emission,
     Entry,
     Relay,
@@ -32,11 +32,11 @@ from fedwright.server_runtime.methods.base import (
     Tensors,
     register,
 )
-from fedwright.server_runtime.methods.shared.budget_fit import Left, fit_batches
+from fedwright.server_runtime.methods.shared.budget_fit import LeftOut, fit_batches
 from fedwright.server_runtime.methods.shared.generated_models import (
-    Known,
-    Running,
-    Writer,
+    Descriptions,
+    HypernetParams,
+    RunningStatistics,
     bits,
     floats,
     hypernet_state,
@@ -51,7 +51,7 @@ from fedwright.server_runtime.spec import ModelSpec, Structure
 
 
 @dataclass(frozen=True)
-class PFedHNParams(Writer):
+class PFedHNParams(HypernetParams):
     """describe: what a model is written from."""
 
     describe: Literal["classes", "embedding"] = field(
@@ -62,7 +62,7 @@ class PFedHNParams(Writer):
 
     def __post_init__(self) -> None:
         """Check values."""
-        Writer.__post_init__(self)
+        HypernetParams.__post_init__(self)
         check_range("embedding", self.embedding, low=1)
 
 
@@ -76,12 +76,12 @@ class PFedHN:
         generated = parameters_of(setting)
         named = params.describe == "classes"
         inputs = setting.spec.classes if named else params.embedding
-        form = Form(inputs, params.hidden, params.layers, keep_scale=named, sequential=not params.parallel)
+        form = HypernetForm(inputs, params.hidden, params.layers, keep_scale=named, sequential=not params.parallel)
         seed = derive_seed(setting.seed, "hypernetwork")
         self._hypernet = Hypernet(form, Start(generated, {}), seed=seed, device=setting.device)
-        self._running = Running(setting, generated)
-        self._known = Known()
-        self._left = Left()
+        self._running = RunningStatistics(setting, generated)
+        self._known = Descriptions()
+        self._left = LeftOut()
         self._made: dict[str, Tensors] = {}
 
     @property
@@ -124,7 +124,7 @@ class PFedHN:
         """The model written for this device."""
         return Emission({**self._made[device], **self._running.values})
 
-    def absorb(self, device: str, reply: Absorbed) -> Relay | None:
+    def absorb(self, device: str, reply: CheckedUpdate) -> Relay | None:
         """Remember the change; a learnt vector follows it at once."""
         row = floats(reply.assignment.marks)
         change = {name: value for name, value in reply.tensors.items() if name not in self._running.values}

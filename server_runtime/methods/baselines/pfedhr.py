@@ -17,12 +17,19 @@ import numpy as np
 import torch
 
 from fedwright.protocol.support.settings import check_range
-from fedwright.server_runtime.blocks.pfedclub.block_search import DRAWS, Block, Chain, Groups
+from fedwright.server_runtime.blocks.pfedclub.block_search import DRAWS, Block, BlockGroups, Chain
 from fedwright.server_runtime.blocks.pfedclub.stitch_tuning import Tuning, agreement, logits_of, refresh_norms, tune
 from fedwright.server_runtime.blocks.pfedclub.stitching import joins
 from fedwright.server_runtime.methods.base import Entry, Setting, register
-from fedwright.server_runtime.methods.shared.personal_models import Own
-from fedwright.server_runtime.methods.shared.teachers import Known, Pupil, Taught, Teacher, candidate_of, teacher_of
+from fedwright.server_runtime.methods.shared.personal_models import PersonalModelParams
+from fedwright.server_runtime.methods.shared.teachers import (
+    BoardLimits,
+    Pupil,
+    Teacher,
+    TeacherMethod,
+    candidate_of,
+    teacher_of,
+)
 from fedwright.server_runtime.zoo.stitched import CLASSES, Stitched, assemble, classes_block, spell
 
 
@@ -30,7 +37,7 @@ from fedwright.server_runtime.zoo.stitched import CLASSES, Stitched, assemble, c
 class PFedHRParams:
     """groups: K. distill: λ. temperature: τ of NT-Xent."""
 
-    own: Own = field(default_factory=Own)
+    own: PersonalModelParams = field(default_factory=PersonalModelParams)
     groups: int = field(default=4, metadata={"help": "groups of layers that do alike"})
     rows: int = field(default=64, metadata={"help": "public examples by which layers are compared"})
     candidates: int = field(default=4, metadata={"help": "reassembled models per round"})
@@ -55,7 +62,7 @@ class PFedHRParams:
         check_range("temperature", self.temperature, above=0)
 
 
-class PFedHR(Taught):
+class PFedHR(TeacherMethod):
     """w*_m = argmax over candidates c, the same for all m, of mean_i cos(w_m(x_i), c(x_i))."""
 
     name = "pfedhr"
@@ -65,7 +72,7 @@ class PFedHR(Taught):
         self._params = params
         self.distill = params.distill
 
-    def make_teachers(self, pupils: Mapping[str, Pupil], known: Mapping[str, Known]) -> dict[str, list[Teacher]]:
+    def make_teachers(self, pupils: Mapping[str, Pupil], known: Mapping[str, BoardLimits]) -> dict[str, list[Teacher]]:
         """Candidates for all, then one choice for each device."""
         params, number = self._params, next(iter(known.values())).round
         groups = self.grouped(pupils, groups=params.groups, rows=params.rows, seed=self.seed_of("groups", number))
@@ -86,7 +93,7 @@ class PFedHR(Taught):
             for device, pupil in pupils.items()
         }
 
-    def _draw(self, groups: Groups, rng: np.random.Generator) -> list[Chain]:
+    def _draw(self, groups: BlockGroups, rng: np.random.Generator) -> list[Chain]:
         """Chains of random layers, at least one of each group."""
         usable = sorted((b for b in groups.members if not b.part.head), key=lambda b: (b.owner, b.index))
         by_group = [[b for b in usable if groups.members[b] == g] for g in sorted(set(groups.members.values()))]

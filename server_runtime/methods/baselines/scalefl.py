@@ -15,7 +15,7 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.methods.base import Entry, Setting, register
-from fedwright.server_runtime.methods.shared.submodels import Leveled, Levels
+from fedwright.server_runtime.methods.shared.submodels import LeveledMethod, Levels
 from fedwright.server_runtime.spec import ModelSpec, Objective
 
 EXITS = "exits"
@@ -43,7 +43,7 @@ class ScaleFLParams:
         check_range("distill_after", self.distill_after, low=0)
 
 
-class ScaleFL(Leveled):
+class ScaleFL(LeveledMethod):
     """W_j ← W_j + mean of Δ_ij over the devices i that hold entry j."""
 
     by_samples = False

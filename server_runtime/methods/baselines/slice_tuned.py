@@ -15,7 +15,7 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.blocks.slicing import prefix_plan, take
 from fedwright.server_runtime.methods.base import Entry, Setting, Tensors, register
-from fedwright.server_runtime.methods.fedconv.method import Brought, FedConv
+from fedwright.server_runtime.methods.fedconv.method import FedConv, PendingUpdate
 from fedwright.server_runtime.methods.fedconv.params import FedConvParams
 from fedwright.server_runtime.spec import ModelSpec
 
@@ -45,7 +45,7 @@ class SliceTuned(FedConv):
         """The trained slice of a ratio."""
         return self._slices[self._server.specs.index(spec)]
 
-    def _learn(self, changed: dict[str, Brought]) -> None:
+    def _learn(self, changed: dict[str, PendingUpdate]) -> None:
         mean = self._new_mean()
         for _, own in sorted(changed.items()):
             mean.add(own.mean(), prefix_plan(self.full, zoo.sizes_of(own.spec)), own.samples)

@@ -9,17 +9,17 @@ Differs: a device's model rests on the server between rounds, so that its loss c
 from dataclasses import dataclass, field
 
 from fedwright.server_runtime.methods.base import Entry, Setting, register
-from fedwright.server_runtime.methods.shared.personal_models import Own, OwnModels
+from fedwright.server_runtime.methods.shared.personal_models import PersonalModelParams, PersonalModels
 
 
 @dataclass(frozen=True)
 class StandaloneParams:
     """own: who has which model."""
 
-    own: Own = field(default_factory=Own)
+    own: PersonalModelParams = field(default_factory=PersonalModelParams)
 
 
-class Standalone(OwnModels):
+class Standalone(PersonalModels):
     """w_m ← w_m + Δ_m."""
 
     def __init__(self, params: StandaloneParams, setting: Setting) -> None:

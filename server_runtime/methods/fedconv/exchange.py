@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedwright.server_runtime.blocks.fedconv.cluster_exchange import Features, Head, Options, exchange
+from fedwright.server_runtime.blocks.fedconv.cluster_exchange import ExchangeOptions, Features, Head, exchange
 from fedwright.server_runtime.methods.base import Array, Tensors
-from fedwright.server_runtime.methods.fedconv.server_training import Part
+from fedwright.server_runtime.methods.fedconv.server_training import DilatedUpdate
 
 PROTOTYPES, COUNTS = "prototypes", "prototype_counts"
 
@@ -39,7 +39,7 @@ class ClassMeans:
         return set(self._sums)
 
 
-def exchanged(parts: Mapping[str, Part], means: ClassMeans, head: list[str]) -> dict[str, Part]:
+def exchanged(parts: Mapping[str, DilatedUpdate], means: ClassMeans, head: list[str]) -> dict[str, DilatedUpdate]:
     """The parts after ratios that answer alike have taught each other; `head` names the last layer's tensors."""
     weight, bias = sorted(head, key=lambda name: name.endswith("bias"))[:2]
     able = {key: part for key, part in parts.items() if key in means.known()}
@@ -48,7 +48,7 @@ def exchanged(parts: Mapping[str, Part], means: ClassMeans, head: list[str]) -> 
         for key, part in able.items()
     }
     features = {key: means.features(key) for key in able}
-    after, _ = exchange(heads, features, options=Options())
+    after, _ = exchange(heads, features, options=ExchangeOptions())
     found = dict(parts)
     for key, taught in after.items():
         part = parts[key]

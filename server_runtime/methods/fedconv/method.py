@@ -30,9 +30,9 @@ from fedwright.server_runtime import zoo
 from fedwright.server_runtime.blocks.robust import make_mean
 from fedwright.server_runtime.blocks.slicing import prefix_plan
 from fedwright.server_runtime.methods.base import (
-    Absorbed,
     Array,
     Assignment,
+    CheckedUpdate,
     Emission,
     Entry,
     Relay,
@@ -43,14 +43,14 @@ from fedwright.server_runtime.methods.base import (
 from fedwright.server_runtime.methods.baselines.heterofl import classifier_names
 from fedwright.server_runtime.methods.fedconv.exchange import ClassMeans, exchanged
 from fedwright.server_runtime.methods.fedconv.params import FedConvParams
-from fedwright.server_runtime.methods.fedconv.server_training import Model, Part, ServerSide
-from fedwright.server_runtime.methods.shared.submodels import Leveled
+from fedwright.server_runtime.methods.fedconv.server_training import DilatedUpdate, Model, ServerSide
+from fedwright.server_runtime.methods.shared.submodels import LeveledMethod
 from fedwright.server_runtime.spec import ModelSpec
 
 COMPRESS, DILATE, HEAD, READY = "compress", "dilate/", "transfer/", "note/ready"
 
 
-class Brought:
+class PendingUpdate:
     """The mean change of one device, or of all devices of one ratio."""
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -70,7 +70,7 @@ class Brought:
         return {name: (value / self.samples).astype(np.float32) for name, value in self._total.items()}
 
 
-class FedConv(Leveled):
+class FedConv(LeveledMethod):
     """w_r = compress_r(W); W ← W + Σ_j v_j s_j dilate_j(Δ_j) / Σ_j s_j."""
 
     rounding = "floor"
@@ -95,7 +95,7 @@ class FedConv(Leveled):
         self._dilate: dict[str, Tensor] = {}
         self._head: Tensors = {}
         self._ready = False
-        self._brought: dict[str, Brought] = {}
+        self._brought: dict[str, PendingUpdate] = {}
         self._means = ClassMeans()
 
     def assignment(self, device: str, spec: ModelSpec, round_number: int) -> Assignment:
@@ -138,12 +138,12 @@ class FedConv(Leveled):
         """The large model at a ratio."""
         return self._server.submodel(self._compress, self.weights, spec)
 
-    def absorb(self, device: str, reply: Absorbed) -> Relay | None:
+    def absorb(self, device: str, reply: CheckedUpdate) -> Relay | None:
         """Put a change to those of its ratio, or keep it by itself."""
         spec = reply.assignment.structure.spec
         key = _ratio_name(spec) if self.params.hierarchy else device
         change = self._means.take(key, reply.tensors)
-        self._brought.setdefault(key, Brought(spec)).add(change, reply.weight * reply.stats.samples)
+        self._brought.setdefault(key, PendingUpdate(spec)).add(change, reply.weight * reply.stats.samples)
         return None
 
     def pools_by(self) -> Literal["samples", "devices"] | None:
@@ -161,13 +161,13 @@ class FedConv(Leveled):
         self.advanced += 1
         return {}
 
-    def _learn(self, changed: dict[str, Brought]) -> None:
+    def _learn(self, changed: dict[str, PendingUpdate]) -> None:
         parts = {}
         for key, own in changed.items():
             sent = self.submodel("", own.spec, ())
             # Of personal layers nothing comes.
             still = {name: np.zeros_like(sent[name]) for name in self.personal_layers("")}
-            parts[key] = Part(own.spec, still | own.mean(), sent, own.samples)
+            parts[key] = DilatedUpdate(own.spec, still | own.mean(), sent, own.samples)
         if self.params.exchange:
             parts = exchanged(parts, self._means, classifier_names(self.weights, self.setting.spec.classes))
         models = self._large_models(parts)
@@ -179,7 +179,7 @@ class FedConv(Leveled):
         self.weights = self._server.finished({n: torch.from_numpy(moved[n]) for n in summed}, moved)
         self._tune_compression(self.params.again_epochs)
 
-    def _large_models(self, parts: dict[str, Part]) -> dict[str, Model]:
+    def _large_models(self, parts: dict[str, DilatedUpdate]) -> dict[str, Model]:
         """Full-sized devices as they are, the others dilated in one batch."""
         whole = {key: part for key, part in parts.items() if part.spec == self.setting.spec}
         models = {
@@ -199,7 +199,7 @@ class FedConv(Leveled):
             models |= dict(zip(keys, made, strict=True))
         return {key: models[key] for key in sorted(models)}
 
-    def _running(self, parts: list[Part]) -> Tensors:
+    def _running(self, parts: list[DilatedUpdate]) -> Tensors:
         """Running statistics, averaged over those who hold them; they are taken anew where there are examples."""
         names = [name for name in self.weights if name not in self._server.names]
         if not names:

@@ -14,13 +14,13 @@ from fedwright.server_runtime import zoo
 from fedwright.server_runtime.blocks.fedconv import learned_weights
 from fedwright.server_runtime.blocks.fedconv.compression import Compression, compress
 from fedwright.server_runtime.blocks.fedconv.dilation import Dilation
-from fedwright.server_runtime.blocks.fedconv.kernels import Form, Layout, make_layout, start_vector
+from fedwright.server_runtime.blocks.fedconv.kernels import KernelForm, Layout, make_layout, start_vector
 from fedwright.server_runtime.blocks.joint_tuning import (
     Examples,
     Forward,
     Goal,
-    Member,
     Schedule,
+    TunedModel,
     flat,
     forward_of,
     logits_of,
@@ -41,7 +41,7 @@ Model = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Part:
+class DilatedUpdate:
     """What devices of one size brought: their mean change, and the submodel it was made from."""
 
     spec: ModelSpec
@@ -79,9 +79,9 @@ class ServerSide:
     def layout(self) -> Layout:
         """Where the kernels of every layer lie; without examples they are plain crops."""
         params, spec = self._params, self._setting.spec
-        form = Form(shared=params.shared, mlr=params.slopes, delta=params.delta)
+        form = KernelForm(shared=params.shared, mlr=params.slopes, delta=params.delta)
         if self.examples is None:
-            form = Form(noise=0.0, pair=False)
+            form = KernelForm(noise=0.0, pair=False)
         smallest = min(self.specs, key=zoo.width_of, default=spec)
         shapes = {name: self._setting.initial[name].shape for name in self.names}
         full = zoo.full_sizes(spec)
@@ -118,7 +118,7 @@ class ServerSide:
         """Ordinary training of all weights on labelled examples, at the server's rate unless another is given."""
         assert self.examples is not None
         schedule = Schedule(epochs, self._params.server_batch, high=rate or self._params.server_rate)
-        members = [Member(self.forward(spec), Goal(self.examples))]
+        members = [TunedModel(self.forward(spec), Goal(self.examples))]
         theta = tune(
             flat(weights), lambda t: [unflat(t, weights)], members, schedule=schedule, seed=self._seed("train", *names)
         )
@@ -160,7 +160,7 @@ class ServerSide:
         teacher = None
         if self.examples.y is None:
             teacher = logits_of(self.forward(self._setting.spec), large, self.examples.x)
-        members = [Member(self.forward(spec), Goal(self.examples, teacher)) for spec in self.specs]
+        members = [TunedModel(self.forward(spec), Goal(self.examples, teacher)) for spec in self.specs]
         return tune(
             theta, made.submodels, members, schedule=self._schedule(epochs), seed=self._seed("compress", number)
         )
@@ -172,7 +172,7 @@ class ServerSide:
         return self._kept(made, _cropped(weights, spec, self._setting.spec), spec)
 
     def dilated(
-        self, theta: Tensor, parts: Sequence[Part], weights: Tensors, head: Tensors, *, number: int
+        self, theta: Tensor, parts: Sequence[DilatedUpdate], weights: Tensors, head: Tensors, *, number: int
     ) -> tuple[Tensor, list[Model]]:
         """Large models from what devices brought, and the kernels that made them; all of a round together."""
         small = [self._small(part) for part in parts]
@@ -181,7 +181,7 @@ class ServerSide:
         made = Dilation(self.layout, sizes, small, base=base, device=self._setting.device)
         if self.examples is not None:
             own = self.own_head(head)
-            members = [Member(self.forward(self._setting.spec), self._goal(part)) for part in parts]
+            members = [TunedModel(self.forward(self._setting.spec), self._goal(part)) for part in parts]
             theta = tune(
                 theta,
                 lambda t: [{**model, **own} for model in made.models(t)],
@@ -192,7 +192,7 @@ class ServerSide:
         with torch.no_grad():
             return theta, made.models(theta)
 
-    def _small(self, part: Part) -> Model:
+    def _small(self, part: DilatedUpdate) -> Model:
         """The images to dilate: a change, or the whole small model after the device's training."""
         change = {name: torch.from_numpy(np.array(part.change[name], np.float32)) for name in self.names}
         change = {name: value.to(self._setting.device) for name, value in change.items()}
@@ -201,7 +201,7 @@ class ServerSide:
         return {name: value + change[name] for name, value in self.tensors(part.sent).items()}
 
     def summed(
-        self, models: Sequence[Model], parts: Sequence[Part], weights: Tensors, head: Tensors, *, number: int
+        self, models: Sequence[Model], parts: Sequence[DilatedUpdate], weights: Tensors, head: Tensors, *, number: int
     ) -> Tensors:
         """The next large model: base + Σ v_j s_j D_j / Σ s_j with v tuned on the examples."""
         params, last = self._params, self.tensors(weights)
@@ -222,19 +222,19 @@ class ServerSide:
             v = tune(
                 v,
                 lambda t: [{**found.model(t), **own}],
-                [Member(self.forward(self._setting.spec), self._common_goal(parts))],
+                [TunedModel(self.forward(self._setting.spec), self._common_goal(parts))],
                 schedule=Schedule(params.weigh_epochs, params.server_batch, high=params.weigh_rate),
                 seed=self._seed("weigh", number),
                 extra=extra,
             )
         return {name: _array(value) for name, value in found.model(v).items()}
 
-    def _goal(self, part: Part) -> Goal:
+    def _goal(self, part: DilatedUpdate) -> Goal:
         """Labels, or what the device's own small model says."""
         assert self.examples is not None
         return Goal(self.examples, None if self.examples.y is not None else self._opinion(part))
 
-    def _common_goal(self, parts: Sequence[Part]) -> Goal:
+    def _common_goal(self, parts: Sequence[DilatedUpdate]) -> Goal:
         """Labels, or the mean of what all small models say."""
         assert self.examples is not None
         if self.examples.y is not None:
@@ -243,7 +243,7 @@ class ServerSide:
         opinions = [part.samples / total * self._opinion(part) for part in parts]
         return Goal(self.examples, torch.stack(opinions).sum(0))
 
-    def _opinion(self, part: Part) -> Tensor:
+    def _opinion(self, part: DilatedUpdate) -> Tensor:
         assert self.examples is not None
         trained = {name: part.sent[name] + part.change[name] for name in self.names}
         return logits_of(self.forward(part.spec), self.tensors(trained), self.examples.x)

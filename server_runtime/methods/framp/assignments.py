@@ -7,13 +7,13 @@ from msgspec import structs
 from fedwright.protocol.messages import Recipe, Refusal, Report
 from fedwright.server_runtime.blocks.budget import Budget, Cost, largest_choice
 from fedwright.server_runtime.methods.base import Array, Assignment, Setting, Tensors
-from fedwright.server_runtime.methods.framp.masks import Parts
+from fedwright.server_runtime.methods.framp.masks import SubmodelMasks
 from fedwright.server_runtime.methods.framp.params import FrampParams
-from fedwright.server_runtime.methods.shared.budget_fit import Left, largest_fitting, memory_of
+from fedwright.server_runtime.methods.shared.budget_fit import LeftOut, largest_fitting, memory_of
 from fedwright.server_runtime.spec import Objective, Structure
 
 
-class Note(msgspec.Struct):
+class AssignmentNote(msgspec.Struct):
     """What a plan must remember of a device's part: which size, the hypernetwork's input, the channels."""
 
     level: int
@@ -31,17 +31,17 @@ class Note(msgspec.Struct):
         return {group: np.array(kept, np.int64) for group, kept in self.plan.items()}
 
 
-def note_of(assignment: Assignment) -> Note:
+def note_of(assignment: Assignment) -> AssignmentNote:
     """What an assignment was made with."""
-    return msgspec.msgpack.decode(bytes(assignment.marks), type=Note)
+    return msgspec.msgpack.decode(bytes(assignment.marks), type=AssignmentNote)
 
 
 class Offers:
     """Turns a model that was written for a device into what the device is asked to do."""
 
-    def __init__(self, params: FrampParams, setting: Setting, *, parts: Parts, objective: Objective) -> None:
+    def __init__(self, params: FrampParams, setting: Setting, *, parts: SubmodelMasks, objective: Objective) -> None:
         self._params, self._setting, self._parts, self._objective = params, setting, parts, objective
-        self._left = Left()
+        self._left = LeftOut()
 
     def fitting(
         self, device: str, weights: Tensors, *, row: Array, report: Report, recipe: Recipe
@@ -83,7 +83,7 @@ class Offers:
     def _at(self, level: int, weights: Tensors, *, row: Array, recipe: Recipe) -> Assignment:
         share = self._params.sizes[level]
         plan = self._parts.channels(weights, share)
-        note = Note(level, row.tobytes(), {group: kept.tolist() for group, kept in plan.items()})
+        note = AssignmentNote(level, row.tobytes(), {group: kept.tolist() for group, kept in plan.items()})
         returns = structs.replace(
             self._setting.returns,
             prototypes=self._params.align > 0,

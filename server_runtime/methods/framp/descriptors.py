@@ -23,7 +23,7 @@ class Descriptors:
 
     def __init__(self, params: FrampParams, setting: Setting) -> None:
         self._params, self._setting = params, setting
-        self._known = generated_models.Known()
+        self._known = generated_models.Descriptions()
         self.scaling: Scaling | None = None
         # Standardised descriptors that were learnt on, and the gradients that wait for the next update.
         self._moved: dict[str, Array] = {}

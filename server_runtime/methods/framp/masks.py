@@ -11,7 +11,7 @@ from fedwright.server_runtime.blocks.masking import live_plan, top_channels, top
 from fedwright.server_runtime.blocks.slicing import Axes, Axis
 from fedwright.server_runtime.methods.base import Array, Setting, Tensors
 from fedwright.server_runtime.methods.framp.params import FrampParams
-from fedwright.server_runtime.methods.shared.budget_fit import Chosen
+from fedwright.server_runtime.methods.shared.budget_fit import ChosenSizes
 from fedwright.server_runtime.methods.shared.submodels import norm_names, number_of
 from fedwright.server_runtime.spec import ModelSpec
 
@@ -19,12 +19,12 @@ from fedwright.server_runtime.spec import ModelSpec
 GRAINS = 8
 
 
-class Parts:
+class SubmodelMasks:
     """Chooses parts of models, each device's by its size; biases and normalisation are never masked."""
 
     def __init__(self, params: FrampParams, setting: Setting, initial: Tensors) -> None:
         self._spec, self._seed, self._params = setting.spec, setting.seed, params
-        self.chosen = Chosen()
+        self.chosen = ChosenSizes()
         norms = norm_names(setting.spec)
         self._names = list(initial)
         self._maskable = [name for name, value in initial.items() if value.ndim > 1 and name not in norms]
@@ -92,7 +92,7 @@ def _rounded(kept: Array, full: int) -> Array:
     return np.sort(np.concatenate([kept, np.setdiff1d(np.arange(full), kept)[:missing]]))
 
 
-def masked(weights: Tensors, masks: Mapping[str, Array]) -> Tensors:
+def with_masks(weights: Tensors, masks: Mapping[str, Array]) -> Tensors:
     """The weights with entries outside their mask set to zero."""
     return {n: np.where(masks[n], value, np.float32(0)) if n in masks else value for n, value in weights.items()}
 

@@ -25,12 +25,12 @@ import numpy as np
 from fedwright.protocol.messages import Refusal, Report
 from fedwright.protocol.tensors import load, save
 from fedwright.server_runtime.artifacts.builder import Builder
-from fedwright.server_runtime.blocks.hypernet import Form, Hypernet, Start, Step
+from fedwright.server_runtime.blocks.hypernet import Hypernet, HypernetForm, Start, Step
 from fedwright.server_runtime.blocks.prototypes import Prototypes, disturbed
 from fedwright.server_runtime.blocks.slicing import put, take
 from fedwright.server_runtime.methods.base import (
-    Absorbed,
     Assignment,
+    CheckedUpdate,
     Emission,
     Entry,
     Relay,
@@ -40,7 +40,7 @@ from fedwright.server_runtime.methods.base import (
 )
 from fedwright.server_runtime.methods.framp.assignments import Offers, note_of
 from fedwright.server_runtime.methods.framp.descriptors import Descriptors
-from fedwright.server_runtime.methods.framp.masks import Parts, masked, threshold
+from fedwright.server_runtime.methods.framp.masks import SubmodelMasks, threshold, with_masks
 from fedwright.server_runtime.methods.framp.params import FrampParams
 from fedwright.server_runtime.methods.shared import generated_models
 from fedwright.server_runtime.seeds import derive_seed
@@ -63,10 +63,10 @@ class Framp:
     def __init__(self, params: FrampParams, setting: Setting) -> None:
         self._params, self._setting = params, setting
         self._initial = generated_models.parameters_of(setting)
-        self._parts = Parts(params, setting, self._initial)
+        self._parts = SubmodelMasks(params, setting, self._initial)
         self._descriptors, self._running = (
             Descriptors(params, setting),
-            generated_models.Running(setting, self._initial),
+            generated_models.RunningStatistics(setting, self._initial),
         )
         self._step = Step(params.server_rate)
         self._hypernet: Hypernet | None = None
@@ -128,9 +128,9 @@ class Framp:
         masks = self._parts.masks(weights, self._params.sizes[note.level])
         if self._objective.fiarse:
             sides["threshold"] = threshold(weights, masks)
-        return Emission(masked(weights, masks), sides, masks=masks)
+        return Emission(with_masks(weights, masks), sides, masks=masks)
 
-    def absorb(self, device: str, reply: Absorbed) -> Relay | None:
+    def absorb(self, device: str, reply: CheckedUpdate) -> Relay | None:
         """Remember the change at its place in the full model, and take in the prototypes."""
         note, tensors = note_of(reply.assignment), reply.tensors
         row = note.input
@@ -165,7 +165,7 @@ class Framp:
         weights = {**self._initial, **self._running.values}
         if rows is not None:
             weights |= self._net(rows.shape[1]).generate(rows)[0]
-        return masked(weights, self._parts.masks(weights, self._share(device)))
+        return with_masks(weights, self._parts.masks(weights, self._share(device)))
 
     def _share(self, device: str) -> float:
         return self._parts.share(device) if device else 1.0
@@ -213,7 +213,7 @@ class Framp:
         """The hypernetwork, made when the length of a descriptor is known."""
         if self._hypernet is None:
             params = self._params
-            form = Form(
+            form = HypernetForm(
                 inputs,
                 params.hidden,
                 norm=math.sqrt(params.own),

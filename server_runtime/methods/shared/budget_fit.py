@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Fit(Generic[T]):
+class BudgetFit(Generic[T]):
     """A size and the assignment it means; its batch may be smaller than the run's."""
 
     size: T
@@ -87,7 +87,7 @@ def largest_fitting(
     sizes: Sequence[T],
     make: Callable[[T], Assignment],
     sent_ratio: Callable[[T], float] = lambda size: 1.0,
-) -> Fit[T] | None:
+) -> BudgetFit[T] | None:
     """The last of the sizes, smallest first, within the device's memory, seconds and bytes; None when none is.
 
     When not even the smallest fits into memory, the smallest at the largest batch that does.
@@ -99,7 +99,7 @@ def largest_fitting(
 
     size = largest_choice(sizes, cost, budget)
     if size is not None:
-        return Fit(size, make(size))
+        return BudgetFit(size, make(size))
     if not sizes:
         return None
     smallest = make(sizes[0])
@@ -107,7 +107,7 @@ def largest_fitting(
     less = smaller_batch(setting, smallest, room)
     if less is None or not fits(setting, device, report=report, assignment=less, sent_ratio=sent_ratio(sizes[0])):
         return None
-    return Fit(sizes[0], less)
+    return BudgetFit(sizes[0], less)
 
 
 def fit_batch(setting: Setting, device: str, *, report: Report, assignment: Assignment) -> Assignment | None:
@@ -117,7 +117,7 @@ def fit_batch(setting: Setting, device: str, *, report: Report, assignment: Assi
 
 
 def fit_batches(
-    setting: Setting, assignments: Mapping[str, Assignment], *, reports: Mapping[str, Report], left: "Left"
+    setting: Setting, assignments: Mapping[str, Assignment], *, reports: Mapping[str, Report], left: "LeftOut"
 ) -> dict[str, Assignment]:
     """`fit_batch` for every device; those that can do nothing are left out and named."""
     found = {}
@@ -147,7 +147,7 @@ def memory_of(setting: Setting, assignment: Assignment) -> int:
     return need_bytes(setting.manifest(assignment.structure), assignment.recipe.batch)
 
 
-class Chosen:
+class ChosenSizes:
     """Which of its sizes a method last gave each device that did not get its own; a part of the method's state."""
 
     def __init__(self) -> None:
@@ -181,7 +181,7 @@ class Chosen:
 
 
 @dataclass
-class Left:
+class LeftOut:
     """Devices that can do none of a method's sizes: each is named once, and again when it could take part between."""
 
     _named: set[str] = field(default_factory=set)

@@ -12,7 +12,7 @@ from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.blocks import lora
 from fedwright.server_runtime.blocks.robust import Mean, make_mean
-from fedwright.server_runtime.methods.base import Absorbed, Setting, Tensors
+from fedwright.server_runtime.methods.base import CheckedUpdate, Setting, Tensors
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Structure
 from fedwright.server_runtime.zoo import adapter_models
@@ -67,7 +67,7 @@ class FrozenBase:
         spec = adapter_models.with_rank(self._setting.spec, rank or self._rank)
         return Structure(spec, optimizer=self._setting.optimizer, trainable=trainable)
 
-    def add(self, reply: Absorbed) -> None:
+    def add(self, reply: CheckedUpdate) -> None:
         """Fold in what a device made of the base."""
         self._change.add(reply.tensors, {}, reply.stats.samples * reply.weight)
 

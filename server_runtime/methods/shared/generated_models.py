@@ -24,7 +24,7 @@ KNOWN, RUNNING, HYPERNET = "known/", "running/", "hypernet/"
 
 
 @dataclass(frozen=True)
-class Writer:
+class HypernetParams:
     """A hypernetwork of linear layers, and its optimizer: SGD with momentum."""
 
     hidden: int = field(default=100, metadata={"help": "width of the trunk"})
@@ -112,7 +112,7 @@ def floats(marks: tuple[int, ...]) -> Array:
     return np.array(marks, np.uint32).view(np.float32)
 
 
-class Running:
+class RunningStatistics:
     """Running statistics, which no hypernetwork writes: averaged over devices as in FedAvg."""
 
     def __init__(self, setting: Setting, generated: Mapping[str, Array]) -> None:
@@ -144,7 +144,7 @@ class Running:
         self._change = self._new_mean()
 
 
-class Known:
+class Descriptions:
     """What each device said of itself when it came; the first word counts, so that its model does not jump."""
 
     def __init__(self) -> None:

@@ -11,8 +11,8 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Report
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
-from fedwright.server_runtime.methods.base import Absorbed, Array, Assignment, Emission, Relay, Setting, Tensors
-from fedwright.server_runtime.methods.shared.budget_fit import Left, fit_batches
+from fedwright.server_runtime.methods.base import Array, Assignment, CheckedUpdate, Emission, Relay, Setting, Tensors
+from fedwright.server_runtime.methods.shared.budget_fit import LeftOut, fit_batches
 from fedwright.server_runtime.methods.shared.generated_models import recipe_for
 from fedwright.server_runtime.methods.shared.submodels import number_of
 from fedwright.server_runtime.seeds import derive_seed
@@ -24,7 +24,7 @@ MODEL, WEIGHTS = "model/", "weights/"
 
 
 @dataclass(frozen=True)
-class Own:
+class PersonalModelParams:
     """Who has which model: `devices` by id, else what the device reports, else `models` in turn, else the run's."""
 
     models: tuple[str, ...] = field(
@@ -43,14 +43,14 @@ class Own:
         return self.models[number_of(device, seed) % len(self.models)] if self.models else default
 
 
-class OwnModels:
+class PersonalModels:
     """w_m ← w_m + Δ_m: each device goes on with its own model, kept here for it; subclasses let them meet."""
 
-    def __init__(self, own: Own, setting: Setting) -> None:
+    def __init__(self, own: PersonalModelParams, setting: Setting) -> None:
         self.setting = setting
         self._own = own
         self._warned: set[str] = set()
-        self._left = Left()
+        self._left = LeftOut()
         self.specs: dict[str, ModelSpec] = {}
         self.weights: dict[str, Tensors] = {}
         self.reports: dict[str, Report] = {}
@@ -107,12 +107,12 @@ class OwnModels:
         """The device's own weights."""
         return Emission(self.weights[device])
 
-    def absorb(self, device: str, reply: Absorbed) -> Relay | None:
+    def absorb(self, device: str, reply: CheckedUpdate) -> Relay | None:
         """Take the device's change into its model."""
         self.take(device, reply)
         return None
 
-    def take(self, device: str, reply: Absorbed) -> None:
+    def take(self, device: str, reply: CheckedUpdate) -> None:
         """w_m ← w_m + weight · Δ_m."""
         if device not in self.specs:
             # The round was planned by another process, which alone had met the device.

@@ -21,8 +21,14 @@ from fedwright.server_runtime.blocks.averaging import KEPT_PLANS, DilutedMean
 from fedwright.server_runtime.blocks.budget import Budget, Cost, largest_choice
 from fedwright.server_runtime.blocks.robust import Mean, make_mean
 from fedwright.server_runtime.blocks.slicing import Axes, Plan, prefix_plan, take
-from fedwright.server_runtime.methods.base import Absorbed, Assignment, Emission, Relay, Setting, Tensors
-from fedwright.server_runtime.methods.shared.budget_fit import Chosen, Left, fit_batch, largest_fitting, memory_of
+from fedwright.server_runtime.methods.base import Assignment, CheckedUpdate, Emission, Relay, Setting, Tensors
+from fedwright.server_runtime.methods.shared.budget_fit import (
+    ChosenSizes,
+    LeftOut,
+    fit_batch,
+    largest_fitting,
+    memory_of,
+)
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Objective, Structure
 
@@ -59,7 +65,7 @@ class Levels:
                 raise ConfigError(f"sizes has {size} but a size is above 0 and at most 1")
 
 
-class Sliced(ABC):
+class SubmodelMethod(ABC):
     """The four hooks for submodels; a method says which spec a device gets and which channels that means."""
 
     rounding: Literal["floor", "ceil"] = "floor"
@@ -81,7 +87,7 @@ class Sliced(ABC):
         self.advanced = 0
         self._sent: dict[tuple[ModelSpec, tuple[int, ...]], Tensors] = {}
         self._plans: dict[tuple[ModelSpec, tuple[int, ...]], Plan] = {}
-        self._left = Left()
+        self._left = LeftOut()
         self._change = self._new_mean()
 
     @abstractmethod
@@ -151,7 +157,7 @@ class Sliced(ABC):
             self._sent[key] = take(whole, self.axes, self.plan_of(device, spec, marks))
         return self._sent[key]
 
-    def absorb(self, device: str, reply: Absorbed) -> Relay | None:
+    def absorb(self, device: str, reply: CheckedUpdate) -> Relay | None:
         """Fold the change in where the device trained."""
         assignment = reply.assignment
         plan = self._same_plan(device, assignment.structure.spec, assignment.marks)
@@ -168,7 +174,7 @@ class Sliced(ABC):
             self._plans[key] = self.plan_of(device, spec, marks)
         return self._plans[key]
 
-    def trained(self, reply: Absorbed) -> Tensors:
+    def trained(self, reply: CheckedUpdate) -> Tensors:
         """The part of a change that counts: by default all."""
         return reply.tensors
 
@@ -215,7 +221,7 @@ class Sliced(ABC):
         self._begin()
 
 
-class Leveled(Sliced):
+class LeveledMethod(SubmodelMethod):
     """Submodels in a few sizes."""
 
     def __init__(self, levels: Levels, setting: Setting) -> None:
@@ -223,7 +229,7 @@ class Leveled(Sliced):
         self.levels = levels
         self.specs = self.make_specs()
         self._sizes = [count_params(spec) for spec in self.specs]
-        self._chosen = Chosen()
+        self._chosen = ChosenSizes()
 
     def make_specs(self) -> list[ModelSpec]:
         """The spec of every level, in the order of the levels."""

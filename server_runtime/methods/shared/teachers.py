@@ -16,12 +16,12 @@ from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.blocks.budget import step_count
 from fedwright.server_runtime.blocks.pfedclub import similarity
-from fedwright.server_runtime.blocks.pfedclub.block_search import Block, Chain, Groups
+from fedwright.server_runtime.blocks.pfedclub.block_search import Block, BlockGroups, Chain
 from fedwright.server_runtime.blocks.pfedclub.stitch_tuning import Candidate
-from fedwright.server_runtime.methods.base import Absorbed, Assignment, Emission, Relay, Setting, Tensors
+from fedwright.server_runtime.methods.base import Assignment, CheckedUpdate, Emission, Relay, Setting, Tensors
 from fedwright.server_runtime.methods.shared.budget_fit import budget_of, cost_of, fits
 from fedwright.server_runtime.methods.shared.generated_models import recipe_for
-from fedwright.server_runtime.methods.shared.personal_models import Own, OwnModels, pack, unpack
+from fedwright.server_runtime.methods.shared.personal_models import PersonalModelParams, PersonalModels, pack, unpack
 from fedwright.server_runtime.public_data import need_public
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Objective, Structure
@@ -40,7 +40,7 @@ class Teacher:
     @property
     def parameters(self) -> int:
         """How many its blocks and stitches have."""
-        return parameters_of(self.spec)
+        return count_parameters(self.spec)
 
 
 @dataclass(frozen=True)
@@ -64,26 +64,26 @@ class Pupil:
 
 
 @dataclass(frozen=True)
-class Known:
+class BoardLimits:
     """Where a device's update came from: the round and the memory that was free when it was planned."""
 
     round: int
     free_bytes: int
 
 
-class Taught(OwnModels, ABC):
+class TeacherMethod(PersonalModels, ABC):
     """min over w_m of CE(w_m) + λ KL(teacher ‖ w_m) on each device; the server makes the teachers."""
 
     name = ""
     distill = 0.2
 
-    def __init__(self, own: Own, setting: Setting) -> None:
+    def __init__(self, own: PersonalModelParams, setting: Setting) -> None:
         super().__init__(own, setting)
         self.teachers: dict[str, Teacher] = {}
-        self._trained: dict[str, Known] = {}
+        self._trained: dict[str, BoardLimits] = {}
 
     @abstractmethod
-    def make_teachers(self, pupils: Mapping[str, Pupil], known: Mapping[str, Known]) -> dict[str, list[Teacher]]:
+    def make_teachers(self, pupils: Mapping[str, Pupil], known: Mapping[str, BoardLimits]) -> dict[str, list[Teacher]]:
         """For each device teachers to choose from, best first; a device without any goes on alone."""
 
     @cached_property
@@ -158,10 +158,10 @@ class Taught(OwnModels, ABC):
             sides = {TEACHER + name: value for name, value in self.teachers[device].weights.items()}
         return Emission(self.weights[device], sides)
 
-    def absorb(self, device: str, reply: Absorbed) -> Relay | None:
+    def absorb(self, device: str, reply: CheckedUpdate) -> Relay | None:
         """Take the device's change, and note that it is to get a new teacher."""
         self.take(device, reply)
-        self._trained[device] = Known(*reply.assignment.marks)
+        self._trained[device] = BoardLimits(*reply.assignment.marks)
         return None
 
     def advance(self) -> dict[str, float]:
@@ -191,7 +191,7 @@ class Taught(OwnModels, ABC):
 
     def size_change(self, device: str) -> float:
         """φ of a device's present teacher: (|w*| - |w_m|) / |w_m|."""
-        return self.teachers[device].parameters / parameters_of(self.specs[device]) - 1.0
+        return self.teachers[device].parameters / count_parameters(self.specs[device]) - 1.0
 
     def pupil(self, device: str) -> Pupil | None:
         """A device's model in blocks; None for one that cannot be cut."""
@@ -208,14 +208,14 @@ class Taught(OwnModels, ABC):
             logits = torch.cat([module(part) for part in torch.split(self.public_x, 128)])
         return Pupil(device, chain, found.blocks, logits)
 
-    def grouped(self, pupils: Mapping[str, Pupil], *, groups: int, rows: int, seed: int) -> Groups:
+    def grouped(self, pupils: Mapping[str, Pupil], *, groups: int, rows: int, seed: int) -> BlockGroups:
         """All blocks of all pupils in groups, by what they make of some of the public examples."""
         x = self.public_x[:rows]
         embedded = similarity.embed([_seams(pupil, x) for pupil in pupils.values()])
         blocks = [block for pupil in pupils.values() for block in pupil.chain]
         labels = similarity.group(embedded.cpu(), groups, seed=seed)
         at = {block: row for row, block in enumerate(blocks)}
-        return Groups(
+        return BlockGroups(
             dict(zip(blocks, labels.tolist(), strict=True)),
             lambda one, other: float(embedded[at[one]] @ embedded[at[other]]),
         )
@@ -250,7 +250,7 @@ class Taught(OwnModels, ABC):
 
 
 @lru_cache(maxsize=1024)
-def parameters_of(spec: ModelSpec) -> int:
+def count_parameters(spec: ModelSpec) -> int:
     """How many parameters a model has."""
     return sum(value.numel() for value in zoo.create(spec, seed=0).parameters())
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedwright.device_runtime.run_task import Inputs, Tools, perform
+from fedwright.device_runtime.run_task import Inputs, Tools, run_task
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.personal_layers import PersonalLayers
 from fedwright.device_runtime.train.portable import PortableTrainer
@@ -44,7 +44,7 @@ def bench(tmp_path):
         inputs = Inputs(**{name: tmp_path / name for name in blobs})
         folder = tmp_path
 
-        def perform(self, *, epochs: int = 60, inputs: Inputs | None = None):
+        def run_task(self, *, epochs: int = 60, inputs: Inputs | None = None):
             recipe = Recipe(batch=10, learning_rate=0.05, seed=3, epochs=epochs, public=True)
             returns = Returns(logits=ROWS, evaluate=False)
             task = Task("t", "b", "r", 1, make_ref(blobs["artifact"]), make_ref(b"w"), recipe, returns, 60.0)
@@ -58,7 +58,7 @@ def bench(tmp_path):
                 Checkpoint(tmp_path / "checkpoint", every_s=60),
                 PersonalLayers(tmp_path),
             )
-            return perform(task, inputs or self.inputs, make_data("a"), tools=tools, should_stop=lambda: False)
+            return run_task(task, inputs or self.inputs, make_data("a"), tools=tools, should_stop=lambda: False)
 
     return Bench()
 

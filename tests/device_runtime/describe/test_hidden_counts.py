@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from fedwright.device_runtime.data.local import LocalData
-from fedwright.device_runtime.describe.hidden_counts import Hidden, counts_of, without_counts
+from fedwright.device_runtime.describe.hidden_counts import HiddenCounts, counts_of, without_counts
 from fedwright.device_runtime.describe.word_counts import word_counts
 from fedwright.device_runtime.store.secret import kept_secret
 from fedwright.protocol.blobs import make_ref
@@ -29,7 +29,9 @@ SUMMARY = DataSummary(4, 1, [8], 3, class_counts=[3, 0, 1], pixel_std=0.5, descr
 def fleet(tmp_path):
     """Three devices with keys of their own."""
     return {
-        device: Hidden(device, counts, secret=kept_secret(tmp_path / device / "sum-key", 32), folder=tmp_path / device)
+        device: HiddenCounts(
+            device, counts, secret=kept_secret(tmp_path / device / "sum-key", 32), folder=tmp_path / device
+        )
         for device, counts in COUNTS.items()
     }
 
@@ -53,7 +55,7 @@ def test_the_score_is_the_divergence_from_the_pool(fleet, ask):
 
 
 def test_the_same_question_gets_the_same_answer_in_every_life(fleet, ask, tmp_path):
-    again = Hidden("a", COUNTS["a"], secret=kept_secret(tmp_path / "a" / "sum-key", 32), folder=tmp_path / "a")
+    again = HiddenCounts("a", COUNTS["a"], secret=kept_secret(tmp_path / "a" / "sum-key", 32), folder=tmp_path / "a")
     assert again.answer(ask) == fleet["a"].answer(ask)
     assert (tmp_path / "a" / "sum-key").stat().st_mode & 0o077 == 0
 
@@ -86,7 +88,7 @@ def test_a_sum_is_opened_for_one_set_of_devices_only(fleet, ask, tmp_path):
     four = structs.replace(ask, keys={**ask.keys, "d": bytes(range(32))}, stage="open")
     assert not fleet["a"].answer(structs.replace(four, present=["a", "b", "c"])).problem
     assert not fleet["a"].answer(structs.replace(four, present=["a", "b", "c"])).problem
-    reborn = Hidden("a", COUNTS["a"], secret=kept_secret(tmp_path / "a" / "sum-key", 32), folder=tmp_path / "a")
+    reborn = HiddenCounts("a", COUNTS["a"], secret=kept_secret(tmp_path / "a" / "sum-key", 32), folder=tmp_path / "a")
     said = reborn.answer(structs.replace(four, present=["a", "b", "c", "d"]))
     assert said.problem == "this sum was opened for other devices before; begin it anew"
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from fedwright.device_runtime.describe.noise import Veil, with_noise
+from fedwright.device_runtime.describe.noise import ClassMeanNoise, with_noise
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import DataSummary
 
@@ -55,9 +55,9 @@ def test_no_noise_is_the_truth_and_less_than_none_is_refused():
 def test_prototypes_get_noise_of_the_size_that_was_asked_for_and_always_the_same():
     prototypes = np.full((3, 4000), 2.0, np.float32)
     prototypes[2] = 0.0
-    veil = Veil(0.2, b"0123456789abcdef", told=(40, 0, 7))
+    class_mean_noise = ClassMeanNoise(0.2, b"0123456789abcdef", told=(40, 0, 7))
 
-    given, counts = veil(prototypes, np.array([50, 30, 0]))
+    given, counts = class_mean_noise(prototypes, np.array([50, 30, 0]))
 
     # Told of and there, there but not told of, told of but not there: noise of a fifth of the mean entry.
     assert counts.tolist() == [40, 0, 7]
@@ -65,5 +65,7 @@ def test_prototypes_get_noise_of_the_size_that_was_asked_for_and_always_the_same
     assert np.mean(given[0]) == pytest.approx(2.0, rel=0.02)
     assert not given[1].any()
     assert np.std(given[2]) == pytest.approx(0.4, rel=0.05)
-    np.testing.assert_array_equal(veil(prototypes, np.array([50, 30, 0]))[0], given)
-    assert not np.array_equal(Veil(0.2, b"another", veil.told)(prototypes, np.array([50, 30, 0]))[0], given)
+    np.testing.assert_array_equal(class_mean_noise(prototypes, np.array([50, 30, 0]))[0], given)
+    assert not np.array_equal(
+        ClassMeanNoise(0.2, b"another", class_mean_noise.told)(prototypes, np.array([50, 30, 0]))[0], given
+    )

@@ -15,7 +15,7 @@ from fedwright.device_runtime.emulate.device import EmulatedDevice, Host, agent_
 from fedwright.device_runtime.emulate.fleet import EmulatedFleet, device_ids, fitting_slowdown
 from fedwright.device_runtime.emulate.limits import Governor
 from fedwright.device_runtime.emulate.meter import Meter
-from fedwright.device_runtime.emulate.profiles import Value, load_profile
+from fedwright.device_runtime.emulate.profiles import ProfileValue, load_profile
 
 # Says that it is there, and ends well when it is asked to.
 OBEDIENT = """
@@ -86,7 +86,7 @@ def test_a_device_that_does_not_listen_is_killed(fleet: EmulatedFleet, tmp_path:
 
 @pytest.mark.parametrize(("limit_bytes", "exit_code"), [(200_000_000, 9), (2_000_000_000, 0)], ids=["small", "large"])
 def test_the_memory_limit_is_real(tmp_path: Path, limit_bytes: int, exit_code: int) -> None:
-    profile = replace(load_profile("laptop"), agent_bytes=Value(limit_bytes, "nominal", "this test"))
+    profile = replace(load_profile("laptop"), agent_bytes=ProfileValue(limit_bytes, "nominal", "this test"))
     host = Host(tmp_path, Governor(), Meter())
 
     started = EmulatedDevice("small", profile, command=[sys.executable, "-c", HUNGRY], host=host)

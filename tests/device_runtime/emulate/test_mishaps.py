@@ -8,7 +8,7 @@ import pytest
 
 from fedwright.device_runtime.emulate.fleet import EmulatedFleet
 from fedwright.device_runtime.emulate.mishaps import Mishaps
-from fedwright.device_runtime.emulate.profiles import Value, load_profile
+from fedwright.device_runtime.emulate.profiles import ProfileValue, load_profile
 from fedwright.protocol.errors import ConfigError
 from helpers.links import wait_until
 
@@ -22,7 +22,7 @@ def fleet(tmp_path):
 
 
 def value(number):
-    return Value(number, "nominal", "this test")
+    return ProfileValue(number, "nominal", "this test")
 
 
 def test_a_profile_with_a_link_goes_through_a_proxy_and_says_so(fleet):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from fedwright.device_runtime.run_task import Inputs, Tools, perform
+from fedwright.device_runtime.run_task import Inputs, Tools, run_task
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.personal_layers import PersonalLayers
 from fedwright.device_runtime.train.portable import PortableTrainer
@@ -47,7 +47,7 @@ class Device:
     def do(self, task):
         """What a task sends back."""
         inputs = Inputs(self.folder / "artifact", self.folder / "weights")
-        return perform(task, inputs, DATA, tools=self.tools, should_stop=lambda: False)
+        return run_task(task, inputs, DATA, tools=self.tools, should_stop=lambda: False)
 
     def kept(self, run="run"):
         """The layer that the next task starts from."""

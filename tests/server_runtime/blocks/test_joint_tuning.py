@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedwright.server_runtime.blocks.fedconv.learned_weights import Weighing, divergences, equalised, penalty
-from fedwright.server_runtime.blocks.joint_tuning import Examples, Goal, Member, Schedule, flat, tune, unflat
+from fedwright.server_runtime.blocks.joint_tuning import Examples, Goal, Schedule, TunedModel, flat, tune, unflat
 
 
 def examples(targets: list[float]) -> Examples:
@@ -14,10 +14,10 @@ def examples(targets: list[float]) -> Examples:
     return Examples(torch.zeros(rows, 1), None, torch.arange(rows - 2), torch.arange(rows - 2, rows))
 
 
-def constant(targets: list[float]) -> Member:
+def constant(targets: list[float]) -> TunedModel:
     """A model that says the same number of every row, which should be these."""
     goal = Goal(examples(targets), torch.tensor(targets)[:, None])
-    return Member(lambda weights, x: (weights["c"] + torch.zeros(len(x), 1),), goal)
+    return TunedModel(lambda weights, x: (weights["c"] + torch.zeros(len(x), 1),), goal)
 
 
 def test_every_member_keeps_its_own_best_epoch():

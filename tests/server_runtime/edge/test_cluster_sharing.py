@@ -7,11 +7,11 @@ from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore, Uploads, make_ref
 from fedwright.protocol.errors import BadBlob
 from fedwright.protocol.messages import BlobRef, Shown
-from fedwright.server_runtime.blocks.fedconv.cluster_exchange import Features, Head, View
+from fedwright.server_runtime.blocks.fedconv.cluster_exchange import ClusterView, Features, Head
 from fedwright.server_runtime.edge import cluster_sharing as circles
-from fedwright.server_runtime.edge.cluster_sharing import Circle
+from fedwright.server_runtime.edge.cluster_sharing import ClusterSharing
 from fedwright.server_runtime.edge.cluster_views import pack_views, unpack_views
-from fedwright.server_runtime.transport.cluster_relay import Showing
+from fedwright.server_runtime.transport.cluster_relay import ClusterRelay
 
 CLASSES = 3
 
@@ -28,7 +28,7 @@ def view(width=4, *, form="eq8", seed=0):
     rng = np.random.default_rng(seed)
     head = Head(rng.normal(size=(CLASSES, width)).astype(np.float32).astype(np.float64), np.zeros(CLASSES))
     x = rng.normal(size=(2, width)).astype(np.float32).astype(np.float64)
-    return View.of(head, Features(x, np.array([0, 2]), np.array([5.0, 7.0])), form)
+    return ClusterView.of(head, Features(x, np.array([0, 2]), np.array([5.0, 7.0])), form)
 
 
 @pytest.mark.parametrize("form", ["folded", "eq8"])
@@ -79,13 +79,13 @@ def test_views_that_cannot_be_are_turned_down(kind, value, says):
 
 def test_an_edge_remembers_what_it_showed_and_saw(tmp_path):
     notes, blobs = Notes(), BlobStore(tmp_path)
-    circle = Circle("edge-1", notes, blobs)
-    assert circle.own() is None
-    circle.show("one", b"mine")
-    circle.take(Shown("one", "edge-2", make_ref(b"yours")))
-    circle.take(Shown("one", "edge-3"))
+    sharing = ClusterSharing("edge-1", notes, blobs)
+    assert sharing.own() is None
+    sharing.show("one", b"mine")
+    sharing.take(Shown("one", "edge-2", make_ref(b"yours")))
+    sharing.take(Shown("one", "edge-3"))
 
-    again = Circle("edge-1", notes, blobs)
+    again = ClusterSharing("edge-1", notes, blobs)
 
     assert again.own().clusters.inline == b"mine"
     assert again.missing("one", ["edge-2", "edge-3", "edge-4"]) == ["edge-4"]
@@ -96,42 +96,42 @@ def test_an_edge_remembers_what_it_showed_and_saw(tmp_path):
 
 def test_nothing_of_an_earlier_stage_is_kept(tmp_path):
     blobs = BlobStore(tmp_path)
-    circle = Circle("edge-1", Notes(), blobs)
+    sharing = ClusterSharing("edge-1", Notes(), blobs)
     for stage in ("one", "two", "three"):
-        circle.show(stage, b"mine" + stage.encode())
-        circle.take(Shown(stage, "edge-2", make_ref(b"yours" + stage.encode())))
+        sharing.show(stage, b"mine" + stage.encode())
+        sharing.take(Shown(stage, "edge-2", make_ref(b"yours" + stage.encode())))
 
     assert sorted(path.read_bytes() for path in tmp_path.iterdir()) == [b"minethree", b"yoursthree"]
 
 
 def test_an_edge_that_went_away_after_it_showed_its_clusters_still_counts(tmp_path):
-    circle = Circle("edge-1", Notes(), BlobStore(tmp_path))
-    circle.take(Shown("one", "edge-2", make_ref(b"yours")))
-    circle.take(Shown("one", "edge-2"))
+    sharing = ClusterSharing("edge-1", Notes(), BlobStore(tmp_path))
+    sharing.take(Shown("one", "edge-2", make_ref(b"yours")))
+    sharing.take(Shown("one", "edge-2"))
 
-    assert circle.views("one", ["edge-2"]) == {"edge-2": b"yours"}
+    assert sharing.views("one", ["edge-2"]) == {"edge-2": b"yours"}
 
 
 def test_what_is_not_inline_is_fetched_first(tmp_path):
     blobs = BlobStore(tmp_path)
-    circle = Circle("edge-1", Notes(), blobs)
+    sharing = ClusterSharing("edge-1", Notes(), blobs)
     ref = make_ref(b"yours", inline=False)
-    circle.take(Shown("one", "edge-2", ref))
+    sharing.take(Shown("one", "edge-2", ref))
 
-    assert circle.wanted() == [ref]
-    assert circle.missing("one", ["edge-2"]) == ["edge-2"]
+    assert sharing.wanted() == [ref]
+    assert sharing.missing("one", ["edge-2"]) == ["edge-2"]
     blobs.put_bytes(b"yours")
-    assert circle.wanted() == []
-    assert circle.missing("one", ["edge-2"]) == []
+    assert sharing.wanted() == []
+    assert sharing.missing("one", ["edge-2"]) == []
 
 
 def test_an_edge_that_shows_too_much_is_not_waited_for(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(circles, "MOST_BYTES", 3)
-    circle = Circle("edge-1", Notes(), BlobStore(tmp_path))
-    circle.take(Shown("one", "edge-2", make_ref(b"yours")))
+    sharing = ClusterSharing("edge-1", Notes(), BlobStore(tmp_path))
+    sharing.take(Shown("one", "edge-2", make_ref(b"yours")))
 
     assert "edge edge-2: blob of 5 bytes is over the limit of 3; its clusters are not linked" in caplog.text
-    assert (circle.missing("one", ["edge-2"]), circle.views("one", ["edge-2"])) == ([], {})
+    assert (sharing.missing("one", ["edge-2"]), sharing.views("one", ["edge-2"])) == ([], {})
 
 
 class Host:
@@ -141,7 +141,7 @@ class Host:
         self.said: list[tuple[str, str, str, bytes | None]] = []
         self.pulls: list[tuple[str, BlobRef]] = []
         self.blobs = BlobStore(folder)
-        self.showing = Showing(
+        self.showing = ClusterRelay(
             self.blobs, Uploads(self.blobs), pull=lambda edge, ref: self.pulls.append((edge, ref)), send=self._send
         )
 

@@ -1,4 +1,4 @@
-"""An edge's shelf: pools that are complete, late, damaged or recalled, over a store that outlives it."""
+"""An edge's tasks: pools that are complete, late, damaged or recalled, over a store that outlives it."""
 
 import numpy as np
 import pytest
@@ -8,11 +8,11 @@ from fedwright.protocol.blobs import BlobStore, make_ref
 from fedwright.protocol.messages import Ack, Recipe, Refusal, Shown, Stats, Update
 from fedwright.server_runtime.edge.pooled_update import Plain
 from fedwright.server_runtime.edge.store import EdgeStore
-from fedwright.server_runtime.edge.task_rows import PATIENCE_RATIO, PEERS_RATIO, RESEND_S, Shelf
+from fedwright.server_runtime.edge.task_rows import PATIENCE_RATIO, PEERS_RATIO, RESEND_S, TaskRows
 from fedwright.server_runtime.methods.base import Assignment, Emission
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
 from fedwright.server_runtime.rounds.planner import Planner
-from fedwright.server_runtime.rounds.pooled_tasks import Terms, with_pools
+from fedwright.server_runtime.rounds.pooled_tasks import PoolTerms, with_pools
 from fedwright.server_runtime.rounds.store.base import Position
 from fedwright.server_runtime.spec import Structure
 from helpers.fleet import SPEC, TinyBuilder, setting
@@ -22,7 +22,7 @@ DEADLINE_S = 100.0
 
 
 class Bench:
-    """A shelf with a clock of its own and the tasks of some devices."""
+    """Tasks with a clock of its own and the tasks of some devices."""
 
     def __init__(self, folder, devices=("a", "b", "c"), *, grouping=None, edges=None):
         self.now_s = 1000.0
@@ -38,7 +38,7 @@ class Bench:
         if hasattr(self, "store"):
             self.store.close()
         self.store = EdgeStore(self.folder / "edge.sqlite")
-        self.shelf = Shelf("edge", self.store, self.blobs, grouping=self.grouping, clock=lambda: self.now_s)
+        self.rows = TaskRows("edge", self.store, self.blobs, grouping=self.grouping, clock=lambda: self.now_s)
 
     def plan(self, number=1):
         """The tasks of a round, one pool."""
@@ -49,14 +49,14 @@ class Bench:
         position = Position(number, 0)
         plan = planner.plan(position, assignments, emissions)
         method = FedAvg(FedAvgParams(), setting())
-        terms = Terms(features=bool(self.edges))
+        terms = PoolTerms(features=bool(self.edges))
         plan = with_pools(plan, method, lambda d: self.edges.get(d, "edge"), position=position, terms=terms)
         return {planned.device: planned.task for planned in plan}
 
     def take(self, tasks):
         """Tasks that the host sends."""
         for device, task in tasks.items():
-            self.shelf.take_task(device, task, codec.encode(task, sender="server", boot="s"))
+            self.rows.take_task(device, task, codec.encode(task, sender="server", boot="s"))
 
     def answer(self, device, task, value, *, samples=10):
         """A device's change of every weight by `value`."""
@@ -71,7 +71,7 @@ class Bench:
         return self.say(device, Update(task.task, task.round, stats, ref))
 
     def say(self, device, answer):
-        return self.shelf.take_answer(device, answer, codec.encode(answer, sender=device, boot="b"))
+        return self.rows.take_answer(device, answer, codec.encode(answer, sender=device, boot="b"))
 
     def answered(self, devices):
         """The tasks of a round, all of which these devices have answered."""
@@ -79,12 +79,12 @@ class Bench:
         self.take({device: tasks[device] for device in devices})
         for device in devices:
             self.answer(device, tasks[device], 1.0)
-        self.shelf.close_pools()
+        self.rows.close_pools()
         return tasks
 
     def ack(self, task):
         """The host's word that it has an answer."""
-        return self.shelf.take_ack(task.task, codec.encode(Ack(task.task), sender="server", boot="s"))
+        return self.rows.take_ack(task.task, codec.encode(Ack(task.task), sender="server", boot="s"))
 
     def value(self, update):
         """What a pooled update changes every weight by."""
@@ -105,15 +105,15 @@ def test_a_pool_goes_up_when_all_have_answered(bench):
     bench.take(tasks)
     for device, value in (("c", 4.0), ("a", 1.0)):
         bench.answer(device, tasks[device], value, samples=10)
-        bench.shelf.close_pools()
-        assert bench.shelf.due_updates() == []
+        bench.rows.close_pools()
+        assert bench.rows.due_updates() == []
     bench.answer("b", tasks["b"], 7.0, samples=20)
-    bench.shelf.close_pools()
+    bench.rows.close_pools()
 
-    [update] = bench.shelf.due_updates()
+    [update] = bench.rows.due_updates()
     assert [part.task for part in update.parts] == [tasks[device].task for device in "abc"]
     assert (bench.value(update), update.stats.samples) == (4.75, 40)
-    assert bench.shelf.due_answers() == []
+    assert bench.rows.due_answers() == []
 
 
 def test_what_is_not_acknowledged_is_repeated_also_after_a_restart(bench):
@@ -121,20 +121,20 @@ def test_what_is_not_acknowledged_is_repeated_also_after_a_restart(bench):
     bench.take(tasks)
     for device in tasks:
         bench.answer(device, tasks[device], 1.0)
-    bench.shelf.close_pools()
-    [first] = bench.shelf.due_updates()
-    assert bench.shelf.due_updates() == []
+    bench.rows.close_pools()
+    [first] = bench.rows.due_updates()
+    assert bench.rows.due_updates() == []
     bench.now_s += RESEND_S
-    assert bench.shelf.due_updates() == [first]
+    assert bench.rows.due_updates() == [first]
 
     bench.reopen()
-    bench.shelf.close_pools()
-    assert bench.shelf.due_updates() == [first]
+    bench.rows.close_pools()
+    assert bench.rows.due_updates() == [first]
     spent = [name for task in tasks.values() for name in bench.ack(task)]
     assert {first.tensors.sha256, tasks["a"].weights.sha256} <= set(spent)
-    assert bench.shelf.due_updates() == []
+    assert bench.rows.due_updates() == []
     bench.now_s += RESEND_S
-    assert bench.shelf.due_updates() == []
+    assert bench.rows.due_updates() == []
 
 
 def test_a_pool_does_not_wait_for_a_straggler_beyond_its_time(bench):
@@ -143,35 +143,35 @@ def test_a_pool_does_not_wait_for_a_straggler_beyond_its_time(bench):
     bench.answer("a", tasks["a"], 1.0)
     bench.answer("b", tasks["b"], 3.0)
     bench.now_s += PATIENCE_RATIO * DEADLINE_S - 1
-    bench.shelf.close_pools()
-    assert bench.shelf.due_updates() == []
+    bench.rows.close_pools()
+    assert bench.rows.due_updates() == []
     bench.now_s += 1
-    bench.shelf.close_pools()
-    [update] = bench.shelf.due_updates()
+    bench.rows.close_pools()
+    [update] = bench.rows.due_updates()
     assert bench.value(update) == 2.0
 
     # The straggler's own answer follows by itself.
     bench.answer("c", tasks["c"], 9.0)
-    bench.shelf.close_pools()
-    assert [row.device for row in bench.shelf.due_answers()] == ["c"]
+    bench.rows.close_pools()
+    assert [row.device for row in bench.rows.due_answers()] == ["c"]
 
 
 def test_pools_that_go_up_together_do_not_wait_for_one_that_nobody_answers(bench):
     class Together(Plain):
         together = True
 
-    bench.shelf = Shelf("edge", bench.store, bench.blobs, grouping=Together(), clock=lambda: bench.now_s)
+    bench.rows = TaskRows("edge", bench.store, bench.blobs, grouping=Together(), clock=lambda: bench.now_s)
     tasks, silent = bench.plan(1), bench.plan(2)
     bench.take(tasks)
     bench.take(silent)
     for device in tasks:
         bench.answer(device, tasks[device], 1.0)
-    bench.shelf.close_pools()
-    assert bench.shelf.due_updates() == []
+    bench.rows.close_pools()
+    assert bench.rows.due_updates() == []
     bench.now_s += PATIENCE_RATIO * DEADLINE_S
-    bench.shelf.close_pools()
+    bench.rows.close_pools()
 
-    assert [update.round for update in bench.shelf.due_updates()] == [1]
+    assert [update.round for update in bench.rows.due_updates()] == [1]
 
 
 def test_a_refusal_goes_up_and_is_not_waited_for(bench):
@@ -180,11 +180,11 @@ def test_a_refusal_goes_up_and_is_not_waited_for(bench):
     bench.answer("a", tasks["a"], 1.0)
     bench.answer("b", tasks["b"], 3.0)
     bench.say("c", Refusal(tasks["c"].task, "over_budget", "no memory"))
-    bench.shelf.close_pools()
+    bench.rows.close_pools()
 
-    [update] = bench.shelf.due_updates()
+    [update] = bench.rows.due_updates()
     assert len(update.parts) == 2
-    assert [row.device for row in bench.shelf.due_answers()] == ["c"]
+    assert [row.device for row in bench.rows.due_answers()] == ["c"]
 
 
 def test_a_damaged_update_goes_up_by_itself_for_the_host_to_judge(bench, caplog):
@@ -193,11 +193,11 @@ def test_a_damaged_update_goes_up_by_itself_for_the_host_to_judge(bench, caplog)
     bench.answer("a", tasks["a"], 1.0)
     bench.answer("b", tasks["b"], 3.0)
     bench.answer("c", tasks["c"], np.nan)
-    bench.shelf.close_pools()
+    bench.rows.close_pools()
 
-    [update] = bench.shelf.due_updates()
+    [update] = bench.rows.due_updates()
     assert bench.value(update) == 2.0
-    assert [row.device for row in bench.shelf.due_answers()] == ["c"]
+    assert [row.device for row in bench.rows.due_answers()] == ["c"]
     assert "not finite" in caplog.text
 
 
@@ -206,16 +206,16 @@ def test_a_recalled_task_is_taken_out_of_what_was_put_together(bench):
     bench.take(tasks)
     for device, value in (("a", 1.0), ("b", 3.0), ("c", 8.0)):
         bench.answer(device, tasks[device], value)
-    bench.shelf.close_pools()
-    assert bench.value(bench.shelf.due_updates()[0]) == 4.0
+    bench.rows.close_pools()
+    assert bench.value(bench.rows.due_updates()[0]) == 4.0
 
-    bench.shelf.recall(tasks["c"].task)
+    bench.rows.recall(tasks["c"].task)
     bench.reopen()
-    bench.shelf.close_pools()
-    [update] = bench.shelf.due_updates()
+    bench.rows.close_pools()
+    [update] = bench.rows.due_updates()
     assert bench.value(update) == 2.0
     # The host tells the device what became of it when its own answer comes.
-    assert [row.device for row in bench.shelf.due_answers()] == ["c"]
+    assert [row.device for row in bench.rows.due_answers()] == ["c"]
 
 
 def test_a_task_that_was_recalled_before_its_answer_is_not_waited_for(bench):
@@ -223,10 +223,10 @@ def test_a_task_that_was_recalled_before_its_answer_is_not_waited_for(bench):
     bench.take(tasks)
     bench.answer("a", tasks["a"], 1.0)
     bench.answer("b", tasks["b"], 3.0)
-    bench.shelf.recall(tasks["c"].task)
-    bench.shelf.close_pools()
+    bench.rows.recall(tasks["c"].task)
+    bench.rows.close_pools()
 
-    assert len(bench.shelf.due_updates()[0].parts) == 2
+    assert len(bench.rows.due_updates()[0].parts) == 2
 
 
 def test_a_device_that_gets_another_task_is_not_waited_for(bench):
@@ -236,17 +236,17 @@ def test_a_device_that_gets_another_task_is_not_waited_for(bench):
     bench.answer("b", tasks["b"], 3.0)
     later = bench.plan(2)["c"]
 
-    assert bench.shelf.give_up("c", tasks["c"].task) == []
-    assert bench.shelf.give_up("c", later.task) == [tasks["c"].task]
-    bench.shelf.close_pools()
-    assert len(bench.shelf.due_updates()[0].parts) == 2
+    assert bench.rows.give_up("c", tasks["c"].task) == []
+    assert bench.rows.give_up("c", later.task) == [tasks["c"].task]
+    bench.rows.close_pools()
+    assert len(bench.rows.due_updates()[0].parts) == 2
 
 
 def test_an_answer_before_its_task_comes_with_a_device_from_another_edge(bench):
     task = bench.plan()["a"]
     bench.answer("a", task, 1.0)
 
-    assert [row.device for row in bench.shelf.due_answers()] == ["a"]
+    assert [row.device for row in bench.rows.due_answers()] == ["a"]
 
 
 def test_one_device_does_not_answer_for_another(bench, caplog):
@@ -275,8 +275,8 @@ def test_rounds_that_are_over_are_forgotten_when_the_next_begins(bench):
         bench.take(tasks)
         for device in tasks:
             bench.answer(device, tasks[device], float(number))
-        bench.shelf.close_pools()
-        bench.shelf.due_updates()
+        bench.rows.close_pools()
+        bench.rows.due_updates()
         for task in tasks.values():
             bench.ack(task)
 
@@ -302,7 +302,7 @@ class Linking(Plain):
 
 @pytest.fixture
 def linking(tmp_path):
-    """A shelf whose devices' last layers are linked with those behind another edge."""
+    """Tasks whose devices' last layers are linked with those behind another edge."""
     made = Bench(tmp_path, grouping=Linking(), edges={"a": "edge", "b": "edge", "c": "other"})
     yield made
     made.store.close()
@@ -312,24 +312,24 @@ def test_clusters_are_shown_and_those_of_others_waited_for(linking):
     tasks = linking.plan()
     linking.take({device: tasks[device] for device in "ab"})
     for device in "ab":
-        assert linking.shelf.due_shown() == []
+        assert linking.rows.due_shown() == []
         linking.answer(device, tasks[device], 1.0)
-        linking.shelf.close_pools()
+        linking.rows.close_pools()
 
-    [shown] = linking.shelf.due_shown()
+    [shown] = linking.rows.due_shown()
     assert (shown.edge, shown.clusters.inline) == ("edge", b"a|b")
-    assert linking.shelf.due_updates() == linking.shelf.due_shown() == []
+    assert linking.rows.due_updates() == linking.rows.due_shown() == []
     linking.now_s += RESEND_S
-    linking.shelf.close_pools()
-    assert linking.shelf.due_shown() == [shown]
+    linking.rows.close_pools()
+    assert linking.rows.due_shown() == [shown]
 
-    linking.shelf.circle.take(Shown(shown.stage, "other", make_ref(b"theirs")))
-    linking.shelf.close_pools()
-    [update] = linking.shelf.due_updates()
+    linking.rows.sharing.take(Shown(shown.stage, "other", make_ref(b"theirs")))
+    linking.rows.close_pools()
+    [update] = linking.rows.due_updates()
     assert len(update.parts) == 2
     assert linking.grouping.elsewhere == {"other": b"theirs"}
     linking.now_s += RESEND_S
-    assert linking.shelf.due_shown() == []
+    assert linking.rows.due_shown() == []
 
 
 def test_others_are_waited_for_a_little_longer_than_devices_and_no_longer(linking):
@@ -337,36 +337,36 @@ def test_others_are_waited_for_a_little_longer_than_devices_and_no_longer(linkin
     linking.take({device: tasks[device] for device in "ab"})
     linking.answer("a", tasks["a"], 1.0)
     linking.now_s += PATIENCE_RATIO * DEADLINE_S
-    linking.shelf.close_pools()
-    [shown] = linking.shelf.due_shown()
-    assert (shown.clusters.inline, linking.shelf.due_updates()) == (b"a", [])
+    linking.rows.close_pools()
+    [shown] = linking.rows.due_shown()
+    assert (shown.clusters.inline, linking.rows.due_updates()) == (b"a", [])
 
     linking.now_s += (PEERS_RATIO - PATIENCE_RATIO) * DEADLINE_S
-    linking.shelf.close_pools()
-    [update] = linking.shelf.due_updates()
+    linking.rows.close_pools()
+    [update] = linking.rows.due_updates()
     assert [part.task for part in update.parts] == [tasks["a"].task]
     assert linking.grouping.elsewhere == {}
 
 
 def test_a_killed_edge_shows_the_same_again_and_does_not_ask_for_what_it_has(linking):
     linking.answered("ab")
-    [shown] = linking.shelf.due_shown()
-    linking.shelf.circle.take(Shown(shown.stage, "other", make_ref(b"theirs")))
+    [shown] = linking.rows.due_shown()
+    linking.rows.sharing.take(Shown(shown.stage, "other", make_ref(b"theirs")))
     linking.reopen()
 
-    assert linking.shelf.due_shown() == [shown]
-    linking.shelf.close_pools()
-    assert len(linking.shelf.due_updates()) == 1
+    assert linking.rows.due_shown() == [shown]
+    linking.rows.close_pools()
+    assert len(linking.rows.due_updates()) == 1
     assert linking.grouping.elsewhere == {"other": b"theirs"}
 
 
 def test_what_was_shown_is_shown_anew_without_a_recalled_task(linking):
     tasks = linking.answered("ab")
-    linking.shelf.due_shown()
-    linking.shelf.recall(tasks["b"].task)
-    linking.shelf.close_pools()
+    linking.rows.due_shown()
+    linking.rows.recall(tasks["b"].task)
+    linking.rows.close_pools()
 
-    [shown] = linking.shelf.due_shown()
+    [shown] = linking.rows.due_shown()
     assert shown.clusters.inline == b"a"
 
 
@@ -379,10 +379,10 @@ def test_an_edge_without_clusters_says_so(linking, grouping):
     if grouping.together:
         for device in "ab":
             linking.say(device, Refusal(tasks[device].task, "failed", "broken"))
-    linking.shelf.close_pools()
+    linking.rows.close_pools()
 
-    [shown] = linking.shelf.due_shown()
+    [shown] = linking.rows.due_shown()
     assert (shown.stage, shown.clusters) == (tasks["a"].pool.stage, None)
     linking.now_s += RESEND_S
-    linking.shelf.close_pools()
-    assert linking.shelf.due_shown() == []
+    linking.rows.close_pools()
+    assert linking.rows.due_shown() == []

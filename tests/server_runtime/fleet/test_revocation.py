@@ -13,7 +13,7 @@ from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.protocol.messages import Get, Gone, Message, Refusal
 from fedwright.server_runtime.fleet.revocation import Gate, read_revoked
 from fedwright.server_runtime.fleet.trust import Authority, enroll, enroll_edge, revoke, secure_broker
-from fedwright.server_runtime.transport.device_channel import Exchange, Heard
+from fedwright.server_runtime.transport.device_channel import DeviceChannel, Heard
 
 FLEET = "home"
 BROKER = "mqtts://host:8883"
@@ -132,7 +132,9 @@ class Clocked:
         self._broker = MemoryBroker()
         self.device = self._broker.link("device")
         self.device.subscribe("#")
-        self.server = Exchange(self._broker.link("server"), FLEET, blobs=BlobStore(folder), clock=lambda: self.now_s)
+        self.server = DeviceChannel(
+            self._broker.link("server"), FLEET, blobs=BlobStore(folder), clock=lambda: self.now_s
+        )
         self.server.gate = Gate(trust, clock=lambda: self.now_s)
 
     def say(self, name: str, message: Message) -> None:

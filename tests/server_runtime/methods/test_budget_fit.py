@@ -15,7 +15,7 @@ from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
 from fedwright.server_runtime.blocks.budget import Budget
 from fedwright.server_runtime.blocks.ranks import cut_rank, pad_rank
 from fedwright.server_runtime.fleet.speeds import Speeds
-from fedwright.server_runtime.methods.base import Absorbed, Setting
+from fedwright.server_runtime.methods.base import CheckedUpdate, Setting
 from fedwright.server_runtime.methods.registry import find
 from fedwright.server_runtime.methods.shared.budget_fit import cost_of, fits, largest_fitting
 from fedwright.server_runtime.spec import ModelSpec, Optimizer
@@ -230,6 +230,6 @@ def test_a_device_of_a_smaller_rank_teaches_the_first_components():
     assert {sent[name].shape[1] for name in ups} == {2}
 
     change = {name: np.full_like(value, 0.1) for name, value in sent.items()}
-    method.absorb("d-0", Absorbed(change, STATS, assignment))
+    method.absorb("d-0", CheckedUpdate(change, STATS, assignment))
     assert method.advance()["hypernet_gradient"] > 0
     assert method.personal("d-0")[0].model == "cnn-small"

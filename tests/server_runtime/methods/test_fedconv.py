@@ -12,7 +12,7 @@ from fedwright.protocol.messages import Stats
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.blocks.robust import Combine
-from fedwright.server_runtime.methods.base import Absorbed, personal_layers
+from fedwright.server_runtime.methods.base import CheckedUpdate, personal_layers
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
 from fedwright.server_runtime.methods.baselines.heterofl import HeteroFL, HeteroFLParams
 from fedwright.server_runtime.methods.baselines.slice_tuned import SliceTuned
@@ -59,7 +59,7 @@ def play(method, number: int, change: float = 0.01):
             size = weights["head.weight"].shape[1]
             sent["prototypes"] = rng.random((CLASSES, size), np.float32)
             sent["prototype_counts"] = np.ones(CLASSES, np.float32)
-        method.absorb(device, Absorbed(sent, STATS, assignment))
+        method.absorb(device, CheckedUpdate(sent, STATS, assignment))
     method.advance()
 
 
@@ -110,7 +110,9 @@ def test_without_examples_kernels_are_crops_and_changes_are_averaged():
     assignments = method.assign(REPORTS, 1)
     for device in DEVICES:
         weights = method.emit(device, assignments[device]).weights
-        method.absorb(device, Absorbed({n: np.ones_like(v) for n, v in weights.items()}, STATS, assignments[device]))
+        method.absorb(
+            device, CheckedUpdate({n: np.ones_like(v) for n, v in weights.items()}, STATS, assignments[device])
+        )
     method.advance()
     # two of six devices have a quarter, two a half, two all of the channels
     moved = method.personal("")[1]["encoder.fc1.1.bias"] - before
@@ -194,7 +196,7 @@ def test_of_personal_layers_nothing_comes_and_the_rest_is_learned():
     assert assignment.returns.personal == ["head.weight", "head.bias"]
     assert personal_layers(method, "d-0") == ("head.weight", "head.bias")
     change = {n: np.full_like(v, 0.1) for n, v in sent.items() if not n.startswith("head")}
-    method.absorb("d-0", Absorbed(change, STATS, assignment))
+    method.absorb("d-0", CheckedUpdate(change, STATS, assignment))
     method.advance()
     after = method.personal("")[1]
     assert not np.allclose(after["encoder.conv1.0.weight"], before["encoder.conv1.0.weight"], atol=1e-3)
@@ -223,10 +225,10 @@ def test_means_of_one_ratio_may_come_together():
     two.assign(REPORTS, 1)
     weights = one.emit("d-0", plan["d-0"]).weights
     changes = [{n: np.full_like(v, c) for n, v in weights.items()} for c in (0.01, 0.04)]
-    one.absorb("d-0", Absorbed(changes[0], STATS, plan["d-0"]))
-    one.absorb("d-3", Absorbed(changes[1], replace_samples(20), plan["d-3"]))
+    one.absorb("d-0", CheckedUpdate(changes[0], STATS, plan["d-0"]))
+    one.absorb("d-3", CheckedUpdate(changes[1], replace_samples(20), plan["d-3"]))
     pooled = {n: ((10 * changes[0][n] + 20 * changes[1][n]) / 30).astype(np.float32) for n in weights}
-    two.absorb("d-0", Absorbed(pooled, replace_samples(30), plan["d-0"]))
+    two.absorb("d-0", CheckedUpdate(pooled, replace_samples(30), plan["d-0"]))
     assert one.pools_by() == "samples"
     one.advance()
     two.advance()

@@ -13,7 +13,7 @@ from fedwright.protocol.messages import DataSummary, Refusal, Stats
 from fedwright.protocol.predictor import need_bytes
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
-from fedwright.server_runtime.methods.base import Absorbed
+from fedwright.server_runtime.methods.base import CheckedUpdate
 from fedwright.server_runtime.methods.framp.method import Framp, FrampParams
 from fedwright.server_runtime.methods.shared.submodels import count_params
 from fedwright.server_runtime.spec import ModelSpec, Objective, Structure
@@ -50,7 +50,7 @@ def play(method, changes, number=1):
             name: np.where(emission.masks.get(name, np.ones(value.shape, bool)), change, 0).astype(np.float32)
             for name, value in emission.weights.items()
         }
-        method.absorb(device, Absorbed(sent, STATS, assignments[device]))
+        method.absorb(device, CheckedUpdate(sent, STATS, assignments[device]))
     method.advance()
 
 
@@ -252,7 +252,7 @@ def test_prototypes_go_down_once_somebody_has_sent_them():
     counts = np.array([3, 0, 0, 1], np.float32)
     sent = {name: np.zeros_like(value) for name, value in first.weights.items()}
     sent |= {"prototypes": np.outer(counts > 0, np.ones(64)).astype(np.float32), "prototype_counts": counts}
-    method.absorb("d-0", Absorbed(sent, STATS, assignments["d-0"]))
+    method.absorb("d-0", CheckedUpdate(sent, STATS, assignments["d-0"]))
     method.advance()
     second = method.emit("d-0", method.assign(reports(), 2)["d-0"])
     assert second.sides["prototype_owned"].tolist() == [1, 0, 0, 1]
@@ -293,7 +293,7 @@ def test_a_round_planned_by_another_process_is_absorbed_alike():
     for method in (whole, resumed):
         for device, assignment in sorted(assignments.items()):
             sent = {name: np.full_like(value, 0.1) for name, value in whole.emit(device, assignment).weights.items()}
-            method.absorb(device, Absorbed(sent, STATS, assignment))
+            method.absorb(device, CheckedUpdate(sent, STATS, assignment))
     for method in (whole, resumed):
         method.advance()
         method.meet(reports())

@@ -12,8 +12,8 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import DataSummary, Stats
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
-from fedwright.server_runtime.blocks.hypernet import Form, Hypernet, Start, Step
-from fedwright.server_runtime.methods.base import Absorbed
+from fedwright.server_runtime.blocks.hypernet import Hypernet, HypernetForm, Start, Step
+from fedwright.server_runtime.methods.base import CheckedUpdate
 from fedwright.server_runtime.methods.hyperflora import HyperFLoRA, HyperFLoRAParams
 from fedwright.server_runtime.methods.shared.generated_models import unit
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
@@ -56,7 +56,7 @@ def play(method, number=1, *, change=0.1, silent=()):
         for device, assignment in sorted(stage.items()):
             if device not in silent:
                 sent = {name: np.full_like(value, change) for name, value in emissions[device].weights.items()}
-                relays.append(method.absorb(device, Absorbed(sent, STATS, assignment)))
+                relays.append(method.absorb(device, CheckedUpdate(sent, STATS, assignment)))
         stage = {relay.device: relay.assignment for relay in relays if relay is not None}
     method.advance()
     return seen
@@ -240,7 +240,9 @@ def test_a_base_that_is_not_the_models_is_refused(tmp_path):
 @pytest.mark.parametrize(("keep_scale", "least", "most"), [(False, 0.9, 1.0), (True, 0.0, 0.6)], ids=["torch", "ours"])
 def test_how_much_of_a_change_reaches_a_device_with_other_classes(keep_scale, least, most):
     """With torch's start nearly all of it, so that nothing personal could be learnt in a few hundred rounds."""
-    net = Hypernet(Form(10, 128, 3, keep_scale=keep_scale), Start({"w": np.zeros(4, np.float32)}, {}, 0.0), seed=1)
+    net = Hypernet(
+        HypernetForm(10, 128, 3, keep_scale=keep_scale), Start({"w": np.zeros(4, np.float32)}, {}, 0.0), seed=1
+    )
     one, other = unit(np.eye(10, dtype=np.float32)[[0, 1, 2]].sum(0)), unit(np.eye(10, dtype=np.float32)[[7, 8]].sum(0))
     net.add(one, {"w": np.ones(4, np.float32)})
     net.learn(Step(0.05))
@@ -254,7 +256,7 @@ def test_the_adapters_that_came_back_are_counted_even_through_a_kill():
     emissions = {device: method.emit(device, assignment) for device, assignment in stage.items()}
     for device, assignment in sorted(stage.items()):
         sent = {name: np.zeros_like(value) for name, value in emissions[device].weights.items()}
-        method.absorb(device, Absorbed(sent, STATS, assignment))
+        method.absorb(device, CheckedUpdate(sent, STATS, assignment))
     resumed = make(exchanges=2)
     resumed.restore(method.state())
     assert method.advance()["adapters"] == resumed.advance()["adapters"] == 4
@@ -272,8 +274,8 @@ def test_in_the_middle_of_a_round_a_restored_one_goes_on_alike():
         relays = []
         for device, assignment in sorted(stage.items()):
             sent = {name: np.full_like(value, 0.1) for name, value in emissions[device].weights.items()}
-            relays.append(whole.absorb(device, Absorbed(sent, STATS, assignment)))
-            assert resumed.absorb(device, Absorbed(sent, STATS, assignment)) == relays[-1]
+            relays.append(whole.absorb(device, CheckedUpdate(sent, STATS, assignment)))
+            assert resumed.absorb(device, CheckedUpdate(sent, STATS, assignment)) == relays[-1]
         saved = {name: value.copy() for name, value in whole.state().items()}
         stage = {relay.device: relay.assignment for relay in relays if relay is not None}
     for method in (whole, resumed):

@@ -8,12 +8,12 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import DataSummary, Stats
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
-from fedwright.server_runtime.methods.base import Absorbed
+from fedwright.server_runtime.methods.base import CheckedUpdate
 from fedwright.server_runtime.methods.baselines.fedgh import FedGH, FedGHParams, head_names
 from fedwright.server_runtime.methods.baselines.fedkemf import FedKEMF, FedKEMFParams
 from fedwright.server_runtime.methods.baselines.fedmd import FedMD, FedMDParams
 from fedwright.server_runtime.methods.baselines.flexifed import FlexiFed, FlexiFedParams, layers_of, shared_layers
-from fedwright.server_runtime.methods.shared.personal_models import Own
+from fedwright.server_runtime.methods.shared.personal_models import PersonalModelParams
 from fedwright.server_runtime.public_data import PublicData
 from fedwright.server_runtime.spec import ModelSpec
 from helpers.fleet import report, setting
@@ -43,7 +43,7 @@ def nothing(method, device, assignment):
 
 @pytest.mark.parametrize("labelled", [True, False], ids=["labelled", "unlabelled"])
 def test_fedmd_takes_transfer_or_goes_straight_to_own_data(labelled):
-    method = make(FedMD, FedMDParams(Own((SMALL, LARGE))), labelled=labelled)
+    method = make(FedMD, FedMDParams(PersonalModelParams((SMALL, LARGE))), labelled=labelled)
     plan = method.assign(FLEET, 1)["d-0"]
     assert plan.recipe.public == labelled
     assert plan.structure.objective.match_logits == 0
@@ -52,15 +52,15 @@ def test_fedmd_takes_transfer_or_goes_straight_to_own_data(labelled):
 
 
 def test_fedmd_averages_logits_and_sends_the_mean_to_all():
-    method = make(FedMD, FedMDParams(Own((SMALL, LARGE))))
+    method = make(FedMD, FedMDParams(PersonalModelParams((SMALL, LARGE))))
     first = method.assign(FLEET, 1)
     for device, value in (("d-0", 1.0), ("d-1", 3.0)):
-        relay = method.absorb(device, Absorbed(nothing(method, device, first[device]), STATS, first[device]))
+        relay = method.absorb(device, CheckedUpdate(nothing(method, device, first[device]), STATS, first[device]))
         assert relay.device == device
         assert relay.assignment.returns.logits == 12
         assert not relay.assignment.recipe.public
         tensors = nothing(method, device, relay.assignment) | {PUBLIC_LOGITS: np.full((12, CLASSES), value, np.float32)}
-        assert method.absorb(device, Absorbed(tensors, STATS, relay.assignment)) is None
+        assert method.absorb(device, CheckedUpdate(tensors, STATS, relay.assignment)) is None
     method.advance()
     plan = method.assign(FLEET, 2)["d-1"]
     assert plan.recipe.public
@@ -98,11 +98,11 @@ def test_flexifed_max_goes_as_deep_as_each_pair_agrees():
 
 
 def test_flexifed_averages_common_layers_only():
-    method = make(FlexiFed, FlexiFedParams(Own((SMALL, LARGE))))
+    method = make(FlexiFed, FlexiFedParams(PersonalModelParams((SMALL, LARGE))))
     for device, plan in method.assign(FLEET, 1).items():
         step = 1.0 if device == "d-0" else 3.0
         own = {n: np.full_like(v, step) for n, v in method.emit(device, plan).weights.items()}
-        method.absorb(device, Absorbed(own, STATS, plan))
+        method.absorb(device, CheckedUpdate(own, STATS, plan))
     before = {device: dict(weights) for device, weights in method.weights.items()}
     assert method.advance()["tensors_averaged"] > 0
     first, head = "encoder.conv1.0.weight", "head.weight"
@@ -113,7 +113,7 @@ def test_flexifed_averages_common_layers_only():
 
 
 def test_fedgh_gives_unlike_models_one_head_and_steps_it_on_class_means():
-    method = make(FedGH, FedGHParams(Own((SMALL, "cnn3@0.1")), server_rate=0.5))
+    method = make(FedGH, FedGHParams(PersonalModelParams((SMALL, "cnn3@0.1")), server_rate=0.5))
     plans = method.assign(FLEET, 1)
     assert plans["d-1"].structure.spec.model.startswith("stitched:cnn3@0.1#0|")
     weights = {device: method.emit(device, plan).weights for device, plan in plans.items()}
@@ -123,7 +123,7 @@ def test_fedgh_gives_unlike_models_one_head_and_steps_it_on_class_means():
     rows[2] = 1.0
     counts = np.array([0, 0, 5, 0], np.float32)
     change = nothing(method, "d-0", plans["d-0"]) | {"prototypes": rows, "prototype_counts": counts}
-    method.absorb("d-0", Absorbed(change, STATS, plans["d-0"]))
+    method.absorb("d-0", CheckedUpdate(change, STATS, plans["d-0"]))
     bias = weights["d-0"]["head.bias"]
     method.advance()
     # H ← H - β (p - onehot) x' for the one mean that there is
@@ -141,17 +141,17 @@ def test_fedgh_needs_a_run_model_with_a_head():
 
 
 def test_fedkemf_lets_models_teach_each_other_and_fuses_the_common_one():
-    method = make(FedKEMF, FedKEMFParams(Own((SMALL, LARGE)), fuse_epochs=0), labelled=False)
+    method = make(FedKEMF, FedKEMFParams(PersonalModelParams((SMALL, LARGE)), fuse_epochs=0), labelled=False)
     plans = method.assign(FLEET, 1)
     assert plans["d-1"].structure.objective.teacher == method.setting.spec
     for device, step in (("d-0", 1.0), ("d-1", 3.0)):
-        relay = method.absorb(device, Absorbed(nothing(method, device, plans[device]), STATS, plans[device]))
+        relay = method.absorb(device, CheckedUpdate(nothing(method, device, plans[device]), STATS, plans[device]))
         network = relay.assignment.structure
         assert (network.spec, network.objective.teacher) == (method.setting.spec, method.specs[device])
         sent = method.emit(device, relay.assignment)
         assert {n.removeprefix("teacher/") for n in sent.sides} == method.weights[device].keys()
         moved = {n: np.full_like(v, step) for n, v in sent.weights.items()}
-        method.absorb(device, Absorbed(moved, STATS, relay.assignment))
+        method.absorb(device, CheckedUpdate(moved, STATS, relay.assignment))
     method.advance()
     knowledge = method.emit("d-0", plans["d-0"]).sides
     for name, value in method.setting.initial.items():

@@ -7,7 +7,7 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import DataSummary, Stats
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
-from fedwright.server_runtime.methods.base import Absorbed
+from fedwright.server_runtime.methods.base import CheckedUpdate
 from fedwright.server_runtime.methods.baselines.pfedhn import PFedHN, PFedHNParams
 from fedwright.server_runtime.run import make_method
 from fedwright.server_runtime.spec import ModelSpec
@@ -34,7 +34,7 @@ def play(method, change, *, known=None, number=1):
     emissions = {device: method.emit(device, assignments[device]) for device in ("a", "b")}
     for device, way in (("a", change), ("b", -change)):
         sent = {name: np.full_like(value, way) for name, value in emissions[device].weights.items()}
-        method.absorb(device, Absorbed(sent, STATS, assignments[device]))
+        method.absorb(device, CheckedUpdate(sent, STATS, assignments[device]))
     method.advance()
 
 
@@ -77,7 +77,7 @@ def test_a_round_that_was_planned_by_another_process_is_absorbed_alike():
     for method in (whole, resumed):
         for device, assignment in sorted(assignments.items()):
             sent = {name: np.full_like(value, 0.1) for name, value in whole.emit(device, assignment).weights.items()}
-            method.absorb(device, Absorbed(sent, STATS, assignment))
+            method.absorb(device, CheckedUpdate(sent, STATS, assignment))
     whole.advance()
     resumed.advance()
     for name, value in whole.state().items():

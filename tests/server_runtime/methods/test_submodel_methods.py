@@ -10,7 +10,7 @@ from fedwright.protocol.predictor import need_bytes
 from fedwright.protocol.support.settings import from_dict
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
-from fedwright.server_runtime.methods.base import Absorbed
+from fedwright.server_runtime.methods.base import CheckedUpdate
 from fedwright.server_runtime.methods.baselines.fiarse import Fiarse
 from fedwright.server_runtime.methods.registry import find
 from fedwright.server_runtime.methods.shared.submodels import count_params, width_for_params
@@ -53,7 +53,7 @@ def play(method, reports, changes, *, number=1, samples=10) -> dict:
     stats = Stats(samples=samples, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
     for name, assignment in sorted(assignments.items()):
         moved = {key: np.full_like(value, changes[name]) for key, value in sent[name].weights.items()}
-        method.absorb(name, Absorbed(moved, stats, assignment))
+        method.absorb(name, CheckedUpdate(moved, stats, assignment))
     method.advance()
     return sent
 
@@ -117,7 +117,7 @@ def test_fiarse_averages_each_entry_over_those_who_changed_it():
     for name, change in (("d0", 1.0), ("d1", 3.0)):
         weights = method.emit(name, assignments[name]).weights
         delta = {key: np.where(value != 0, change, 0).astype(np.float32) for key, value in weights.items()}
-        method.absorb(name, Absorbed(delta, stats, assignments[name]))
+        method.absorb(name, CheckedUpdate(delta, stats, assignments[name]))
     method.advance()
 
     change = np.concatenate([moved(method, before, name).reshape(-1) for name in before])

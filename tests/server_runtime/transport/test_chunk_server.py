@@ -6,7 +6,7 @@ import pytest
 
 from fedwright.protocol.blobs import BlobStore, Uploads
 from fedwright.protocol.messages import Chunk, Get, Lost
-from fedwright.server_runtime.transport.chunk_server import GATHER_S, Serving
+from fedwright.server_runtime.transport.chunk_server import GATHER_S, ChunkServer
 
 BLOB = bytes(range(256)) * 16
 
@@ -16,7 +16,7 @@ def bench(tmp_path):
     bench = SimpleNamespace(now_s=0.0, sent=[])
     uploads = Uploads(BlobStore(tmp_path))
     bench.ref = uploads.offer(BLOB, chunk_bytes=1024, inline=False)
-    bench.serving = Serving(
+    bench.serving = ChunkServer(
         uploads, lambda device, message: bench.sent.append((device, message)), clock=lambda: bench.now_s
     )
     return bench

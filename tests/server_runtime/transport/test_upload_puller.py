@@ -10,7 +10,7 @@ from fedwright.protocol.blobs import BlobStore, make_ref
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.protocol.messages import BlobRef, Chunk, Get, Gone
 from fedwright.server_runtime.transport import upload_puller as module
-from fedwright.server_runtime.transport.device_channel import Exchange
+from fedwright.server_runtime.transport.device_channel import DeviceChannel
 from fedwright.server_runtime.transport.upload_puller import MAX_PULLS, STALL_S, Pulled
 from helpers.fleet import FLEET
 
@@ -24,7 +24,7 @@ class Bench:
         self.now_s = 100.0
         broker = MemoryBroker()
         self.devices = broker.link("devices")
-        self.server = Exchange(broker.link("server"), FLEET, blobs=BlobStore(folder), clock=lambda: self.now_s)
+        self.server = DeviceChannel(broker.link("server"), FLEET, blobs=BlobStore(folder), clock=lambda: self.now_s)
         self.blobs: dict[str, SimpleNamespace] = {}
 
     def announce(self, device: str, *, chunks: int = 2, inline: bool = False) -> BlobRef:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedwright.protocol.errors import UnsupportedOperator
-from fedwright.server_runtime.artifacts.autodiff.engine import Backward, Piece, rule
+from fedwright.server_runtime.artifacts.autodiff.engine import Backward, BackwardStep, rule
 from fedwright.server_runtime.artifacts.autodiff.graph import Graph, Node
 from fedwright.server_runtime.artifacts.autodiff.lowering import lowering
 from fedwright.server_runtime.artifacts.autodiff.rules.elementwise import Grads, only
@@ -26,7 +26,7 @@ def gather(ctx: Backward, node: Node, grads: Grads) -> Grads:
         part = only(grads)
         if known.ndim == 0:
             part = ctx.graph.op("Unsqueeze", part, ctx.graph.ints(axis))
-        ctx.add_piece(x, Piece(part, axis, first, first + known.size))
+        ctx.add_piece(x, BackwardStep(part, axis, first, first + known.size))
         return [None, None]
     return [_scatter_rows(ctx, node, axis, only(grads)), None]
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedwright.protocol.errors import UnsupportedOperator
-from fedwright.server_runtime.artifacts.autodiff.engine import Backward, Piece, rule
+from fedwright.server_runtime.artifacts.autodiff.engine import Backward, BackwardStep, rule
 from fedwright.server_runtime.artifacts.autodiff.graph import Node
 from fedwright.server_runtime.artifacts.autodiff.rules.elementwise import Grads, only
 
@@ -90,7 +90,7 @@ def split(ctx: Backward, node: Node, grads: Grads) -> Grads:
     for name, grad in zip(node.outputs, grads, strict=True):
         stop = start + ctx.shape(name)[axis]
         if grad is not None:
-            ctx.add_piece(x, Piece(grad, axis, start, stop))
+            ctx.add_piece(x, BackwardStep(grad, axis, start, stop))
         start = stop
     return [None]
 
@@ -110,7 +110,7 @@ def slice_(ctx: Backward, node: Node, grads: Grads) -> Grads:
         raise UnsupportedOperator("Slice along the batch", node.name, node.module)
     if len(moved) == 1 and moved[0][3] == 1:
         axis, start, stop, _ = moved[0]
-        ctx.add_piece(x, Piece(dy, axis, start, stop))
+        ctx.add_piece(x, BackwardStep(dy, axis, start, stop))
         return [None]
     for axis, start, stop, step in moved:
         dy = _unslice(ctx, dy, axis, range(start, stop, step), shape)

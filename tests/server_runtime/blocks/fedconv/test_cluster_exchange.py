@@ -9,20 +9,20 @@ import torch
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime.blocks.fedconv.cluster_exchange import (
+    ClusterView,
+    ExchangeOptions,
     Features,
     Head,
-    Options,
-    View,
     aligned,
+    answer_divergence,
     cross_entropy,
-    divergence,
     exchange,
     fold,
     link,
     responses,
 )
 
-OPTIONS = Options(steps=20, quantile=1.0)
+OPTIONS = ExchangeOptions(steps=20, quantile=1.0)
 CLASSES = 3
 
 
@@ -39,9 +39,9 @@ def head(width: int, *, seed: int) -> Head:
     return Head(rng.normal(size=(CLASSES, width)), rng.normal(size=CLASSES))
 
 
-def views(heads: dict[str, Head], given: dict[str, Features]) -> dict[str, View]:
+def views(heads: dict[str, Head], given: dict[str, Features]) -> dict[str, ClusterView]:
     """What others see of clusters."""
-    return {name: View.of(one, given[name], "eq8") for name, one in heads.items()}
+    return {name: ClusterView.of(one, given[name], "eq8") for name, one in heads.items()}
 
 
 def test_folding_follows_torch():
@@ -136,7 +136,7 @@ def test_clusters_that_are_elsewhere_teach_as_if_they_were_here(form):
     whole, kept = exchange(heads, given, options=options)
 
     for name, one in heads.items():
-        others = {other: View.of(heads[other], given[other], form) for other in heads if other != name}
+        others = {other: ClusterView.of(heads[other], given[other], form) for other in heads if other != name}
         after, own = exchange({name: one}, {name: given[name]}, options=options, elsewhere=others)
 
         assert after.keys() == {name}
@@ -147,7 +147,7 @@ def test_clusters_that_are_elsewhere_teach_as_if_they_were_here(form):
 
 def test_eq8_leaves_clusters_alone_whose_features_stayed_where_they_are():
     heads, given = {"a": head(4, seed=1)}, {"a": features(4)}
-    elsewhere = {"b": View.of(head(7, seed=2), features(7), "folded")}
+    elsewhere = {"b": ClusterView.of(head(7, seed=2), features(7), "folded")}
 
     after, kept = exchange(heads, given, options=replace(OPTIONS, form="eq8"), elsewhere=elsewhere)
 
@@ -176,9 +176,9 @@ def test_clusters_without_a_common_class_do_not_disturb_each_other():
 def test_divergence_by_hand():
     left, right = {0: np.array([1.0, 0.0])}, {0: np.array([0.0, 1.0]), 1: np.array([0.5, 0.5])}
 
-    assert divergence(left, left) == 0
-    assert divergence(left, right) == pytest.approx(np.log(2))
-    assert divergence(left, {1: np.array([1.0, 0.0])}) == float("inf")
+    assert answer_divergence(left, left) == 0
+    assert answer_divergence(left, right) == pytest.approx(np.log(2))
+    assert answer_divergence(left, {1: np.array([1.0, 0.0])}) == float("inf")
 
 
 def test_answers_weigh_features_by_their_weight():

@@ -9,7 +9,7 @@ from fedwright.server_runtime import zoo
 from fedwright.server_runtime.blocks.fedconv.compression import Compression, compress, kernel_bytes
 from fedwright.server_runtime.blocks.fedconv.dilation import Dilation
 from fedwright.server_runtime.blocks.fedconv.fourier import Spectra
-from fedwright.server_runtime.blocks.fedconv.kernels import CHANNELS, Form, make_layout, start_vector
+from fedwright.server_runtime.blocks.fedconv.kernels import CHANNELS, KernelForm, make_layout, start_vector
 from fedwright.server_runtime.blocks.slicing import Axis, Joined
 from fedwright.server_runtime.spec import ModelSpec
 
@@ -36,7 +36,7 @@ def tensor(*shape) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(3).normal(size=shape).astype(np.float32))
 
 
-def made(kind: str, form: Form, sizes=(HALF,)):
+def made(kind: str, form: KernelForm, sizes=(HALF,)):
     """A layout of one tensor and random parameters of kernels for it."""
     axes, shape, images = KINDS[kind]
     layout = make_layout({"w": axes}, {"w": shape}, full=FULL, smallest=QUARTER, form=form)
@@ -55,7 +55,7 @@ def numbers_of(layout, theta, sizes):
 
 @every_kind
 def test_compression_is_a_convolution(kind):
-    layout, theta, images = made(kind, Form())
+    layout, theta, images = made(kind, KernelForm())
     weights = tensor(*KINDS[kind][1])
     omega, a, b, kernel = numbers_of(layout, theta[0], HALF)
     u = omega[:, None, None] * images(weights)
@@ -66,7 +66,7 @@ def test_compression_is_a_convolution(kind):
 
 @every_kind
 def test_dilation_is_a_transposed_convolution(kind):
-    layout, theta, images = made(kind, Form())
+    layout, theta, images = made(kind, KernelForm())
     small = compress(layout, theta[0], {"w": tensor(*KINDS[kind][1])}, HALF)["w"]
     omega, a, b, kernel = numbers_of(layout, theta[0], HALF)
     u = omega[:, None, None] * images(small)
@@ -78,7 +78,7 @@ def test_dilation_is_a_transposed_convolution(kind):
 @every_kind
 def test_layers_start_as_their_centres(kind):
     axes, shape, images = KINDS[kind]
-    layout = make_layout({"w": axes}, {"w": shape}, full=FULL, smallest=QUARTER, form=Form(noise=0.0, pair=False))
+    layout = make_layout({"w": axes}, {"w": shape}, full=FULL, smallest=QUARTER, form=KernelForm(noise=0.0, pair=False))
     theta = start_vector(layout, HALF, generator=torch.Generator().manual_seed(5))
     weights = {"w": tensor(*shape)}
     whole, part = images(weights["w"]), images(compress(layout, theta, weights, HALF)["w"])
@@ -88,14 +88,14 @@ def test_layers_start_as_their_centres(kind):
 
 
 def test_a_model_that_nothing_cuts_stays_itself():
-    layout = make_layout({"w": (OUT, IN)}, {"w": (8, 6)}, full=FULL, smallest=FULL, form=Form())
+    layout = make_layout({"w": (OUT, IN)}, {"w": (8, 6)}, full=FULL, smallest=FULL, form=KernelForm())
     theta = start_vector(layout, FULL, generator=torch.Generator())
     weights = {"w": tensor(8, 6)}
     assert torch.equal(compress(layout, theta, weights, FULL)["w"], weights["w"])
 
 
 def test_ratios_in_one_batch_are_those_one_by_one():
-    layout, theta, _ = made("convolution", Form(mlr=(0.85, 0.001)), (HALF, QUARTER, FULL))
+    layout, theta, _ = made("convolution", KernelForm(mlr=(0.85, 0.001)), (HALF, QUARTER, FULL))
     weights = {"w": tensor(8, 6, 3, 3)}
     together = Compression(layout, [HALF, QUARTER, FULL], weights).submodels(theta)
     for own, row, sizes in zip(together, theta, (HALF, QUARTER, FULL), strict=True):
@@ -103,7 +103,7 @@ def test_ratios_in_one_batch_are_those_one_by_one():
 
 
 def test_devices_of_unlike_sizes_are_dilated_in_one_batch():
-    layout, theta, _ = made("flattened maps", Form(), (HALF, QUARTER))
+    layout, theta, _ = made("flattened maps", KernelForm(), (HALF, QUARTER))
     small = [{"w": tensor(4, 12)}, {"w": tensor(2, 4)}]
     together = Dilation(layout, [HALF, QUARTER], small).models(theta)
     for own, row, weights, sizes in zip(together, theta, small, (HALF, QUARTER), strict=True):
@@ -111,14 +111,14 @@ def test_devices_of_unlike_sizes_are_dilated_in_one_batch():
 
 
 def test_a_base_keeps_what_compression_left_out():
-    layout, theta, _ = made("convolution", Form(pair=False))
+    layout, theta, _ = made("convolution", KernelForm(pair=False))
     base = {"w": tensor(8, 6, 3, 3)}
     nothing = {"w": torch.zeros(4, 3, 3, 3)}
     torch.testing.assert_close(Dilation(layout, [HALF], [nothing], base=base).models(theta)[0]["w"], base["w"])
 
 
 def test_only_a_kernels_own_taps_get_a_gradient():
-    layout, theta, _ = made("linear", Form(), (HALF, QUARTER))
+    layout, theta, _ = made("linear", KernelForm(), (HALF, QUARTER))
     theta.requires_grad_()
     models = Compression(layout, [HALF, QUARTER], {"w": tensor(8, 6)}).submodels(theta)
     sum((model["w"] ** 2).sum() for model in models).backward()
@@ -130,7 +130,7 @@ def test_only_a_kernels_own_taps_get_a_gradient():
 
 
 def test_separate_kernels_belong_to_their_images():
-    layout, theta, images = made("flattened maps", Form(shared=False, pair=False))
+    layout, theta, images = made("flattened maps", KernelForm(shared=False, pair=False))
     assert layout.parts["g"] == 4
     weights = tensor(8, 24)
     omega, *_, g, v = theta[0].split(list(layout.parts.values()))
@@ -145,7 +145,9 @@ def test_separate_kernels_belong_to_their_images():
 
 def test_concatenated_channels_are_filtered_part_by_part():
     axes = (Axis("o"), Joined(((Axis("i"), 6), (None, 2), (Axis("o"), 8))))
-    layout = make_layout({"w": axes}, {"w": (8, 16)}, full=FULL, smallest=QUARTER, form=Form(noise=0.0, pair=False))
+    layout = make_layout(
+        {"w": axes}, {"w": (8, 16)}, full=FULL, smallest=QUARTER, form=KernelForm(noise=0.0, pair=False)
+    )
     theta = start_vector(layout, HALF, generator=torch.Generator().manual_seed(5))
     weights = tensor(8, 16)
     found = compress(layout, theta, {"w": weights}, HALF)["w"]
@@ -155,10 +157,10 @@ def test_concatenated_channels_are_filtered_part_by_part():
 
 
 def test_the_modified_relu_has_two_slopes():
-    layout, theta, _ = made("linear", Form())
+    layout, theta, _ = made("linear", KernelForm())
     weights = {"w": tensor(8, 6)}
     plain = compress(layout, theta[0], weights, HALF)["w"]
-    bent = make_layout({"w": (OUT, IN)}, {"w": (8, 6)}, full=FULL, smallest=QUARTER, form=Form(mlr=(0.85, 0.001)))
+    bent = make_layout({"w": (OUT, IN)}, {"w": (8, 6)}, full=FULL, smallest=QUARTER, form=KernelForm(mlr=(0.85, 0.001)))
     found = compress(bent, theta[0], weights, HALF)["w"]
     torch.testing.assert_close(found, torch.where(plain > 0, 0.85 * plain, 0.001 * plain))
     assert (plain < 0).any()
@@ -171,7 +173,7 @@ def test_every_model_is_compressed_and_dilated(name):
     weights = {key: value.detach() for key, value in zoo.create(spec, seed=1).named_parameters()}
     small = zoo.scaled(spec, 0.5)
     sizes, shapes = zoo.sizes_of(small), {key: tuple(value.shape) for key, value in weights.items()}
-    layout = make_layout(zoo.axes_of(spec), shapes, full=zoo.full_sizes(spec), smallest=sizes, form=Form())
+    layout = make_layout(zoo.axes_of(spec), shapes, full=zoo.full_sizes(spec), smallest=sizes, form=KernelForm())
     theta = start_vector(layout, sizes, generator=torch.Generator().manual_seed(1))
     part = compress(layout, theta, weights, sizes)
     wanted = {key: tuple(value.shape) for key, value in zoo.create(small, seed=1).named_parameters()}
@@ -185,11 +187,11 @@ def test_shared_kernels_take_a_fraction_of_separate_ones():
     shapes = {key: tuple(value.shape) for key, value in zoo.create(spec, seed=1).named_parameters()}
     sizes = [zoo.sizes_of(zoo.scaled(spec, ratio)) for ratio in (0.25, 0.5, 0.75)]
 
-    def taken(form: Form) -> int:
+    def taken(form: KernelForm) -> int:
         full = zoo.full_sizes(spec)
         return kernel_bytes(make_layout(zoo.axes_of(spec), shapes, full=full, smallest=sizes[0], form=form), sizes)
 
-    assert taken(Form()) <= 0.2 * taken(Form(shared=False))
+    assert taken(KernelForm()) <= 0.2 * taken(KernelForm(shared=False))
 
 
 @pytest.mark.parametrize("length", [7, 8, 170, 171])

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedwright.server_runtime.blocks.pfedclub import block_search
-from fedwright.server_runtime.blocks.pfedclub.block_search import Block, Groups, Rules
-from fedwright.server_runtime.blocks.pfedclub.stitching import Part
+from fedwright.server_runtime.blocks.pfedclub.block_search import Block, BlockGroups, Rules
+from fedwright.server_runtime.blocks.pfedclub.stitching import BlockShape
 
 PLAIN = Rules()
 
@@ -16,17 +16,17 @@ def anything(chain) -> bool:
     return True
 
 
-def part(*, head: bool = False) -> Part:
-    return Part((4,), (4,), flat=True, head=head, parameters=20)
+def part(*, head: bool = False) -> BlockShape:
+    return BlockShape((4,), (4,), flat=True, head=head, parameters=20)
 
 
 def model(owner: str, count: int) -> tuple[Block, ...]:
     return tuple(Block(owner, i, count, part(head=i == count - 1)) for i in range(count))
 
 
-def grouped(*labelled: tuple[tuple[Block, ...], list[int]]) -> Groups:
+def grouped(*labelled: tuple[tuple[Block, ...], list[int]]) -> BlockGroups:
     members = {block: label for blocks, labels in labelled for block, label in zip(blocks, labels, strict=True)}
-    return Groups(members, lambda one, other: -abs(one.index - other.index))
+    return BlockGroups(members, lambda one, other: -abs(one.index - other.index))
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_the_product_of_all_choices_is_never_made():
 
 def test_the_size_limit_counts_stitches():
     own = model("a", 2)
-    wide = Block("b", 0, 2, Part((6,), (6,), flat=True, head=False, parameters=20))
+    wide = Block("b", 0, 2, BlockShape((6,), (6,), flat=True, head=False, parameters=20))
     # 4 → 6 → 4: two stitches of 4·6 + 6 and 6·4 + 4
     chain = (wide, own[1])
     assert block_search.chain_parameters(chain, (4,)) == 40 + 30 + 28
@@ -167,8 +167,8 @@ def test_a_quicker_chain_is_found_where_the_longest_is_too_slow(room_s, owners):
 
 
 def test_stitches_take_their_time_at_every_place():
-    first, wide = Part((1, 4, 4), (2, 4, 4), flat=False, head=False, parameters=20), part(head=True)
-    other = Part((3, 2, 2), (4,), flat=False, head=False, parameters=10)
+    first, wide = BlockShape((1, 4, 4), (2, 4, 4), flat=False, head=False, parameters=20), part(head=True)
+    other = BlockShape((3, 2, 2), (4,), flat=False, head=False, parameters=10)
     chain = tuple(Block("a", i, 3, one) for i, one in enumerate((first, other, wide)))
     # 20 parameters at 16 places, a 1x1 stitch of (2 + 1) * 3 and 10 parameters at 4 places, 20 once
     assert block_search.chain_seconds(chain, (1, 4, 4), lambda owner: 0.5) == pytest.approx(0.5 * (320 + 36 + 40 + 20))

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 from fedwright.server_runtime.blocks.pfedclub.stitching import (
-    Part,
+    BlockShape,
     fitting,
     joins,
     pooled_places,
@@ -15,10 +15,10 @@ from fedwright.server_runtime.blocks.pfedclub.stitching import (
 )
 from fedwright.server_runtime.zoo.stitched import make_stitch
 
-CONV = Part((8, 6, 6), (16, 3, 3), flat=False, head=False, parameters=100)
-FLAT = Part((16, 3, 3), (20,), flat=True, head=False, parameters=50)
-LINEAR = Part((20,), (20,), flat=True, head=False, parameters=40)
-HEAD = Part((20,), (10,), flat=True, head=True, parameters=30)
+CONV = BlockShape((8, 6, 6), (16, 3, 3), flat=False, head=False, parameters=100)
+FLAT = BlockShape((16, 3, 3), (20,), flat=True, head=False, parameters=50)
+LINEAR = BlockShape((20,), (20,), flat=True, head=False, parameters=40)
+HEAD = BlockShape((20,), (10,), flat=True, head=True, parameters=30)
 
 
 @pytest.mark.parametrize(
