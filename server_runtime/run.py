@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from fedwright.protocol import codec, tensors
+from fedwright.protocol import codec
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.link.base import Link
@@ -22,7 +22,7 @@ from fedwright.server_runtime.evaluate.records import DeviceRecord, device_recor
 from fedwright.server_runtime.fleet.revocation import Gate
 from fedwright.server_runtime.fleet.trust import Authority, read_edges
 from fedwright.server_runtime.methods import registry
-from fedwright.server_runtime.methods.base import Forecasts, Method, Setting, personal_layers
+from fedwright.server_runtime.methods.base import Forecasts, Method, MethodState, Setting
 from fedwright.server_runtime.public_data import PublicData, load_public
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.asynchronous import AsynchronousCoordinator
@@ -223,11 +223,11 @@ def export_device(config: RunConfig, device: str, target: Path) -> None:
         if record is None or not closed:
             raise ConfigError(f"run {config.run.name} in {folder.path} has no finished round to export yet")
         method = make_method(config, record.spec)
-        method.restore(tensors.load(BlobStore(folder.blobs).path(closed[-1].state)))
+        method.restore(MethodState.read(BlobStore(folder.blobs).path(closed[-1].state)))
     finally:
         store.close()
-    spec, weights = method.personal(device)
-    kept = ", ".join(personal_layers(method, device))
+    spec, weights = method.model_of(device)
+    kept = ", ".join(method.personal_layers(device))
     if kept:
         log.warning("%s never left %s; the exported model has the server's own in place of them", kept, device)
     target.write_bytes(export_model(Builder(folder.artifacts).build(Structure(spec)), weights))
@@ -266,7 +266,7 @@ def _may_speak(config: RunConfig) -> MaySpeak:
 
 
 def _export(folder: RunFolder, builder: Builder, method: Method) -> Path:
-    spec, weights = method.personal("")
+    spec, weights = method.model_of("")
     folder.model.write_bytes(export_model(builder.build(Structure(spec)), weights))
     return folder.model
 

@@ -24,7 +24,7 @@ from fedwright.protocol.messages import Report
 from fedwright.protocol.support.files import replace_file
 from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.config import RunConfig
-from fedwright.server_runtime.methods.base import Method, Tensors, personal_layers
+from fedwright.server_runtime.methods.base import Method, MethodState, Tensors
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
@@ -206,7 +206,7 @@ class _Watch:
         measured = {entry.round for entry in self.evaluations}
         for entry in closed:
             if self._is_due(entry.position.round) and entry.position.round not in measured:
-                method.restore(tensors.load(planner.blobs.path(entry.state)))
+                method.restore(MethodState.read(planner.blobs.path(entry.state)))
                 self._measure(entry.position.round)
 
     def __call__(self, event: events.Event) -> None:
@@ -244,12 +244,12 @@ def measure_fleet(
     kept: dict[int, tuple[Tensors, str]] = {}
     jobs: list[EvaluationJob] = []
     for device in pool.devices:
-        spec, weights = method.personal(device)
+        spec, weights = method.model_of(device)
         if id(weights) not in kept:
             # The dictionary is kept too: its id must not go to another one while ids are compared.
             kept[id(weights)] = (weights, pool.models.put_bytes(tensors.save(weights)))
         artifact = pool.models.put_bytes(artifacts.pack(planner.builder.build(Structure(spec))))
-        personal = personal_layers(method, device)
+        personal = method.personal_layers(device)
         jobs.append(EvaluationJob(device, artifact, kept[id(weights)][1], run=planner.run, personal=personal))
     results = [_evaluated(number, part, pool.measure([replace(job, part=part) for job in jobs])) for part in parts]
     for _, sha256 in kept.values():

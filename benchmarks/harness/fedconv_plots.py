@@ -55,10 +55,10 @@ def first_models(found: Mapping[str, Any]) -> tuple[dict[str, tuple[ModelSpec, T
     setting = replace(setting, public=public)
     params = shown_params(found)
     conv, cut = FedConv(params, setting), SliceTuned(replace(params, compress_epochs=0), setting)
-    models = {"global": conv.personal("")}
+    models = {"global": conv.model_of("")}
     for place, ratio in enumerate(RATIOS):
-        models[f"compressed {ratio:g}"] = conv.personal(f"d-{place}")
-        models[f"sliced {ratio:g}"] = cut.personal(f"d-{place}")
+        models[f"compressed {ratio:g}"] = conv.model_of(f"d-{place}")
+        models[f"sliced {ratio:g}"] = cut.model_of(f"d-{place}")
     assert public is not None
     return models, public.x[0]
 

@@ -26,7 +26,7 @@ class GlobalAccuracy:
     def __call__(self, method: Method, number: int) -> None:
         """Measure it."""
         del number
-        self._curve.append(accuracy(*method.personal(""), self._x, self._y))
+        self._curve.append(accuracy(*method.model_of(""), self._x, self._y))
 
     def seen(self) -> dict[str, Any]:
         """Accuracy by measured round."""

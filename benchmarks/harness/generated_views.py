@@ -73,7 +73,7 @@ class ModelView:
 
     def _union(self, method: Method, level: int) -> float:
         """Accuracy of the common model at a size, on the test rows of all devices together."""
-        model = load(*method.personal(f"union-{level}"))
+        model = load(*method.model_of(f"union-{level}"))
         rows = np.concatenate([share.test for share in self.dealt.shares.values()])
         return accuracy(model, self.dealt.x[rows], self.dealt.y[rows])
 
@@ -81,7 +81,7 @@ class ModelView:
         """Mean embedding of each class on each device."""
         found = []
         for device in self.training():
-            model, rows = load(*method.personal(device)), self.dealt.shares[device].train
+            model, rows = load(*method.model_of(device)), self.dealt.shares[device].train
             embedded, labels = embed(model, self.dealt.x[rows]), self.dealt.y[rows]
             for label in np.unique(labels).tolist():
                 mean = [round(float(value), 4) for value in embedded[labels == label].mean(axis=0)]
@@ -91,7 +91,7 @@ class ModelView:
     def _tuned(self, method: Method, device: str) -> float:
         """Accuracy of a device's part after one epoch on its own data, as in a round."""
         share, train = self.dealt.shares[device], self.job.config["train"]
-        model = load(*method.personal(device))
+        model = load(*method.model_of(device))
         rng = np.random.default_rng(derive_seed(self.job.seed, "own training", device))
         tune(
             model,
@@ -107,7 +107,7 @@ def masked_model(method: Method, device: str) -> Tensors | None:
     """A device's model at full size with zeros outside its mask; None for methods without masks."""
     if isinstance(method, Framp):
         return method.part(device)
-    return method.personal(device)[1] if isinstance(method, Fiarse) else None
+    return method.model_of(device)[1] if isinstance(method, Fiarse) else None
 
 
 def load(spec: ModelSpec, weights: Mapping[str, Array]) -> nn.Module:

@@ -22,7 +22,7 @@ from fedwright.device_runtime.train.portable import PortableTrainer
 from fedwright.protocol.messages import DataSummary, Report, Stats
 from fedwright.server_runtime.artifacts.builder import Builder
 from fedwright.server_runtime.config import RunConfig
-from fedwright.server_runtime.methods.base import Assignment, CheckedUpdate, Emission, Method, Tensors, meet
+from fedwright.server_runtime.methods.base import Assignment, CheckedUpdate, Emission, Method, Tensors
 from fedwright.server_runtime.run import make_method
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Structure
@@ -89,7 +89,7 @@ def play(config: RunConfig, name: str, scale: Scale) -> Finished:
     able = [device for device, report in reports.items() if report.trains]
     evaluations = []
     for number in range(1, config.run.rounds + 1):
-        meet(method, reports)
+        method.meet(reports)
         drawn = sorted(rng.choice(able, scale.per_round, replace=False).tolist())
         assignments = method.assign({device: reports[device] for device in drawn}, number)
         sent = {device: method.emit(device, assignment) for device, assignment in assignments.items()}
@@ -168,7 +168,7 @@ class _Fleet:
 
 def _model(method: Method, device: str) -> tuple[ModelSpec, Tensors]:
     """A device's model; a masked one with its dead channels, without which it would need a graph of its own."""
-    spec, weights = method.personal(device)
+    spec, weights = method.model_of(device)
     whole = masked_model(method, device)
     return (spec, weights) if whole is None else (replace(spec, sizes=()), whole)
 

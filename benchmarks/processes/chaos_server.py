@@ -8,9 +8,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from fedwright.server_runtime.methods.base import CheckedUpdate, Entry, Method, Relay, Tensors
+from fedwright.server_runtime.methods.base import CheckedUpdate, Entry, Method, MethodState, Relay
 
 SUFFIX = "-with-books"
 BOOKS = "absorbed_tasks"
@@ -23,20 +21,21 @@ class Books:
         super().__init__(*given)
         self._tasks: list[str] = []
 
-    def absorb(self, device: str, reply: CheckedUpdate) -> Relay | None:
+    def absorb(self, device: str, update: CheckedUpdate) -> Relay | None:
         """See Method."""
-        self._tasks += reply.tasks
-        relay: Relay | None = super().absorb(device, reply)  # type: ignore[misc]
+        self._tasks += update.tasks
+        relay: Relay | None = super().absorb(device, update)  # type: ignore[misc]
         return relay
 
-    def state(self) -> Tensors:
+    def state(self) -> MethodState:
         """See Method."""
-        return {**super().state(), BOOKS: np.frombuffer("\n".join(self._tasks).encode(), np.uint8)}  # type: ignore[misc]
+        state: MethodState = super().state()  # type: ignore[misc]
+        return state | MethodState.of(None, **{BOOKS: self._tasks})
 
-    def restore(self, state: Tensors) -> None:
+    def restore(self, state: MethodState) -> None:
         """See Method."""
-        own, self._tasks = split_books(state)
-        super().restore(own)  # type: ignore[misc]
+        self._tasks = state.record(BOOKS, list[str])
+        super().restore(state)  # type: ignore[misc]
 
 
 def with_books(entry: Entry) -> Entry:
@@ -44,12 +43,6 @@ def with_books(entry: Entry) -> Entry:
     assert isinstance(entry.make, type)
     kept: type[Method] = type(f"{entry.name}{SUFFIX}", (Books, entry.make), {})
     return replace(entry, name=entry.name + SUFFIX, make=kept)
-
-
-def split_books(state: Tensors) -> tuple[Tensors, list[str]]:
-    """A state without its books, and every task that was folded into it, as often as that happened."""
-    rest = {name: value for name, value in state.items() if name != BOOKS}
-    return rest, state[BOOKS].tobytes().decode().split()
 
 
 def main() -> int:

@@ -23,12 +23,13 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from fedwright.benchmarks.processes.chaos_server import SUFFIX, split_books
+from fedwright.benchmarks.processes.chaos_server import BOOKS, SUFFIX
 from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import RoundError
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.link.shaping import Proxy
+from fedwright.server_runtime.methods.base import MethodState
 from fedwright.server_runtime.methods.registry import find
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.run import RunFolder
@@ -313,10 +314,10 @@ def _outcome(folder: RunFolder, kills: Counter[str]) -> ChaosOutcome:
     try:
         closed = store.closed()
         planned = [planned.task.task for stage in closed for planned in store.plan(stage.position) or []]
-        weights, tasks = split_books(tensors.load(BlobStore(folder.blobs).path(closed[-1].state)))
-        lost, twice = reckon(planned, tasks)
+        state = MethodState.read(BlobStore(folder.blobs).path(closed[-1].state))
+        lost, twice = reckon(planned, state.record(BOOKS, list[str]))
         rounds = len({stage.position.round for stage in closed})
-        return ChaosOutcome(rounds, hashlib.sha256(tensors.save(weights)).hexdigest(), lost, twice, kills)
+        return ChaosOutcome(rounds, hashlib.sha256(tensors.save(state.tensors)).hexdigest(), lost, twice, kills)
     finally:
         store.close()
 

@@ -24,7 +24,6 @@ from fedwright.benchmarks.harness.suite import (
     run_jobs,
     seeds_of,
 )
-from fedwright.protocol import tensors
 from fedwright.server_runtime.blocks.lora import round_values
 from fedwright.server_runtime.methods.base import Method
 from fedwright.server_runtime.methods.shared.submodels import count_params, number_of
@@ -95,7 +94,7 @@ class Leave:
 
     def __call__(self, method: Method, number: int) -> None:
         """Take it up."""
-        self._state = tensors.save(method.state())
+        self._state = method.state().to_bytes()
 
     def seen(self) -> dict[str, Any]:
         """The state of the last measured round."""

@@ -1,10 +1,9 @@
 """A method is four hooks over shared blocks, called in this order every round, and a registry finds it by name."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
-
-from numpy.typing import NDArray
+from typing import Any, Literal, Protocol
 
 from fedwright.protocol.artifact import Manifest
 from fedwright.protocol.errors import ConfigError
@@ -12,11 +11,11 @@ from fedwright.protocol.messages import Recipe, Refusal, Report, Returns, Stats
 from fedwright.protocol.predictor import Prediction
 from fedwright.server_runtime.blocks.budget import Budget
 from fedwright.server_runtime.blocks.robust import Combine
+from fedwright.server_runtime.methods.state import Array, MethodState, Tensors
 from fedwright.server_runtime.public_data import PublicData
 from fedwright.server_runtime.spec import ModelSpec, Optimizer, Structure
 
-Array = NDArray[Any]
-Tensors = dict[str, Array]
+__all__ = ["Array", "MethodState", "Tensors"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Emission:
 
 @dataclass(frozen=True)
 class CheckedUpdate:
-    """One checked reply: the tensors as `Returns` asked for them, and what the device measured.
+    """One checked update: the tensors as `Returns` asked for them, and what the device measured.
 
     weight: 1, or less for an update that was made from an older model (asynchronous rounds). tasks: those that it
     answers; several when an edge put their updates together.
@@ -110,122 +109,110 @@ class Setting:
     forecasts: Forecasts | None = None
 
 
-class Method(Protocol):
-    """Called in this order every round; `state`/`restore` make a run resumable to the bit.
+@dataclass(frozen=True)
+class SumRequest:
+    """A sum of class counts that a method wants of these devices; with `pooled` only their scores against it.
 
-    - `assign` MUST NOT change state that a repeated call would change again (a round may be planned anew).
-    - `absorb` is called in the sorted order of device ids, so floating-point sums do not depend on arrival.
-    - `state` MUST hold all that the next round depends on; `restore(state())` MUST be the identity.
+    keys: each device's public key. samples: how many each says it has; a sum that cannot come of them is refused.
     """
 
+    keys: Mapping[str, bytes]
+    samples: Mapping[str, int]
+    length: int
+    smoothing: float
+    pooled: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class SumResult:
+    """The pooled counts, and how unlike them each device's own are."""
+
+    pooled: tuple[int, ...]
+    scores: dict[str, float] = field(default_factory=dict)
+
+
+class Method(ABC):
+    """A federated method. Every round calls `assign`, `emit`, `absorb` and `advance`, in this order.
+
+    Beside these four hooks a method says which model a device should use (`model_of`) and what it must not forget
+    (`state`, `restore`). All else is a method with a default that does nothing; `baselines/fedavg.py` needs one of
+    them. Everything said with MUST is tried on every method by tests/contracts/test_method_contract.py.
+    """
+
+    @abstractmethod
     def assign(self, reports: Mapping[str, Report], round_number: int) -> dict[str, Assignment]:
-        """Who trains what this round."""
-        ...
+        """Who trains what this round. A second call for the same round MUST give the same (plans may be made anew)."""
 
+    @abstractmethod
     def emit(self, device: str, assignment: Assignment) -> Emission:
-        """The weights made for this device."""
-        ...
+        """The weights made for this device. It MUST NOT change the method."""
 
-    def absorb(self, device: str, reply: CheckedUpdate) -> Relay | None:
-        """Fold in one reply; a returned relay starts another stage of this round."""
-        ...
+    @abstractmethod
+    def absorb(self, device: str, update: CheckedUpdate) -> Relay | None:
+        """Fold in one update; a returned relay starts another stage of this round.
 
+        Updates come in the order of device ids, so sums of floats do not depend on who was faster. An update that is
+        no change MUST leave the model as it was.
+        """
+
+    @abstractmethod
     def advance(self) -> dict[str, float]:
-        """Close the round; return metrics of the server's own."""
-        ...
+        """Close the round and return metrics of the server's own. It MUST also work after a round without updates."""
 
-    def personal(self, device: str) -> tuple[ModelSpec, Tensors]:
-        """The model that this device should use now (the global one where there is nothing personal)."""
-        ...
+    @abstractmethod
+    def model_of(self, device: str) -> tuple[ModelSpec, Tensors]:
+        """The model that a device should use now; for no device (an empty id) the one that all share."""
 
-    def state(self) -> Tensors:
-        """All that the next round depends on."""
-        ...
+    @abstractmethod
+    def state(self) -> MethodState:
+        """All that the next round depends on. `restore(state())` MUST be the identity, to the byte."""
 
-    def restore(self, state: Tensors) -> None:
+    @abstractmethod
+    def restore(self, state: MethodState) -> None:
         """Continue from a saved state."""
-        ...
-
-
-@runtime_checkable
-class Meets(Protocol):
-    """A method that wants to know every device that is here, not only those that take part in a round."""
 
     def meet(self, reports: Mapping[str, Report]) -> None:
-        """Take in the reports of all devices present; called before `assign` and before the last `personal`."""
-        ...
+        """Take in the reports of all devices that are here, also of those that take no part in this round.
 
+        Called before `assign`, before `advance` and before the last `model_of`. Meeting the same devices twice MUST
+        do what meeting them once does.
+        """
 
-def meet(method: Method, reports: Mapping[str, Report]) -> None:
-    """Introduce the devices that are here to a method that wants to know them."""
-    if isinstance(method, Meets):
-        method.meet(reports)
+    def planning_state(self) -> MethodState:
+        """What `meet` and `assign` have learned; saved with the plan, because a resumed round is not planned again.
 
+        `restore_planning(planning_state())` MUST be the identity.
+        """
+        return MethodState()
 
-@runtime_checkable
-class Learns(Protocol):
-    """A method that learns something when it plans a round, which is saved with the plan.
+    def restore_planning(self, state: MethodState) -> None:
+        """Know again what was learned when the plan was made."""
 
-    - `recall(notes())` MUST be the identity: a round that another process planned goes on with what that one knew.
-    """
+    def wanted_sum(self, reports: Mapping[str, Report]) -> SumRequest | None:
+        """The sum of counts to ask of the devices that are here; None, MUST be None when all is known."""
+        return None
 
-    def notes(self) -> bytes:
-        """What `assign` and `meet` have learned."""
-        ...
-
-    def recall(self, notes: bytes) -> None:
-        """Know again what was learned."""
-        ...
-
-
-def notes_of(method: Method) -> bytes:
-    """What a method wants to be saved with a plan; empty for one that learns nothing."""
-    return method.notes() if isinstance(method, Learns) else b""
-
-
-def recall(method: Method, notes: bytes) -> None:
-    """Give a method back what it knew when it made a plan."""
-    if notes and isinstance(method, Learns):
-        method.recall(notes)
-
-
-@runtime_checkable
-class Pools(Protocol):
-    """A method that may get the mean of several replies instead of each, so that edges can put them together.
-
-    - `absorb` of the mean with the summed weight MUST do what absorbing each reply does, for replies whose artifact,
-      weights, marks and returns are the same.
-    """
+    def take_sum(self, result: SumResult) -> None:
+        """Take what came of `wanted_sum`."""
 
     def pools_by(self) -> Literal["samples", "devices"] | None:
-        """How replies count in the mean: by samples, or every device the same; None when each must come by itself."""
-        ...
+        """How edges may average updates on their way: by samples, or every device the same; None when they may not.
 
-
-@runtime_checkable
-class Shrinks(Protocol):
-    """A method that can offer less to a device without the memory for its task; for others the batch shrinks.
-
-    - `shrink` MUST return an assignment that needs less memory than the refused one, or None when there is none.
-    """
+        Absorbing the mean with the summed weight MUST do what absorbing each update does, for updates whose artifact,
+        weights, marks and returns are the same.
+        """
+        return None
 
     def shrink(self, device: str, assignment: Assignment, refusal: Refusal) -> Assignment | None:
-        """The next smaller assignment for this round."""
-        ...
+        """Less for a device that had no memory for its task; None leaves it to smaller batches.
 
-
-@runtime_checkable
-class KeepsLayers(Protocol):
-    """A method in which devices keep layers to themselves, as its assignments say in `returns.personal`."""
+        What is returned MUST need less memory than what was refused.
+        """
+        return None
 
     def personal_layers(self, device: str) -> tuple[str, ...]:
-        """The names of these layers in the model of a device."""
-        ...
-
-
-def personal_layers(method: Method, device: str) -> tuple[str, ...]:
-    """Layers of its model that a device has of its own; what the server has in their place is not used there."""
-    return method.personal_layers(device) if isinstance(method, KeepsLayers) else ()
+        """Layers of its model that a device keeps to itself, as the assignments' `returns.personal` say."""
+        return ()
 
 
 @dataclass(frozen=True)

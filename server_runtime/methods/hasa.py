@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-import msgspec
 import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
@@ -31,15 +30,20 @@ from fedwright.server_runtime.blocks.allocation import Rule, WidthBudget, alloca
 from fedwright.server_runtime.blocks.budget import Cost, largest_ratio
 from fedwright.server_runtime.blocks.scores import distances, heterogeneity
 from fedwright.server_runtime.evaluate.metrics import realised_budget
-from fedwright.server_runtime.methods.base import Assignment, Entry, Setting, Tensors, register
+from fedwright.server_runtime.methods.base import (
+    Assignment,
+    Entry,
+    MethodState,
+    Setting,
+    SumRequest,
+    SumResult,
+    register,
+)
 from fedwright.server_runtime.methods.shared.budget_fit import budget_of, cost_of, shown
 from fedwright.server_runtime.methods.shared.submodels import SubmodelMethod
-from fedwright.server_runtime.rounds.secure_sum import SumRequest, SumResult
 from fedwright.server_runtime.spec import ModelSpec
 
 log = logging.getLogger(__name__)
-
-ROSTER = "note/roster"
 
 
 @dataclass(frozen=True)
@@ -273,22 +277,22 @@ class Hasa(SubmodelMethod):
             metrics["budget"] = realised_budget(list(self._widths.values()), samples, power=power)
         return metrics
 
-    def notes(self) -> bytes:
+    def planning_state(self) -> MethodState:
         """The devices whose data decides the widths: a round goes on with them whatever is reported later."""
-        return msgspec.json.encode(Roster(self._known, self._widths, self._summed), order="sorted")
+        return MethodState.of(roster=Roster(self._known, self._widths, self._summed))
 
-    def recall(self, notes: bytes) -> None:
+    def restore_planning(self, state: MethodState) -> None:
         """Know the same devices again."""
-        roster = msgspec.json.decode(notes, type=Roster)
+        roster = state.record("roster", Roster)
         self._known, self._widths, self._summed = roster.known, roster.widths, roster.summed
 
-    def state(self) -> Tensors:
+    def state(self) -> MethodState:
         """The global weights, and the devices whose data decides the widths."""
-        return {**super().state(), ROSTER: np.frombuffer(self.notes(), np.uint8)}
+        return super().state() | self.planning_state()
 
-    def restore(self, state: Tensors) -> None:
+    def restore(self, state: MethodState) -> None:
         """Continue from a saved state."""
-        self.recall(state[ROSTER].tobytes())
+        self.restore_planning(state)
         super().restore(state)
 
 

@@ -32,6 +32,8 @@ from fedwright.server_runtime.methods.base import (
     CheckedUpdate,
     Emission,
     Entry,
+    Method,
+    MethodState,
     Relay,
     Setting,
     Tensors,
@@ -41,6 +43,7 @@ from fedwright.server_runtime.methods.baselines.heterofl import classifier_names
 from fedwright.server_runtime.methods.shared import generated_models
 from fedwright.server_runtime.methods.shared.budget_fit import BudgetFit, LeftOut, divided, largest_fitting
 from fedwright.server_runtime.methods.shared.frozen_base import BaseParams, FrozenBase
+from fedwright.server_runtime.methods.shared.recipes import recipe_for
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec
 
@@ -88,7 +91,7 @@ class TurnNote(msgspec.Struct):
     pair_rank: int = 0
 
 
-class HyperFLoRA:
+class HyperFLoRA(Method):
     """φ ← φ − γ mean J' (ρ_init − ρ_fin) over devices and pairs, ρ = h(r; φ), r the classes."""
 
     def __init__(self, params: HyperFLoRAParams, setting: Setting) -> None:
@@ -160,7 +163,7 @@ class HyperFLoRA:
         return fit
 
     def _assignment(self, device: str, note: TurnNote) -> Assignment:
-        recipe = generated_models.recipe_for(self._setting, note.round, device)
+        recipe = recipe_for(self._setting, note.round, device)
         if note.hop >= 0:
             seed = derive_seed(recipe.seed, note.hop)
             recipe = structs.replace(recipe, seed=seed, epochs=1, classes=note.drawn)
@@ -176,17 +179,17 @@ class HyperFLoRA:
         own = self._made[device] if note.hop < 0 else lora.unflatten(self._shapes, self._passed[note.turns[0]][1])
         return Emission(cut_rank(own, note.rank), frozen=self._frozen)
 
-    def absorb(self, device: str, reply: CheckedUpdate) -> Relay | None:
+    def absorb(self, device: str, update: CheckedUpdate) -> Relay | None:
         """Remember a change; a pair's adapter goes on to whoever has the next turn."""
-        note = _note(reply.assignment)
+        note = _note(update.assignment)
         if note.pretrain:
             if not self._base.frozen:
-                self._base.add(reply)
+                self._base.add(update)
             return None
         self._taken += 1
-        change = pad_rank(reply.tensors, self._params.rank)
+        change = pad_rank(update.tensors, self._params.rank)
         if note.hop < 0:
-            self._net().add(self._row(note.classes), change, reply.weight)
+            self._net().add(self._row(note.classes), change, update.weight)
             if not note.turns:
                 return None
             start = lora.flatten(self._shapes, self._net().generate(self._row(note.drawn)[None])[0])
@@ -195,7 +198,7 @@ class HyperFLoRA:
             start, end = self._passed.pop(note.turns[0])
             end = end + lora.flatten(self._shapes, change)
             if note.hop + 1 == len(note.turns):
-                self._net().add(self._row(note.drawn), lora.unflatten(self._shapes, end - start), reply.weight)
+                self._net().add(self._row(note.drawn), lora.unflatten(self._shapes, end - start), update.weight)
                 return None
             self._passed[note.turns[0]] = np.stack([start, end])
         following = structs.replace(note, hop=note.hop + 1, rank=note.pair_rank)
@@ -210,7 +213,7 @@ class HyperFLoRA:
         self._made, self._passed = {}, {}
         return {"hypernet_gradient": norm, "adapters": float(taken)}
 
-    def personal(self, device: str) -> tuple[ModelSpec, Tensors]:
+    def model_of(self, device: str) -> tuple[ModelSpec, Tensors]:
         """The base with the adapter for the device's classes merged; without classes, the base."""
         row = self._known.rows.get(device)
         own = self._net().generate(row[None])[0] if row is not None and self._base.frozen else {}
@@ -219,20 +222,19 @@ class HyperFLoRA:
             weights |= generated_models.mask_logits(weights, row)
         return spec, weights
 
-    def state(self) -> Tensors:
+    def state(self) -> MethodState:
         """The base, the classes of devices, the hypernetwork, and adapters that are with pairs."""
-        state = {**self._base.state(), **self._known.state(), TAKEN: np.array(self._taken, np.int64)}
-        state |= {PAIR + lead: value.copy() for lead, value in self._passed.items()}
-        return state if self._hypernet is None else state | generated_models.hypernet_state(self._hypernet)
+        passed = {PAIR + lead: value.copy() for lead, value in self._passed.items()}
+        own = MethodState.of(passed, taken=self._taken)
+        return own | self._base.state() | self._known.state() | generated_models.hypernet_state(self._hypernet)
 
-    def restore(self, state: Tensors) -> None:
+    def restore(self, state: MethodState) -> None:
         """Continue from a saved state."""
         self._base.restore(state)
         self._known.restore(state)
-        self._passed = {n.removeprefix(PAIR): value.copy() for n, value in state.items() if n.startswith(PAIR)}
-        self._made, self._hypernet, self._taken = {}, None, int(state[TAKEN])
-        if any(name.startswith(generated_models.HYPERNET) for name in state):
-            generated_models.restore_hypernet(self._net(), state)
+        self._passed = {lead: value.copy() for lead, value in state.below(PAIR).items()}
+        self._made, self._hypernet, self._taken = {}, None, state.record("taken", int)
+        generated_models.restore_hypernet(state, self._net)
 
     def _net(self) -> Hypernet:
         """The hypernetwork, made when the base is frozen: a +head variant begins with its head."""

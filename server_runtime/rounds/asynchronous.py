@@ -9,12 +9,18 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from fedwright.protocol import tensors
 from fedwright.protocol.errors import NoQuorum
 from fedwright.server_runtime.evaluate.costs import round_cost
-from fedwright.server_runtime.methods.base import CheckedUpdate, Method, notes_of, recall
+from fedwright.server_runtime.methods.base import CheckedUpdate, Method, MethodState
 from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.coordinator import RoundOptions, evaluate_fleet, fleet_metrics, own_blobs
+from fedwright.server_runtime.rounds.coordinator import (
+    RoundOptions,
+    evaluate_fleet,
+    fleet_metrics,
+    own_blobs,
+    planning_notes,
+    restore_planning,
+)
 from fedwright.server_runtime.rounds.retry import smaller_tasks
 from fedwright.server_runtime.rounds.secure_sum import introduce
 from fedwright.server_runtime.rounds.store.base import Closed, Planned, Position, Reply
@@ -67,7 +73,7 @@ class AsynchronousCoordinator:
         """Take up the newest state, the updates that are not in it yet, and the tasks that are still out."""
         closed = self._store.closed()
         if closed:
-            method.restore(tensors.load(self._planner.blobs.path(closed[-1].state)))
+            method.restore(MethodState.read(self._planner.blobs.path(closed[-1].state)))
             self._version = closed[-1].position.round + 1
         for planned, reply in self._store.pending():
             if planned.task.round > self._options.rounds:
@@ -77,7 +83,7 @@ class AsynchronousCoordinator:
             else:
                 self._buffer.append((planned, reply))
         while self._store.plan(Position(self._version, self._stage)) is not None:
-            recall(method, self._store.notes(Position(self._version, self._stage)))
+            restore_planning(method, self._store.notes(Position(self._version, self._stage)))
             self._stage += 1
 
     def _hand_out(self, method: Method) -> None:
@@ -100,7 +106,7 @@ class AsynchronousCoordinator:
             return
         emissions = {device: method.emit(device, assignment) for device, assignment in assignments.items()}
         plan = self._planner.plan(position, assignments, emissions)
-        self._store.save_plan(position, plan, notes=notes_of(method))
+        self._store.save_plan(position, plan, notes=planning_notes(method))
         self._stage += 1
         self._tracker.observe(events.StagePlanned(self._version, tuple(assignments), evaluation=False))
         self._tracker.hand_out(plan)
@@ -129,7 +135,7 @@ class AsynchronousCoordinator:
     def _close(self, method: Method, batch: list[tuple[Planned, Reply]], metrics: dict[str, float]) -> None:
         blobs = self._planner.blobs
         before = self._store.closed()
-        state = blobs.put_bytes(tensors.save(method.state()))
+        state = blobs.put_bytes(method.state().to_bytes())
         absorbed = tuple(reply.task for _, reply in batch)
         self._store.close_stage(Closed(Position(self._version, self._stage), state, metrics, absorbed))
         kept = {ref for planned in self._tracker.out() for ref in own_blobs(planned, None)} | {state}

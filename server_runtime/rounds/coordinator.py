@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedwright.protocol import tensors
 from fedwright.protocol.errors import NoQuorum, RoundError
 from fedwright.protocol.messages import Recipe, Returns
 from fedwright.server_runtime.evaluate.costs import round_cost
@@ -17,11 +16,8 @@ from fedwright.server_runtime.methods.base import (
     Assignment,
     Emission,
     Method,
+    MethodState,
     Relay,
-    meet,
-    notes_of,
-    personal_layers,
-    recall,
 )
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.pooled_tasks import PoolTerms, checked_update, merged_tasks, with_pools
@@ -82,7 +78,7 @@ class Coordinator:
         closed = self._store.closed()
         if not closed:
             return Position(1, 0)
-        method.restore(tensors.load(self._planner.blobs.path(closed[-1].state)))
+        method.restore(MethodState.read(self._planner.blobs.path(closed[-1].state)))
         last = closed[-1].position
         following = Position(last.round, last.stage + 1)
         return following if self._store.plan(following) is not None else Position(last.round + 1, 0)
@@ -96,7 +92,7 @@ class Coordinator:
             if plan is None:
                 plan = self._plan(method, position, relays or self._assign(method, number))
             else:
-                recall(method, self._store.notes(position))
+                restore_planning(method, self._store.notes(position))
             quorum = self._quorum(position, plan)
             plan = self._ask_again(position, plan, quorum)
             collect(self._tracker, position, plan, self._options, quorum=quorum)
@@ -111,7 +107,7 @@ class Coordinator:
             self._close(method, position, plan, {})
             stage += 1
         # A resumed round was planned by another process, which alone had met its devices.
-        meet(method, self._tracker.present())
+        method.meet(self._tracker.present())
         replies = self._store.replies(position)
         metrics = {**fleet_metrics(replies), **round_cost(plan, replies, self._planner.manifest), **method.advance()}
         self._close(method, position, plan, metrics)
@@ -135,7 +131,7 @@ class Coordinator:
         plan = self._planner.plan(position, assignments, emissions)
         terms = PoolTerms(self._tracker.update_norm, self._options.features)
         plan = with_pools(plan, method, self._tracker.edge_of, position=position, terms=terms)
-        self._store.save_plan(position, plan, notes=notes_of(method))
+        self._store.save_plan(position, plan, notes=planning_notes(method))
         return plan
 
     def _quorum(self, position: Position, plan: list[Planned]) -> int:
@@ -178,7 +174,7 @@ class Coordinator:
         before = self._store.closed()
         blobs = self._planner.blobs
         replies = self._store.replies(position)
-        state = blobs.put_bytes(tensors.save(method.state()))
+        state = blobs.put_bytes(method.state().to_bytes())
         self._store.close_stage(Closed(position, state, metrics, absorbed=tuple(replies)))
         following = self._store.plan(Position(position.round, position.stage + 1)) or []
         needed = {state} | {ref for planned in following for ref in own_blobs(planned, None)}
@@ -226,16 +222,28 @@ def evaluate_fleet(tracker: TaskTracker, method: Method, options: RoundOptions) 
     plan = tracker.store.plan(position)
     if plan is None:
         assignments, emissions = {}, {}
-        meet(method, tracker.present())
+        method.meet(tracker.present())
         for device in tracker.present():
-            spec, weights = method.personal(device)
+            spec, weights = method.model_of(device)
             recipe = Recipe(batch=EVALUATION_BATCH, learning_rate=0.0, seed=0, epochs=0)
-            returns = Returns(weights="none", personal=list(personal_layers(method, device)))
+            returns = Returns(weights="none", personal=list(method.personal_layers(device)))
             assignments[device] = Assignment(Structure(spec), recipe, returns)
             emissions[device] = Emission(weights)
         plan = tracker.planner.plan(position, assignments, emissions)
         tracker.store.save_plan(position, plan)
     collect(tracker, position, plan, options)
+
+
+def planning_notes(method: Method) -> bytes:
+    """What a method has learned while it planned, as it is kept with a plan; empty when that is nothing."""
+    learned = method.planning_state()
+    return learned.to_bytes() if learned else b""
+
+
+def restore_planning(method: Method, notes: bytes) -> None:
+    """Give a method back what it knew when it made a plan."""
+    if notes:
+        method.restore_planning(MethodState.read(notes))
 
 
 def own_blobs(planned: Planned, reply: Reply | None) -> list[str]:

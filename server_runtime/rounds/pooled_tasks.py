@@ -9,7 +9,7 @@ import msgspec
 from msgspec import structs
 
 from fedwright.protocol.messages import Part, Pool, Stats, Update
-from fedwright.server_runtime.methods.base import CheckedUpdate, Method, Pools, Tensors
+from fedwright.server_runtime.methods.base import CheckedUpdate, Method, Tensors
 from fedwright.server_runtime.rounds.store.base import Planned, Position, Reply
 
 EdgeOf = Callable[[str], str | None]
@@ -28,7 +28,7 @@ def with_pools(
     plan: Sequence[Planned], method: Method, edge_of: EdgeOf, *, position: Position, terms: PoolTerms
 ) -> list[Planned]:
     """The plan, in which tasks that differ in nothing but the device share a pool at the edge they go to."""
-    by = method.pools_by() if isinstance(method, Pools) else None
+    by = method.pools_by()
     if by is None:
         return list(plan)
     keys = [_key(planned, edge_of(planned.device), position) for planned in plan]

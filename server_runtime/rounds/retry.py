@@ -9,7 +9,7 @@ from fedwright.protocol.artifact import Manifest
 from fedwright.protocol.messages import Refusal
 from fedwright.protocol.predictor import need_bytes
 from fedwright.server_runtime.blocks.budget import largest
-from fedwright.server_runtime.methods.base import Assignment, Method, Shrinks
+from fedwright.server_runtime.methods.base import Assignment, Method
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.store.base import Planned
 from fedwright.server_runtime.rounds.task_tracker import OfferLess
@@ -29,10 +29,9 @@ def smaller_tasks(method: Method, planner: Planner) -> OfferLess:
             return None
         offers[place] += 1
         trains = recipe.epochs > 0 or recipe.steps is not None
-        if trains and isinstance(method, Shrinks):
-            less = method.shrink(planned.device, planned.assignment, refusal)
-            if less is not None:
-                return planner.again(planned, less, method.emit(planned.device, less))
+        less = method.shrink(planned.device, planned.assignment, refusal) if trains else None
+        if less is not None:
+            return planner.again(planned, less, method.emit(planned.device, less))
         manifest = planner.manifest(planned.assignment.structure)
         smaller = refit_batch(planned.assignment, manifest, refusal.free_bytes)
         # The tensors stay what they were: a method that was resumed since may not have them any longer.

@@ -5,9 +5,7 @@ Nothing of an unfinished sum is kept: a server that is killed begins another. `p
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 from msgspec import structs
@@ -17,7 +15,7 @@ from fedwright.protocol.crypto.secure_sum import LEAST_DEVICES, Masked, from_byt
 from fedwright.protocol.crypto.x25519 import agree
 from fedwright.protocol.errors import NoQuorum, ProtocolError
 from fedwright.protocol.messages import Answer, Ask, Report
-from fedwright.server_runtime.methods.base import Method, meet
+from fedwright.server_runtime.methods.base import Method, SumRequest, SumResult
 from fedwright.server_runtime.rounds.task_tracker import TaskTracker
 
 log = logging.getLogger(__name__)
@@ -29,48 +27,12 @@ MOST_SCORE = 0.6932
 _PROBE = bytes(range(32))
 
 
-@dataclass(frozen=True)
-class SumRequest:
-    """What a method wants to know of these devices; with `pooled` only their scores against it.
-
-    samples: how many each says it has; a sum that cannot come of them is refused.
-    """
-
-    keys: Mapping[str, bytes]
-    samples: Mapping[str, int]
-    length: int
-    smoothing: float
-    pooled: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class SumResult:
-    """The pooled counts, and how unlike them each device's own are."""
-
-    pooled: tuple[int, ...]
-    scores: dict[str, float] = field(default_factory=dict)
-
-
-@runtime_checkable
-class Pooled(Protocol):
-    """A method that needs sums of counts that hide their parts."""
-
-    def wanted_sum(self, reports: Mapping[str, Report]) -> SumRequest | None:
-        """What to ask the devices that are here; None when all is known."""
-        ...
-
-    def take_sum(self, summed: SumResult) -> None:
-        """Take what came of it."""
-        ...
-
-
 def introduce(tracker: TaskTracker, method: Method, reports: Mapping[str, Report], *, deadline_s: float) -> None:
     """Let a method know the devices that are here, and what they only tell in a sum."""
-    if isinstance(method, Pooled):
-        wanted = method.wanted_sum(reports)
-        if wanted is not None:
-            method.take_sum(add_up(tracker, wanted, deadline_s=deadline_s))
-    meet(method, reports)
+    wanted = method.wanted_sum(reports)
+    if wanted is not None:
+        method.take_sum(add_up(tracker, wanted, deadline_s=deadline_s))
+    method.meet(reports)
 
 
 def add_up(tracker: TaskTracker, wanted: SumRequest, *, deadline_s: float) -> SumResult:

@@ -5,13 +5,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedwright.benchmarks.processes.chaos_server import split_books, with_books
+from fedwright.benchmarks.processes.chaos_server import BOOKS, with_books
 from fedwright.benchmarks.suites.chaos import reckon
-from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.protocol.messages import Part, Stats, Update
-from fedwright.server_runtime.methods.base import CheckedUpdate, Method
+from fedwright.server_runtime.methods.base import CheckedUpdate, Method, MethodState
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvgParams
 from fedwright.server_runtime.methods.registry import METHODS
 from fedwright.server_runtime.rounds import events
@@ -42,7 +41,7 @@ def resumed(state) -> Method:
 
 
 def books_of(method: Method) -> list[str]:
-    return split_books(method.state())[1]
+    return method.state().record(BOOKS, list[str])
 
 
 def test_what_a_killed_server_folded_in_and_did_not_keep_does_not_count():
@@ -93,6 +92,6 @@ def test_a_server_that_dies_and_resumes_folds_every_update_in_once(tmp_path, mom
         server.run(method=make())
 
     planned = [planned.task.task for number in (1, 2) for planned in server.store.plan(Position(number, 0))]
-    state = tensors.load(BlobStore(tmp_path / "server-blobs").path(server.store.closed()[-1].state))
-    assert reckon(planned, split_books(state)[1]) == (0, 0)
+    state = MethodState.read(BlobStore(tmp_path / "server-blobs").path(server.store.closed()[-1].state))
+    assert reckon(planned, state.record(BOOKS, list[str])) == (0, 0)
     assert len(planned) == 4

@@ -70,7 +70,7 @@ def test_defaults_are_the_papers():
 
 def accuracy(method: FedConv, device: str, data: PublicData) -> float:
     """Share of rows classified right by the model of a device."""
-    spec, weights = method.personal(device)
+    spec, weights = method.model_of(device)
     module = zoo.create(spec, seed=0)
     module.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()})
     with torch.no_grad():

@@ -110,7 +110,7 @@ def test_a_limit_on_changes_leaves_class_means_as_they_are(tmp_path):
             simulate={"rows": 160},
             update={"clip_norm": limit},
         )
-        simulate(config, text, look=lambda method, number: states.append(method.state()))
+        simulate(config, text, look=lambda method, number: states.append(method.state().tensors))
 
     loose, tight = (state["prototypes"] for state in states)
     assert loose.any()

@@ -18,6 +18,8 @@ from fedwright.server_runtime.methods.base import (
     CheckedUpdate,
     Emission,
     Entry,
+    Method,
+    MethodState,
     Relay,
     Setting,
     Tensors,
@@ -25,7 +27,7 @@ from fedwright.server_runtime.methods.base import (
 )
 from fedwright.server_runtime.methods.shared.budget_fit import LeftOut, fit_batches
 from fedwright.server_runtime.methods.shared.frozen_base import BaseParams, FrozenBase
-from fedwright.server_runtime.methods.shared.generated_models import recipe_for
+from fedwright.server_runtime.methods.shared.recipes import recipe_for
 from fedwright.server_runtime.spec import ModelSpec
 
 OWN = "own/"
@@ -37,7 +39,7 @@ class AdaptersPrivateParams(BaseParams):
     """Only the base's own."""
 
 
-class AdaptersPrivate:
+class AdaptersPrivate(Method):
     """ρ_i ← ρ_i + Δ_i for each device i, from the same start."""
 
     def __init__(self, params: AdaptersPrivateParams, setting: Setting) -> None:
@@ -65,14 +67,14 @@ class AdaptersPrivate:
             return Emission(self._base.weights, frozen=self._base.adapters)
         return Emission(self._adapter(device), frozen=self._base.weights)
 
-    def absorb(self, device: str, reply: CheckedUpdate) -> Relay | None:
+    def absorb(self, device: str, update: CheckedUpdate) -> Relay | None:
         """Fold in a change of the base, or keep the device's own."""
-        if reply.assignment.marks == PRETRAIN:
+        if update.assignment.marks == PRETRAIN:
             if not self._base.frozen:
-                self._base.add(reply)
+                self._base.add(update)
             return None
-        before, change = (lora.flatten(self._shapes, each) for each in (self._adapter(device), reply.tensors))
-        self._own[device] = before + reply.weight * change
+        before, change = (lora.flatten(self._shapes, each) for each in (self._adapter(device), update.tensors))
+        self._own[device] = before + update.weight * change
         return None
 
     def advance(self) -> dict[str, float]:
@@ -80,18 +82,18 @@ class AdaptersPrivate:
         self._base.advance()
         return {}
 
-    def personal(self, device: str) -> tuple[ModelSpec, Tensors]:
+    def model_of(self, device: str) -> tuple[ModelSpec, Tensors]:
         """The base with the device's adapter merged; without one, the base."""
         return self._base.merged(self._adapter(device))
 
-    def state(self) -> Tensors:
+    def state(self) -> MethodState:
         """The base and everyone's adapter."""
-        return {**self._base.state(), **{OWN + device: value for device, value in sorted(self._own.items())}}
+        return self._base.state() | MethodState({OWN + device: value for device, value in self._own.items()})
 
-    def restore(self, state: Tensors) -> None:
+    def restore(self, state: MethodState) -> None:
         """Continue from a saved state."""
         self._base.restore(state)
-        self._own = {name.removeprefix(OWN): value for name, value in state.items() if name.startswith(OWN)}
+        self._own = state.below(OWN)
 
     def _adapter(self, device: str) -> Tensors:
         own = self._own.get(device)

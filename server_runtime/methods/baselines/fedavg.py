@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedwright.protocol.messages import Recipe, Report
+from fedwright.protocol.messages import Report
 from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.export import initial_weights
@@ -22,12 +22,15 @@ from fedwright.server_runtime.methods.base import (
     CheckedUpdate,
     Emission,
     Entry,
+    Method,
+    MethodState,
     Relay,
     Setting,
     Tensors,
     register,
 )
 from fedwright.server_runtime.methods.shared.budget_fit import LeftOut, fit_batches
+from fedwright.server_runtime.methods.shared.recipes import recipe_for
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Structure
 
@@ -43,7 +46,7 @@ class FedAvgParams:
         check_range("width", self.width, above=0, high=1)
 
 
-class FedAvg:
+class FedAvg(Method):
     """W ← W + Σ n_i Δ_i / Σ n_i over the devices i that answered with n_i samples."""
 
     def __init__(self, params: FedAvgParams, setting: Setting) -> None:
@@ -63,21 +66,16 @@ class FedAvg:
         return fit_batches(self._setting, whole, reports=reports, left=self._left)
 
     def _assignment(self, device: str, round_number: int) -> Assignment:
-        recipe = Recipe(
-            batch=self._setting.batch,
-            learning_rate=self._setting.learning_rate,
-            seed=derive_seed(self._setting.seed, "data order", round_number, device),
-            epochs=self._setting.epochs,
-        )
+        recipe = recipe_for(self._setting, round_number, device)
         return Assignment(self._structure, recipe, self._setting.returns)
 
     def emit(self, device: str, assignment: Assignment) -> Emission:
         """The global weights."""
         return Emission(self._weights)
 
-    def absorb(self, device: str, reply: CheckedUpdate) -> Relay | None:
+    def absorb(self, device: str, update: CheckedUpdate) -> Relay | None:
         """Fold Δ_i into the mean with weight n_i."""
-        self._change.add(reply.tensors, {}, reply.stats.samples * reply.weight)
+        self._change.add(update.tensors, {}, update.stats.samples * update.weight)
         return None
 
     def pools_by(self) -> Literal["samples", "devices"] | None:
@@ -95,17 +93,17 @@ class FedAvg:
         nothing = {name: np.zeros_like(value) for name, value in self._weights.items()}
         return make_mean(self._setting.combine, nothing, self._axes)
 
-    def personal(self, device: str) -> tuple[ModelSpec, Tensors]:
+    def model_of(self, device: str) -> tuple[ModelSpec, Tensors]:
         """The global model."""
         return self._structure.spec, self._weights
 
-    def state(self) -> Tensors:
+    def state(self) -> MethodState:
         """The global weights; between rounds nothing else is held."""
-        return dict(self._weights)
+        return MethodState(dict(self._weights))
 
-    def restore(self, state: Tensors) -> None:
+    def restore(self, state: MethodState) -> None:
         """Continue from saved weights."""
-        self._weights = dict(state)
+        self._weights = {name: state.tensors[name] for name in self._weights}
 
 
 register(Entry("fedavg", "the whole model on every device, averaged by samples", FedAvgParams, FedAvg))

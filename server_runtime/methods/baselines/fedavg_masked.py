@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedwright.protocol.messages import Report
-from fedwright.server_runtime.methods.base import Assignment, Entry, Setting, Tensors, register
+from fedwright.server_runtime.methods.base import Assignment, Entry, MethodState, Setting, Tensors, register
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
 from fedwright.server_runtime.methods.shared.generated_models import Descriptions, indicator_of, mask_logits
 from fedwright.server_runtime.spec import ModelSpec
@@ -37,20 +37,20 @@ class Masked(FedAvg):
         self.meet(reports)
         return super().assign(reports, round_number)
 
-    def personal(self, device: str) -> tuple[ModelSpec, Tensors]:
+    def model_of(self, device: str) -> tuple[ModelSpec, Tensors]:
         """The global model with masked logits; without a mask for devices that are not known."""
-        spec, weights = super().personal(device)
+        spec, weights = super().model_of(device)
         row = self._known.rows.get(device)
         return spec, weights if row is None else weights | mask_logits(weights, row)
 
-    def state(self) -> Tensors:
+    def state(self) -> MethodState:
         """The global weights and the classes of devices."""
-        return {**super().state(), **self._known.state()}
+        return super().state() | self._known.state()
 
-    def restore(self, state: Tensors) -> None:
+    def restore(self, state: MethodState) -> None:
         """Continue from a saved state."""
         self._known.restore(state)
-        super().restore({name: state[name] for name in self._setting.initial})
+        super().restore(state)
 
 
 register(Entry("fedavg-masked", "FedAvg; a device uses only the classes that it holds", MaskedParams, Masked))

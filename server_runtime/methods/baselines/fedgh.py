@@ -25,6 +25,7 @@ from fedwright.server_runtime.methods.base import (
     CheckedUpdate,
     Emission,
     Entry,
+    MethodState,
     Relay,
     Setting,
     Tensors,
@@ -88,16 +89,16 @@ class FedGH(PersonalModels):
         names = head_names(self.specs[device], self.weights[device])
         return self.weights[device] | {name: self._head[kind] for kind, name in names.items()}
 
-    def absorb(self, device: str, reply: CheckedUpdate) -> Relay | None:
+    def absorb(self, device: str, update: CheckedUpdate) -> Relay | None:
         """Take the device's change and its class means."""
         if device not in self.specs:
-            self.specs[device] = reply.assignment.structure.spec
+            self.specs[device] = update.assignment.structure.spec
             self.weights[device] = self.initial(self.specs[device])
         # The change belongs to the weights that were sent, which had the common head.
         self.weights[device] = self._with_head(device)
-        self.take(device, reply)
-        if "prototypes" in reply.tensors:
-            self._means.append((reply.tensors["prototypes"], reply.tensors["prototype_counts"]))
+        self.take(device, update)
+        if "prototypes" in update.tensors:
+            self._means.append((update.tensors["prototypes"], update.tensors["prototype_counts"]))
         return None
 
     def advance(self) -> dict[str, float]:
@@ -118,14 +119,14 @@ class FedGH(PersonalModels):
             self._head[kind] = (value.detach() - self._params.server_rate * gradient).numpy()
         return float(loss.detach())
 
-    def state(self) -> Tensors:
+    def state(self) -> MethodState:
         """Every device's model and the common head."""
-        return super().state() | {HEAD + kind: value for kind, value in self._head.items()}
+        return super().state() | MethodState({HEAD + kind: value for kind, value in self._head.items()})
 
-    def restore(self, state: Tensors) -> None:
+    def restore(self, state: MethodState) -> None:
         """Continue from a saved state."""
         super().restore(state)
-        self._head = {key.removeprefix(HEAD): value for key, value in state.items() if key.startswith(HEAD)}
+        self._head = state.below(HEAD)
         self._means = []
 
 

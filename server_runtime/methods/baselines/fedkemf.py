@@ -26,13 +26,14 @@ from fedwright.server_runtime.methods.base import (
     CheckedUpdate,
     Emission,
     Entry,
+    MethodState,
     Relay,
     Setting,
     Tensors,
     register,
 )
-from fedwright.server_runtime.methods.shared.generated_models import recipe_for
 from fedwright.server_runtime.methods.shared.personal_models import PersonalModelParams, PersonalModels
+from fedwright.server_runtime.methods.shared.recipes import recipe_for
 from fedwright.server_runtime.methods.shared.teachers import TEACHER, load
 from fedwright.server_runtime.public_data import need_public
 from fedwright.server_runtime.seeds import derive_seed
@@ -98,14 +99,14 @@ class FedKEMF(PersonalModels):
             student, teacher = teacher, student
         return Emission(student, {TEACHER + name: value for name, value in teacher.items()})
 
-    def absorb(self, device: str, reply: CheckedUpdate) -> Relay | None:
+    def absorb(self, device: str, update: CheckedUpdate) -> Relay | None:
         """After the own model the knowledge network."""
-        stage, number = reply.assignment.marks
+        stage, number = update.assignment.marks
         if stage == OWN:
-            self.take(device, reply)
+            self.take(device, update)
             return Relay(device, self._stage(device, number, NETWORK))
-        step = np.float32(reply.weight)
-        self._networks.append({name: value + step * reply.tensors[name] for name, value in self._knowledge.items()})
+        step = np.float32(update.weight)
+        self._networks.append({name: value + step * update.tensors[name] for name, value in self._knowledge.items()})
         return None
 
     def advance(self) -> dict[str, float]:
@@ -145,15 +146,14 @@ class FedKEMF(PersonalModels):
         joined = stacked.mean(0) if self._params.ensemble == "mean" else stacked.amax(0)
         return functional.softmax(joined, dim=1)
 
-    def state(self) -> Tensors:
+    def state(self) -> MethodState:
         """Every device's model and the knowledge network."""
-        return super().state() | {KNOWLEDGE + name: value for name, value in self._knowledge.items()}
+        return super().state() | MethodState({KNOWLEDGE + name: value for name, value in self._knowledge.items()})
 
-    def restore(self, state: Tensors) -> None:
+    def restore(self, state: MethodState) -> None:
         """Continue from a saved state."""
         super().restore(state)
-        found = {key.removeprefix(KNOWLEDGE): value for key, value in state.items() if key.startswith(KNOWLEDGE)}
-        self._knowledge, self._networks = found, []
+        self._knowledge, self._networks = state.below(KNOWLEDGE), []
 
 
 register(

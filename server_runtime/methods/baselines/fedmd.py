@@ -23,13 +23,14 @@ from fedwright.server_runtime.methods.base import (
     CheckedUpdate,
     Emission,
     Entry,
+    MethodState,
     Relay,
     Setting,
     Tensors,
     register,
 )
-from fedwright.server_runtime.methods.shared.generated_models import recipe_for
 from fedwright.server_runtime.methods.shared.personal_models import PersonalModelParams, PersonalModels
+from fedwright.server_runtime.methods.shared.recipes import recipe_for
 from fedwright.server_runtime.public_data import need_public
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import Objective, Structure
@@ -104,14 +105,14 @@ class FedMD(PersonalModels):
             sides = {TARGETS: self._consensus}
         return Emission(self.weights[device], sides, public=self._public)
 
-    def absorb(self, device: str, reply: CheckedUpdate) -> Relay | None:
+    def absorb(self, device: str, update: CheckedUpdate) -> Relay | None:
         """After the public examples the device's own; after those its logits count."""
-        self.take(device, reply)
-        stage, number = reply.assignment.marks
+        self.take(device, update)
+        stage, number = update.assignment.marks
         if stage == PUBLIC:
             return Relay(device, self._stage(device, number, OWN))
-        if PUBLIC_LOGITS in reply.tensors:
-            self._heard.append(reply.tensors[PUBLIC_LOGITS])
+        if PUBLIC_LOGITS in update.tensors:
+            self._heard.append(update.tensors[PUBLIC_LOGITS])
         return None
 
     def advance(self) -> dict[str, float]:
@@ -124,15 +125,14 @@ class FedMD(PersonalModels):
             self._consensus, self._heard = consensus, []
         return {"consensus_moved": moved}
 
-    def state(self) -> Tensors:
+    def state(self) -> MethodState:
         """Every device's model and the common logits."""
-        state = super().state()
-        return state if self._consensus is None else {**state, CONSENSUS: self._consensus}
+        return super().state() | MethodState({} if self._consensus is None else {CONSENSUS: self._consensus})
 
-    def restore(self, state: Tensors) -> None:
+    def restore(self, state: MethodState) -> None:
         """Continue from a saved state."""
         super().restore(state)
-        self._consensus, self._heard = state.get(CONSENSUS), []
+        self._consensus, self._heard = state.tensors.get(CONSENSUS), []
 
 
 register(

@@ -23,6 +23,7 @@ from fedwright.server_runtime.methods.base import (
     CheckedUpdate,
     Emission,
     Entry,
+    MethodState,
     Relay,
     Setting,
     Tensors,
@@ -127,11 +128,11 @@ class Fiarse(SubmodelMethod):
             self._thresholds[size] = np.float32(0) if size == 1 else np.partition(entries, -kept)[-kept]
         return self._thresholds[size]
 
-    def absorb(self, device: str, reply: CheckedUpdate) -> Relay | None:
+    def absorb(self, device: str, update: CheckedUpdate) -> Relay | None:
         """Add the change, and count where it is not zero."""
-        for name, change in reply.tensors.items():
-            self._total[name] += np.float32(reply.weight) * change
-            self._count[name] += np.float32(reply.weight) * (change != 0)
+        for name, change in update.tensors.items():
+            self._total[name] += np.float32(update.weight) * change
+            self._count[name] += np.float32(update.weight) * (change != 0)
         return None
 
     def pools_by(self) -> None:
@@ -148,19 +149,19 @@ class Fiarse(SubmodelMethod):
         self._begin()
         return {}
 
-    def notes(self) -> bytes:
+    def planning_state(self) -> MethodState:
         """The size of each device."""
-        return self._chosen.notes()
+        return self._chosen.state()
 
-    def recall(self, notes: bytes) -> None:
+    def restore_planning(self, state: MethodState) -> None:
         """Know the sizes again that a plan was made with."""
-        self._chosen.recall(notes)
+        self._chosen.restore(state)
 
-    def state(self) -> Tensors:
+    def state(self) -> MethodState:
         """Also the size of each device."""
-        return {**super().state(), **self._chosen.state()}
+        return super().state() | self._chosen.state()
 
-    def restore(self, state: Tensors) -> None:
+    def restore(self, state: MethodState) -> None:
         """Continue from a saved state."""
         super().restore(state)
         self._chosen.restore(state)

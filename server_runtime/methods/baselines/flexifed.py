@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedwright.server_runtime.methods.base import CheckedUpdate, Entry, Relay, Setting, Tensors, register
+from fedwright.server_runtime.methods.base import CheckedUpdate, Entry, MethodState, Relay, Setting, Tensors, register
 from fedwright.server_runtime.methods.shared.personal_models import PersonalModelParams, PersonalModels
 
 # A layer: its name, and the names and shapes of its tensors.
@@ -40,9 +40,9 @@ class FlexiFed(PersonalModels):
         self._strategy = params.strategy
         self._trained: list[str] = []
 
-    def absorb(self, device: str, reply: CheckedUpdate) -> Relay | None:
+    def absorb(self, device: str, update: CheckedUpdate) -> Relay | None:
         """Take the device's change, and note that its layers count."""
-        self.take(device, reply)
+        self.take(device, update)
         self._trained.append(device)
         return None
 
@@ -62,7 +62,7 @@ class FlexiFed(PersonalModels):
                     self.weights[device] = {**self.weights[device], name: mean}
         return {"tensors_averaged": float(averaged)}
 
-    def restore(self, state: Tensors) -> None:
+    def restore(self, state: MethodState) -> None:
         """Continue from a saved state."""
         super().restore(state)
         self._trained = []

@@ -90,13 +90,13 @@ class HeteroFL(LeveledMethod):
         plan = super().plan_of(device, spec, marks)
         return {**plan, CLASSES: np.array(marks, np.int64)} if marks else plan
 
-    def trained(self, reply: CheckedUpdate) -> Tensors:
+    def trained(self, update: CheckedUpdate) -> Tensors:
         """A change without the classifier rows of classes that the device lacks."""
         if not self.params.masked:
-            return reply.tensors
-        rows = list(reply.assignment.marks)
-        own = {name: reply.tensors[name][rows] for name in self._classifier}
-        return {**reply.tensors, **own}
+            return update.tensors
+        rows = list(update.assignment.marks)
+        own = {name: update.tensors[name][rows] for name in self._classifier}
+        return {**update.tensors, **own}
 
 
 def classifier_names(weights: Tensors, classes: int) -> list[str]:

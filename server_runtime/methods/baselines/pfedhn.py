@@ -27,6 +27,8 @@ from fedwright.server_runtime.methods.base import (
     CheckedUpdate,
     Emission,
     Entry,
+    Method,
+    MethodState,
     Relay,
     Setting,
     Tensors,
@@ -42,10 +44,10 @@ from fedwright.server_runtime.methods.shared.generated_models import (
     hypernet_state,
     indicator_of,
     parameters_of,
-    recipe_for,
     restore_hypernet,
     unit,
 )
+from fedwright.server_runtime.methods.shared.recipes import recipe_for
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Structure
 
@@ -66,7 +68,7 @@ class PFedHNParams(HypernetParams):
         check_range("embedding", self.embedding, low=1)
 
 
-class PFedHN:
+class PFedHN(Method):
     """φ ← φ − β J' (ω_i − ω_i'), for each device i in turn or as a mean."""
 
     def __init__(self, params: PFedHNParams, setting: Setting) -> None:
@@ -124,17 +126,17 @@ class PFedHN:
         """The model written for this device."""
         return Emission({**self._made[device], **self._running.values})
 
-    def absorb(self, device: str, reply: CheckedUpdate) -> Relay | None:
+    def absorb(self, device: str, update: CheckedUpdate) -> Relay | None:
         """Remember the change; a learnt vector follows it at once."""
-        row = floats(reply.assignment.marks)
-        change = {name: value for name, value in reply.tensors.items() if name not in self._running.values}
-        self._hypernet.add(row, change, reply.weight)
+        row = floats(update.assignment.marks)
+        change = {name: value for name, value in update.tensors.items() if name not in self._running.values}
+        self._hypernet.add(row, change, update.weight)
         if self._params.describe == "embedding":
             gradient = self._hypernet.input_gradient(row, change)
             self._known.rows[device] = row - np.float32(self._params.server_rate) * gradient
         else:
             self._known.note(device, row)
-        self._running.add(reply.tensors, reply.stats.samples * reply.weight)
+        self._running.add(update.tensors, update.stats.samples * update.weight)
         return None
 
     def advance(self) -> dict[str, float]:
@@ -144,7 +146,7 @@ class PFedHN:
         self._made = {}
         return {"hypernet_gradient": norm}
 
-    def personal(self, device: str) -> tuple[ModelSpec, Tensors]:
+    def model_of(self, device: str) -> tuple[ModelSpec, Tensors]:
         """The model written for this device; for an unknown one, from the mean of all descriptions."""
         row = self._known.rows.get(device)
         if row is None:
@@ -152,13 +154,13 @@ class PFedHN:
             row = np.mean(rows, axis=0) if rows else np.zeros(self._hypernet.form.inputs, np.float32)
         return self._setting.spec, {**self._hypernet.generate(row[None])[0], **self._running.values}
 
-    def state(self) -> Tensors:
+    def state(self) -> MethodState:
         """The hypernetwork, running statistics and the devices' descriptions."""
-        return {**hypernet_state(self._hypernet), **self._running.state(), **self._known.state()}
+        return hypernet_state(self._hypernet) | self._running.state() | self._known.state()
 
-    def restore(self, state: Tensors) -> None:
+    def restore(self, state: MethodState) -> None:
         """Continue from a saved state."""
-        restore_hypernet(self._hypernet, state)
+        restore_hypernet(state, lambda: self._hypernet)
         self._running.restore(state)
         self._known.restore(state)
         self._made = {}

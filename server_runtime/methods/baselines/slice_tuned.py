@@ -14,7 +14,7 @@ Differs: nothing to differ from.
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.blocks.slicing import prefix_plan, take
-from fedwright.server_runtime.methods.base import Entry, Setting, Tensors, register
+from fedwright.server_runtime.methods.base import Entry, MethodState, Setting, Tensors, register
 from fedwright.server_runtime.methods.fedconv.method import FedConv, PendingUpdate
 from fedwright.server_runtime.methods.fedconv.params import FedConvParams
 from fedwright.server_runtime.spec import ModelSpec
@@ -55,21 +55,17 @@ class SliceTuned(FedConv):
         self.weights = self._server.improved(moved, self.setting.spec, epochs, f"whole {self.advanced}")
         self._tune_compression(self.params.again_epochs)
 
-    def state(self) -> Tensors:
+    def state(self) -> MethodState:
         """Also the slices."""
-        state = super().state()
-        for number, own in enumerate(self._slices):
-            state |= {f"{SLICE}{number}/{name}": value for name, value in own.items()}
-        return state
+        slices = {f"{SLICE}{n}/{name}": value for n, own in enumerate(self._slices) for name, value in own.items()}
+        return super().state() | MethodState(slices)
 
-    def restore(self, state: Tensors) -> None:
+    def restore(self, state: MethodState) -> None:
         """Continue from a saved state."""
         super().restore(state)
         self._slices = []
         if self._ready:
-            names = list(self.setting.initial)
-            count = len(self._server.specs)
-            self._slices = [{name: state[f"{SLICE}{number}/{name}"] for name in names} for number in range(count)]
+            self._slices = [state.below(f"{SLICE}{number}/") for number in range(len(self._server.specs))]
 
 
 register(Entry("slice-tuned", "FedConv's control: slices with as much server training", FedConvParams, SliceTuned))

@@ -35,6 +35,7 @@ from fedwright.server_runtime.methods.base import (
     CheckedUpdate,
     Emission,
     Entry,
+    MethodState,
     Relay,
     Setting,
     Tensors,
@@ -138,12 +139,12 @@ class FedConv(LeveledMethod):
         """The large model at a ratio."""
         return self._server.submodel(self._compress, self.weights, spec)
 
-    def absorb(self, device: str, reply: CheckedUpdate) -> Relay | None:
+    def absorb(self, device: str, update: CheckedUpdate) -> Relay | None:
         """Put a change to those of its ratio, or keep it by itself."""
-        spec = reply.assignment.structure.spec
+        spec = update.assignment.structure.spec
         key = _ratio_name(spec) if self.params.hierarchy else device
-        change = self._means.take(key, reply.tensors)
-        self._brought.setdefault(key, PendingUpdate(spec)).add(change, reply.weight * reply.stats.samples)
+        change = self._means.take(key, update.tensors)
+        self._brought.setdefault(key, PendingUpdate(spec)).add(change, update.weight * update.stats.samples)
         return None
 
     def pools_by(self) -> Literal["samples", "devices"] | None:
@@ -215,7 +216,7 @@ class FedConv(LeveledMethod):
         """An ordinary small model."""
         return Emission(self.submodel(device, assignment.structure.spec, ()))
 
-    def personal(self, device: str) -> tuple[ModelSpec, Tensors]:
+    def model_of(self, device: str) -> tuple[ModelSpec, Tensors]:
         """The device's compressed model; the large one for no device in particular."""
         self._prepare()
         if not device:
@@ -223,22 +224,21 @@ class FedConv(LeveledMethod):
         spec = self.spec_of(device)
         return spec, self.submodel(device, spec, ())
 
-    def state(self) -> Tensors:
+    def state(self) -> MethodState:
         """The large model, all kernels, heads that are not shared."""
-        state = {**super().state(), READY: np.array(self._ready), COMPRESS: self._compress.cpu().numpy()}
-        state |= {DILATE + key: value.cpu().numpy() for key, value in sorted(self._dilate.items())}
-        state |= {HEAD + name: value for name, value in self._head.items()}
-        return state
+        tensors = {COMPRESS: self._compress.cpu().numpy()}
+        tensors |= {DILATE + key: value.cpu().numpy() for key, value in self._dilate.items()}
+        tensors |= {HEAD + name: value for name, value in self._head.items()}
+        return super().state() | MethodState.of(tensors, ready=self._ready)
 
-    def restore(self, state: Tensors) -> None:
+    def restore(self, state: MethodState) -> None:
         """Continue from a saved state."""
         super().restore(state)
         device = self.setting.device
-        self._ready = bool(state[READY])
-        self._compress = torch.from_numpy(state[COMPRESS].copy()).to(device)
-        kept = {key: value for key, value in state.items() if key.startswith(DILATE)}
-        self._dilate = {k.removeprefix(DILATE): torch.from_numpy(v.copy()).to(device) for k, v in kept.items()}
-        self._head = {k.removeprefix(HEAD): v for k, v in state.items() if k.startswith(HEAD)}
+        self._ready = state.record("ready", bool)
+        self._compress = torch.from_numpy(state.tensors[COMPRESS].copy()).to(device)
+        self._dilate = {key: torch.from_numpy(v.copy()).to(device) for key, v in state.below(DILATE).items()}
+        self._head = state.below(HEAD)
         self._brought, self._means = {}, ClassMeans()
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Report
 from fedwright.server_runtime.blocks.scaling import Scaling
-from fedwright.server_runtime.methods.base import Array, Setting, Tensors
+from fedwright.server_runtime.methods.base import Array, MethodState, Setting, Tensors
 from fedwright.server_runtime.methods.framp.params import FrampParams
 from fedwright.server_runtime.methods.shared import generated_models
 from fedwright.server_runtime.methods.shared.submodels import number_of
@@ -107,20 +107,17 @@ class Descriptors:
             self._moved[device] = row - step * np.float32(min(1.0, longest / max(length, 1e-12)))
         self._pulls = {}
 
-    def state(self) -> Tensors:
-        """As tensors."""
-        state = self._known.state()
+    def state(self) -> MethodState:
+        """To be saved with the method."""
+        tensors: Tensors = {}
         if self.scaling is not None:
-            state |= {SCALING + name: value for name, value in vars(self.scaling).items()}
+            tensors |= {SCALING + name: value for name, value in vars(self.scaling).items()}
         for prefix, rows in ((MOVED, self._moved), (PULLS, self._pulls)):
-            state |= {prefix + device: row for device, row in sorted(rows.items())}
-        return state
+            tensors |= {prefix + device: row for device, row in rows.items()}
+        return self._known.state() | MethodState(tensors)
 
-    def restore(self, state: Tensors) -> None:
+    def restore(self, state: MethodState) -> None:
         """Continue from a saved state."""
         self._known.restore(state)
-        scaling, self._moved, self._pulls = (
-            {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-            for prefix in (SCALING, MOVED, PULLS)
-        )
+        scaling, self._moved, self._pulls = (state.below(prefix) for prefix in (SCALING, MOVED, PULLS))
         self.scaling = Scaling(**scaling) if scaling else None

@@ -19,11 +19,9 @@ pieces by a shared head.
 import math
 from collections.abc import Mapping
 
-import msgspec
 import numpy as np
 
 from fedwright.protocol.messages import Refusal, Report
-from fedwright.protocol.tensors import load, save
 from fedwright.server_runtime.artifacts.builder import Builder
 from fedwright.server_runtime.blocks.hypernet import Hypernet, HypernetForm, Start, Step
 from fedwright.server_runtime.blocks.prototypes import Prototypes, disturbed
@@ -33,6 +31,8 @@ from fedwright.server_runtime.methods.base import (
     CheckedUpdate,
     Emission,
     Entry,
+    Method,
+    MethodState,
     Relay,
     Setting,
     Tensors,
@@ -43,6 +43,7 @@ from fedwright.server_runtime.methods.framp.descriptors import Descriptors
 from fedwright.server_runtime.methods.framp.masks import SubmodelMasks, threshold, with_masks
 from fedwright.server_runtime.methods.framp.params import FrampParams
 from fedwright.server_runtime.methods.shared import generated_models
+from fedwright.server_runtime.methods.shared.recipes import recipe_for
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Objective, Structure
 
@@ -50,14 +51,7 @@ from fedwright.server_runtime.spec import ModelSpec, Objective, Structure
 WHOLE, CHUNK = 500_000, 8192
 
 
-class Learnt(msgspec.Struct):
-    """What planning a round learnt: descriptors and what they are compared with, and who has which size."""
-
-    described: bytes
-    chosen: bytes
-
-
-class Framp:
+class Framp(Method):
     """φ ← φ + β mean_n J_n' (M_n Δ_n), ω_n = H(v_n; φ)."""
 
     def __init__(self, params: FrampParams, setting: Setting) -> None:
@@ -104,7 +98,7 @@ class Framp:
                 self._made[device],
                 row=row,
                 report=reports[device],
-                recipe=generated_models.recipe_for(self._setting, round_number, device),
+                recipe=recipe_for(self._setting, round_number, device),
             )
             for device, row in zip(devices, rows, strict=True)
         }
@@ -130,18 +124,18 @@ class Framp:
             sides["threshold"] = threshold(weights, masks)
         return Emission(with_masks(weights, masks), sides, masks=masks)
 
-    def absorb(self, device: str, reply: CheckedUpdate) -> Relay | None:
+    def absorb(self, device: str, update: CheckedUpdate) -> Relay | None:
         """Remember the change at its place in the full model, and take in the prototypes."""
-        note, tensors = note_of(reply.assignment), reply.tensors
+        note, tensors = note_of(update.assignment), update.tensors
         row = note.input
         change = {name: tensors[name] for name in self._initial}
         if note.plan:
             nothing = {name: np.zeros_like(value) for name, value in self._initial.items()}
             change = put(nothing, change, self._parts.axes, note.channels)
-        self._net(len(row)).add(row, change, reply.weight)
+        self._net(len(row)).add(row, change, update.weight)
         if self._params.describe == "updated":
             self._descriptors.pull(device, self._net(len(row)).input_gradient(row, change))
-        self._running.add(tensors, reply.stats.samples * reply.weight)
+        self._running.add(tensors, update.stats.samples * update.weight)
         if "prototypes" in tensors:
             rng = np.random.default_rng(derive_seed(self._setting.seed, "prototypes", self._advanced, device))
             shared = disturbed(tensors["prototypes"], self._params.disturb, scale=self._params.noise, rng=rng)
@@ -170,7 +164,7 @@ class Framp:
     def _share(self, device: str) -> float:
         return self._parts.share(device) if device else 1.0
 
-    def personal(self, device: str) -> tuple[ModelSpec, Tensors]:
+    def model_of(self, device: str) -> tuple[ModelSpec, Tensors]:
         """The part of its model that fits the device, without dead channels; for no device, the whole union model."""
         weights, share = self.part(device), self._share(device)
         if share == 1:
@@ -178,36 +172,40 @@ class Framp:
         plan = self._parts.live(weights) if self._parts.by_element else self._parts.channels(weights, share)
         return self._parts.spec(plan), take(weights, self._parts.axes, plan) if plan else weights
 
-    def notes(self) -> bytes:
+    def planning_state(self) -> MethodState:
         """What descriptors are compared with once the first round is planned, and who has which size."""
-        described = b"" if self._advanced else save(self._descriptors.state())
-        return msgspec.msgpack.encode(Learnt(described, self._parts.chosen.notes()))
+        chosen = self._parts.chosen.state()
+        return chosen if self._advanced else chosen | self._descriptors.state()
 
-    def recall(self, notes: bytes) -> None:
+    def restore_planning(self, state: MethodState) -> None:
         """Know again what a plan was made with."""
-        learnt = msgspec.msgpack.decode(notes, type=Learnt)
-        self._parts.chosen.recall(learnt.chosen)
-        if learnt.described:
-            self._descriptors.restore(load(learnt.described))
+        self._parts.chosen.restore(state)
+        if state.tensors:
+            self._descriptors.restore(state)
 
-    def state(self) -> Tensors:
+    def state(self) -> MethodState:
         """Hypernetwork, prototypes, descriptors, sizes, running statistics."""
-        state = {**self._descriptors.state(), **self._running.state(), **self._parts.chosen.state()}
-        state["advanced"] = np.array(self._advanced, np.int64)
-        state |= {"prototypes": self._prototypes.values, "prototypes_known": self._prototypes.known}
-        return state if self._hypernet is None else state | generated_models.hypernet_state(self._hypernet)
+        prototypes = {"prototypes": self._prototypes.values, "prototypes_known": self._prototypes.known}
+        return (
+            MethodState.of(prototypes, advanced=self._advanced)
+            | self._descriptors.state()
+            | self._running.state()
+            | self._parts.chosen.state()
+            | generated_models.hypernet_state(self._hypernet)
+        )
 
-    def restore(self, state: Tensors) -> None:
+    def restore(self, state: MethodState) -> None:
         """Continue from a saved state."""
         self._descriptors.restore(state)
         self._running.restore(state)
         self._parts.chosen.restore(state)
-        self._advanced = int(state["advanced"])
-        self._prototypes = Prototypes(state["prototypes"], state["prototypes_known"])
+        self._advanced = state.record("advanced", int)
+        self._prototypes = Prototypes(state.tensors["prototypes"], state.tensors["prototypes_known"])
         self._made, self._hypernet = {}, None
         scaling = self._descriptors.scaling
-        if scaling is not None and any(name.startswith(generated_models.HYPERNET) for name in state):
-            generated_models.restore_hypernet(self._net(len(scaling.mean)), state)
+        if scaling is not None:
+            inputs = len(scaling.mean)
+            generated_models.restore_hypernet(state, lambda: self._net(inputs))
 
     def _net(self, inputs: int) -> Hypernet:
         """The hypernetwork, made when the length of a descriptor is known."""

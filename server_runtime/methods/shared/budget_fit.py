@@ -15,18 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-import msgspec
-import numpy as np
 from msgspec import structs
 
 from fedwright.protocol.messages import Report
 from fedwright.protocol.predictor import need_bytes
 from fedwright.server_runtime.blocks.budget import Budget, Cost, largest, largest_choice, task_cost
-from fedwright.server_runtime.methods.base import Assignment, Setting, Tensors
+from fedwright.server_runtime.methods.base import Assignment, MethodState, Setting
 
 log = logging.getLogger(__name__)
-
-CHOSEN = "note/chosen"
 
 T = TypeVar("T")
 
@@ -163,21 +159,13 @@ class ChosenSizes:
         """The last choice, or the device's own size."""
         return self._sizes.get(device, own)
 
-    def state(self) -> Tensors:
-        """As tensors."""
-        return {CHOSEN: np.frombuffer(self.notes(), np.uint8)}
+    def state(self) -> MethodState:
+        """To be saved with the method, and with a plan."""
+        return MethodState.of(chosen_sizes=self._sizes)
 
-    def restore(self, state: Tensors) -> None:
+    def restore(self, state: MethodState) -> None:
         """Continue from a saved state."""
-        self.recall(state[CHOSEN].tobytes())
-
-    def notes(self) -> bytes:
-        """As bytes, to be kept with a plan."""
-        return msgspec.json.encode(self._sizes, order="sorted")
-
-    def recall(self, notes: bytes) -> None:
-        """Know again what `notes` said."""
-        self._sizes = msgspec.json.decode(notes, type=dict[str, int])
+        self._sizes = state.record("chosen_sizes", dict[str, int])
 
 
 @dataclass

@@ -12,7 +12,7 @@ from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.blocks import lora
 from fedwright.server_runtime.blocks.robust import Mean, make_mean
-from fedwright.server_runtime.methods.base import CheckedUpdate, Setting, Tensors
+from fedwright.server_runtime.methods.base import CheckedUpdate, MethodState, Setting, Tensors
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Structure
 from fedwright.server_runtime.zoo import adapter_models
@@ -67,9 +67,9 @@ class FrozenBase:
         spec = adapter_models.with_rank(self._setting.spec, rank or self._rank)
         return Structure(spec, optimizer=self._setting.optimizer, trainable=trainable)
 
-    def add(self, reply: CheckedUpdate) -> None:
+    def add(self, update: CheckedUpdate) -> None:
         """Fold in what a device made of the base."""
-        self._change.add(reply.tensors, {}, reply.stats.samples * reply.weight)
+        self._change.add(update.tensors, {}, update.stats.samples * update.weight)
 
     def advance(self) -> None:
         """Count a round; apply the mean change while the base learns."""
@@ -89,15 +89,14 @@ class FrozenBase:
             return plain, merged
         return self.spec, merged | {name: np.zeros_like(value) for name, value in self.adapters.items()}
 
-    def state(self) -> Tensors:
+    def state(self) -> MethodState:
         """The base and how many rounds there were."""
-        state: Tensors = {ADVANCED: np.array(self._advanced, np.int64)}
-        return state | {BASE + name: value for name, value in self.weights.items()}
+        return MethodState.of({BASE + name: value for name, value in self.weights.items()}, advanced=self._advanced)
 
-    def restore(self, state: Tensors) -> None:
+    def restore(self, state: MethodState) -> None:
         """Continue from a saved state."""
-        self._advanced = int(state[ADVANCED])
-        self.weights = {name: state[BASE + name] for name in self.weights}
+        self._advanced = state.record("advanced", int)
+        self.weights = {name: state.tensors[BASE + name] for name in self.weights}
         self._change = self._new_mean()
 
     def _new_mean(self) -> Mean:

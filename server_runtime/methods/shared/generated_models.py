@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.protocol.messages import Recipe, Report
+from fedwright.protocol.messages import Report
 from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.blocks.hypernet import Hypernet, Step
 from fedwright.server_runtime.blocks.robust import Mean, make_mean
-from fedwright.server_runtime.methods.base import Array, Setting, Tensors
+from fedwright.server_runtime.methods.base import Array, MethodState, Setting, Tensors
 from fedwright.server_runtime.methods.baselines.heterofl import classifier_names
-from fedwright.server_runtime.seeds import derive_seed
 
 log = logging.getLogger(__name__)
 
@@ -50,24 +49,16 @@ class HypernetParams:
         return Step(self.server_rate, self.momentum, self.weight_decay, self.clip_norm)
 
 
-def hypernet_state(hypernet: Hypernet) -> Tensors:
-    """A hypernetwork's state among other tensors."""
-    return {HYPERNET + name: value for name, value in hypernet.state().items()}
+def hypernet_state(hypernet: Hypernet | None) -> MethodState:
+    """A hypernetwork's state; empty when there is none yet."""
+    return MethodState({} if hypernet is None else {HYPERNET + n: value for n, value in hypernet.state().items()})
 
 
-def restore_hypernet(hypernet: Hypernet, state: Mapping[str, Array]) -> None:
-    """Continue from `hypernet_state`."""
-    hypernet.restore({n.removeprefix(HYPERNET): value for n, value in state.items() if n.startswith(HYPERNET)})
-
-
-def recipe_for(setting: Setting, round_number: int, device: str) -> Recipe:
-    """The run's common recipe with this device's own data order in this round."""
-    return Recipe(
-        batch=setting.batch,
-        learning_rate=setting.learning_rate,
-        seed=derive_seed(setting.seed, "data order", round_number, device),
-        epochs=setting.epochs,
-    )
+def restore_hypernet(state: MethodState, make: Callable[[], Hypernet]) -> None:
+    """Continue from `hypernet_state`; `make` gives the hypernetwork, which is not asked for when there was none."""
+    found = state.below(HYPERNET)
+    if found:
+        make().restore(found)
 
 
 def indicator_of(report: Report, classes: int) -> Array:
@@ -134,13 +125,13 @@ class RunningStatistics:
         axes = {name: (None,) * value.ndim for name, value in self.values.items()}
         return make_mean(self._combine, {name: np.zeros_like(value) for name, value in self.values.items()}, axes)
 
-    def state(self) -> Tensors:
-        """As tensors."""
-        return {RUNNING + name: value for name, value in self.values.items()}
+    def state(self) -> MethodState:
+        """To be saved with the method."""
+        return MethodState({RUNNING + name: value for name, value in self.values.items()})
 
-    def restore(self, state: Mapping[str, Array]) -> None:
+    def restore(self, state: MethodState) -> None:
         """Continue from a saved state."""
-        self.values = {name: state[RUNNING + name] for name in self.values}
+        self.values = {name: state.tensors[RUNNING + name] for name in self.values}
         self._change = self._new_mean()
 
 
@@ -173,13 +164,13 @@ class Descriptions:
         """Devices that are not known yet, in the order of their ids."""
         return [device for device in sorted(reports) if device not in self.rows]
 
-    def state(self) -> Tensors:
-        """As tensors, in the order of ids."""
-        return {KNOWN + device: row for device, row in sorted(self.rows.items())}
+    def state(self) -> MethodState:
+        """To be saved with the method."""
+        return MethodState({KNOWN + device: row for device, row in self.rows.items()})
 
-    def restore(self, state: Mapping[str, Array]) -> None:
+    def restore(self, state: MethodState) -> None:
         """Continue from a saved state."""
-        self.rows = {name.removeprefix(KNOWN): row for name, row in state.items() if name.startswith(KNOWN)}
+        self.rows = state.below(KNOWN)
 
 
 def mask_logits(weights: Mapping[str, Array], owned: Array) -> Tensors:

@@ -4,16 +4,24 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Report
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
-from fedwright.server_runtime.methods.base import Array, Assignment, CheckedUpdate, Emission, Relay, Setting, Tensors
+from fedwright.server_runtime.methods.base import (
+    Assignment,
+    CheckedUpdate,
+    Emission,
+    Method,
+    MethodState,
+    Relay,
+    Setting,
+    Tensors,
+)
 from fedwright.server_runtime.methods.shared.budget_fit import LeftOut, fit_batches
-from fedwright.server_runtime.methods.shared.generated_models import recipe_for
+from fedwright.server_runtime.methods.shared.recipes import recipe_for
 from fedwright.server_runtime.methods.shared.submodels import number_of
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Objective, Structure
@@ -43,7 +51,7 @@ class PersonalModelParams:
         return self.models[number_of(device, seed) % len(self.models)] if self.models else default
 
 
-class PersonalModels:
+class PersonalModels(Method):
     """w_m ← w_m + Δ_m: each device goes on with its own model, kept here for it; subclasses let them meet."""
 
     def __init__(self, own: PersonalModelParams, setting: Setting) -> None:
@@ -107,30 +115,30 @@ class PersonalModels:
         """The device's own weights."""
         return Emission(self.weights[device])
 
-    def absorb(self, device: str, reply: CheckedUpdate) -> Relay | None:
+    def absorb(self, device: str, update: CheckedUpdate) -> Relay | None:
         """Take the device's change into its model."""
-        self.take(device, reply)
+        self.take(device, update)
         return None
 
-    def take(self, device: str, reply: CheckedUpdate) -> None:
+    def take(self, device: str, update: CheckedUpdate) -> None:
         """w_m ← w_m + weight · Δ_m."""
         if device not in self.specs:
             # The round was planned by another process, which alone had met the device.
-            self.specs[device] = reply.assignment.structure.spec
+            self.specs[device] = update.assignment.structure.spec
             self.weights[device] = self.initial(self.specs[device])
         before = self.weights[device]
-        step = np.float32(reply.weight)
+        step = np.float32(update.weight)
         self.weights[device] = before | {
-            name: (value + step * reply.tensors[name]).astype(value.dtype)
+            name: (value + step * update.tensors[name]).astype(value.dtype)
             for name, value in before.items()
-            if name in reply.tensors
+            if name in update.tensors
         }
 
     def advance(self) -> dict[str, float]:
         """Nothing is shared."""
         return {}
 
-    def personal(self, device: str) -> tuple[ModelSpec, Tensors]:
+    def model_of(self, device: str) -> tuple[ModelSpec, Tensors]:
         """The device's own model; for no device, the mean of the models that are of the run's architecture."""
         if device in self.specs:
             return self.specs[device], self.weights[device]
@@ -139,30 +147,29 @@ class PersonalModels:
             return self.setting.spec, dict(self.setting.initial)
         return self.setting.spec, {name: np.mean([own[name] for own in alike], axis=0) for name in alike[0]}
 
-    def state(self) -> Tensors:
+    def state(self) -> MethodState:
         """Every device's model."""
-        state: Tensors = {}
-        for device, spec in sorted(self.specs.items()):
-            state[MODEL + device] = pack(spec)
-            state |= {f"{WEIGHTS}{device}/{name}": value for name, value in self.weights[device].items()}
-        return state
+        return models_state("models", {device: (spec, self.weights[device]) for device, spec in self.specs.items()})
 
-    def restore(self, state: Tensors) -> None:
+    def restore(self, state: MethodState) -> None:
         """Continue from a saved state."""
-        found = {key.removeprefix(MODEL): value for key, value in state.items() if key.startswith(MODEL)}
-        self.specs = {device: unpack(value) for device, value in found.items()}
-        self.weights = {device: {} for device in found}
-        for key, value in state.items():
-            if key.startswith(WEIGHTS):
-                device, _, name = key.removeprefix(WEIGHTS).partition("/")
-                self.weights[device][name] = value
+        found = restored_models("models", state)
+        self.specs = {device: spec for device, (spec, _) in found.items()}
+        self.weights = {device: weights for device, (_, weights) in found.items()}
 
 
-def pack(spec: ModelSpec) -> Array:
-    """A spec among tensors."""
-    return np.frombuffer(msgspec.json.encode(spec), np.uint8).copy()
+def models_state(name: str, models: Mapping[str, tuple[ModelSpec, Tensors]]) -> MethodState:
+    """A model of each of some devices as a part of a state, under a name of its own."""
+    weights = {f"{name}/{device}/{key}": value for device, (_, own) in models.items() for key, value in own.items()}
+    return MethodState.of(weights, **{name: {device: spec for device, (spec, _) in sorted(models.items())}})
 
 
-def unpack(value: Array) -> ModelSpec:
-    """The spec that `pack` was given."""
-    return msgspec.json.decode(np.asarray(value, np.uint8).tobytes(), type=ModelSpec)
+def restored_models(name: str, state: MethodState) -> dict[str, tuple[ModelSpec, Tensors]]:
+    """The models that `models_state` was given."""
+    found: dict[str, tuple[ModelSpec, Tensors]] = {
+        device: (spec, {}) for device, spec in state.record(name, dict[str, ModelSpec]).items()
+    }
+    for key, value in state.below(f"{name}/").items():
+        device, _, tensor = key.partition("/")
+        found[device][1][tensor] = value
+    return found

@@ -5,7 +5,7 @@ are averaged entry by entry over the devices that trained it; other entries stay
 """
 
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -14,14 +14,23 @@ from typing import Literal
 import numpy as np
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.protocol.messages import Recipe, Refusal, Report
+from fedwright.protocol.messages import Refusal, Report
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.export import initial_weights, norm_parameters
 from fedwright.server_runtime.blocks.averaging import KEPT_PLANS, DilutedMean
 from fedwright.server_runtime.blocks.budget import Budget, Cost, largest_choice
 from fedwright.server_runtime.blocks.robust import Mean, make_mean
 from fedwright.server_runtime.blocks.slicing import Axes, Plan, prefix_plan, take
-from fedwright.server_runtime.methods.base import Assignment, CheckedUpdate, Emission, Relay, Setting, Tensors
+from fedwright.server_runtime.methods.base import (
+    Assignment,
+    CheckedUpdate,
+    Emission,
+    Method,
+    MethodState,
+    Relay,
+    Setting,
+    Tensors,
+)
 from fedwright.server_runtime.methods.shared.budget_fit import (
     ChosenSizes,
     LeftOut,
@@ -29,6 +38,7 @@ from fedwright.server_runtime.methods.shared.budget_fit import (
     largest_fitting,
     memory_of,
 )
+from fedwright.server_runtime.methods.shared.recipes import recipe_for
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Objective, Structure
 
@@ -65,7 +75,7 @@ class Levels:
                 raise ConfigError(f"sizes has {size} but a size is above 0 and at most 1")
 
 
-class SubmodelMethod(ABC):
+class SubmodelMethod(Method):
     """The four hooks for submodels; a method says which spec a device gets and which channels that means."""
 
     rounding: Literal["floor", "ceil"] = "floor"
@@ -135,12 +145,7 @@ class SubmodelMethod(ABC):
     def assignment(self, device: str, spec: ModelSpec, round_number: int) -> Assignment:
         """One device's part of a round at a size."""
         setting = self.setting
-        recipe = Recipe(
-            batch=setting.batch,
-            learning_rate=setting.learning_rate,
-            seed=derive_seed(setting.seed, "data order", round_number, device),
-            epochs=setting.epochs,
-        )
+        recipe = recipe_for(setting, round_number, device)
         structure = Structure(spec, self.objective_of(spec, round_number), setting.optimizer)
         return Assignment(structure, recipe, setting.returns, self.marks_of(device, round_number))
 
@@ -157,12 +162,12 @@ class SubmodelMethod(ABC):
             self._sent[key] = take(whole, self.axes, self.plan_of(device, spec, marks))
         return self._sent[key]
 
-    def absorb(self, device: str, reply: CheckedUpdate) -> Relay | None:
+    def absorb(self, device: str, update: CheckedUpdate) -> Relay | None:
         """Fold the change in where the device trained."""
-        assignment = reply.assignment
+        assignment = update.assignment
         plan = self._same_plan(device, assignment.structure.spec, assignment.marks)
-        weight = reply.weight * (reply.stats.samples if self.by_samples else 1)
-        self._change.add(self.trained(reply), plan, weight)
+        weight = update.weight * (update.stats.samples if self.by_samples else 1)
+        self._change.add(self.trained(update), plan, weight)
         return None
 
     def _same_plan(self, device: str, spec: ModelSpec, marks: tuple[int, ...]) -> Plan:
@@ -174,9 +179,9 @@ class SubmodelMethod(ABC):
             self._plans[key] = self.plan_of(device, spec, marks)
         return self._plans[key]
 
-    def trained(self, reply: CheckedUpdate) -> Tensors:
+    def trained(self, update: CheckedUpdate) -> Tensors:
         """The part of a change that counts: by default all."""
-        return reply.tensors
+        return update.tensors
 
     def pools_by(self) -> Literal["samples", "devices"] | None:
         """A weighted mean of means is the mean; a median is not."""
@@ -199,7 +204,7 @@ class SubmodelMethod(ABC):
         nothing = {name: np.zeros_like(value) for name, value in self.weights.items()}
         return DilutedMean(nothing, self.axes) if self.diluted else make_mean(self.setting.combine, nothing, self.axes)
 
-    def personal(self, device: str) -> tuple[ModelSpec, Tensors]:
+    def model_of(self, device: str) -> tuple[ModelSpec, Tensors]:
         """The device's submodel as of the last round; the widest trained one for no device in particular."""
         if not device and self.widest() == self.setting.spec:
             return self.setting.spec, self.weights
@@ -210,14 +215,14 @@ class SubmodelMethod(ABC):
         """The largest submodel all of which is trained."""
         return self.setting.spec
 
-    def state(self) -> Tensors:
+    def state(self) -> MethodState:
         """The global weights and how often they advanced."""
-        return {**self.weights, ADVANCED: np.array(self.advanced, np.int64)}
+        return MethodState.of(self.weights, advanced=self.advanced)
 
-    def restore(self, state: Tensors) -> None:
+    def restore(self, state: MethodState) -> None:
         """Continue from a saved state."""
-        self.advanced = int(state[ADVANCED])
-        self.weights = {name: state[name] for name in self.setting.initial}
+        self.advanced = state.record("advanced", int)
+        self.weights = {name: state.tensors[name] for name in self.setting.initial}
         self._begin()
 
 
@@ -289,19 +294,19 @@ class LeveledMethod(SubmodelMethod):
         """The submodel of the device's level."""
         return self.specs[self.level_of(device)]
 
-    def notes(self) -> bytes:
+    def planning_state(self) -> MethodState:
         """The level of each device."""
-        return self._chosen.notes()
+        return self._chosen.state()
 
-    def recall(self, notes: bytes) -> None:
+    def restore_planning(self, state: MethodState) -> None:
         """Know the levels again that a plan was made with."""
-        self._chosen.recall(notes)
+        self._chosen.restore(state)
 
-    def state(self) -> Tensors:
+    def state(self) -> MethodState:
         """Also the level of each device."""
-        return {**super().state(), **self._chosen.state()}
+        return super().state() | self._chosen.state()
 
-    def restore(self, state: Tensors) -> None:
+    def restore(self, state: MethodState) -> None:
         """Continue from a saved state."""
         super().restore(state)
         self._chosen.restore(state)

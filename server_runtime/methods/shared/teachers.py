@@ -1,7 +1,7 @@
 """What methods share whose server gives each device a teacher that was put together from others' blocks."""
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -18,10 +18,23 @@ from fedwright.server_runtime.blocks.budget import step_count
 from fedwright.server_runtime.blocks.pfedclub import similarity
 from fedwright.server_runtime.blocks.pfedclub.block_search import Block, BlockGroups, Chain
 from fedwright.server_runtime.blocks.pfedclub.stitch_tuning import Candidate
-from fedwright.server_runtime.methods.base import Assignment, CheckedUpdate, Emission, Relay, Setting, Tensors
+from fedwright.server_runtime.methods.base import (
+    Assignment,
+    CheckedUpdate,
+    Emission,
+    MethodState,
+    Relay,
+    Setting,
+    Tensors,
+)
 from fedwright.server_runtime.methods.shared.budget_fit import budget_of, cost_of, fits
-from fedwright.server_runtime.methods.shared.generated_models import recipe_for
-from fedwright.server_runtime.methods.shared.personal_models import PersonalModelParams, PersonalModels, pack, unpack
+from fedwright.server_runtime.methods.shared.personal_models import (
+    PersonalModelParams,
+    PersonalModels,
+    models_state,
+    restored_models,
+)
+from fedwright.server_runtime.methods.shared.recipes import recipe_for
 from fedwright.server_runtime.public_data import need_public
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Objective, Structure
@@ -71,7 +84,7 @@ class BoardLimits:
     free_bytes: int
 
 
-class TeacherMethod(PersonalModels, ABC):
+class TeacherMethod(PersonalModels):
     """min over w_m of CE(w_m) + λ KL(teacher ‖ w_m) on each device; the server makes the teachers."""
 
     name = ""
@@ -158,10 +171,10 @@ class TeacherMethod(PersonalModels, ABC):
             sides = {TEACHER + name: value for name, value in self.teachers[device].weights.items()}
         return Emission(self.weights[device], sides)
 
-    def absorb(self, device: str, reply: CheckedUpdate) -> Relay | None:
+    def absorb(self, device: str, update: CheckedUpdate) -> Relay | None:
         """Take the device's change, and note that it is to get a new teacher."""
-        self.take(device, reply)
-        self._trained[device] = BoardLimits(*reply.assignment.marks)
+        self.take(device, update)
+        self._trained[device] = BoardLimits(*update.assignment.marks)
         return None
 
     def advance(self) -> dict[str, float]:
@@ -228,24 +241,15 @@ class TeacherMethod(PersonalModels, ABC):
         """A seed for torch and numpy."""
         return derive_seed(self.setting.seed, *what)
 
-    def state(self) -> Tensors:
+    def state(self) -> MethodState:
         """Every device's model and teacher."""
-        state = super().state()
-        for device, teacher in sorted(self.teachers.items()):
-            state[TAUGHT + device] = pack(teacher.spec)
-            state |= {f"{TEACHER}{device}/{name}": value for name, value in teacher.weights.items()}
-        return state
+        taught = {device: (teacher.spec, teacher.weights) for device, teacher in self.teachers.items()}
+        return super().state() | models_state("teachers", taught)
 
-    def restore(self, state: Tensors) -> None:
+    def restore(self, state: MethodState) -> None:
         """Continue from a saved state."""
         super().restore(state)
-        specs = {key.removeprefix(TAUGHT): unpack(value) for key, value in state.items() if key.startswith(TAUGHT)}
-        weights: dict[str, Tensors] = {device: {} for device in specs}
-        for key, value in state.items():
-            if key.startswith(TEACHER):
-                device, _, name = key.removeprefix(TEACHER).partition("/")
-                weights[device][name] = value
-        self.teachers = {device: Teacher(spec, weights[device]) for device, spec in specs.items()}
+        self.teachers = {device: Teacher(*model) for device, model in restored_models("teachers", state).items()}
         self._trained = {}
 
 

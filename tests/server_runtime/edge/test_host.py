@@ -102,7 +102,7 @@ def finish(edge):
 
 
 def weights_of(server):
-    return server.found["method"].state()
+    return server.found["method"].state().tensors
 
 
 def test_a_pooled_update_counts_for_all_its_tasks(tmp_path):

@@ -232,4 +232,4 @@ def test_a_device_of_a_smaller_rank_teaches_the_first_components():
     change = {name: np.full_like(value, 0.1) for name, value in sent.items()}
     method.absorb("d-0", CheckedUpdate(change, STATS, assignment))
     assert method.advance()["hypernet_gradient"] > 0
-    assert method.personal("d-0")[0].model == "cnn-small"
+    assert method.model_of("d-0")[0].model == "cnn-small"

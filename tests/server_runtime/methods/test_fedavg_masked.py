@@ -17,7 +17,7 @@ def test_a_device_gives_only_its_own_classes():
     method = Masked(MaskedParams(), setting(spec=SPEC, initial=initial))
     own = {"a": report(data=DataSummary(24, 8, [1, 8, 8], 4, class_counts=[0, 5, 0, 1]), trains=False)}
     method.meet(own)
-    bias = method.personal("a")[1]["head.bias"]
+    bias = method.model_of("a")[1]["head.bias"]
     assert (bias < -1000).tolist() == [True, False, True, False]
-    np.testing.assert_array_equal(method.personal("a")[1]["head.weight"], initial["head.weight"])
-    np.testing.assert_array_equal(method.personal("stranger")[1]["head.bias"], initial["head.bias"])
+    np.testing.assert_array_equal(method.model_of("a")[1]["head.weight"], initial["head.weight"])
+    np.testing.assert_array_equal(method.model_of("stranger")[1]["head.bias"], initial["head.bias"])

@@ -112,14 +112,14 @@ def test_a_device_that_never_trained_gets_the_model_of_its_likes():
     for number in range(1, 4):
         play(method, {"d-0": 0.1, "d-1": -0.1}, number)
     method.meet(reports(new=[1.0, 0.1, 2.0]))
-    mean = {device: method.personal(device)[1]["head.weight"].mean() for device in ("d-0", "d-1", "new")}
+    mean = {device: method.model_of(device)[1]["head.weight"].mean() for device in ("d-0", "d-1", "new")}
     assert abs(mean["new"] - mean["d-0"]) < abs(mean["new"] - mean["d-1"])
 
 
 def test_the_union_model_is_whole_and_lies_between():
     method = make()
     play(method, {"d-0": 0.1, "d-1": -0.1})
-    spec, union = method.personal("")
+    spec, union = method.model_of("")
     assert spec == SPEC
     assert all((union[name] != 0).all() for name in maskable(union))
 
@@ -137,7 +137,7 @@ def test_a_stranger_gets_its_part_of_the_union_model():
 def test_a_model_without_its_dead_channels_computes_the_same():
     method = make(least=0.0)
     play(method, {"d-0": 0.1})
-    spec, small = method.personal("d-3")
+    spec, small = method.model_of("d-3")
     whole = method.part("d-3")
     assert dict(spec.sizes)["fc1"] < 64
     x = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -191,7 +191,7 @@ def test_a_learnt_projection_begins_as_none_and_learns():
     np.testing.assert_allclose(projected.part("d-0")["head.weight"], plain.part("d-0")["head.weight"], atol=5e-3)
     play(projected, {"d-0": 0.1}, 2)
     state = projected.state()
-    assert np.abs(state["hypernet/project.out"]).max() > 1e-3
+    assert np.abs(state.tensors["hypernet/project.out"]).max() > 1e-3
 
 
 def test_the_mask_gradient_reads_the_least_entry_that_was_kept():
@@ -226,7 +226,7 @@ def test_a_budget_chooses_the_largest_channels_that_fit():
 def test_without_personalisation_everyone_gets_the_same():
     method = make(personal=False, sizes=(1.0,))
     play(method, {"d-0": 0.1})
-    one, two = (method.personal(device)[1]["head.weight"] for device in ("d-0", "d-1"))
+    one, two = (method.model_of(device)[1]["head.weight"] for device in ("d-0", "d-1"))
     np.testing.assert_array_equal(one, two)
 
 
@@ -289,7 +289,7 @@ def test_a_budget_below_one_value_per_tensor_is_refused():
 def test_a_round_planned_by_another_process_is_absorbed_alike():
     whole, resumed = make(), make()
     assignments = whole.assign(reports(), 1)
-    resumed.recall(whole.notes())
+    resumed.restore_planning(whole.planning_state())
     for method in (whole, resumed):
         for device, assignment in sorted(assignments.items()):
             sent = {name: np.full_like(value, 0.1) for name, value in whole.emit(device, assignment).weights.items()}
@@ -297,8 +297,8 @@ def test_a_round_planned_by_another_process_is_absorbed_alike():
     for method in (whole, resumed):
         method.advance()
         method.meet(reports())
-    for name, value in whole.state().items():
-        np.testing.assert_array_equal(resumed.state()[name], value)
+    for name, value in whole.state().tensors.items():
+        np.testing.assert_array_equal(resumed.state().tensors[name], value)
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,7 @@ def test_a_model_that_the_server_cannot_give_leaves_the_device_out(model, caplog
     assert list(plans) == ["d-0"]
     assert len(caplog.messages) == 1
     assert "d-1" in caplog.messages[0]
-    assert method.personal("d-1")[0] == method.setting.spec
+    assert method.model_of("d-1")[0] == method.setting.spec
 
 
 def test_a_model_of_the_config_that_does_not_exist_is_an_error():

@@ -39,7 +39,7 @@ def play(method, change, *, known=None, number=1):
 
 
 def mean_of(method, device):
-    return float(np.mean(method.personal(device)[1]["head.weight"]))
+    return float(np.mean(method.model_of(device)[1]["head.weight"]))
 
 
 def test_devices_with_the_same_classes_get_the_same_model_without_training():
@@ -52,7 +52,7 @@ def test_devices_with_the_same_classes_get_the_same_model_without_training():
 def test_learnt_vectors_follow_their_devices():
     method = make(describe="embedding", server_rate=0.1)
     play(method, 0.1)
-    known = method.state()
+    known = method.state().tensors
     assert not np.array_equal(known["known/a"], make(describe="embedding")._described("a", reports()["a"]))
     np.testing.assert_array_equal(known["known/c"], make(describe="embedding")._described("c", reports()["c"]))
 
@@ -62,7 +62,7 @@ def test_a_device_without_any_class_is_left_out_and_gets_the_common_model(caplog
     assignments = method.assign(reports(empty=[0, 0, 0, 0]), 1)
     assert set(assignments) == {"a", "b", "c"}
     assert "holds no class at all" in caplog.text
-    np.testing.assert_array_equal(method.personal("empty")[1]["head.bias"], method.personal("")[1]["head.bias"])
+    np.testing.assert_array_equal(method.model_of("empty")[1]["head.bias"], method.model_of("")[1]["head.bias"])
 
 
 def test_a_step_too_large_is_refused_before_the_first_round():
@@ -80,8 +80,8 @@ def test_a_round_that_was_planned_by_another_process_is_absorbed_alike():
             method.absorb(device, CheckedUpdate(sent, STATS, assignment))
     whole.advance()
     resumed.advance()
-    for name, value in whole.state().items():
-        np.testing.assert_array_equal(resumed.state()[name], value)
+    for name, value in whole.state().tensors.items():
+        np.testing.assert_array_equal(resumed.state().tensors[name], value)
 
 
 def test_a_cuda_device_that_is_not_there_is_refused(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 from fedwright.protocol.messages import Refusal
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.export import initial_weights
-from fedwright.server_runtime.methods.base import Setting, Shrinks
+from fedwright.server_runtime.methods.base import Setting
 from fedwright.server_runtime.methods.registry import METHODS
 from fedwright.server_runtime.spec import ModelSpec, Optimizer
 from helpers.fleet import report
@@ -23,7 +23,6 @@ def method():
 
 
 def test_each_refusal_brings_the_next_smaller_submodel_and_in_the_end_nothing(method):
-    assert isinstance(method, Shrinks)
     assignment = method.assign({"pi-0": report()}, 1)["pi-0"]
     widths, sizes = [], []
     while assignment is not None:
