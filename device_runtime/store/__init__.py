@@ -1,1 +1,1 @@
-"""What a device keeps on disk: its journal and its blobs."""
+"""What a device keeps on disk: its journal, checkpoints, secrets, and tensors that tasks leave behind."""

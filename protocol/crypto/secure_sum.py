@@ -33,7 +33,6 @@ Masked = NDArray[np.uint64]
 
 # With two, each learns the other's counts from the sum.
 LEAST_DEVICES = 3
-SEED_BYTES = 32
 
 
 def own_seed(secret: bytes, name: str) -> bytes:

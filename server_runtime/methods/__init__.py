@@ -1,1 +1,1 @@
-"""Methods: four hooks each, found by name in the registry."""
+"""Methods: one base class, found by name in the registry; a small one is one file, a large one a folder."""

@@ -83,13 +83,6 @@ class Graph:
         self.record(value.name, value.shape, value.dtype)
         return value.name
 
-    def add_output(self, name: str, value: str) -> None:
-        """Make a value a graph output called `name`."""
-        if name != value:
-            self.nodes.append(Node("Identity", [value], [name], name=f"output/{name}"))
-            self.record(name, self.shape(value), self.dtype(value))
-        self.outputs.append(Value(name, self.shape(name), self.dtype(name), free="any"))
-
     def fresh(self, hint: str) -> str:
         """A name that no value has."""
         count = self._counts.get(hint, 0)

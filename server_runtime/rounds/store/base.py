@@ -63,7 +63,7 @@ class RoundStore(Protocol):
       MUST join the plan of the same stage in the same act, after those that are there.
     - `save_replies` MUST keep all of its replies or none.
     - `extend_plan` MUST put its tasks after those that are in the plan, all of them or none.
-    - `close_stage` MUST be the only way by which `latest` moves on.
+    - `close_stage` MUST be the only way by which `closed` grows.
     """
 
     def save_run(self, record: RunRecord) -> None:

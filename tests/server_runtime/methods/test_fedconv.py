@@ -12,7 +12,7 @@ from fedwright.protocol.messages import Stats
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.blocks.robust import Combine
-from fedwright.server_runtime.methods.base import CheckedUpdate, MethodState, personal_layers
+from fedwright.server_runtime.methods.base import CheckedUpdate, MethodState
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
 from fedwright.server_runtime.methods.baselines.heterofl import HeteroFL, HeteroFLParams
 from fedwright.server_runtime.methods.baselines.slice_tuned import SliceTuned
@@ -194,7 +194,7 @@ def test_of_personal_layers_nothing_comes_and_the_rest_is_learned():
     sent = method.emit("d-0", assignment).weights
     before = {name: value.copy() for name, value in method.model_of("")[1].items()}
     assert assignment.returns.personal == ["head.weight", "head.bias"]
-    assert personal_layers(method, "d-0") == ("head.weight", "head.bias")
+    assert method.personal_layers("d-0") == ("head.weight", "head.bias")
     change = {n: np.full_like(v, 0.1) for n, v in sent.items() if not n.startswith("head")}
     method.absorb("d-0", CheckedUpdate(change, STATS, assignment))
     method.advance()
