@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from fedwright.server_runtime.blocks.convolutions import use_safe_convolutions
 from fedwright.server_runtime.blocks.narrow_layers import channels_last, hasten
 
 Weights = Mapping[str, Tensor]
@@ -157,6 +158,7 @@ def _held_out(theta: Tensor, build: Build, members: Sequence[TunedModel]) -> Ten
 
 def forward_of(module: nn.Module) -> Forward:
     """How a module computes from given weights; normalisation uses the statistics of the batch it sees."""
+    use_safe_convolutions()
     module = copy.deepcopy(module)
     hasten(module)
     module.train()

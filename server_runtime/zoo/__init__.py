@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fedwright.protocol.errors import ConfigError
+from fedwright.server_runtime.blocks.convolutions import use_safe_convolutions
 from fedwright.server_runtime.blocks.slicing import Axes, group_size, group_sizes
 from fedwright.server_runtime.spec import ModelSpec
 from fedwright.server_runtime.zoo import exits, gcn, mobilenet, pfedclub_cnns, resnet, sequence, small, stitched, vit
@@ -47,6 +48,7 @@ _MADE = (stitched.STITCHED, stitched.DENSE)
 
 def create(spec: ModelSpec, *, seed: int) -> nn.Module:
     """The model at its sizes, initialised from the seed; torch's global generator is left as it was."""
+    use_safe_convolutions()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if spec.model.startswith(_MADE):
