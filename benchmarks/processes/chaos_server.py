@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from fedwright.server_runtime.methods.base import Absorbed, Entry, Method, Relay, Tensors
+from fedwright.server_runtime.methods.base import Absorbed, Method, Relay, Tensors
+from fedwright.server_runtime.methods.registry import METHODS, Entry
 
 SUFFIX = "-with-books"
 BOOKS = "absorbed_tasks"
@@ -41,9 +42,8 @@ class Books:
 
 def with_books(entry: Entry) -> Entry:
     """A method that does what it did and keeps books."""
-    assert isinstance(entry.make, type)
-    kept: type[Method] = type(f"{entry.name}{SUFFIX}", (Books, entry.make), {})
-    return replace(entry, name=entry.name + SUFFIX, make=kept)
+    kept: type[Method] = type(f"{entry.name}{SUFFIX}", (Books, entry.method), {})
+    return replace(entry, name=entry.name + SUFFIX, source=kept)
 
 
 def split_books(state: Tensors) -> tuple[Tensors, list[str]]:
@@ -55,11 +55,8 @@ def split_books(state: Tensors) -> tuple[Tensors, list[str]]:
 def main() -> int:
     """`fedwright` where one may name these methods."""
     from fedwright.cli.main import main as command
-    from fedwright.server_runtime.methods.base import register
-    from fedwright.server_runtime.methods.registry import METHODS
 
-    for entry in list(METHODS.values()):
-        register(with_books(entry))
+    METHODS.update({kept.name: kept for kept in map(with_books, list(METHODS.values()))})
     return command()
 
 

@@ -12,7 +12,7 @@ from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.protocol.messages import Part, Stats, Update
 from fedwright.server_runtime.methods.base import Absorbed, Method
-from fedwright.server_runtime.methods.baselines.fedavg import FedAvgParams
+from fedwright.server_runtime.methods.params.submodels import FedAvgParams
 from fedwright.server_runtime.methods.registry import METHODS
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.pooled_tasks import absorbed

@@ -13,30 +13,25 @@ fleet.per_round = 1 that is the paper's loop. Running statistics are averaged as
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 
 from fedwright.protocol.messages import Report
-from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime.blocks.hypernet import Form, Hypernet, Start
 from fedwright.server_runtime.methods.base import (
     Absorbed,
     Array,
     Assignment,
     Emission,
-    Entry,
     Relay,
     Setting,
     Tensors,
-    register,
 )
+from fedwright.server_runtime.methods.params.generated_models import PFedHNParams
 from fedwright.server_runtime.methods.shared.budget_fit import Left, fit_batches
 from fedwright.server_runtime.methods.shared.generated_models import (
     Known,
     Running,
-    Writer,
     bits,
     floats,
     hypernet_state,
@@ -48,22 +43,6 @@ from fedwright.server_runtime.methods.shared.generated_models import (
 )
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Structure
-
-
-@dataclass(frozen=True)
-class PFedHNParams(Writer):
-    """describe: what a model is written from."""
-
-    describe: Literal["classes", "embedding"] = field(
-        default="classes", metadata={"help": "what a model is written from: the device's classes, or a learnt vector"}
-    )
-    embedding: int = field(default=8, metadata={"help": "size of a learnt vector; the paper takes 1 + devices / 4"})
-    parallel: bool = field(default=False, metadata={"help": "average over a round's devices instead of one by one"})
-
-    def __post_init__(self) -> None:
-        """Check values."""
-        Writer.__post_init__(self)
-        check_range("embedding", self.embedding, low=1)
 
 
 class PFedHN:
@@ -162,6 +141,3 @@ class PFedHN:
         self._running.restore(state)
         self._known.restore(state)
         self._made = {}
-
-
-register(Entry("pfedhn", "a hypernetwork writes every device's whole model", PFedHNParams, PFedHN))

@@ -14,7 +14,7 @@ Differs: nothing to differ from.
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.blocks.slicing import prefix_plan, take
-from fedwright.server_runtime.methods.base import Entry, Setting, Tensors, register
+from fedwright.server_runtime.methods.base import Setting, Tensors
 from fedwright.server_runtime.methods.fedconv.method import Brought, FedConv
 from fedwright.server_runtime.methods.fedconv.params import FedConvParams
 from fedwright.server_runtime.spec import ModelSpec
@@ -70,6 +70,3 @@ class SliceTuned(FedConv):
             names = list(self.setting.initial)
             count = len(self._server.specs)
             self._slices = [{name: state[f"{SLICE}{number}/{name}"] for name in names} for number in range(count)]
-
-
-register(Entry("slice-tuned", "FedConv's control: slices with as much server training", FedConvParams, SliceTuned))

@@ -6,17 +6,9 @@ Left out: nothing.
 Differs: a device's model rests on the server between rounds, so that its loss costs nothing; nobody else reads it.
 """
 
-from dataclasses import dataclass, field
-
-from fedwright.server_runtime.methods.base import Entry, Setting, register
-from fedwright.server_runtime.methods.shared.personal_models import Own, OwnModels
-
-
-@dataclass(frozen=True)
-class StandaloneParams:
-    """own: who has which model."""
-
-    own: Own = field(default_factory=Own)
+from fedwright.server_runtime.methods.base import Setting
+from fedwright.server_runtime.methods.params.own_models import StandaloneParams
+from fedwright.server_runtime.methods.shared.personal_models import OwnModels
 
 
 class Standalone(OwnModels):
@@ -24,6 +16,3 @@ class Standalone(OwnModels):
 
     def __init__(self, params: StandaloneParams, setting: Setting) -> None:
         super().__init__(params.own, setting)
-
-
-register(Entry("standalone", "every device alone, with a model of its own", StandaloneParams, Standalone))

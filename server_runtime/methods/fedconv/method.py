@@ -34,11 +34,9 @@ from fedwright.server_runtime.methods.base import (
     Array,
     Assignment,
     Emission,
-    Entry,
     Relay,
     Setting,
     Tensors,
-    register,
 )
 from fedwright.server_runtime.methods.baselines.heterofl import classifier_names
 from fedwright.server_runtime.methods.fedconv.exchange import ClassMeans, exchanged
@@ -255,6 +253,3 @@ def check_width(spec: ModelSpec, width: float, size: float) -> None:
 
 def _ratio_name(spec: ModelSpec) -> str:
     return f"width-{zoo.width_of(spec):.4f}"
-
-
-register(Entry("fedconv", "small models by convolution of a large one, tuned on the server", FedConvParams, FedConv))

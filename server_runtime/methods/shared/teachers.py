@@ -19,9 +19,10 @@ from fedwright.server_runtime.blocks.pfedclub import similarity
 from fedwright.server_runtime.blocks.pfedclub.block_search import Block, Chain, Groups
 from fedwright.server_runtime.blocks.pfedclub.stitch_tuning import Candidate
 from fedwright.server_runtime.methods.base import Absorbed, Assignment, Emission, Relay, Setting, Tensors
+from fedwright.server_runtime.methods.params.own_models import Own
 from fedwright.server_runtime.methods.shared.budget_fit import budget_of, cost_of, fits
 from fedwright.server_runtime.methods.shared.generated_models import recipe_for
-from fedwright.server_runtime.methods.shared.personal_models import Own, OwnModels, pack, unpack
+from fedwright.server_runtime.methods.shared.personal_models import OwnModels, pack, unpack
 from fedwright.server_runtime.public_data import need_public
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Objective, Structure

@@ -7,7 +7,8 @@ import pytest
 from msgspec import structs
 
 from fedwright.server_runtime.methods.base import notes_of, recall
-from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
+from fedwright.server_runtime.methods.baselines.fedavg import FedAvg
+from fedwright.server_runtime.methods.params.submodels import FedAvgParams
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.store.base import Position
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
