@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -27,6 +27,7 @@ from fedwright.server_runtime.public_data import PublicData, load_public
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.asynchronous import BufferedCoordinator
 from fedwright.server_runtime.rounds.coordinator import Coordinator, Options
+from fedwright.server_runtime.rounds.notices import noticed
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.store.base import RunRecord
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
@@ -114,6 +115,12 @@ def meet(config: RunConfig, text: str, meeting: Meeting) -> Outcome:
     """`execute` over any way to speak with devices."""
     folder = folder_of(config)
     folder.path.mkdir(parents=True, exist_ok=True)
+    with noticed(folder.path, meeting.observer) as observer:
+        return _meet(config, text, replace(meeting, observer=observer))
+
+
+def _meet(config: RunConfig, text: str, meeting: Meeting) -> Outcome:
+    folder = folder_of(config)
     lock = lock_folder(folder.path)
     if lock is None:
         raise ConfigError(

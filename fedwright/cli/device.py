@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import logging
 import re
 import socket
 import sys
@@ -10,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from fedwright.cli.arguments import command
+from fedwright.cli.logs import add_log_options, start_logging
 from fedwright.device_runtime.config import AgentConfig, default_state
 from fedwright.protocol.errors import ConfigError
 
@@ -42,6 +42,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     run = command(commands, "run", "run the agent in the foreground", RUN_EXAMPLE)
     _agent_options(run, required=True)
     run.add_argument("--quiet", action="store_true", help="log problems only")
+    add_log_options(run)
     run.set_defaults(run=_run)
     doctor = command(
         commands,
@@ -163,12 +164,9 @@ def _whole(text: str) -> int:
 def _run(args: argparse.Namespace) -> int:
     from fedwright.device_runtime.start import run_agent
 
-    logging.basicConfig(
-        level=logging.WARNING if args.quiet else logging.INFO,
-        format="%(asctime)s %(levelname)s %(message)s",
-        stream=sys.stderr,
-    )
-    run_agent(_with_broker(config_of(args)))
+    config = _with_broker(config_of(args))
+    start_logging(args, device=config.device, quiet=args.quiet)
+    run_agent(config)
     return 0
 
 
