@@ -251,7 +251,7 @@ class SimulateSection:
         default="portable", metadata=_help("portable: the graphs of real devices; torch: faster, same but for rounding")
     )
     hide_counts: bool = field(
-        default=False, metadata=_help("devices tell nothing of their data but sums that hide it (secure_sum)")
+        default=False, metadata=_help("devices tell nothing of their data but sums over 3 or more (secure_sum)")
     )
     processes: int | None = field(default=None, metadata=_help("how many in parallel; 0 = inside this one"))
     edges: int = field(default=0, metadata=_help("edge servers that devices sit behind in turn; 0 = none"))

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedwright.cli.arguments import new_file
 from fedwright.cli.logs import add_log_options, say, start_logging
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("config", metavar="CONFIG", type=Path, help="a TOML file; `fedwright init` writes one")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON too")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="write the result as JSON too")
     add_log_options(parser)
     parser.set_defaults(run=run)
 

@@ -34,7 +34,8 @@ class HasaParams:
         default_factory=dict, metadata={"help": "largest width by device id or board profile; memory caps all the same"}
     )
     secure_sum: bool = field(
-        default=False, metadata={"help": "the server sees only the sum of all counts; devices run with --hide-counts"}
+        default=False,
+        metadata={"help": "the server sees only sums of counts; 3 devices or more run with --hide-counts"},
     )
     memory_ratio: float = field(default=1.0, metadata={"help": "share of its free memory that a device may use"})
 
