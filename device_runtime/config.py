@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from fedwright.protocol.link.security import Bundle, TlsFiles
 
 
+# By short name; onnxruntime's own names end in ExecutionProvider.
+PROVIDERS = ("cpu", "cuda", "auto")
+BACKENDS = ("portable", "classic")
+
+
 def default_state() -> Path:
     """Where an agent keeps its journal, blobs and checkpoints unless told otherwise."""
     return Path.home() / ".fedwright"
@@ -64,6 +69,10 @@ class AgentConfig:
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ConfigError(f"{name} is {value} but must be above 0; leave it out for no limit")
+        if self.provider not in PROVIDERS and not self.provider.endswith("ExecutionProvider"):
+            raise ConfigError(f"--provider is {self.provider!r}; choose one of {', '.join(PROVIDERS)}")
+        if self.backend not in BACKENDS:
+            raise ConfigError(f"--backend is {self.backend!r}; choose one of {', '.join(BACKENDS)}")
 
     def identity(self) -> "Bundle | None":
         """Certificate, key and the server's key from the bundle."""

@@ -48,6 +48,7 @@ def diagnose(config: AgentConfig, *, root: Path = facts.ROOT) -> list[Finding]:
         _python(),
         *(_package(name) for name in PACKAGES),
         *_runtime(),
+        *_provider(config.provider),
         _board(root),
         _memory(root),
         *_sensors(root),
@@ -113,6 +114,21 @@ def _runtime_import(name: str, version: str) -> Finding:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
         return Finding("fail", f"{name} {version} cannot be imported: {reason}", f"{_INSTALL} --force-reinstall")
     return Finding("ok", f"{name} {version} loads on this processor")
+
+
+def _provider(provider: str) -> list[Finding]:
+    """Whether the runtime has the provider that was asked for; the CPU it always has."""
+    if provider == "cpu":
+        return []
+    try:
+        from fedwright.device_runtime.train.session import pick_provider
+
+        found = pick_provider(provider)
+    except ImportError:
+        return []
+    except FedwrightError as err:
+        return [Finding("fail", str(err), "give another --provider")]
+    return [Finding("ok", f"provider {provider} is {found}")]
 
 
 def _board(root: Path) -> Finding:

@@ -31,6 +31,7 @@ from fedwright.device_runtime.train.threads import pick_threads
 from fedwright.protocol import codec, topics
 from fedwright.protocol.artifact import Artifact
 from fedwright.protocol.blobs import BlobStore
+from fedwright.protocol.crypto.secure_sum import LEAST_DEVICES
 from fedwright.protocol.crypto.x25519 import KEY_BYTES
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.link import connect
@@ -86,6 +87,7 @@ def run_agent(config: AgentConfig) -> None:
         model=config.model,
     )
     if config.hide_counts:
+        log.info("counts of the data are told only in sums over %d devices or more that hide theirs", LEAST_DEVICES)
         holdings = _hiding(holdings, config.device, folder)
     try:
         _run(config, holdings)
@@ -141,6 +143,9 @@ def make_tools(
 def _portable(threads: HowMany, provider: str) -> tuple[MakeTrainer, CheckArtifact]:
     from fedwright.device_runtime.train.check import check_artifact
     from fedwright.device_runtime.train.portable import PortableTrainer
+    from fedwright.device_runtime.train.session import pick_provider
+
+    pick_provider(provider)
 
     def make_trainer(artifact: Artifact, sides: Tensors, frozen: Tensors) -> Trainer:
         return PortableTrainer(artifact, threads=threads(artifact), provider=provider, sides=sides, frozen=frozen)

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.support.settings import check_range, from_dict, suggest, unknown
 from fedwright.protocol.topics import check_name
+from fedwright.server_runtime import model_names
 from fedwright.server_runtime.blocks.budget import Budget
 from fedwright.server_runtime.blocks.robust import Combine
 from fedwright.server_runtime.spec import Optimizer
@@ -250,7 +251,7 @@ class SimulateSection:
         default="portable", metadata=_help("portable: the graphs of real devices; torch: faster, same but for rounding")
     )
     hide_counts: bool = field(
-        default=False, metadata=_help("devices tell nothing of their data but sums that hide it (secure_sum)")
+        default=False, metadata=_help("devices tell nothing of their data but sums over 3 or more (secure_sum)")
     )
     processes: int | None = field(default=None, metadata=_help("how many in parallel; 0 = inside this one"))
     edges: int = field(default=0, metadata=_help("edge servers that devices sit behind in turn; 0 = none"))
@@ -389,9 +390,8 @@ def _method(data: Any, *, where: str, asynchronous: bool) -> MethodSection:
 
 
 def _check_model(name: str, *, where: str) -> None:
-    # Importing the models imports torch, which takes a second; nothing else here does.
-    from fedwright.server_runtime.zoo import MODELS
-
     plain = name.partition("@")[0]
-    if plain not in MODELS and not name.startswith("python:"):
-        raise ConfigError(f"{where} model is {name!r}; {suggest(plain, MODELS)}, or python:package:function")
+    if plain not in model_names.SUMMARIES and not name.startswith("python:"):
+        raise ConfigError(
+            f"{where} model is {name!r}; {suggest(plain, model_names.SUMMARIES)}, or python:package:function"
+        )

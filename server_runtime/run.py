@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -27,6 +27,7 @@ from fedwright.server_runtime.public_data import PublicData, load_public
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.asynchronous import AsynchronousCoordinator
 from fedwright.server_runtime.rounds.coordinator import Coordinator, RoundOptions
+from fedwright.server_runtime.rounds.notices import noticed
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.store.base import RunRecord
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
@@ -116,6 +117,12 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
     """`execute` over any way to speak with devices."""
     folder = folder_of(config)
     folder.path.mkdir(parents=True, exist_ok=True)
+    with noticed(folder.path, fleet.observer) as observer:
+        return _conduct(config, text, replace(fleet, observer=observer))
+
+
+def _conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
+    folder = folder_of(config)
     lock = lock_folder(folder.path)
     if lock is None:
         raise ConfigError(

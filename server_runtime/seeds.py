@@ -1,6 +1,7 @@
 """Who takes part in a round, and the seeds that everything random in it is drawn from."""
 
 import hashlib
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +11,12 @@ def derive_seed(seed: int, *names: str | int) -> int:
     """A seed for one purpose, made from the run's seed and the purpose's names; stable across machines."""
     text = "\0".join([str(seed), *map(str, names)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+
+
+def number_of(device: str, seed: int) -> int:
+    """The number at the end of an id, or one drawn from the id."""
+    digits = re.search(r"(\d+)$", device)
+    return int(digits.group(1)) if digits else derive_seed(seed, "level", device)
 
 
 def sample(devices: Sequence[str], *, count: int, seed: int, round_number: int) -> list[str]:

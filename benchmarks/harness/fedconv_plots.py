@@ -17,7 +17,7 @@ from fedwright.server_runtime.methods.base import Setting, Tensors
 from fedwright.server_runtime.methods.baselines.slice_tuned import SliceTuned
 from fedwright.server_runtime.methods.fedconv.method import FedConv
 from fedwright.server_runtime.methods.fedconv.params import FedConvParams
-from fedwright.server_runtime.methods.shared.submodels import Levels
+from fedwright.server_runtime.methods.params.submodels import Levels
 from fedwright.server_runtime.spec import ModelSpec
 from fedwright.simulation.dealing import deal, reserve
 

@@ -15,8 +15,7 @@ from fedwright.server_runtime import zoo
 from fedwright.server_runtime.methods.base import Method, Tensors
 from fedwright.server_runtime.methods.baselines.fiarse import Fiarse
 from fedwright.server_runtime.methods.framp.method import Framp
-from fedwright.server_runtime.methods.shared.submodels import number_of
-from fedwright.server_runtime.seeds import derive_seed
+from fedwright.server_runtime.seeds import derive_seed, number_of
 from fedwright.server_runtime.spec import ModelSpec
 from fedwright.simulation.dealing import Dealt
 

@@ -8,7 +8,8 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from fedwright.server_runtime.methods.base import CheckedUpdate, Entry, Method, MethodState, Relay
+from fedwright.server_runtime.methods.base import CheckedUpdate, Method, MethodState, Relay
+from fedwright.server_runtime.methods.registry import METHODS, Entry
 
 SUFFIX = "-with-books"
 BOOKS = "absorbed_tasks"
@@ -40,19 +41,15 @@ class Books:
 
 def with_books(entry: Entry) -> Entry:
     """A method that does what it did and keeps books."""
-    assert isinstance(entry.make, type)
-    kept: type[Method] = type(f"{entry.name}{SUFFIX}", (Books, entry.make), {})
-    return replace(entry, name=entry.name + SUFFIX, make=kept)
+    kept: type[Method] = type(f"{entry.name}{SUFFIX}", (Books, entry.method), {})
+    return replace(entry, name=entry.name + SUFFIX, source=kept)
 
 
 def main() -> int:
     """`fedwright` where one may name these methods."""
     from fedwright.cli.main import main as command
-    from fedwright.server_runtime.methods.base import register
-    from fedwright.server_runtime.methods.registry import METHODS
 
-    for entry in list(METHODS.values()):
-        register(with_books(entry))
+    METHODS.update({kept.name: kept for kept in map(with_books, list(METHODS.values()))})
     return command()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedwright.benchmarks.harness.generated_views import ModelView
 from fedwright.benchmarks.harness.suite import Finished, Job, check, mean, merged, read_suite, run_jobs, seeds_of
-from fedwright.server_runtime.methods.shared.submodels import number_of
+from fedwright.server_runtime.seeds import number_of
 from fedwright.simulation.dealing import Dealt
 
 Runs = Mapping[str, list[Finished]]

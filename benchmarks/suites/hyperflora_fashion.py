@@ -26,7 +26,8 @@ from fedwright.benchmarks.harness.suite import (
 )
 from fedwright.server_runtime.blocks.lora import round_values
 from fedwright.server_runtime.methods.base import Method
-from fedwright.server_runtime.methods.shared.submodels import count_params, number_of
+from fedwright.server_runtime.methods.shared.submodels import count_params
+from fedwright.server_runtime.seeds import number_of
 from fedwright.server_runtime.spec import ModelSpec
 from fedwright.simulation.dealing import Dealt
 

@@ -11,8 +11,8 @@ from fedwright.benchmarks.harness.suite import check
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.methods.base import Setting
-from fedwright.server_runtime.methods.pfedclub import PFedClub, PFedClubParams
-from fedwright.server_runtime.methods.shared.personal_models import PersonalModelParams
+from fedwright.server_runtime.methods.params.personal_models import PersonalModelParams, PFedClubParams
+from fedwright.server_runtime.methods.pfedclub import PFedClub
 from fedwright.server_runtime.methods.shared.teachers import BoardLimits, Pupil
 from fedwright.server_runtime.public_data import PublicData
 from fedwright.server_runtime.spec import ModelSpec, Optimizer

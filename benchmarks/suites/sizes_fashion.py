@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedwright.benchmarks.harness.suite import Finished, Job, check, mean, merged, read_suite, run_jobs, seeds_of
-from fedwright.server_runtime.methods.shared.submodels import number_of
+from fedwright.server_runtime.seeds import number_of
 
 Runs = Mapping[str, list[Finished]]
 

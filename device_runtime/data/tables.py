@@ -1,7 +1,7 @@
 """Readers of numpy and csv files; nothing here unpickles."""
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +12,15 @@ from fedwright.protocol.errors import DataError
 _NAMES = ("x", "y", "x_holdout", "y_holdout")
 
 
-def from_mapping(arrays: Mapping[str, Array], *, where: str) -> Raw:
-    """x and y, with x_holdout and y_holdout together or not at all, and the number of classes if given."""
+def from_mapping(arrays: Mapping[str, Array], *, where: str, held: Iterable[str] = ()) -> Raw:
+    """x and y, with x_holdout and y_holdout together or not at all, and the number of classes if given.
+
+    held: names of what else is there, for a message.
+    """
     for name in ("x", "y"):
         if name not in arrays:
-            raise DataError(f"{where}: has no {name!r}; it has {', '.join(sorted(arrays)) or 'nothing'}")
+            there = ", ".join(sorted({*arrays, *held})) or "nothing"
+            raise DataError(f"{where}: has no {name!r}; it has {there}; give samples the name x and labels the name y")
     if ("x_holdout" in arrays) != ("y_holdout" in arrays):
         raise DataError(f"{where}: has only one of x_holdout and y_holdout; give both or none")
     return Raw(
@@ -38,10 +42,11 @@ def read_npz(place: str, options: dict[str, str]) -> Raw:
         with np.load(path, allow_pickle=False) as archive:
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise DataError(f"{place}: is a single array; save x and y together with numpy.savez")
+            held = archive.files
             arrays = {name: archive[name] for name in archive.files if name in (*_NAMES, "classes")}
     except (ValueError, OSError, EOFError, BadZipFile) as err:
         raise DataError(f"{place}: is not a readable numpy archive of plain numbers ({err})") from err
-    return from_mapping(arrays, where=place)
+    return from_mapping(arrays, where=place, held=held)
 
 
 def read_npy_folder(place: str, options: dict[str, str]) -> Raw:

@@ -58,7 +58,10 @@ def pick_provider(provider: str) -> str:
         return CUDA if CUDA in available else CPU
     wanted = {"cpu": CPU, "cuda": CUDA}.get(provider, provider)
     if wanted not in available:
-        raise ConfigError(f"execution provider {wanted!r} is not in this onnxruntime; it has {', '.join(available)}")
+        raise ConfigError(
+            f"execution provider {wanted!r} is not in this onnxruntime, which has {', '.join(available)}; give another"
+            " --provider, or install onnxruntime-gpu for cuda"
+        )
     return wanted
 
 

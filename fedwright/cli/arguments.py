@@ -1,6 +1,7 @@
 """What the parsers of several commands share."""
 
 import argparse
+import os
 from pathlib import Path
 
 
@@ -18,10 +19,16 @@ def command(
 
 
 def new_file(text: str) -> Path:
-    """A file that can be written; checked before the work is done, not after."""
+    """A file that can be written, its folder made where it is missing; checked before the work is done, not after."""
     path = Path(text)
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{text} is a folder; name a file")
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {path.parent} to write {path.name} into; make it first")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as err:
+        raise argparse.ArgumentTypeError(
+            f"the folder {path.parent} cannot be made ({err.strerror}); name another"
+        ) from err
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text} cannot be written; name a file in a folder of yours")
     return path

@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from fedwright.cli.arguments import new_file
 from fedwright.protocol.errors import ConfigError
 
 # suite -> (module below fedwright.benchmarks with `run(args) -> dict`, what it measures)
@@ -97,7 +98,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--list", action="store_true", help="say which suites there are")
     parser.add_argument("--quick", action="store_true", help="shorter and less exact")
     parser.add_argument("--seeds", type=int, default=None, metavar="N", help="how many seeds, where a suite has any")
-    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the results as JSON")
+    parser.add_argument("--json", type=new_file, default=None, metavar="FILE", help="write the results as JSON")
     parser.add_argument("--out", type=Path, default=Path("report"), metavar="DIR", help="report: folder to write")
     parser.add_argument("--strict", action="store_true", help="exit code 1 unless every check holds")
     parser.add_argument(
@@ -149,11 +150,6 @@ def _check(args: argparse.Namespace) -> None:
         if value is not None and (len(args.suites) > 1 or args.suites[0] not in meant[option]):
             allowed = " or ".join(meant[option])
             raise ConfigError(f"{option} is for the suite {allowed} alone; leave it out for {', '.join(args.suites)}")
-    if args.json is not None:
-        try:
-            args.json.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as err:
-            raise ConfigError(f"--json {args.json}: its folder cannot be made ({err.strerror}); name another") from err
 
 
 def _report(args: argparse.Namespace) -> int:

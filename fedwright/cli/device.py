@@ -2,14 +2,14 @@
 
 import argparse
 import json
-import logging
 import re
 import socket
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from fedwright.cli.arguments import command
+from fedwright.cli.arguments import command, new_file
+from fedwright.cli.logs import add_log_options, start_logging
 from fedwright.device_runtime.config import AgentConfig, default_state
 from fedwright.protocol.errors import ConfigError
 
@@ -42,6 +42,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     run = command(commands, "run", "run the agent in the foreground", RUN_EXAMPLE)
     _agent_options(run, required=True)
     run.add_argument("--quiet", action="store_true", help="log problems only")
+    add_log_options(run)
     run.set_defaults(run=_run)
     doctor = command(
         commands,
@@ -60,7 +61,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     _agent_options(profile, required=False)
     profile.add_argument("--json", action="store_true", help="print the profile as JSON")
-    profile.add_argument("--out", type=Path, metavar="FILE", help="where to keep it (default: profile.json in --state)")
+    profile.add_argument(
+        "--out", type=new_file, metavar="FILE", help="where to keep it (default: profile.json in --state)"
+    )
     profile.set_defaults(run=_profile)
     install = command(
         commands,
@@ -97,7 +100,11 @@ def _agent_options(parser: argparse.ArgumentParser, *, required: bool) -> None:
     add("--round-seconds", type=float, metavar="S", help="most seconds of work that a round may ask of this device")
     add("--round-mb", type=float, metavar="MB", help="most MB that a round may send to and from this device")
     add("--noise", type=float, default=0.0, metavar="RATIO", help="noise on what is told about the data (default: 0)")
-    add("--hide-counts", action="store_true", help="tell nothing of the data but sums that hide it (secure_sum)")
+    add(
+        "--hide-counts",
+        action="store_true",
+        help="tell nothing of the data but sums over 3 devices or more (secure_sum)",
+    )
     add("--model", default="", metavar="NAME", help="architecture to keep, for methods that let devices have their own")
     add("--nice", type=int, default=5, metavar="N", help="step back behind other programs, 0 to 19 (default: 5)")
     add("--evaluate-only", action="store_true", help="measure models on the data, never train")
@@ -109,10 +116,15 @@ def config_of(args: argparse.Namespace) -> AgentConfig:
     if args.edge and args.fleet:
         raise ConfigError("--edge and --fleet are both given; an edge serves the fleet of its own name, keep --edge")
     broker, device, fleets = "", default_device(), ["default"]
-    if args.bundle is not None and not (args.broker and args.device and (args.fleet or args.edge)):
+    if args.bundle is not None:
         from fedwright.protocol.link.security import read_bundle
 
         info = read_bundle(args.bundle).info
+        if args.device not in (None, info.device):
+            raise ConfigError(
+                f"--device is {args.device} but {args.bundle} is the bundle of {info.device}, whose certificate counts;"
+                " leave out --device or give the bundle of that device"
+            )
         broker, device, fleets = info.broker, info.device, info.edges or [info.fleet]
     fleet, *further = args.edge or ([args.fleet] if args.fleet else fleets)
     return AgentConfig(
@@ -163,12 +175,9 @@ def _whole(text: str) -> int:
 def _run(args: argparse.Namespace) -> int:
     from fedwright.device_runtime.start import run_agent
 
-    logging.basicConfig(
-        level=logging.WARNING if args.quiet else logging.INFO,
-        format="%(asctime)s %(levelname)s %(message)s",
-        stream=sys.stderr,
-    )
-    run_agent(_with_broker(config_of(args)))
+    config = _with_broker(config_of(args))
+    start_logging(args, device=config.device, quiet=args.quiet)
+    run_agent(config)
     return 0
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedwright.server_runtime.methods.base import Entry
+    from fedwright.server_runtime.methods.registry import Entry
 
 # Enough for methods that need examples on the server.
 PUBLIC_ROWS = 200

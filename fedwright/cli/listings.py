@@ -30,9 +30,9 @@ def methods() -> Rows:
 
 def models() -> Rows:
     """Name and summary of every model."""
-    from fedwright.server_runtime.zoo import MODELS
+    from fedwright.server_runtime.model_names import SUMMARIES
 
-    return [{"name": name, "summary": entry.summary} for name, entry in sorted(MODELS.items())]
+    return [{"name": name, "summary": summary} for name, summary in sorted(SUMMARIES.items())]
 
 
 def profiles() -> Rows:

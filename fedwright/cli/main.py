@@ -1,7 +1,9 @@
 """The one command `fedwright`: imports only the command that was asked for, and turns errors into one sentence."""
 
 import argparse
+import errno
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -11,6 +13,16 @@ from fedwright import __version__
 from fedwright.protocol.errors import FedwrightError
 
 INTERRUPTED = 130
+REMEDIES = {
+    errno.ENOENT: "check the path",
+    errno.EACCES: "give this user the right to it, or name another place",
+    errno.EPERM: "give this user the right to it, or name another place",
+    errno.EROFS: "name another place",
+    errno.ENOSPC: "free some space there; what was finished is kept",
+    errno.EDQUOT: "free some space there; what was finished is kept",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.EADDRINUSE: "stop what listens there",
+}
 
 
 class Group(NamedTuple):
@@ -69,6 +81,13 @@ def build_parser(command: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def sentence_of(err: OSError) -> str:
+    """What went wrong with a file or a connection, and what to do about it."""
+    what = err.strerror or str(err) or type(err).__name__
+    where = f"{err.filename}: " if err.filename else ""
+    return f"{where}{what}; {REMEDIES.get(err.errno or 0, 'mend that and try again')}"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -95,3 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output left, as `head` does; Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as err:
+        logging.getLogger(__name__).debug("the command ended with an error of the system", exc_info=err)
+        print(f"fedwright: {sentence_of(err)}", file=sys.stderr)
+        return 1

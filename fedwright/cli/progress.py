@@ -12,17 +12,27 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from fedwright.protocol.messages import Stats
-    from fedwright.server_runtime.rounds.events import Event, RoundClosed
+    from fedwright.server_runtime.rounds.events import (
+        DeviceJoined,
+        DeviceLost,
+        DeviceTurnedAway,
+        Event,
+        RoundClosed,
+        Warned,
+    )
 
 
 # Devices that a screen has lines for.
 SHOWN = 16
+REVOKED, AWAY = "[red]revoked[/red]", "[red]turned away[/red]"
 
 
 class Progress:
     """An observer of a run; use it in a `with` block."""
 
-    def __init__(self, rounds: int, devices: int) -> None:
+    def __init__(self, rounds: int, devices: int, *, silent: bool = False) -> None:
+        """silent: say nothing, where the log on the same screen says it all."""
+        self._silent = silent
         self._rounds = rounds
         self._devices = devices
         self._console = Console(stderr=True)
@@ -34,7 +44,7 @@ class Progress:
         self._seconds: dict[str, float] = {}
         self._live = (
             Live(get_renderable=self._render, console=self._console, refresh_per_second=4, transient=True)
-            if self._console.is_terminal
+            if self._console.is_terminal and not silent
             else None
         )
 
@@ -53,31 +63,46 @@ class Progress:
         """Take an event of the run."""
         from fedwright.server_runtime.rounds import events
 
-        if isinstance(event, events.DeviceJoined):
-            known = event.device in self._states
-            self._states[event.device] = "joined"
-            if not known:
-                self._headline = f"{len(self._states)} of {self._devices} devices are here"
-                self._say(f"{event.device} joined with {event.report.data.samples} samples ({self._headline})")
-        elif isinstance(event, events.DeviceLost):
-            self._states[event.device] = "[red]lost[/red]"
-            self._say(f"{event.device} lost its connection")
-        elif isinstance(event, events.DeviceTurnedAway):
-            self._say(f"{event.device} was turned away: {event.reason}")
-        elif isinstance(event, events.StagePlanned):
+        if isinstance(event, events.StagePlanned):
             self._headline = "measuring" if event.evaluation else f"round {event.round} of {self._rounds}"
             self._states.update(dict.fromkeys(event.devices, "measuring" if event.evaluation else "training"))
         elif isinstance(event, events.UpdateTaken):
             self._take_stats(event.device, event.stats, event.seconds)
         elif isinstance(event, events.TaskFailed):
             self._states[event.device] = "[red]failed[/red]"
-            self._say(f"round {event.round}: {event.device} did not answer: {event.detail}")
+            self._say(f"round {event.round}: {event.device} gave no update: {event.detail}")
         elif isinstance(event, events.LessOffered):
-            self._states[event.device] = "training"
+            self._states[event.device] = "training less"
             self._say(f"round {event.round}: {event.device} was offered less: {event.detail}")
         elif isinstance(event, events.RoundClosed):
             self._closed = event.round
             self._say(round_line(event, self._rounds))
+        else:
+            self._take_fate(event)
+
+    def _take_fate(self, event: "DeviceJoined | DeviceLost | DeviceTurnedAway | Warned") -> None:
+        """Who came, went or was sent away, and what the server warns of."""
+        from fedwright.server_runtime.rounds import events
+
+        if isinstance(event, events.DeviceJoined):
+            known = event.device in self._states
+            self._states[event.device] = "joined"
+            if not known:
+                here = sum(state not in (REVOKED, AWAY) for state in self._states.values())
+                self._headline = f"{here} of {self._devices} devices are here"
+                self._say(f"{event.device} joined with {event.report.data.samples} samples ({self._headline})")
+        elif isinstance(event, events.DeviceLost):
+            if self._states.get(event.device) != REVOKED:
+                self._states[event.device] = "[red]lost[/red]"
+                self._say(f"{event.device} lost its connection")
+        elif isinstance(event, events.DeviceTurnedAway):
+            if not event.double:
+                self._states[event.device] = AWAY
+            self._say(f"{event.device} was turned away: {event.reason}")
+        else:
+            if event.fate == "revoked":
+                self._states[event.device] = REVOKED
+            self._say(f"WARNING: {event.text}")
 
     def _take_stats(self, device: str, stats: "Stats", seconds: float) -> None:
         self._states[device] = "[green]done[/green]"
@@ -86,7 +111,8 @@ class Progress:
             self._accuracy[device] = stats.correct_before / stats.holdout
 
     def _say(self, line: str) -> None:
-        self._console.print(line, highlight=False, soft_wrap=True, markup=False)
+        if not self._silent:
+            self._console.print(line, highlight=False, soft_wrap=True, markup=False)
 
     def _render(self) -> RenderableType:
         """The bar and one line per device."""

@@ -2,13 +2,13 @@
 
 import argparse
 import json
-import logging
-import sys
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedwright.cli.arguments import command, new_file
+from fedwright.cli.logs import add_log_options, say, start_logging
 
 if TYPE_CHECKING:
     from fedwright.server_runtime.config import FleetSection, RunConfig
@@ -24,12 +24,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     run = command(commands, "run", "run a config to its end", "example:\n  fedwright server run run.toml")
     run.add_argument("config", metavar="CONFIG", type=Path, help="a TOML file; `fedwright init` writes one")
     run.add_argument("--json", type=new_file, metavar="FILE", help="write the result as JSON too")
+    add_log_options(run)
     run.set_defaults(run=_run)
     resume = command(
         commands, "resume", "go on with a run that was stopped", "example:\n  fedwright server resume runs/run"
     )
     resume.add_argument("run_folder", metavar="RUN", type=Path, help="the folder of the run")
     resume.add_argument("--json", type=new_file, metavar="FILE", help="write the result as JSON too")
+    add_log_options(resume)
     resume.set_defaults(run=_resume)
     edge = command(
         commands,
@@ -38,6 +40,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "example:\n  fedwright server edge edge.toml",
     )
     edge.add_argument("config", metavar="CONFIG", type=Path, help="a TOML file; `fedwright init edge` writes one")
+    add_log_options(edge)
     edge.set_defaults(run=_edge)
     status = command(
         commands, "status", "say how far a run has come", "example:\n  fedwright server status runs/run --json"
@@ -93,14 +96,14 @@ def _run(args: argparse.Namespace) -> int:
     text = read_text(args.config)
     config = config_from_text(text, where=args.config.name)
     check_unclaimed(config, text)
-    return _execute(config, text, args.json)
+    return _execute(config, text, args)
 
 
 def _resume(args: argparse.Namespace) -> int:
     from fedwright.server_runtime.run_reader import open_run
 
     past = open_run(args.run_folder)
-    return _execute(past.config, past.text, args.json)
+    return _execute(past.config, past.text, args)
 
 
 def _edge(args: argparse.Namespace) -> int:
@@ -109,13 +112,13 @@ def _edge(args: argparse.Namespace) -> int:
     from fedwright.server_runtime.edge.run import run_edge
 
     config = load_edge(args.config)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    start_logging(args)
     with terminable():
         run_edge(config)
     return 0
 
 
-def _execute(config: "RunConfig", text: str, json_file: Path | None) -> int:
+def _execute(config: "RunConfig", text: str, args: argparse.Namespace) -> int:
     """Run or go on, then print what each device did."""
     from rich.console import Console
 
@@ -127,28 +130,26 @@ def _execute(config: "RunConfig", text: str, json_file: Path | None) -> int:
 
     folder = folder_of(config)
     folder.path.mkdir(parents=True, exist_ok=True)
-    logging.basicConfig(
-        level=logging.INFO, filename=folder.path / "server.log", format="%(asctime)s %(levelname)s %(message)s"
-    )
+    start_logging(args, file=folder.path / "server.log")
     with terminable(), ExitStack() as stack:
-        link = _link(config.fleet, folder.path, stack)
-        progress = stack.enter_context(Progress(config.run.rounds, config.fleet.devices))
+        link = _link(config.fleet, folder.path, stack, as_json=args.log_json)
+        progress = stack.enter_context(Progress(config.run.rounds, config.fleet.devices, silent=args.log_json))
         try:
             outcome = execute(config, text, link=link, observer=progress)
         except KeyboardInterrupt:
-            print(f"nothing is lost; go on with: fedwright server resume {folder.path}", file=sys.stderr)
+            say(f"nothing is lost; go on with: fedwright server resume {folder.path}", as_json=args.log_json)
             raise
     result = as_json(open_run(folder.path))
     console = Console()
     console.print(device_table(f"{config.method.name}, {config.run.rounds} rounds", result["devices"]))
     if outcome.model is not None:
         console.print(f"\nglobal model: {outcome.model}", highlight=False, soft_wrap=True)
-    if json_file is not None:
-        json_file.write_text(json.dumps(result, indent=2) + "\n")
+    if args.json is not None:
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
     return 0
 
 
-def _link(fleet: "FleetSection", folder: Path, stack: ExitStack) -> Any:
+def _link(fleet: "FleetSection", folder: Path, stack: ExitStack, *, as_json: bool) -> Any:
     """The link to the configured broker; an embedded one is started first."""
     from fedwright.protocol.link import connect
     from fedwright.protocol.link.broker import Broker
@@ -159,10 +160,10 @@ def _link(fleet: "FleetSection", folder: Path, stack: ExitStack) -> Any:
     if url == EMBEDDED:
         (folder / "broker").mkdir(exist_ok=True)
         url = stack.enter_context(Broker(port=EMBEDDED_PORT, folder=folder / "broker")).url
-        print(f"broker: {url}", file=sys.stderr)
+        say(f"broker: {url}", as_json=as_json)
     name = f"fedwright-server-{fleet.name}"
     if fleet.trust is None:
-        print("DEVELOPMENT MODE: no certificates and no signed tasks; see fedwright server enroll", file=sys.stderr)
+        say("DEVELOPMENT MODE: no certificates and no signed tasks; see fedwright server enroll", as_json=as_json)
         link = connect(url, client_id=name)
     else:
         link = connect(url, client_id=name, tls=enroll_server(Authority(Path(fleet.trust))))
@@ -174,6 +175,7 @@ def _status(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from fedwright.cli.tables import device_table
+    from fedwright.server_runtime.rounds.notices import read_notices
     from fedwright.server_runtime.run_reader import latest_run, open_run
 
     past = open_run(args.run_folder or latest_run())
@@ -187,6 +189,8 @@ def _status(args: argparse.Namespace) -> int:
     for number, metrics in enumerate(past.metrics, 1):
         print(f"  round {number}: " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
     Console().print(device_table("", as_json(past)["devices"]))
+    for notice in read_notices(past.folder.path):
+        print(f"  {notice.line()}")
     return 0
 
 
@@ -243,6 +247,7 @@ def _export(args: argparse.Namespace) -> int:
 def as_json(past: "PastRun") -> dict[str, Any]:
     """A run for programs."""
     from fedwright.cli.tables import record_row
+    from fedwright.server_runtime.rounds.notices import read_notices
 
     return {
         "run": past.config.run.name,
@@ -253,5 +258,6 @@ def as_json(past: "PastRun") -> dict[str, Any]:
         "complete": past.complete,
         "metrics": past.metrics,
         "devices": [record_row(record) for _, record in sorted(past.devices.items())],
+        "notices": [asdict(notice) for notice in read_notices(past.folder.path)],
         "model_path": str(past.folder.model) if past.folder.model.exists() else None,
     }

@@ -2,10 +2,11 @@
 
 import argparse
 import json
-import logging
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from fedwright.cli.arguments import new_file
+from fedwright.cli.logs import add_log_options, say, start_logging
 
 if TYPE_CHECKING:
     from fedwright.server_runtime.config import RunConfig
@@ -31,7 +32,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("config", metavar="CONFIG", type=Path, help="a TOML file; `fedwright init` writes one")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON too")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="write the result as JSON too")
+    add_log_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -51,12 +53,12 @@ def run(args: argparse.Namespace) -> int:
     check_unclaimed(config, text)
     folder = folder_of(config).path
     folder.mkdir(parents=True, exist_ok=True)
-    logging.basicConfig(level=logging.INFO, filename=folder / "simulate.log", format="%(asctime)s %(message)s")
-    with Progress(config.run.rounds, config.simulate.devices) as progress:
+    start_logging(args, file=folder / "simulate.log")
+    with Progress(config.run.rounds, config.simulate.devices, silent=args.log_json) as progress:
         try:
             found = simulate(config, text, observer=_without_arrivals(progress))
         except KeyboardInterrupt:
-            print(f"nothing is lost; the same command goes on from {folder}", file=sys.stderr)
+            say(f"nothing is lost; the same command goes on from {folder}", as_json=args.log_json)
             raise
     result = as_json(config, found)
     console = Console()

@@ -167,7 +167,10 @@ class Broker:
 
     def _launch(self) -> None:
         if not _is_free(self.port):
-            raise LinkError(f"port {self.port} is in use; stop what listens there or choose another port")
+            raise LinkError(
+                f"port {self.port} is in use; stop what listens there or, if it is a broker, set fleet.broker to its"
+                f" address, such as mqtt://localhost:{self.port}"
+            )
         log_file = self._folder / "broker.log"
         with log_file.open("wb") as log:
             self._process = subprocess.Popen(

@@ -288,7 +288,8 @@ def open_mqtt(url: str, *, client_id: str, will: tuple[str, bytes] | None, tls: 
         ) from err
     except ssl.SSLError as err:
         raise LinkError(
-            f"TLS with the broker at {address} failed ({_tls_why(err)}); check --ca, --cert and --key"
+            f"TLS with the broker at {address} failed ({_tls_why(err)}); both sides need certificates of one"
+            " `fedwright server enroll`: check the device's --bundle, fleet.trust of the server, edge.bundle of an edge"
         ) from err
     except OSError as err:
         raise LinkError(f"no broker at {address} ({_why(err)}); start one or check --broker") from err

@@ -54,11 +54,15 @@ class Gate:
         self._looked_s = -LOOK_S
         self._barred: frozenset[str] = frozenset()
         self._boots: dict[str, str] = {}
+        self._told: set[str] = set()
 
     def bars(self, device: str) -> bool:
         """Whether a device was shut out."""
         self._look()
-        return device in self._barred
+        if device not in self._barred:
+            return False
+        self._tell(device)
+        return True
 
     def note(self, device: str, boot: str) -> None:
         """Remember which boot of a device the server has heard."""
@@ -67,13 +71,21 @@ class Gate:
     def leavers(self) -> list[tuple[str, str]]:
         """Devices that were heard before they were shut out, with their boots; each is told once."""
         self._look()
-        return [(device, self._boots.pop(device)) for device in sorted(self._barred & self._boots.keys())]
+        leavers = [(device, self._boots.pop(device)) for device in sorted(self._barred & self._boots.keys())]
+        for device, _ in leavers:
+            self._tell(device)
+        return leavers
+
+    def _tell(self, device: str) -> None:
+        """Warn once of a device that is here, or tries to be; not of everybody who was ever shut out."""
+        if device not in self._told:
+            self._told.add(device)
+            text = "device %s was revoked; what it says is ignored until it is enrolled anew"
+            log.warning(text, device, extra={"device": device, "fate": "revoked"})
 
     def _look(self) -> None:
         if self._folder is None or self._clock() - self._looked_s < LOOK_S:
             return
         self._looked_s = self._clock()
-        barred = frozenset(read_revoked(self._folder))
-        for device in sorted(barred - self._barred):
-            log.warning("device %s was revoked; what it says is ignored", device)
-        self._barred = barred
+        self._barred = frozenset(read_revoked(self._folder))
+        self._told &= self._barred

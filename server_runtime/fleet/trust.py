@@ -187,7 +187,7 @@ def enroll_edge(authority: Authority, edge: str, *, fleet: str, broker: str) -> 
     if edge in (SERVER_NAME, fleet) or (authority.folder / "devices" / edge).exists():
         raise ConfigError(f"edge {edge!r} would have the name of the server, the fleet or a device; choose another")
     target = authority.folder / "edges" / edge
-    if (target / "bundle.json").exists():
+    if (target / "bundle.json").exists() and edge not in read_revoked(authority.folder):
         return target
     return _bundle(authority, edge, fleet=fleet, broker=broker, target=target, edges=())
 
@@ -231,8 +231,11 @@ def _serials(folder: Path, name: str) -> set[int]:
 
 
 def _bundle(authority: Authority, device: str, *, fleet: str, broker: str, target: Path, edges: Sequence[str]) -> Path:
-    if (target / "bundle.json").exists():
-        raise ConfigError(f"{target} already holds a bundle for {device}; remove it to enroll the device anew")
+    if (target / "bundle.json").exists() and device not in read_revoked(authority.folder):
+        raise ConfigError(
+            f"{target} already holds a bundle for {device}; copy that one, or make it void first with "
+            f"`fedwright server revoke {device}`"
+        )
     authority.issue_device(device, target)
     _readmit(authority, device, fleet=fleet)
     (target / "ca.pem").write_bytes(authority.ca.read_bytes())

@@ -1,12 +1,11 @@
-"""A method is four hooks over shared blocks, called in this order every round, and a registry finds it by name."""
+"""A method is four hooks over shared blocks, called in this order every round."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from fedwright.protocol.artifact import Manifest
-from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Recipe, Refusal, Report, Returns, Stats
 from fedwright.protocol.predictor import Prediction
 from fedwright.server_runtime.blocks.budget import Budget
@@ -213,37 +212,3 @@ class Method(ABC):
     def personal_layers(self, device: str) -> tuple[str, ...]:
         """Layers of its model that a device keeps to itself, as the assignments' `returns.personal` say."""
         return ()
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One line of the registry; `model` is one that the method can train, to start from.
-
-    needs_public: it cannot begin without examples on the server. relays: whether it passes work on inside a round with
-    these parameters, as advice how to do without that; else empty.
-    """
-
-    name: str
-    summary: str
-    params: type[Any]
-    make: Callable[[Any, Setting], Method]
-    model: str = "cnn-small"
-    needs_public: bool = False
-    relays: Callable[[Any], str] = lambda params: ""
-
-
-METHODS: dict[str, Entry] = {}
-
-
-def register(entry: Entry) -> None:
-    """Add a method; a second one of the same name is a programming error."""
-    if entry.name in METHODS:
-        raise ValueError(f"method {entry.name} is registered twice; choose another name")
-    METHODS[entry.name] = entry
-
-
-def find(name: str) -> Entry:
-    """The method of that name, or an error that lists the names there are."""
-    if name not in METHODS:
-        raise ConfigError(f"unknown method {name!r}; choose one of {', '.join(sorted(METHODS))}")
-    return METHODS[name]

@@ -16,7 +16,6 @@ of the first ones: a sum with it and one without it would tell its counts.
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 from msgspec import structs
@@ -24,21 +23,13 @@ from numpy.typing import NDArray
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Report
-from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime import zoo
-from fedwright.server_runtime.blocks.allocation import Rule, WidthBudget, allocate
+from fedwright.server_runtime.blocks.allocation import allocate
 from fedwright.server_runtime.blocks.budget import Cost, largest_ratio
 from fedwright.server_runtime.blocks.scores import distances, heterogeneity
 from fedwright.server_runtime.evaluate.metrics import realised_budget
-from fedwright.server_runtime.methods.base import (
-    Assignment,
-    Entry,
-    MethodState,
-    Setting,
-    SumRequest,
-    SumResult,
-    register,
-)
+from fedwright.server_runtime.methods.base import Assignment, MethodState, Setting, SumRequest, SumResult
+from fedwright.server_runtime.methods.params.hasa import HasaParams
 from fedwright.server_runtime.methods.shared.budget_fit import budget_of, cost_of, shown
 from fedwright.server_runtime.methods.shared.submodels import SubmodelMethod
 from fedwright.server_runtime.spec import ModelSpec
@@ -47,52 +38,6 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class HasaParams:
-    """The paper's symbols: B budget, [rmin, rmax] least and most, T passes, g size_share, a smoothing.
-
-    square: the budget counts r² (for CNNs). tolerance: scale until the budget is met so closely, instead of T passes.
-    """
-
-    rule: Rule = field(default="hasa", metadata={"help": "hasa, uniform, size, mixed or inverse"})
-    budget: float = field(default=0.5, metadata={"help": "mean width over all samples"})
-    least: float = field(default=0.2, metadata={"help": "smallest width of any device"})
-    most: float = field(default=0.8, metadata={"help": "largest width of any device"})
-    square: bool = field(default=False, metadata={"help": "the budget counts squares of widths"})
-    passes: int = field(default=2, metadata={"help": "how often widths are scaled to the budget and clipped"})
-    tolerance: float | None = field(default=None, metadata={"help": "or: scale until the budget is met so closely"})
-    size_share: float = field(default=0.5, metadata={"help": "mixed: how much the number of samples counts"})
-    smoothing: float = field(default=0.1, metadata={"help": "added to every count"})
-    score: Literal["counts", "pixels", "features"] = field(
-        default="counts", metadata={"help": "counts of classes or words, pixels of images, or frozen features"}
-    )
-    aggregation: Literal["original", "selective"] = field(
-        default="selective", metadata={"help": "original: untrained entries count as unchanged; selective: not at all"}
-    )
-    caps: dict[str, float] = field(
-        default_factory=dict, metadata={"help": "largest width by device id or board profile; memory caps all the same"}
-    )
-    secure_sum: bool = field(
-        default=False, metadata={"help": "the server sees only the sum of all counts; devices run with --hide-counts"}
-    )
-    memory_ratio: float = field(default=1.0, metadata={"help": "share of its free memory that a device may use"})
-
-    def __post_init__(self) -> None:
-        """Check values."""
-        self.limits()
-        if self.secure_sum and self.score != "counts":
-            raise ConfigError(f"secure_sum adds up counts but score is {self.score!r}; set one of them back")
-        check_range("size_share", self.size_share, low=0, high=1)
-        check_range("smoothing", self.smoothing, low=0)
-        check_range("memory_ratio", self.memory_ratio, above=0)
-        for name, width in self.caps.items():
-            check_range(f"caps.{name}", width, low=self.least, high=1)
-
-    def limits(self) -> WidthBudget:
-        """The budget as the allocation reads it."""
-        power = 2 if self.square else 1
-        return WidthBudget(self.budget, self.least, self.most, power, self.passes, self.tolerance)
-
-
 @dataclass(frozen=True)
 class DeviceData:
     """What the allocation knows of a device, from its first report.
@@ -294,6 +239,3 @@ class Hasa(SubmodelMethod):
         """Continue from a saved state."""
         self.restore_planning(state)
         super().restore(state)
-
-
-register(Entry("hasa", "wider submodels for devices whose data is unlike everyone's", HasaParams, Hasa))

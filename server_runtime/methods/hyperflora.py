@@ -15,14 +15,13 @@ A pair uses half of the union of its classes, without doubles. A pair whose firs
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import msgspec
 import numpy as np
 from msgspec import structs
 
 from fedwright.protocol.messages import Report
-from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime.blocks import lora
 from fedwright.server_runtime.blocks.hypernet import Hypernet, HypernetForm, Start
 from fedwright.server_runtime.blocks.ranks import cut_rank, pad_rank
@@ -31,47 +30,22 @@ from fedwright.server_runtime.methods.base import (
     Assignment,
     CheckedUpdate,
     Emission,
-    Entry,
     Method,
     MethodState,
     Relay,
     Setting,
     Tensors,
-    register,
 )
 from fedwright.server_runtime.methods.baselines.heterofl import classifier_names
+from fedwright.server_runtime.methods.params.generated_models import HyperFLoRAParams
 from fedwright.server_runtime.methods.shared import generated_models
 from fedwright.server_runtime.methods.shared.budget_fit import BudgetFit, LeftOut, divided, largest_fitting
-from fedwright.server_runtime.methods.shared.frozen_base import BaseParams, FrozenBase
+from fedwright.server_runtime.methods.shared.frozen_base import FrozenBase
 from fedwright.server_runtime.methods.shared.recipes import recipe_for
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec
 
-PAIR, TAKEN = "pair/", "taken"
-
-
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
-
-
-@dataclass(frozen=True)
-class HyperFLoRAParams(BaseParams, generated_models.HypernetParams):
-    """exchanges: E."""
-
-    hidden: int = field(default=128, metadata=_help("width of the hypernetwork"))
-    layers: int = field(default=3, metadata=_help("linear layers of its trunk"))
-    server_rate: float = field(default=0.05, metadata=_help("learning rate of the hypernetwork; the paper has 0.01"))
-    pairs: bool = field(default=True, metadata=_help("also let pairs of devices train an adapter in turn"))
-    exchanges: int = field(default=3, metadata=_help("how often each of a pair has its turn"))
-    sequential: bool = field(default=False, metadata=_help("follow each change on its own instead of their mean"))
-    head: bool = field(default=False, metadata=_help("write the classification layer too"))
-    mask_logits: bool = field(default=False, metadata=_help("let models give only classes that the device holds"))
-
-    def __post_init__(self) -> None:
-        """Check values."""
-        BaseParams.__post_init__(self)
-        generated_models.HypernetParams.__post_init__(self)
-        check_range("exchanges", self.exchanges, low=1)
+PAIR = "pair/"
 
 
 class TurnNote(msgspec.Struct):
@@ -258,15 +232,3 @@ class HyperFLoRA(Method):
 
 def _note(assignment: Assignment) -> TurnNote:
     return msgspec.msgpack.decode(bytes(assignment.marks), type=TurnNote)
-
-
-register(
-    Entry(
-        "hyperflora",
-        "adapters written from a device's classes",
-        HyperFLoRAParams,
-        HyperFLoRA,
-        model="cnn-lora",
-        relays=lambda params: "set pairs = false" if params.pairs else "",
-    )
-)

@@ -19,20 +19,19 @@ rounds.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal, cast
+from dataclasses import replace
+from typing import cast
 
 import numpy as np
 
 from fedwright.protocol.predictor import HEADROOM, need_bytes
-from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime.blocks.budget import FORWARD_RATIO
 from fedwright.server_runtime.blocks.pfedclub import block_search
 from fedwright.server_runtime.blocks.pfedclub.block_search import Block, BlockGroups, Chain, Rules
-from fedwright.server_runtime.blocks.pfedclub.stitch_tuning import Candidate, Tuning, agreement, logits_of, match, tune
+from fedwright.server_runtime.blocks.pfedclub.stitch_tuning import Candidate, agreement, logits_of, match, tune
 from fedwright.server_runtime.blocks.pfedclub.stitching import part_work
-from fedwright.server_runtime.methods.base import Entry, Setting, register
-from fedwright.server_runtime.methods.shared.personal_models import PersonalModelParams
+from fedwright.server_runtime.methods.base import Setting
+from fedwright.server_runtime.methods.params.personal_models import PFedClubParams
 from fedwright.server_runtime.methods.shared.teachers import (
     BoardLimits,
     Pupil,
@@ -43,58 +42,6 @@ from fedwright.server_runtime.methods.shared.teachers import (
 )
 from fedwright.server_runtime.spec import Structure
 from fedwright.server_runtime.zoo.stitched import Stitched, assemble, spell
-
-
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
-
-
-@dataclass(frozen=True)
-class PFedClubParams:
-    """groups: K. most: S_max. eta: the size limit of pFedClub+. distill: λ. temperature: τ of NT-Xent."""
-
-    own: PersonalModelParams = field(default_factory=PersonalModelParams)
-    groups: int = field(default=4, metadata=_help("groups of blocks that do alike"))
-    rows: int = field(default=64, metadata=_help("public examples by which blocks are compared"))
-    most: int = field(default=8, metadata=_help("candidates for each device and round"))
-    finalists: int = field(default=2, metadata=_help("how many of them, the most alike, are tuned"))
-    eta: float | None = field(
-        default=None, metadata=_help("a teacher is at most 1 + eta times its pupil; 0.1 is usual")
-    )
-    order: Literal["raw", "relative", "none"] = field(
-        default="raw", metadata=_help("blocks in the order of their number, of number / count, or in any")
-    )
-    anchor: Literal["random", "similar", "first"] = field(
-        default="random",
-        metadata=_help("the first block: any of its group, the most similar one, or that of the least number"),
-    )
-    completion: bool = field(default=True, metadata=_help("own blocks where the search ends early"))
-    head: Literal["own", "any"] = field(
-        default="own", metadata=_help("a teacher ends in its pupil's head, or in any head of the group")
-    )
-    distill: float = field(default=0.2, metadata=_help("weight of the teacher on the device"))
-    tune_epochs: int = field(default=3, metadata=_help("passes over the public examples for each teacher"))
-    tune_rate: float = field(default=0.001, metadata=_help("step size of the stitches"))
-    tune_batch: int = field(default=64, metadata=_help("public examples per step"))
-    temperature: float = field(default=0.07, metadata=_help("of the loss without labels"))
-
-    def __post_init__(self) -> None:
-        """Check values."""
-        check_range("groups", self.groups, low=1)
-        check_range("rows", self.rows, low=2)
-        check_range("most", self.most, low=1, high=1000)
-        check_range("finalists", self.finalists, low=1)
-        check_range("distill", self.distill, low=0)
-        check_range("tune_epochs", self.tune_epochs, low=0)
-        check_range("tune_rate", self.tune_rate, above=0)
-        check_range("tune_batch", self.tune_batch, low=2)
-        check_range("temperature", self.temperature, above=0)
-        if self.eta is not None:
-            check_range("eta", self.eta, above=-1)
-
-    def tuning(self) -> Tuning:
-        """How stitches are tuned."""
-        return Tuning(self.tune_epochs, self.tune_rate, self.tune_batch, self.temperature)
 
 
 class PFedClub(TeacherMethod):
@@ -183,14 +130,3 @@ class PFedClub(TeacherMethod):
         name = spell([(self.named(block.owner), block.index) for block in chain])
         module = Stitched(list(candidate.blocks), list(candidate.stitches))
         return teacher_of(module, replace(self.setting.spec, model=name, sizes=()))
-
-
-register(
-    Entry(
-        "pfedclub",
-        "own architectures, taught by models stitched from others' blocks",
-        PFedClubParams,
-        PFedClub,
-        needs_public=True,
-    )
-)

@@ -1,53 +1,202 @@
-"""All methods there are: importing this module registers them."""
+"""All methods there are, by name: what each is and can be told; its code is imported when it is made."""
 
-from fedwright.server_runtime.methods import hasa, hyperflora, pfedclub
-from fedwright.server_runtime.methods.base import METHODS, Entry, find
-from fedwright.server_runtime.methods.baselines import (
-    adapters_private,
-    fedavg,
-    fedavg_masked,
-    feddropout,
-    fedgh,
-    fedkemf,
-    fedmd,
-    fedprox,
-    fedrolex,
-    fiarse,
-    flexifed,
-    heterofl,
-    pfedhn,
-    pfedhr,
-    scalefl,
-    slice_tuned,
-    standalone,
-)
-from fedwright.server_runtime.methods.fedconv import method as fedconv
-from fedwright.server_runtime.methods.framp import method as framp
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "METHODS",
-    "Entry",
-    "adapters_private",
-    "fedavg",
-    "fedavg_masked",
-    "fedconv",
-    "feddropout",
-    "fedgh",
-    "fedkemf",
-    "fedmd",
-    "fedprox",
-    "fedrolex",
-    "fiarse",
-    "find",
-    "flexifed",
-    "framp",
-    "hasa",
-    "heterofl",
-    "hyperflora",
-    "pfedclub",
-    "pfedhn",
-    "pfedhr",
-    "scalefl",
-    "slice_tuned",
-    "standalone",
-]
+from fedwright.protocol.errors import ConfigError
+from fedwright.server_runtime.methods.fedconv.params import FedConvParams
+from fedwright.server_runtime.methods.framp.params import FrampParams
+from fedwright.server_runtime.methods.params import generated_models, personal_models, submodels
+from fedwright.server_runtime.methods.params.hasa import HasaParams
+
+if TYPE_CHECKING:
+    from fedwright.server_runtime.methods.base import Method, Setting
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the registry; `model` is one that the method can train, to start from.
+
+    source: the method's class, or `module:name` with a module below this package. needs_public: it cannot begin without
+    examples on the server. relays: whether it passes work on inside a round with these parameters, as advice how to
+    do without that; else empty.
+    """
+
+    name: str
+    summary: str
+    params: type[Any]
+    source: "str | type[Any]"
+    model: str = "cnn-small"
+    needs_public: bool = False
+    relays: Callable[[Any], str] = lambda params: ""
+
+    @property
+    def method(self) -> "type[Method]":
+        """The method's class; importing it imports torch."""
+        if isinstance(self.source, type):
+            return self.source
+        module, _, name = self.source.partition(":")
+        found: type[Method] = getattr(importlib.import_module(f"{__package__}.{module}"), name)
+        return found
+
+    def make(self, params: Any, setting: "Setting") -> "Method":
+        """The method at its birth."""
+        make: Callable[[Any, Setting], Method] = self.method
+        return make(params, setting)
+
+
+def _always(params: Any) -> str:
+    return "choose another method"
+
+
+def _pairs(params: generated_models.HyperFLoRAParams) -> str:
+    return "set pairs = false" if params.pairs else ""
+
+
+METHODS: dict[str, Entry] = {
+    entry.name: entry
+    for entry in (
+        Entry(
+            "adapters-private",
+            "every device its own adapter on a shared frozen base",
+            generated_models.AdaptersPrivateParams,
+            "baselines.adapters_private:AdaptersPrivate",
+            model="cnn-lora",
+        ),
+        Entry(
+            "fedavg",
+            "the whole model on every device, averaged by samples",
+            submodels.FedAvgParams,
+            "baselines.fedavg:FedAvg",
+        ),
+        Entry(
+            "fedavg-masked",
+            "FedAvg; a device uses only the classes that it holds",
+            submodels.MaskedParams,
+            "baselines.fedavg_masked:Masked",
+        ),
+        Entry(
+            "fedconv",
+            "small models by convolution of a large one, tuned on the server",
+            FedConvParams,
+            "fedconv.method:FedConv",
+        ),
+        Entry(
+            "feddropout",
+            "a random subset of channels, anew each round",
+            submodels.FedDropoutParams,
+            "baselines.feddropout:FedDropout",
+        ),
+        Entry(
+            "fedgh",
+            "own extractors under a head that the server trains on class means",
+            personal_models.FedGHParams,
+            "baselines.fedgh:FedGH",
+        ),
+        Entry(
+            "fedkemf",
+            "own models and a small common network that teach each other",
+            personal_models.FedKEMFParams,
+            "baselines.fedkemf:FedKEMF",
+            needs_public=True,
+            relays=_always,
+        ),
+        Entry(
+            "fedmd",
+            "models of any kind that agree on public examples",
+            personal_models.FedMDParams,
+            "baselines.fedmd:FedMD",
+            needs_public=True,
+            relays=_always,
+        ),
+        Entry(
+            "fedprox",
+            "FedAvg with devices held near the global model",
+            submodels.FedProxParams,
+            "baselines.fedprox:FedProx",
+        ),
+        Entry("fedrolex", "a rolling window of channels", submodels.FedRolexParams, "baselines.fedrolex:FedRolex"),
+        Entry(
+            "fiarse",
+            "the largest entries of the model, chosen by importance",
+            submodels.FiarseParams,
+            "baselines.fiarse:Fiarse",
+        ),
+        Entry(
+            "flexifed",
+            "own architectures that average the layers they share",
+            personal_models.FlexiFedParams,
+            "baselines.flexifed:FlexiFed",
+        ),
+        Entry(
+            "framp",
+            "a model written for each device, cut to the part that fits",
+            FrampParams,
+            "framp.method:Framp",
+            model="cnn-gn",
+        ),
+        Entry("hasa", "wider submodels for devices whose data is unlike everyone's", HasaParams, "hasa:Hasa"),
+        Entry(
+            "heterofl",
+            "nested widths: the first channels of every layer",
+            submodels.HeteroFLParams,
+            "baselines.heterofl:HeteroFL",
+        ),
+        Entry(
+            "hyperflora",
+            "adapters written from a device's classes",
+            generated_models.HyperFLoRAParams,
+            "hyperflora:HyperFLoRA",
+            model="cnn-lora",
+            relays=_pairs,
+        ),
+        Entry(
+            "pfedclub",
+            "own architectures, taught by models stitched from others' blocks",
+            personal_models.PFedClubParams,
+            "pfedclub:PFedClub",
+            needs_public=True,
+        ),
+        Entry(
+            "pfedhn",
+            "a hypernetwork writes every device's whole model",
+            generated_models.PFedHNParams,
+            "baselines.pfedhn:PFedHN",
+        ),
+        Entry(
+            "pfedhr",
+            "own architectures, taught by models reassembled for all",
+            personal_models.PFedHRParams,
+            "baselines.pfedhr:PFedHR",
+            needs_public=True,
+        ),
+        Entry(
+            "scalefl",
+            "narrower and shallower submodels with exits",
+            submodels.ScaleFLParams,
+            "baselines.scalefl:ScaleFL",
+            model="cnn-exits",
+        ),
+        Entry(
+            "slice-tuned",
+            "FedConv's control: slices with as much server training",
+            FedConvParams,
+            "baselines.slice_tuned:SliceTuned",
+        ),
+        Entry(
+            "standalone",
+            "every device alone, with a model of its own",
+            personal_models.StandaloneParams,
+            "baselines.standalone:Standalone",
+        ),
+    )
+}
+
+
+def find(name: str) -> Entry:
+    """The method of that name, or an error that lists the names there are."""
+    if name not in METHODS:
+        raise ConfigError(f"unknown method {name!r}; choose one of {', '.join(sorted(METHODS))}")
+    return METHODS[name]

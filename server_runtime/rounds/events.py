@@ -23,10 +23,11 @@ class DeviceLost:
 
 @dataclass(frozen=True)
 class DeviceTurnedAway:
-    """A device was dismissed, and why."""
+    """A device was dismissed, and why; `double`: it is a second one under the id of another, which stays."""
 
     device: str
     reason: str
+    double: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,25 @@ class RoundClosed:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Warned:
+    """The method, or another part of the server, warns; `fate`: what became of the device, where it is about one."""
+
+    text: str
+    device: str = ""
+    fate: str = "warning"
+
+
 Event = (
-    DeviceJoined | DeviceLost | DeviceTurnedAway | StagePlanned | LessOffered | UpdateTaken | TaskFailed | RoundClosed
+    DeviceJoined
+    | DeviceLost
+    | DeviceTurnedAway
+    | StagePlanned
+    | LessOffered
+    | UpdateTaken
+    | TaskFailed
+    | RoundClosed
+    | Warned
 )
 Observer = Callable[[Event], None]
 

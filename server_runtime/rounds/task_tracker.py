@@ -230,7 +230,7 @@ class TaskTracker:
         elif verdict == "taken":
             reason = f"another live device already uses the id {device}; give this one another --device"
             self._dismiss(device, newcomer, "identity_taken", reason)
-            self.observe(events.DeviceTurnedAway(device, reason))
+            self.observe(events.DeviceTurnedAway(device, reason, double=True))
 
     def _welcome(self, device: str) -> None:
         member = self._registry.known(device)

@@ -152,14 +152,13 @@ class Layers:
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """One line of the model list.
+    """How one model of `model_names` is made.
 
     sizes: full size by channel group. uncut: groups that a width leaves alone (a depth, a rank).
     example_shape, example_classes: an input it is meant for.
     """
 
     name: str
-    summary: str
     kind: Kind
     sizes: dict[str, int]
     example_shape: tuple[int, ...]

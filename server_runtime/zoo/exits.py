@@ -54,7 +54,6 @@ def _exits(spec: ModelSpec, make: Layers) -> ZooModel:
 ENTRIES = (
     ModelEntry(
         "cnn-exits",
-        "three normalised convolutions with a classifier after each; `exits` is the depth",
         "image",
         {"conv1": 32, "conv2": 64, "conv3": 128, EXITS: 3},
         (1, 28, 28),

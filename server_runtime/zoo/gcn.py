@@ -72,7 +72,6 @@ def _gcn(spec: ModelSpec, make: Layers) -> ZooModel:
 ENTRIES = (
     ModelEntry(
         "gcn4",
-        "four graph convolutions over an edge list, for node classification",
         "graph",
         {f"conv{number}": 64 for number in range(1, DEPTH + 1)},
         (1433,),

@@ -190,7 +190,7 @@ def _v3_sizes() -> dict[str, int]:
 
 _V1_SIZES = {"stem": 32} | {f"block{number}": size for number, (size, _) in enumerate(_V1, start=1)}
 ENTRIES = (
-    ModelEntry("mobilenet-v1", "MobileNetV1: depthwise separable", "image", _V1_SIZES, (3, 32, 32), 10, _v1),
-    ModelEntry("mobilenet-v2", "MobileNetV2: inverted residuals", "image", _v2_sizes(), (3, 32, 32), 10, _v2),
-    ModelEntry("mobilenet-v3", "MobileNetV3-small: squeeze and excitation", "image", _v3_sizes(), (3, 32, 32), 10, _v3),
+    ModelEntry("mobilenet-v1", "image", _V1_SIZES, (3, 32, 32), 10, _v1),
+    ModelEntry("mobilenet-v2", "image", _v2_sizes(), (3, 32, 32), 10, _v2),
+    ModelEntry("mobilenet-v3", "image", _v3_sizes(), (3, 32, 32), 10, _v3),
 )

@@ -25,12 +25,6 @@ _SIZES = {
     "cnn3": {"conv1": 32, "conv2": 32, "conv3": 64, "conv4": 64, "conv5": 128, "fc1": 256, "fc2": 128, "fc3": 64},
     "cnn4": {"conv1": 32, "conv2": 64, "conv3": 128, "conv4": 128, "conv5": 256, "conv6": 256, "fc1": 1024, "fc2": 512},
 }
-_SUMMARIES = {
-    "cnn1": "pFedClub's CNN1: 2 convolutions, 2 linear layers",
-    "cnn2": "pFedClub's CNN2: 3 convolutions, 2 linear layers",
-    "cnn3": "pFedClub's CNN3: 5 convolutions, 4 linear layers",
-    "cnn4": "pFedClub's CNN4: 6 convolutions, 3 of them normalised, 3 linear layers",
-}
 
 
 def _club(spec: ModelSpec, make: Layers) -> ZooModel:
@@ -56,6 +50,4 @@ def _unit(make: Layers, ends: tuple[str | int, str], kernel: int, *, norm: bool,
     return nn.Sequential(*layers, nn.MaxPool2d(2)) if pool else nn.Sequential(*layers)
 
 
-ENTRIES = tuple(
-    ModelEntry(name, summary, "image", _SIZES[name], (3, 32, 32), 10, _club) for name, summary in _SUMMARIES.items()
-)
+ENTRIES = tuple(ModelEntry(name, "image", _SIZES[name], (3, 32, 32), 10, _club) for name in _CONVS)

@@ -77,10 +77,8 @@ def _sizes(channels: tuple[int, ...], depths: tuple[int, ...]) -> dict[str, int]
 
 
 def _entry(name: str, channels: tuple[int, ...], depths: tuple[int, ...], *, group_norm: bool) -> ModelEntry:
-    kind = "group" if group_norm else "batch"
     return ModelEntry(
         name,
-        f"ResNet-{2 * sum(depths) + 2} with {kind} normalisation",
         "image",
         _sizes(channels, depths),
         (3, 32, 32),

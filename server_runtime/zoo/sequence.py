@@ -50,7 +50,6 @@ def _motion(spec: ModelSpec, make: Layers) -> ZooModel:
 ENTRIES = (
     ModelEntry(
         "lstm-lm",
-        "HASA's language model: embedding 128, LSTM 256, next word after the last",
         "tokens",
         {"hidden": 256},
         (23,),
@@ -59,7 +58,6 @@ ENTRIES = (
     ),
     ModelEntry(
         "lstm-lora",
-        "lstm-lm with low-rank adapters on every gate and on the head",
         "tokens",
         {"hidden": 256, "rank": 4},
         (23,),
@@ -70,7 +68,6 @@ ENTRIES = (
     ),
     ModelEntry(
         "cnn-motion",
-        "three convolutions over time, for motion sensors",
         "series",
         {"conv1": 32, "conv2": 64, "conv3": 64, "fc1": 64},
         (9, 128),

@@ -107,10 +107,9 @@ def _two_convs(spec: ModelSpec, make: Layers, *, padding: int, least: int) -> nn
 _LENET_VALID = {"conv1": 6, "conv2": 16, "fc1": 120, "fc2": 100}
 
 ENTRIES = (
-    ModelEntry("mlp", "two hidden layers", "vector", {"fc1": 128, "fc2": 64}, (64,), 10, _mlp),
+    ModelEntry("mlp", "vector", {"fc1": 128, "fc2": 64}, (64,), 10, _mlp),
     ModelEntry(
         "mlp-lora",
-        "the mlp, wider, with low-rank adapters on every layer",
         "vector",
         {"fc1": 1024, "fc2": 1024, "rank": 8},
         (784,),
@@ -121,7 +120,6 @@ ENTRIES = (
     ),
     ModelEntry(
         "cnn-small",
-        "two 3×3 convolutions, for 8×8 digits",
         "image",
         {"conv1": 16, "conv2": 32, "fc1": 32},
         (1, 8, 8),
@@ -130,7 +128,6 @@ ENTRIES = (
     ),
     ModelEntry(
         "cnn-lora",
-        "cnn-small with low-rank adapters on its linear layers",
         "image",
         {"conv1": 16, "conv2": 32, "fc1": 32, "rank": 4},
         (1, 8, 8),
@@ -141,7 +138,6 @@ ENTRIES = (
     ),
     ModelEntry(
         "lenet",
-        "LeNet with 16 and 32 padded 5×5 filters",
         "image",
         {"conv1": 16, "conv2": 32, "fc1": 128},
         (1, 28, 28),
@@ -150,7 +146,6 @@ ENTRIES = (
     ),
     ModelEntry(
         "lenet-valid",
-        "LeNet of LG-FedAvg and HyperFLoRA, 6 and 16 unpadded 5×5 filters",
         "image",
         _LENET_VALID,
         (3, 32, 32),
@@ -159,7 +154,6 @@ ENTRIES = (
     ),
     ModelEntry(
         "lenet-lora",
-        "lenet-valid with low-rank adapters on its linear layers (HyperFLoRA: rank 1)",
         "image",
         _LENET_VALID | {"rank": 4},
         (3, 32, 32),
@@ -170,7 +164,6 @@ ENTRIES = (
     ),
     ModelEntry(
         "cnn-flat",
-        "FedConv's small CNN: 16 and 32 padded 5×5 filters, then the classes",
         "image",
         {"conv1": 16, "conv2": 32},
         (1, 28, 28),
@@ -179,7 +172,6 @@ ENTRIES = (
     ),
     ModelEntry(
         "cnn-gn",
-        "two 3×3 convolutions with group normalisation, 106 k parameters on 28×28 (FRAMP, reduced)",
         "image",
         {"conv1": 16, "conv2": 32, "fc1": 64},
         (1, 28, 28),
@@ -188,7 +180,6 @@ ENTRIES = (
     ),
     ModelEntry(
         "cnn-hasa",
-        "HASA's CNN: 64, 128, 256 filters and 256 linear units",
         "image",
         {"conv1": 64, "conv2": 128, "conv3": 256},
         (3, 32, 32),

@@ -107,10 +107,9 @@ for _number in range(1, DEPTH + 1):
     _SIZES |= {f"qk{_number}": 16, f"v{_number}": 16, f"mlp{_number}": 256}
 
 ENTRIES = (
-    ModelEntry("vit-tiny", "ViT of width 64, 4 blocks, 4 heads, patches of 4", "image", _SIZES, (3, 32, 32), 10, _vit),
+    ModelEntry("vit-tiny", "image", _SIZES, (3, 32, 32), 10, _vit),
     ModelEntry(
         "vit-lora",
-        "vit-tiny with low-rank adapters on attention and head (HyperFLoRA: rank 1)",
         "image",
         _SIZES | {"rank": 4},
         (3, 32, 32),

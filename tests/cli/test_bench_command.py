@@ -76,8 +76,10 @@ def test_the_folder_of_a_result_is_made(suite, tmp_path, capsys):
     assert main(["bench", "own", "--json", str(tmp_path / "new" / "result.json")]) == 0
     assert (tmp_path / "new" / "result.json").is_file()
 
-    assert main(["bench", "own", "--json", str(tmp_path / "new" / "result.json" / "inside.json")]) == 1
-    assert "its folder cannot be made" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "own", "--json", str(tmp_path / "new" / "result.json" / "inside.json")])
+    assert ended.value.code == 2
+    assert "cannot be made" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from fedwright.cli import device
 from fedwright.cli.main import build_parser, main
 from fedwright.device_runtime import start
 from fedwright.device_runtime.config import AgentConfig
+from fedwright.protocol.crypto.secure_sum import LEAST_DEVICES
 
 
 def test_run_hands_the_arguments_over(monkeypatch, tmp_path):
@@ -107,3 +108,28 @@ def test_doctor_works_where_nothing_is_installed():
     assert 'FAIL  onnxruntime is not installed -> pip install "fedwright[device]"' in done.stdout
     assert "FAIL  broker not tried, " in done.stdout
     assert "FAIL  data not tried, numpy is missing" in done.stdout
+
+
+def test_a_bundle_of_another_device_is_an_error(tmp_path, capsys):
+    assert main(["server", "enroll", "pi-01", "--broker", "mqtts://h:8883", "--trust", str(tmp_path)]) == 0
+    bundle = str(tmp_path / "devices" / "pi-01")
+    words = ["device", "run", "--data", "d", "--broker", "mqtts://h:8883", "--fleet", "f", "--bundle", bundle]
+
+    assert main([*words, "--device", "pi-02"]) == 1
+
+    assert f"--device is pi-02 but {bundle} is the bundle of pi-01" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("option", "value"), [("--provider", "cud"), ("--backend", "portabel")])
+@pytest.mark.parametrize("command", ["run", "doctor"])
+def test_a_misspelt_choice_is_found_at_the_start(command, option, value, capsys):
+    assert main(["device", command, "--data", "npz:d.npz", "--broker", "mqtt://h:1", option, value]) == 1
+
+    assert f"{option} is {value!r}; choose one of" in capsys.readouterr().err
+
+
+def test_help_says_how_many_devices_hidden_counts_need(capsys):
+    with pytest.raises(SystemExit):
+        main(["device", "run", "--help"])
+
+    assert f"sums over {LEAST_DEVICES} devices or more" in " ".join(capsys.readouterr().out.split())

@@ -66,6 +66,22 @@ def test_revoke_says_what_to_do_next(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (tmp_path / "revoked.list").read_text() == "pi-01\n"
 
 
+def test_a_revoked_device_is_enrolled_anew_as_revoke_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    enroll = ["server", "enroll", "pi-01", "--edge", "site", "--broker", BROKER, "--trust", str(tmp_path)]
+    assert main(enroll) == 0
+    files = [tmp_path / "devices" / "pi-01" / "cert.pem", tmp_path / "edges" / "site" / "cert.pem"]
+    before = [file.read_bytes() for file in files]
+    assert main(enroll) == 1
+    assert "make it void first with `fedwright server revoke pi-01`" in capsys.readouterr().err
+
+    assert main(["server", "revoke", "pi-01", "site", "--trust", str(tmp_path)]) == 0
+    assert "enroll it anew" in capsys.readouterr().out
+    assert main(enroll) == 0
+
+    assert not {file.read_bytes() for file in files} & set(before)
+    assert (tmp_path / "revoked.list").read_text() == ""
+
+
 @pytest.mark.parametrize(
     ("trust", "message"), [("", "made no certificate for pi-09"), ("absent", "holds no usable authority")]
 )

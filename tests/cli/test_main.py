@@ -3,6 +3,7 @@
 import argparse
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -85,6 +86,42 @@ def test_a_missing_package_says_what_to_install(
 ) -> None:
     assert fail_with(ModuleNotFoundError("no", name="torch.nn"), monkeypatch) == 1
     assert "needs torch; install it with pip install" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (OSError(28, "No space left on device", "/data/x"), "/data/x: No space left on device; free some space there;"),
+        (PermissionError(13, "Permission denied", "run.toml"), "run.toml: Permission denied; give this user the right"),
+        (TimeoutError("timed out"), "timed out; mend that"),
+    ],
+    ids=["full disk", "not allowed", "no number"],
+)
+def test_an_error_of_the_system_ends_in_one_sentence(
+    error: OSError, sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fail_with(error, monkeypatch) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"fedwright: {sentence}")
+    assert said.count("\n") == 1
+
+
+WRITES = [["simulate", "c"], ["bench", "--list"], ["demo"], ["server", "run", "c"], ["server", "resume", "r"]]
+
+
+@pytest.mark.parametrize("command", WRITES, ids=" ".join)
+def test_a_result_that_cannot_be_written_is_said_at_the_start(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*command, "--json", str(tmp_path / "file" / "deep" / "result.json")])
+
+    assert ended.value.code == 2
+    assert "cannot be made" in capsys.readouterr().err
+    args = cli.build_parser(command[0]).parse_args([*command, "--json", str(tmp_path / "new" / "deep" / "r.json")])
+    assert args.json.parent.is_dir()
 
 
 def test_a_programming_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,9 @@ STORY: list[events.Event] = [
     events.DeviceJoined("pi", report()),
     events.DeviceTurnedAway("nano", "its data has another shape"),
     events.TaskFailed(1, "tx2", "no answer within 60 s"),
+    events.Warned("device nano was revoked", "nano", "revoked"),
+    events.DeviceLost("nano"),
+    events.Warned("the server has no examples"),
     events.RoundClosed(1, {"updates": 1.0, "loss": 0.5, "accuracy_before": 0.25}, 3.0),
     events.StagePlanned(2, ("pi",), True),
 ]
@@ -43,7 +46,9 @@ def test_without_a_terminal_there_are_plain_lines(monkeypatch: pytest.MonkeyPatc
         "pi joined with 24 samples (1 of 2 devices are here)",
         "pi lost its connection",
         "nano was turned away: its data has another shape",
-        "round 1: tx2 did not answer: no answer within 60 s",
+        "round 1: tx2 gave no update: no answer within 60 s",
+        "WARNING: device nano was revoked",
+        "WARNING: the server has no examples",
         "round 1/3 took 3.0 s, 1 updates, loss 0.500, accuracy of the model sent out 25.0%",
     ]
 
@@ -58,3 +63,4 @@ def test_on_a_terminal_there_is_a_live_table(monkeypatch: pytest.MonkeyPatch) ->
     assert "measuring" in lines[0]
     assert any(line.split() == ["pi", "measuring", "25.0%", "2.5"] for line in lines)
     assert any(line.split() == ["tx2", "failed"] for line in lines)
+    assert any(line.split() == ["nano", "revoked"] for line in lines)

@@ -70,7 +70,7 @@ def play_round(method, number: int, change: float) -> list[Relay]:
 @every_method
 def test_a_method_says_what_it_is(name):
     assert METHODS[name].summary
-    module = __import__(METHODS[name].make.__module__, fromlist=["x"])
+    module = __import__(METHODS[name].method.__module__, fromlist=["x"])
     for word in ("Paper:", "Implemented:", "Left out:", "Differs:"):
         assert word in module.__doc__, f"the ledger of {name} lacks {word}"
 

@@ -10,6 +10,7 @@ from torch import nn
 from fedwright.server_runtime.artifacts.export import export
 from fedwright.server_runtime.artifacts.macs import count_macs
 from fedwright.server_runtime.blocks.slicing import group_sizes, prefix_plan, put, random_plan, take
+from fedwright.server_runtime.model_names import SUMMARIES
 from fedwright.server_runtime.spec import ModelSpec
 from fedwright.server_runtime.zoo import MODELS, ZooModel, create, full_sizes, scaled, sizes_of
 
@@ -90,7 +91,7 @@ def arrays(model: nn.Module) -> dict[str, np.ndarray]:
 
 
 def test_every_model_has_a_case() -> None:
-    assert CASES.keys() == MODELS.keys()
+    assert CASES.keys() == MODELS.keys() == SUMMARIES.keys()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import types
+from dataclasses import replace
 from importlib import metadata
 
 import numpy as np
@@ -115,3 +116,10 @@ def test_broker_and_data_that_are_not_there(tmp_path):
     findings = doctor.diagnose(config)
     assert find(findings, "broker mqtt://127.0.0.1:1").level == "fail"
     assert find(findings, "does not exist").level == "fail"
+
+
+def test_a_provider_that_the_runtime_lacks_is_found(healthy, monkeypatch):
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CPUExecutionProvider"])
+    lacking = find(doctor.diagnose(replace(healthy, provider="cuda")), "CUDAExecutionProvider")
+    assert (lacking.level, lacking.remedy) == ("fail", "give another --provider")
+    assert find(doctor.diagnose(replace(healthy, provider="auto")), "provider auto").level == "ok"

@@ -128,10 +128,11 @@ def test_a_mistake_is_one_sentence(arguments: list[str], message: str, capsys: p
 def test_a_result_that_could_not_be_written_is_said_before_anything_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for target in (tmp_path, tmp_path / "absent" / "result.json"):
+    (tmp_path / "file").touch()
+    for target in (tmp_path, tmp_path / "file" / "result.json"):
         with pytest.raises(SystemExit) as ended:
             main(["demo", "--json", str(target)])
         assert ended.value.code == 2
     said = capsys.readouterr().err
     assert "is a folder; name a file" in said
-    assert "there is no folder" in said
+    assert f"the folder {tmp_path / 'file'} cannot be made" in said

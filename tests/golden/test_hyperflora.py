@@ -8,8 +8,9 @@ from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.blocks.lora import round_values
 from fedwright.server_runtime.methods.base import CheckedUpdate
-from fedwright.server_runtime.methods.baselines.pfedhn import PFedHN, PFedHNParams
-from fedwright.server_runtime.methods.hyperflora import HyperFLoRA, HyperFLoRAParams
+from fedwright.server_runtime.methods.baselines.pfedhn import PFedHN
+from fedwright.server_runtime.methods.hyperflora import HyperFLoRA
+from fedwright.server_runtime.methods.params.generated_models import HyperFLoRAParams, PFedHNParams
 from fedwright.server_runtime.spec import ModelSpec
 from helpers.fleet import report, setting
 

@@ -8,8 +8,7 @@ import torch
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.blocks.pfedclub import similarity
 from fedwright.server_runtime.blocks.pfedclub.stitching import stitch_parameters
-from fedwright.server_runtime.methods.baselines.pfedhr import PFedHRParams
-from fedwright.server_runtime.methods.pfedclub import PFedClubParams
+from fedwright.server_runtime.methods.params.personal_models import PFedClubParams, PFedHRParams
 from fedwright.server_runtime.spec import ModelSpec
 from fedwright.server_runtime.zoo.stitched import cut
 

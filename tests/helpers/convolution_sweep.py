@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import torch
 from fedwright.server_runtime.artifacts.structure import ModelSpec
-from fedwright.server_runtime.blocks.joint_tuning import forward_of
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedwright.server_runtime import zoo
+from fedwright.server_runtime.blocks.joint_tuning import forward_of
 
 TOLERANCE = 1e-4
 

@@ -21,7 +21,8 @@ from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.protocol.messages import LARGE_CHUNK_BYTES, Board, Challenge, DataSummary, Gone, Report
 from fedwright.server_runtime.methods.base import Setting
-from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
+from fedwright.server_runtime.methods.baselines.fedavg import FedAvg
+from fedwright.server_runtime.methods.params.submodels import FedAvgParams
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.coordinator import RoundOptions
 from fedwright.server_runtime.rounds.planner import Planner

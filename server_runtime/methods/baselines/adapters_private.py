@@ -8,7 +8,6 @@ Differs: a device's adapter rests on the server between rounds, so that its loss
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from fedwright.protocol.messages import Report
 from fedwright.server_runtime.blocks import lora
@@ -17,26 +16,20 @@ from fedwright.server_runtime.methods.base import (
     Assignment,
     CheckedUpdate,
     Emission,
-    Entry,
     Method,
     MethodState,
     Relay,
     Setting,
     Tensors,
-    register,
 )
+from fedwright.server_runtime.methods.params.generated_models import AdaptersPrivateParams
 from fedwright.server_runtime.methods.shared.budget_fit import LeftOut, fit_batches
-from fedwright.server_runtime.methods.shared.frozen_base import BaseParams, FrozenBase
+from fedwright.server_runtime.methods.shared.frozen_base import FrozenBase
 from fedwright.server_runtime.methods.shared.recipes import recipe_for
 from fedwright.server_runtime.spec import ModelSpec
 
 OWN = "own/"
 PRETRAIN, ADAPT = (0,), (1,)
-
-
-@dataclass(frozen=True)
-class AdaptersPrivateParams(BaseParams):
-    """Only the base's own."""
 
 
 class AdaptersPrivate(Method):
@@ -98,14 +91,3 @@ class AdaptersPrivate(Method):
     def _adapter(self, device: str) -> Tensors:
         own = self._own.get(device)
         return self._base.adapters if own is None else lora.unflatten(self._shapes, own)
-
-
-register(
-    Entry(
-        "adapters-private",
-        "every device its own adapter on a shared frozen base",
-        AdaptersPrivateParams,
-        AdaptersPrivate,
-        model="cnn-lora",
-    )
-)

@@ -7,13 +7,11 @@ Differs: devices send the change of their weights instead of the weights; the av
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
 from fedwright.protocol.messages import Report
-from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.export import initial_weights
 from fedwright.server_runtime.blocks.robust import Mean, make_mean
@@ -21,29 +19,17 @@ from fedwright.server_runtime.methods.base import (
     Assignment,
     CheckedUpdate,
     Emission,
-    Entry,
     Method,
     MethodState,
     Relay,
     Setting,
     Tensors,
-    register,
 )
+from fedwright.server_runtime.methods.params.submodels import FedAvgParams
 from fedwright.server_runtime.methods.shared.budget_fit import LeftOut, fit_batches
 from fedwright.server_runtime.methods.shared.recipes import recipe_for
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Structure
-
-
-@dataclass(frozen=True)
-class FedAvgParams:
-    """width: of the model that everyone trains, for fleets whose smallest device cannot train it all."""
-
-    width: float = field(default=1.0, metadata={"help": "share of the channels that everyone's model has"})
-
-    def __post_init__(self) -> None:
-        """Check values."""
-        check_range("width", self.width, above=0, high=1)
 
 
 class FedAvg(Method):
@@ -104,6 +90,3 @@ class FedAvg(Method):
     def restore(self, state: MethodState) -> None:
         """Continue from saved weights."""
         self._weights = {name: state.tensors[name] for name in self._weights}
-
-
-register(Entry("fedavg", "the whole model on every device, averaged by samples", FedAvgParams, FedAvg))

@@ -7,18 +7,13 @@ Differs: training is FedAvg's own; the mask is applied only to the model that a 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from fedwright.protocol.messages import Report
-from fedwright.server_runtime.methods.base import Assignment, Entry, MethodState, Setting, Tensors, register
-from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
+from fedwright.server_runtime.methods.base import Assignment, MethodState, Setting, Tensors
+from fedwright.server_runtime.methods.baselines.fedavg import FedAvg
+from fedwright.server_runtime.methods.params.submodels import FedAvgParams, MaskedParams
 from fedwright.server_runtime.methods.shared.generated_models import Descriptions, indicator_of, mask_logits
 from fedwright.server_runtime.spec import ModelSpec
-
-
-@dataclass(frozen=True)
-class MaskedParams:
-    """It has no parameters of its own."""
 
 
 class Masked(FedAvg):
@@ -51,6 +46,3 @@ class Masked(FedAvg):
         """Continue from a saved state."""
         self._known.restore(state)
         super().restore(state)
-
-
-register(Entry("fedavg-masked", "FedAvg; a device uses only the classes that it holds", MaskedParams, Masked))

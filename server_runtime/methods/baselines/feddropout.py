@@ -8,23 +8,15 @@ Differs: devices may have different sizes, where the paper gives all the same; o
 aligned.
 """
 
-from dataclasses import dataclass, field
-
 import numpy as np
 
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.blocks.slicing import Plan, random_plan
-from fedwright.server_runtime.methods.base import Entry, Setting, register
-from fedwright.server_runtime.methods.shared.submodels import LeveledMethod, Levels
+from fedwright.server_runtime.methods.base import Setting
+from fedwright.server_runtime.methods.params.submodels import FedDropoutParams
+from fedwright.server_runtime.methods.shared.submodels import LeveledMethod
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec
-
-
-@dataclass(frozen=True)
-class FedDropoutParams:
-    """levels: the share of channels that is kept."""
-
-    levels: Levels = field(default_factory=lambda: Levels(sizes=(0.75,)))
 
 
 class FedDropout(LeveledMethod):
@@ -40,6 +32,3 @@ class FedDropout(LeveledMethod):
     def plan_of(self, device: str, spec: ModelSpec, marks: tuple[int, ...]) -> Plan:
         """The subset of every group."""
         return random_plan(self.full, zoo.sizes_of(spec), np.random.default_rng(marks[0]))
-
-
-register(Entry("feddropout", "a random subset of channels, anew each round", FedDropoutParams, FedDropout))

@@ -9,7 +9,7 @@ between (the paper builds all extractors with the same width). The server steps 
 model rests on the server between rounds; a model that cannot be cut into blocks does not take part.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -17,39 +17,23 @@ from msgspec import structs
 from torch.nn import functional
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.methods.base import (
     Array,
     Assignment,
     CheckedUpdate,
     Emission,
-    Entry,
     MethodState,
     Relay,
     Setting,
     Tensors,
-    register,
 )
-from fedwright.server_runtime.methods.shared.personal_models import PersonalModelParams, PersonalModels
+from fedwright.server_runtime.methods.params.personal_models import FedGHParams
+from fedwright.server_runtime.methods.shared.personal_models import PersonalModels
 from fedwright.server_runtime.spec import ModelSpec
 from fedwright.server_runtime.zoo.stitched import STITCHED, cut, spell
 
 HEAD = "head/"
-
-
-@dataclass(frozen=True)
-class FedGHParams:
-    """own: who has which model; the run's model gives the head. server_rate: step size of the head."""
-
-    own: PersonalModelParams = field(default_factory=PersonalModelParams)
-    server_rate: float = field(default=0.01, metadata={"help": "step size of the common head"})
-    server_epochs: int = field(default=1, metadata={"help": "passes over the class means per round"})
-
-    def __post_init__(self) -> None:
-        """Check values."""
-        check_range("server_rate", self.server_rate, above=0)
-        check_range("server_epochs", self.server_epochs, low=1)
 
 
 class FedGH(PersonalModels):
@@ -139,6 +123,3 @@ def head_names(spec: ModelSpec, weights: Tensors) -> dict[str, str]:
     if "weight" not in found or not found.keys() <= {"weight", "bias"}:
         raise ConfigError(f"the last block of {spec.model} is no linear layer; choose a model of the zoo for the run")
     return found
-
-
-register(Entry("fedgh", "own extractors under a head that the server trains on class means", FedGHParams, FedGH))

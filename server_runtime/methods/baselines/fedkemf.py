@@ -8,9 +8,7 @@ Left out: sending the knowledge network alone; a device's own model rests on the
 Differs: mutual learning is done in turn, the own model first, instead of at the same time.
 """
 
-from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 import torch
@@ -18,21 +16,19 @@ from msgspec import structs
 from torch import Tensor
 from torch.nn import functional
 
-from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.methods.base import (
     Assignment,
     CheckedUpdate,
     Emission,
-    Entry,
     MethodState,
     Relay,
     Setting,
     Tensors,
-    register,
 )
-from fedwright.server_runtime.methods.shared.personal_models import PersonalModelParams, PersonalModels
+from fedwright.server_runtime.methods.params.personal_models import FedKEMFParams
+from fedwright.server_runtime.methods.shared.personal_models import PersonalModels
 from fedwright.server_runtime.methods.shared.recipes import recipe_for
 from fedwright.server_runtime.methods.shared.teachers import TEACHER, load
 from fedwright.server_runtime.public_data import need_public
@@ -43,23 +39,6 @@ KNOWLEDGE = "knowledge/"
 # The two stages of a round: the device's own model learns, then the knowledge network.
 OWN, NETWORK = 0, 1
 BATCH = 64
-
-
-@dataclass(frozen=True)
-class FedKEMFParams:
-    """own: who has which model; the run's model is the knowledge network. distill: weight of either teacher."""
-
-    own: PersonalModelParams = field(default_factory=PersonalModelParams)
-    distill: float = field(default=0.5, metadata={"help": "weight of the other model's word on the device"})
-    ensemble: Literal["mean", "max"] = field(default="mean", metadata={"help": "how the devices' logits are joined"})
-    fuse_epochs: int = field(default=3, metadata={"help": "passes over the public examples per round"})
-    fuse_rate: float = field(default=0.001, metadata={"help": "step size of the fusion"})
-
-    def __post_init__(self) -> None:
-        """Check values."""
-        check_range("distill", self.distill, above=0)
-        check_range("fuse_epochs", self.fuse_epochs, low=0)
-        check_range("fuse_rate", self.fuse_rate, above=0)
 
 
 class FedKEMF(PersonalModels):
@@ -154,9 +133,3 @@ class FedKEMF(PersonalModels):
         """Continue from a saved state."""
         super().restore(state)
         self._knowledge, self._networks = state.below(KNOWLEDGE), []
-
-
-register(
-    Entry("fedkemf", "own models and a small common network that teach each other", FedKEMFParams, FedKEMF,
-          needs_public=True, relays=lambda params: "choose another method")
-)  # fmt: skip

@@ -9,27 +9,24 @@ Differs: a device's model rests on the server between rounds, so that its loss c
 Without labels there is no transfer learning.
 """
 
-from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 from msgspec import structs
 
 from fedwright.protocol.artifact import PUBLIC_LOGITS
-from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime.methods.base import (
     Array,
     Assignment,
     CheckedUpdate,
     Emission,
-    Entry,
     MethodState,
     Relay,
     Setting,
     Tensors,
-    register,
 )
-from fedwright.server_runtime.methods.shared.personal_models import PersonalModelParams, PersonalModels
+from fedwright.server_runtime.methods.params.personal_models import FedMDParams
+from fedwright.server_runtime.methods.shared.personal_models import PersonalModels
 from fedwright.server_runtime.methods.shared.recipes import recipe_for
 from fedwright.server_runtime.public_data import need_public
 from fedwright.server_runtime.seeds import derive_seed
@@ -38,22 +35,6 @@ from fedwright.server_runtime.spec import Objective, Structure
 CONSENSUS, TARGETS = "consensus", "target_logits"
 # The two stages of a round.
 PUBLIC, OWN = 0, 1
-
-
-@dataclass(frozen=True)
-class FedMDParams:
-    """own: who has which model. transfer_epochs, digest_epochs: passes over the public examples."""
-
-    own: PersonalModelParams = field(default_factory=PersonalModelParams)
-    transfer_epochs: int = field(default=5, metadata={"help": "passes over labelled public examples at the start"})
-    digest_epochs: int = field(default=1, metadata={"help": "passes over public examples per round"})
-    digest_batch: int = field(default=128, metadata={"help": "public examples per step"})
-
-    def __post_init__(self) -> None:
-        """Check values."""
-        check_range("transfer_epochs", self.transfer_epochs, low=0, high=100_000)
-        check_range("digest_epochs", self.digest_epochs, low=0, high=100_000)
-        check_range("digest_batch", self.digest_batch, low=1, high=65_536)
 
 
 class FedMD(PersonalModels):
@@ -133,9 +114,3 @@ class FedMD(PersonalModels):
         """Continue from a saved state."""
         super().restore(state)
         self._consensus, self._heard = state.tensors.get(CONSENSUS), []
-
-
-register(
-    Entry("fedmd", "models of any kind that agree on public examples", FedMDParams, FedMD,
-          needs_public=True, relays=lambda params: "choose another method")
-)  # fmt: skip

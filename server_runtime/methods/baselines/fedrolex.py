@@ -7,20 +7,12 @@ Left out: nothing of the method; the server model may be wider than any device (
 Differs: the authors' code rolls the other way round, which changes nothing. Masked loss as in HeteroFL is not used.
 """
 
-from dataclasses import dataclass, field
-
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.blocks.slicing import Plan, rolling_plan
-from fedwright.server_runtime.methods.base import Entry, Setting, register
-from fedwright.server_runtime.methods.shared.submodels import LeveledMethod, Levels
+from fedwright.server_runtime.methods.base import Setting
+from fedwright.server_runtime.methods.params.submodels import FedRolexParams
+from fedwright.server_runtime.methods.shared.submodels import LeveledMethod
 from fedwright.server_runtime.spec import ModelSpec
-
-
-@dataclass(frozen=True)
-class FedRolexParams:
-    """levels: the paper's capacities β."""
-
-    levels: Levels = field(default_factory=Levels)
 
 
 class FedRolex(LeveledMethod):
@@ -39,6 +31,3 @@ class FedRolex(LeveledMethod):
     def plan_of(self, device: str, spec: ModelSpec, marks: tuple[int, ...]) -> Plan:
         """The window of every group; a depth or a rank stays whole."""
         return rolling_plan(self.full, zoo.sizes_of(spec), marks[0])
-
-
-register(Entry("fedrolex", "a rolling window of channels", FedRolexParams, FedRolex))

@@ -10,44 +10,26 @@ Differs: devices get a dense model whose dropped entries are zero, so a smaller 
 kept entries travel. A device gets the largest of the sizes up to its own whose traffic fits its budget.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 from msgspec import structs
 
-from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Report
-from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime.methods.base import (
     Assignment,
     CheckedUpdate,
     Emission,
-    Entry,
     MethodState,
     Relay,
     Setting,
     Tensors,
-    register,
 )
+from fedwright.server_runtime.methods.params.submodels import FiarseParams
 from fedwright.server_runtime.methods.shared.budget_fit import ChosenSizes, largest_fitting
-from fedwright.server_runtime.methods.shared.submodels import SubmodelMethod, norm_names, number_of
+from fedwright.server_runtime.methods.shared.submodels import SubmodelMethod, norm_names
+from fedwright.server_runtime.seeds import number_of
 from fedwright.server_runtime.spec import ModelSpec, Objective
-
-
-@dataclass(frozen=True)
-class FiarseParams:
-    """sizes: the paper's γ. server_rate: the step size of the server."""
-
-    sizes: tuple[float, ...] = field(
-        default=(1.0, 0.25, 0.0625, 0.015625), metadata={"help": "share of the entries that a device may keep"}
-    )
-    server_rate: float = field(default=1.0, metadata={"help": "how far the server follows the mean change"})
-
-    def __post_init__(self) -> None:
-        """Check values."""
-        check_range("server_rate", self.server_rate, above=0)
-        if not self.sizes or not all(0 < size <= 1 for size in self.sizes):
-            raise ConfigError(f"sizes is {list(self.sizes)} but needs numbers above 0 and up to 1")
 
 
 class Fiarse(SubmodelMethod):
@@ -171,6 +153,3 @@ class Fiarse(SubmodelMethod):
         self._thresholds = {}
         self._total = {name: np.zeros_like(value) for name, value in self.weights.items()}
         self._count = {name: np.zeros_like(value) for name, value in self.weights.items()}
-
-
-register(Entry("fiarse", "the largest entries of the model, chosen by importance", FiarseParams, Fiarse))

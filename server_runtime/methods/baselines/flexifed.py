@@ -10,26 +10,16 @@ Differs: layers are common when their names and shapes are; a device's model res
 """
 
 from collections import defaultdict
-from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
-from fedwright.server_runtime.methods.base import CheckedUpdate, Entry, MethodState, Relay, Setting, Tensors, register
-from fedwright.server_runtime.methods.shared.personal_models import PersonalModelParams, PersonalModels
+from fedwright.server_runtime.methods.base import CheckedUpdate, MethodState, Relay, Setting, Tensors
+from fedwright.server_runtime.methods.params.personal_models import FlexiFedParams
+from fedwright.server_runtime.methods.shared.personal_models import PersonalModels
 
 # A layer: its name, and the names and shapes of its tensors.
 Layer = tuple[str, tuple[tuple[str, tuple[int, ...]], ...]]
-
-
-@dataclass(frozen=True)
-class FlexiFedParams:
-    """own: who has which model. strategy: which layers are averaged among whom."""
-
-    own: PersonalModelParams = field(default_factory=PersonalModelParams)
-    strategy: Literal["basic", "clustered", "max"] = field(
-        default="max", metadata={"help": "basic: layers of all; clustered: and equal models whole; max: longest common"}
-    )
 
 
 class FlexiFed(PersonalModels):
@@ -105,6 +95,3 @@ def common_length(models: list[list[Layer]]) -> int:
             break
         length += 1
     return length
-
-
-register(Entry("flexifed", "own architectures that average the layers they share", FlexiFedParams, FlexiFed))

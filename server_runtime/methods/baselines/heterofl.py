@@ -12,28 +12,19 @@ that no normalisation follows, where it would have no effect.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedwright.protocol.messages import Report
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.blocks.slicing import Axis, Plan
-from fedwright.server_runtime.methods.base import Assignment, CheckedUpdate, Entry, Setting, Tensors, register
-from fedwright.server_runtime.methods.shared.submodels import LeveledMethod, Levels
+from fedwright.server_runtime.methods.base import Assignment, CheckedUpdate, Setting, Tensors
+from fedwright.server_runtime.methods.params.submodels import HeteroFLParams
+from fedwright.server_runtime.methods.shared.submodels import LeveledMethod
 from fedwright.server_runtime.spec import ModelSpec, Objective
 
 # The rows of the classifier as a channel group of their own, so that a plan can name the classes a device holds.
 CLASSES = "classes of the device"
-
-
-@dataclass(frozen=True)
-class HeteroFLParams:
-    """levels: the paper's rates a to e. masked: cross-entropy over the device's own classes only."""
-
-    levels: Levels = field(default_factory=Levels)
-    masked: bool = field(default=True, metadata={"help": "leave classes that a device lacks out of its loss"})
-    scaler: bool = field(default=True, metadata={"help": "divide hidden activations by the width while training"})
 
 
 class HeteroFL(LeveledMethod):
@@ -104,6 +95,3 @@ def classifier_names(weights: Tensors, classes: int) -> list[str]:
     rows = [name for name, value in weights.items() if value.ndim and value.shape[0] == classes]
     owner = rows[-1].rpartition(".")[0] if rows else ""
     return [name for name in rows if name.rpartition(".")[0] == owner]
-
-
-register(Entry("heterofl", "nested widths: the first channels of every layer", HeteroFLParams, HeteroFL))

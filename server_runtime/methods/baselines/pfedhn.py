@@ -13,31 +13,26 @@ fleet.per_round = 1 that is the paper's loop. Running statistics are averaged as
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 
 from fedwright.protocol.messages import Report
-from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime.blocks.hypernet import Hypernet, HypernetForm, Start
 from fedwright.server_runtime.methods.base import (
     Array,
     Assignment,
     CheckedUpdate,
     Emission,
-    Entry,
     Method,
     MethodState,
     Relay,
     Setting,
     Tensors,
-    register,
 )
+from fedwright.server_runtime.methods.params.generated_models import PFedHNParams
 from fedwright.server_runtime.methods.shared.budget_fit import LeftOut, fit_batches
 from fedwright.server_runtime.methods.shared.generated_models import (
     Descriptions,
-    HypernetParams,
     RunningStatistics,
     bits,
     floats,
@@ -50,22 +45,6 @@ from fedwright.server_runtime.methods.shared.generated_models import (
 from fedwright.server_runtime.methods.shared.recipes import recipe_for
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Structure
-
-
-@dataclass(frozen=True)
-class PFedHNParams(HypernetParams):
-    """describe: what a model is written from."""
-
-    describe: Literal["classes", "embedding"] = field(
-        default="classes", metadata={"help": "what a model is written from: the device's classes, or a learnt vector"}
-    )
-    embedding: int = field(default=8, metadata={"help": "size of a learnt vector; the paper takes 1 + devices / 4"})
-    parallel: bool = field(default=False, metadata={"help": "average over a round's devices instead of one by one"})
-
-    def __post_init__(self) -> None:
-        """Check values."""
-        HypernetParams.__post_init__(self)
-        check_range("embedding", self.embedding, low=1)
 
 
 class PFedHN(Method):
@@ -164,6 +143,3 @@ class PFedHN(Method):
         self._running.restore(state)
         self._known.restore(state)
         self._made = {}
-
-
-register(Entry("pfedhn", "a hypernetwork writes every device's whole model", PFedHNParams, PFedHN))

@@ -11,17 +11,16 @@ model rests on the server between rounds.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime.blocks.pfedclub.block_search import DRAWS, Block, BlockGroups, Chain
 from fedwright.server_runtime.blocks.pfedclub.stitch_tuning import Tuning, agreement, logits_of, refresh_norms, tune
 from fedwright.server_runtime.blocks.pfedclub.stitching import joins
-from fedwright.server_runtime.methods.base import Entry, Setting, register
-from fedwright.server_runtime.methods.shared.personal_models import PersonalModelParams
+from fedwright.server_runtime.methods.base import Setting
+from fedwright.server_runtime.methods.params.personal_models import PFedHRParams
 from fedwright.server_runtime.methods.shared.teachers import (
     BoardLimits,
     Pupil,
@@ -31,35 +30,6 @@ from fedwright.server_runtime.methods.shared.teachers import (
     teacher_of,
 )
 from fedwright.server_runtime.zoo.stitched import CLASSES, Stitched, assemble, classes_block, spell
-
-
-@dataclass(frozen=True)
-class PFedHRParams:
-    """groups: K. distill: λ. temperature: τ of NT-Xent."""
-
-    own: PersonalModelParams = field(default_factory=PersonalModelParams)
-    groups: int = field(default=4, metadata={"help": "groups of layers that do alike"})
-    rows: int = field(default=64, metadata={"help": "public examples by which layers are compared"})
-    candidates: int = field(default=4, metadata={"help": "reassembled models per round"})
-    least: int = field(default=4, metadata={"help": "fewest layers of a candidate"})
-    longest: int = field(default=6, metadata={"help": "most layers of a candidate"})
-    distill: float = field(default=0.2, metadata={"help": "weight of the teacher on the device"})
-    tune_epochs: int = field(default=3, metadata={"help": "passes over the public examples for each candidate"})
-    tune_rate: float = field(default=0.001, metadata={"help": "step size of a candidate"})
-    tune_batch: int = field(default=64, metadata={"help": "public examples per step"})
-    temperature: float = field(default=0.07, metadata={"help": "of the loss without labels"})
-
-    def __post_init__(self) -> None:
-        """Check values."""
-        for key in ("groups", "candidates", "least"):
-            check_range(key, getattr(self, key), low=1)
-        check_range("longest", self.longest, low=self.least)
-        check_range("rows", self.rows, low=2)
-        check_range("distill", self.distill, low=0)
-        check_range("tune_epochs", self.tune_epochs, low=0)
-        check_range("tune_rate", self.tune_rate, above=0)
-        check_range("tune_batch", self.tune_batch, low=2)
-        check_range("temperature", self.temperature, above=0)
 
 
 class PFedHR(TeacherMethod):
@@ -132,8 +102,3 @@ class PFedHR(TeacherMethod):
         pieces = [(self.named(block.owner), block.index) for block in chain]
         name = spell([*pieces, (CLASSES, 0)], dense=True)
         return teacher_of(module, replace(self.setting.spec, model=name, sizes=()))
-
-
-register(
-    Entry("pfedhr", "own architectures, taught by models reassembled for all", PFedHRParams, PFedHR, needs_public=True)
-)

@@ -9,38 +9,16 @@ Differs: exits are pooled linear classifiers of `cnn-exits` instead of three con
 round number, where the paper says after a quarter of all rounds.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime import zoo
-from fedwright.server_runtime.methods.base import Entry, Setting, register
-from fedwright.server_runtime.methods.shared.submodels import LeveledMethod, Levels
+from fedwright.server_runtime.methods.base import Setting
+from fedwright.server_runtime.methods.params.submodels import Levels, ScaleFLParams
+from fedwright.server_runtime.methods.shared.submodels import LeveledMethod
 from fedwright.server_runtime.spec import ModelSpec, Objective
 
 EXITS = "exits"
-
-
-@dataclass(frozen=True)
-class ScaleFLParams:
-    """widths, exits: of each level, the same number of both. distill: γ, temperature: T."""
-
-    widths: tuple[float, ...] = field(default=(1.0, 0.75, 0.5), metadata={"help": "width of each level"})
-    exits: tuple[int, ...] = field(default=(3, 2, 1), metadata={"help": "depth of each level, in exits"})
-    distill: float = field(default=0.05, metadata={"help": "weight of the last exit's lesson; 0 = none"})
-    temperature: float = field(default=3.0, metadata={"help": "softens what exits teach"})
-    distill_after: int = field(default=2, metadata={"help": "rounds before exits begin to teach"})
-
-    def __post_init__(self) -> None:
-        """Check values."""
-        Levels(self.widths)
-        if len(self.widths) != len(self.exits):
-            raise ConfigError(
-                f"there are {len(self.widths)} widths but {len(self.exits)} exits; give one of each per level"
-            )
-        check_range("distill", self.distill, low=0)
-        check_range("temperature", self.temperature, above=0)
-        check_range("distill_after", self.distill_after, low=0)
 
 
 class ScaleFL(LeveledMethod):
@@ -75,6 +53,3 @@ class ScaleFL(LeveledMethod):
             exit_distill=self._params.distill if teaches else 0.0,
             exit_temperature=self._params.temperature,
         )
-
-
-register(Entry("scalefl", "narrower and shallower submodels with exits", ScaleFLParams, ScaleFL, model="cnn-exits"))

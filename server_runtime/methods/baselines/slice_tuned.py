@@ -14,7 +14,7 @@ Differs: nothing to differ from.
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.blocks.slicing import prefix_plan, take
-from fedwright.server_runtime.methods.base import Entry, MethodState, Setting, Tensors, register
+from fedwright.server_runtime.methods.base import MethodState, Setting, Tensors
 from fedwright.server_runtime.methods.fedconv.method import FedConv, PendingUpdate
 from fedwright.server_runtime.methods.fedconv.params import FedConvParams
 from fedwright.server_runtime.spec import ModelSpec
@@ -66,6 +66,3 @@ class SliceTuned(FedConv):
         self._slices = []
         if self._ready:
             self._slices = [state.below(f"{SLICE}{number}/") for number in range(len(self._server.specs))]
-
-
-register(Entry("slice-tuned", "FedConv's control: slices with as much server training", FedConvParams, SliceTuned))

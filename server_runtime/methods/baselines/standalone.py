@@ -6,17 +6,9 @@ Left out: nothing.
 Differs: a device's model rests on the server between rounds, so that its loss costs nothing; nobody else reads it.
 """
 
-from dataclasses import dataclass, field
-
-from fedwright.server_runtime.methods.base import Entry, Setting, register
-from fedwright.server_runtime.methods.shared.personal_models import PersonalModelParams, PersonalModels
-
-
-@dataclass(frozen=True)
-class StandaloneParams:
-    """own: who has which model."""
-
-    own: PersonalModelParams = field(default_factory=PersonalModelParams)
+from fedwright.server_runtime.methods.base import Setting
+from fedwright.server_runtime.methods.params.personal_models import StandaloneParams
+from fedwright.server_runtime.methods.shared.personal_models import PersonalModels
 
 
 class Standalone(PersonalModels):
@@ -24,6 +16,3 @@ class Standalone(PersonalModels):
 
     def __init__(self, params: StandaloneParams, setting: Setting) -> None:
         super().__init__(params.own, setting)
-
-
-register(Entry("standalone", "every device alone, with a model of its own", StandaloneParams, Standalone))

@@ -34,12 +34,10 @@ from fedwright.server_runtime.methods.base import (
     Assignment,
     CheckedUpdate,
     Emission,
-    Entry,
     MethodState,
     Relay,
     Setting,
     Tensors,
-    register,
 )
 from fedwright.server_runtime.methods.baselines.heterofl import classifier_names
 from fedwright.server_runtime.methods.fedconv.exchange import ClassMeans, exchanged
@@ -48,7 +46,7 @@ from fedwright.server_runtime.methods.fedconv.server_training import DilatedUpda
 from fedwright.server_runtime.methods.shared.submodels import LeveledMethod
 from fedwright.server_runtime.spec import ModelSpec
 
-COMPRESS, DILATE, HEAD, READY = "compress", "dilate/", "transfer/", "note/ready"
+COMPRESS, DILATE, HEAD = "compress", "dilate/", "transfer/"
 
 
 class PendingUpdate:
@@ -255,6 +253,3 @@ def check_width(spec: ModelSpec, width: float, size: float) -> None:
 
 def _ratio_name(spec: ModelSpec) -> str:
     return f"width-{zoo.width_of(spec):.4f}"
-
-
-register(Entry("fedconv", "small models by convolution of a large one, tuned on the server", FedConvParams, FedConv))

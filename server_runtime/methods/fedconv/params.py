@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fedwright.protocol.support.settings import check_range
-from fedwright.server_runtime.methods.shared.submodels import Levels
+from fedwright.server_runtime.methods.params.submodels import Levels
 
 # Slopes of the modified leaky ReLU above and below zero.
 MLR = (0.85, 0.001)

@@ -11,7 +11,7 @@ from fedwright.server_runtime.blocks.scaling import Scaling
 from fedwright.server_runtime.methods.base import Array, MethodState, Setting, Tensors
 from fedwright.server_runtime.methods.framp.params import FrampParams
 from fedwright.server_runtime.methods.shared import generated_models
-from fedwright.server_runtime.methods.shared.submodels import number_of
+from fedwright.server_runtime.seeds import number_of
 
 MOVED, PULLS, SCALING = "moved/", "pulls/", "scaling/"
 # A descriptor that is learnt moves by at most this share of its length at a time.

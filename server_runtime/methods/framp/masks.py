@@ -12,7 +12,8 @@ from fedwright.server_runtime.blocks.slicing import Axes, Axis
 from fedwright.server_runtime.methods.base import Array, Setting, Tensors
 from fedwright.server_runtime.methods.framp.params import FrampParams
 from fedwright.server_runtime.methods.shared.budget_fit import ChosenSizes
-from fedwright.server_runtime.methods.shared.submodels import norm_names, number_of
+from fedwright.server_runtime.methods.shared.submodels import norm_names
+from fedwright.server_runtime.seeds import number_of
 from fedwright.server_runtime.spec import ModelSpec
 
 # Sizes that a group may have once dead channels are gone.

@@ -30,13 +30,11 @@ from fedwright.server_runtime.methods.base import (
     Assignment,
     CheckedUpdate,
     Emission,
-    Entry,
     Method,
     MethodState,
     Relay,
     Setting,
     Tensors,
-    register,
 )
 from fedwright.server_runtime.methods.framp.assignments import Offers, note_of
 from fedwright.server_runtime.methods.framp.descriptors import Descriptors
@@ -228,6 +226,3 @@ class Framp(Method):
         structure = Structure(self._setting.spec)
         ask = self._setting.manifest or (lambda asked: Builder().build(asked).manifest)
         return ask(structure).embedding_size
-
-
-register(Entry("framp", "a model written for each device, cut to the part that fits", FrampParams, Framp, "cnn-gn"))

@@ -1,37 +1,22 @@
 """What methods share that train adapters on a base: where the base comes from, and the model of both together."""
 
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from fedwright.protocol import tensors
 from fedwright.protocol.errors import ConfigError, FedwrightError
-from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.blocks import lora
 from fedwright.server_runtime.blocks.robust import Mean, make_mean
 from fedwright.server_runtime.methods.base import CheckedUpdate, MethodState, Setting, Tensors
+from fedwright.server_runtime.methods.params.generated_models import BaseParams
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Structure
 from fedwright.server_runtime.zoo import adapter_models
 
-ADVANCED, BASE = "advanced", "base/"
-
-
-@dataclass(frozen=True)
-class BaseParams:
-    """rank: q. The base learns by FedAvg for `pretrain_rounds`, from the start or from the weights in a file."""
-
-    pretrain_rounds: int = field(default=20, metadata={"help": "rounds of FedAvg before the base is frozen"})
-    base: str | None = field(default=None, metadata={"help": "safetensors file that the base begins with"})
-    rank: int = field(default=1, metadata={"help": "rank of the adapters"})
-
-    def __post_init__(self) -> None:
-        """Check values."""
-        check_range("pretrain_rounds", self.pretrain_rounds, low=0)
-        check_range("rank", self.rank, low=1)
+BASE = "base/"
 
 
 class FrozenBase:

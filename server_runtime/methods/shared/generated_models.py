@@ -2,15 +2,13 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Report
-from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime import zoo
-from fedwright.server_runtime.blocks.hypernet import Hypernet, Step
+from fedwright.server_runtime.blocks.hypernet import Hypernet
 from fedwright.server_runtime.blocks.robust import Mean, make_mean
 from fedwright.server_runtime.methods.base import Array, MethodState, Setting, Tensors
 from fedwright.server_runtime.methods.baselines.heterofl import classifier_names
@@ -20,33 +18,6 @@ log = logging.getLogger(__name__)
 # Far below any logit, and far from what float32 cannot hold.
 OUT_OF_REACH = 1e4
 KNOWN, RUNNING, HYPERNET = "known/", "running/", "hypernet/"
-
-
-@dataclass(frozen=True)
-class HypernetParams:
-    """A hypernetwork of linear layers, and its optimizer: SGD with momentum."""
-
-    hidden: int = field(default=100, metadata={"help": "width of the trunk"})
-    layers: int = field(default=4, metadata={"help": "linear layers of the trunk"})
-    server_rate: float = field(default=0.01, metadata={"help": "learning rate of the hypernetwork"})
-    momentum: float = field(default=0.9, metadata={"help": "momentum of the hypernetwork's optimizer"})
-    weight_decay: float = field(
-        default=0.0, metadata={"help": "weight decay of the hypernetwork; the papers have 0.001"}
-    )
-    clip_norm: float = field(default=50.0, metadata={"help": "largest norm of the hypernetwork's gradient"})
-
-    def __post_init__(self) -> None:
-        """Check values."""
-        for key in ("hidden", "layers"):
-            check_range(key, getattr(self, key), low=1)
-        check_range("server_rate", self.server_rate, above=0)
-        check_range("clip_norm", self.clip_norm, above=0)
-        check_range("weight_decay", self.weight_decay, low=0)
-        check_range("momentum", self.momentum, low=0, high=0.999)
-
-    def step(self) -> Step:
-        """The optimizer."""
-        return Step(self.server_rate, self.momentum, self.weight_decay, self.clip_norm)
 
 
 def hypernet_state(hypernet: Hypernet | None) -> MethodState:

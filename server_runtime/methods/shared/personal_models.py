@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -20,35 +19,13 @@ from fedwright.server_runtime.methods.base import (
     Setting,
     Tensors,
 )
+from fedwright.server_runtime.methods.params.personal_models import PersonalModelParams
 from fedwright.server_runtime.methods.shared.budget_fit import LeftOut, fit_batches
 from fedwright.server_runtime.methods.shared.recipes import recipe_for
-from fedwright.server_runtime.methods.shared.submodels import number_of
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Objective, Structure
 
 log = logging.getLogger(__name__)
-
-MODEL, WEIGHTS = "model/", "weights/"
-
-
-@dataclass(frozen=True)
-class PersonalModelParams:
-    """Who has which model: `devices` by id, else what the device reports, else `models` in turn, else the run's."""
-
-    models: tuple[str, ...] = field(
-        default=(), metadata={"help": "dealt out by the number in an id; such as cnn1 or mobilenet-v2@0.25 (its width)"}
-    )
-    devices: dict[str, str] = field(default_factory=dict, metadata={"help": "the model of a device by its id"})
-
-    def name_of(self, device: str, report: Report, *, default: str, seed: int) -> str:
-        """The name of a device's model; code of its own only when the server was told of it."""
-        if device in self.devices:
-            return self.devices[device]
-        if report.model:
-            if report.model.startswith("python:") and report.model not in self.models:
-                raise ConfigError(f"it names {report.model}, which is not among the run's own.models; add it there")
-            return report.model
-        return self.models[number_of(device, seed) % len(self.models)] if self.models else default
 
 
 class PersonalModels(Method):

@@ -4,10 +4,9 @@ A submodel is a spec with smaller channel groups and a plan {group: indices} tha
 are averaged entry by entry over the devices that trained it; other entries stay.
 """
 
-import re
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
 
@@ -31,6 +30,7 @@ from fedwright.server_runtime.methods.base import (
     Setting,
     Tensors,
 )
+from fedwright.server_runtime.methods.params.submodels import Levels
 from fedwright.server_runtime.methods.shared.budget_fit import (
     ChosenSizes,
     LeftOut,
@@ -39,40 +39,8 @@ from fedwright.server_runtime.methods.shared.budget_fit import (
     memory_of,
 )
 from fedwright.server_runtime.methods.shared.recipes import recipe_for
-from fedwright.server_runtime.seeds import derive_seed
+from fedwright.server_runtime.seeds import number_of
 from fedwright.server_runtime.spec import ModelSpec, Objective, Structure
-
-ADVANCED = "note/advanced"
-
-
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
-
-
-@dataclass(frozen=True)
-class Levels:
-    """Sizes that devices may have, and which device gets which.
-
-    in_turn: by the number at the end of a device's id (without one, drawn from the id), or the next smaller one that
-    fits its budget. budget: the largest that fits.
-    """
-
-    sizes: tuple[float, ...] = field(
-        default=(1.0, 0.5, 0.25, 0.125, 0.0625), metadata=_help("share of the model that a device may have")
-    )
-    by: Literal["width", "params"] = field(default="width", metadata=_help("sizes count channels, or parameters"))
-    choose: Literal["in_turn", "budget"] = field(
-        default="in_turn",
-        metadata=_help("in_turn by the number in the device's id, or budget: the largest that a device can do"),
-    )
-
-    def __post_init__(self) -> None:
-        """Check values."""
-        if not self.sizes:
-            raise ConfigError("sizes is empty; give at least one such as 1.0")
-        for size in self.sizes:
-            if not 0 < size <= 1:
-                raise ConfigError(f"sizes has {size} but a size is above 0 and at most 1")
 
 
 class SubmodelMethod(Method):
@@ -310,12 +278,6 @@ class LeveledMethod(SubmodelMethod):
         """Continue from a saved state."""
         super().restore(state)
         self._chosen.restore(state)
-
-
-def number_of(device: str, seed: int) -> int:
-    """The number at the end of an id, or one drawn from the id."""
-    digits = re.search(r"(\d+)$", device)
-    return int(digits.group(1)) if digits else derive_seed(seed, "level", device)
 
 
 @lru_cache(maxsize=256)

@@ -27,9 +27,9 @@ from fedwright.server_runtime.methods.base import (
     Setting,
     Tensors,
 )
+from fedwright.server_runtime.methods.params.personal_models import PersonalModelParams
 from fedwright.server_runtime.methods.shared.budget_fit import budget_of, cost_of, fits
 from fedwright.server_runtime.methods.shared.personal_models import (
-    PersonalModelParams,
     PersonalModels,
     models_state,
     restored_models,
@@ -40,7 +40,7 @@ from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Objective, Structure
 from fedwright.server_runtime.zoo.stitched import Stitched, cut
 
-TEACHER, TAUGHT = "teacher/", "teacher of/"
+TEACHER = "teacher/"
 
 
 @dataclass(frozen=True)

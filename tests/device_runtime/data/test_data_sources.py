@@ -143,12 +143,12 @@ def test_npz_mistakes(tmp_path, changes, message):
 def test_files_that_are_not_what_they_say(tmp_path):
     (tmp_path / "text.npz").write_text("hello")
     np.savez(tmp_path / "object.npz", x=np.array([{}, {}]), y=np.array([0, 1]))
-    np.savez(tmp_path / "noy.npz", x=np.zeros((2, 2)))
+    np.savez(tmp_path / "noy.npz", x=np.zeros((2, 2)), labels=np.zeros(2))
     (tmp_path / "table.xlsx").write_text("?")
     for name, message in [
         ("text.npz", "not a readable"),
         ("object.npz", "plain numbers"),
-        ("noy.npz", "has no 'y'; it has x"),
+        ("noy.npz", "has no 'y'; it has labels, x; give samples"),
         ("missing.npz", "does not exist"),
         ("missing", "does not exist"),
         ("table.xlsx", "unknown kind"),

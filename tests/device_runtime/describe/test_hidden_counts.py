@@ -16,7 +16,8 @@ from fedwright.protocol.divergence import distribution, divergence
 from fedwright.protocol.errors import ConfigError, DeviceError, NoQuorum
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.protocol.messages import Answer, Ask, DataSummary, Recipe, Returns, Task
-from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
+from fedwright.server_runtime.methods.baselines.fedavg import FedAvg
+from fedwright.server_runtime.methods.params.submodels import FedAvgParams
 from fedwright.simulation.simulate import simulate
 from helpers.fleet import Server, make_data, setting
 from helpers.simulation import make_config, run_hiding_agents

@@ -10,7 +10,8 @@ from fedwright.server_runtime.edge.pooled_update import Plain
 from fedwright.server_runtime.edge.store import EdgeStore
 from fedwright.server_runtime.edge.task_rows import PATIENCE_RATIO, PEERS_RATIO, RESEND_S, TaskRows
 from fedwright.server_runtime.methods.base import Assignment, Emission
-from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
+from fedwright.server_runtime.methods.baselines.fedavg import FedAvg
+from fedwright.server_runtime.methods.params.submodels import FedAvgParams
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.pooled_tasks import PoolTerms, with_pools
 from fedwright.server_runtime.rounds.store.base import Position

@@ -177,3 +177,21 @@ def test_a_device_enrolled_anew_is_heard_again(authority: Authority, tmp_path: P
     bench.say("a", Refusal("t", "failed", "no"))
 
     assert [device for device, _, _ in bench.heard()] == ["a"]
+
+
+def test_a_gate_warns_once_of_those_who_speak_or_were_heard(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = Gate(authority.folder)
+    for name in ("heard", "speaks", "silent"):
+        enroll(authority, name, fleet=FLEET, broker=BROKER)
+        revoke(authority, name)
+    gate.note("heard", "boot")
+
+    told = [gate.leavers(), gate.leavers(), gate.bars("speaks"), gate.bars("speaks"), gate.bars("other")]
+
+    assert told == [[("heard", "boot")], [], True, True, False]
+    assert [(vars(record)["fate"], vars(record)["device"]) for record in caplog.records] == [
+        ("revoked", "heard"),
+        ("revoked", "speaks"),
+    ]

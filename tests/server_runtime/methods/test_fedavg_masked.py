@@ -5,7 +5,8 @@ import numpy as np
 from fedwright.protocol.messages import DataSummary
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
-from fedwright.server_runtime.methods.baselines.fedavg_masked import Masked, MaskedParams
+from fedwright.server_runtime.methods.baselines.fedavg_masked import Masked
+from fedwright.server_runtime.methods.params.submodels import MaskedParams
 from fedwright.server_runtime.spec import ModelSpec
 from helpers.fleet import report, setting
 

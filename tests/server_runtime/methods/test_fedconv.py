@@ -13,12 +13,12 @@ from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.blocks.robust import Combine
 from fedwright.server_runtime.methods.base import CheckedUpdate, MethodState
-from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
-from fedwright.server_runtime.methods.baselines.heterofl import HeteroFL, HeteroFLParams
+from fedwright.server_runtime.methods.baselines.fedavg import FedAvg
+from fedwright.server_runtime.methods.baselines.heterofl import HeteroFL
 from fedwright.server_runtime.methods.baselines.slice_tuned import SliceTuned
 from fedwright.server_runtime.methods.fedconv.method import FedConv
 from fedwright.server_runtime.methods.fedconv.params import FedConvParams
-from fedwright.server_runtime.methods.shared.submodels import Levels
+from fedwright.server_runtime.methods.params.submodels import FedAvgParams, HeteroFLParams, Levels
 from fedwright.server_runtime.public_data import PublicData
 from fedwright.server_runtime.spec import ModelSpec
 from helpers.fleet import report, setting

@@ -14,7 +14,8 @@ from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.blocks.hypernet import Hypernet, HypernetForm, Start, Step
 from fedwright.server_runtime.methods.base import CheckedUpdate, MethodState
-from fedwright.server_runtime.methods.hyperflora import HyperFLoRA, HyperFLoRAParams
+from fedwright.server_runtime.methods.hyperflora import HyperFLoRA
+from fedwright.server_runtime.methods.params.generated_models import HyperFLoRAParams
 from fedwright.server_runtime.methods.shared.generated_models import unit
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.spec import ModelSpec

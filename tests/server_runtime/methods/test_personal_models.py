@@ -9,11 +9,17 @@ from fedwright.protocol.messages import DataSummary, Stats
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.methods.base import CheckedUpdate
-from fedwright.server_runtime.methods.baselines.fedgh import FedGH, FedGHParams, head_names
-from fedwright.server_runtime.methods.baselines.fedkemf import FedKEMF, FedKEMFParams
-from fedwright.server_runtime.methods.baselines.fedmd import FedMD, FedMDParams
-from fedwright.server_runtime.methods.baselines.flexifed import FlexiFed, FlexiFedParams, layers_of, shared_layers
-from fedwright.server_runtime.methods.shared.personal_models import PersonalModelParams
+from fedwright.server_runtime.methods.baselines.fedgh import FedGH, head_names
+from fedwright.server_runtime.methods.baselines.fedkemf import FedKEMF
+from fedwright.server_runtime.methods.baselines.fedmd import FedMD
+from fedwright.server_runtime.methods.baselines.flexifed import FlexiFed, layers_of, shared_layers
+from fedwright.server_runtime.methods.params.personal_models import (
+    FedGHParams,
+    FedKEMFParams,
+    FedMDParams,
+    FlexiFedParams,
+    PersonalModelParams,
+)
 from fedwright.server_runtime.public_data import PublicData
 from fedwright.server_runtime.spec import ModelSpec
 from helpers.fleet import report, setting

@@ -12,10 +12,10 @@ from fedwright.protocol.predictor import Prediction
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
 from fedwright.server_runtime.methods.base import CheckedUpdate
-from fedwright.server_runtime.methods.baselines.pfedhr import PFedHR, PFedHRParams
-from fedwright.server_runtime.methods.pfedclub import PFedClub, PFedClubParams
+from fedwright.server_runtime.methods.baselines.pfedhr import PFedHR
+from fedwright.server_runtime.methods.params.personal_models import PersonalModelParams, PFedClubParams, PFedHRParams
+from fedwright.server_runtime.methods.pfedclub import PFedClub
 from fedwright.server_runtime.methods.shared.budget_fit import cost_of, memory_of
-from fedwright.server_runtime.methods.shared.personal_models import PersonalModelParams
 from fedwright.server_runtime.methods.shared.teachers import BoardLimits
 from fedwright.server_runtime.public_data import PublicData
 from fedwright.server_runtime.spec import ModelSpec, Objective

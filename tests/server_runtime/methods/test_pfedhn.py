@@ -8,7 +8,8 @@ from fedwright.protocol.messages import DataSummary, Stats
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.methods.base import CheckedUpdate
-from fedwright.server_runtime.methods.baselines.pfedhn import PFedHN, PFedHNParams
+from fedwright.server_runtime.methods.baselines.pfedhn import PFedHN
+from fedwright.server_runtime.methods.params.generated_models import PFedHNParams
 from fedwright.server_runtime.run import make_method
 from fedwright.server_runtime.spec import ModelSpec
 from helpers.fleet import report, setting

@@ -10,7 +10,8 @@ from fedwright.protocol.blobs import make_ref
 from fedwright.protocol.errors import NoQuorum
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.protocol.messages import Ack, Stats, Task, Update
-from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
+from fedwright.server_runtime.methods.baselines.fedavg import FedAvg
+from fedwright.server_runtime.methods.params.submodels import FedAvgParams
 from fedwright.server_runtime.rounds import events
 from helpers.fleet import WAIT_S, Scripted, Server, agents, setting
 from helpers.tiny_artifact import start_weights

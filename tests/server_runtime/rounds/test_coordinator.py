@@ -13,7 +13,8 @@ from fedwright.protocol.blobs import make_ref
 from fedwright.protocol.errors import DeviceError, IdentityTaken, NoQuorum, OverBudget
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.protocol.messages import Ack, DataSummary, Dismiss, Get, Refusal, Stats, Task, Update
-from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
+from fedwright.server_runtime.methods.baselines.fedavg import FedAvg
+from fedwright.server_runtime.methods.params.submodels import FedAvgParams
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.store.base import Position
 from helpers.fleet import WAIT_S, Running, Scripted, Server, agents, make_data, report, setting

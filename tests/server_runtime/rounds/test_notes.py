@@ -7,8 +7,9 @@ import pytest
 from msgspec import structs
 
 from fedwright.server_runtime.methods.base import MethodState
-from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
+from fedwright.server_runtime.methods.baselines.fedavg import FedAvg
 from fedwright.server_runtime.methods.hasa import Roster
+from fedwright.server_runtime.methods.params.submodels import FedAvgParams
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.coordinator import planning_notes, restore_planning
 from fedwright.server_runtime.rounds.store.base import Position

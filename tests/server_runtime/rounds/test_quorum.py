@@ -12,7 +12,8 @@ from fedwright.protocol.errors import NoQuorum, OverBudget
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.protocol.messages import Ack, Refusal, Stats, Task, Update
 from fedwright.server_runtime.methods.base import Relay
-from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
+from fedwright.server_runtime.methods.baselines.fedavg import FedAvg
+from fedwright.server_runtime.methods.params.submodels import FedAvgParams
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.store.base import Position
 from helpers.fleet import WAIT_S, Running, Scripted, Server, agents, setting

@@ -1,0 +1,55 @@
+"""Commands that only tell what there is answer at once: nothing heavy is imported for them."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedwright.server_runtime.methods.registry import METHODS
+from helpers.tools import run
+
+HEAVY = ("torch", "scipy", "sklearn", "onnx", "onnxruntime", "matplotlib")
+SCRIPT = """
+import json, sys
+from fedwright.cli.main import main
+heavy, *words = sys.argv[1:]
+try:
+    code = main(words)
+except SystemExit as stop:
+    code = stop.code
+print(json.dumps([code, [name for name in json.loads(heavy) if name in sys.modules]]))
+"""
+COMMANDS = [
+    "--help",
+    "methods",
+    "models",
+    "profiles",
+    "datasets",
+    "bench --list",
+    "server --help",
+    "server run --help",
+    "device run --help",
+    "simulate --help",
+    "init edge",
+    *(f"init {method}" for method in sorted(METHODS)),
+]
+
+
+def ends_with(words: list[str]) -> tuple[int, list[str]]:
+    """The exit code of a command in a process of its own, and the heavy modules that it imported."""
+    said = run([sys.executable, "-c", SCRIPT, json.dumps(HEAVY), *words])
+    code, heavy = json.loads(said.splitlines()[-1])
+    return code, heavy
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_that_only_tells_imports_nothing_heavy(command: str) -> None:
+    assert ends_with(command.split()) == (0, [])
+
+
+def test_the_script_would_see_what_is_heavy(tmp_path: Path) -> None:
+    code, heavy = ends_with(["artifact", "build", "mlp", "-o", str(tmp_path / "mlp")])
+
+    assert code == 0
+    assert {"torch", "onnx"} <= set(heavy)
