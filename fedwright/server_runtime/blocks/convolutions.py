@@ -90,5 +90,5 @@ def _conv_transpose2d(
 
 
 def _skips_points(weight: Tensor, stride: Sequence[int]) -> bool:
-    # A traced convolution is exported and not computed here.
-    return max(stride) > 1 and weight.shape[2:] == _ONE and not torch.jit.is_tracing()
+    # One convolution must stay one in a graph for devices.
+    return max(stride) > 1 and weight.shape[2:] == _ONE and not torch.onnx.is_in_onnx_export()
