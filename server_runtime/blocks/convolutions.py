@@ -90,6 +90,5 @@ def _conv_transpose2d(
 
 
 def _skips_points(weight: Tensor, stride: Sequence[int]) -> bool:
-    # What is traced is exported, and must stay one convolution.
-    traced = bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
-    return max(stride) > 1 and weight.shape[2:] == _ONE and not traced
+    # One convolution must stay one in a graph for devices.
+    return max(stride) > 1 and weight.shape[2:] == _ONE and not torch.onnx.is_in_onnx_export()
