@@ -31,7 +31,8 @@ def load_public(section: PublicSection, spec: ModelSpec, *, seed: int) -> Public
     """The examples of the file that a config names, as many as it asks for; None without one."""
     if section.file is None:
         return None
-    x, y = _read(Path(section.file), labelled=section.labelled)
+    found = read_public(section)
+    x, y = found.x, found.y
     if 0 < section.rows < len(x):
         rng = np.random.default_rng(derive_seed(seed, "public"))
         rows = np.sort(rng.choice(len(x), section.rows, replace=False))
@@ -41,7 +42,9 @@ def load_public(section: PublicSection, spec: ModelSpec, *, seed: int) -> Public
     return found
 
 
-def _read(path: Path, *, labelled: bool) -> tuple[Array, NDArray[np.int64] | None]:
+def read_public(section: PublicSection) -> PublicData:
+    """All examples of the file that a config names; DataError when it cannot be read."""
+    path, labelled = Path(section.file or ""), section.labelled
     try:
         with np.load(path, allow_pickle=False) as arrays:
             x, y = arrays["x"], arrays["y"] if labelled else None
@@ -51,7 +54,7 @@ def _read(path: Path, *, labelled: bool) -> tuple[Array, NDArray[np.int64] | Non
         raise DataError(f"public.file {path}: x must hold finite numbers [samples, ...]")
     if y is not None and (y.shape != x.shape[:1] or y.dtype.kind not in "iu" or (len(y) and y.min() < 0)):
         raise DataError(f"public.file {path}: y must hold one class number from 0 on for each of {len(x)} samples")
-    return _numbers(x), None if y is None else y.astype(np.int64)
+    return PublicData(_numbers(x), None if y is None else y.astype(np.int64))
 
 
 def _numbers(x: Array) -> Array:

@@ -23,6 +23,7 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Report
 from fedwright.protocol.support.files import replace_file
 from fedwright.server_runtime import run as runs
+from fedwright.server_runtime.check_run import check_hidden
 from fedwright.server_runtime.config import RunConfig
 from fedwright.server_runtime.methods.base import Method, MethodState, Tensors
 from fedwright.server_runtime.rounds import events
@@ -97,6 +98,7 @@ def simulate(
     dealt = dealt or deal(config.simulate, seed=config.run.seed)
     dealt, public = reserve(dealt, config.public, seed=config.run.seed)
     reports = make_reports(config, dealt)
+    check_hidden(config, len(reports), setting="the number of simulated devices")
     away = away_ratios(config.simulate.profiles, list(reports))
     fleet = replace(config.fleet, devices=1 if away else len(reports), deadline_s=FOREVER_S)
     config = replace(config, fleet=fleet)

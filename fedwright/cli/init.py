@@ -44,7 +44,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "validate",
         help="check a config without running it",
         description="Check a config without running it; the exit code says whether it is good.",
-        epilog="example:\n  fedwright validate run.toml",
+        epilog="example:\n  fedwright validate run.toml\n  fedwright validate edge.toml",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     validate.add_argument("config", metavar="CONFIG", type=Path, help="a TOML file")
@@ -67,10 +67,22 @@ def run_init(args: argparse.Namespace) -> int:
 
 
 def run_validate(args: argparse.Namespace) -> int:
-    """Check one config."""
-    from fedwright.server_runtime.config import load_config
+    """Check one config, of a run or of an edge."""
+    from fedwright.server_runtime.config import config_from_text, read_text
+    from fedwright.server_runtime.edge.config import check_edge, is_edge, load_edge
+    from fedwright.server_runtime.methods.registry import METHODS
+    from fedwright.simulation.check_config import check_config
 
-    config = load_config(args.config)
+    text = read_text(args.config)
+    if is_edge(text):
+        edge = load_edge(args.config)
+        check_edge(edge)
+        print(f"{args.config} is good: edge {edge.edge.name} of fleet {edge.host.fleet}, broker {edge.host.broker}")
+        return 0
+    config = config_from_text(text, where=args.config.name)
+    starter = config_from_text(starter_config(METHODS[config.method.name]), where="init")
+    for note in check_config(config, starter):
+        print(f"note: {note}", file=sys.stderr)
     print(
         f"{args.config} is good: {config.method.name} on {config.model.model}, {config.run.rounds} rounds, "
         f"at least {config.fleet.devices} devices, broker {config.fleet.broker}"

@@ -90,12 +90,14 @@ def _add_trust(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def _run(args: argparse.Namespace) -> int:
+    from fedwright.server_runtime.check_run import check_server
     from fedwright.server_runtime.config import config_from_text, read_text
     from fedwright.server_runtime.run_reader import check_unclaimed
 
     text = read_text(args.config)
     config = config_from_text(text, where=args.config.name)
     check_unclaimed(config, text)
+    check_server(config)
     return _execute(config, text, args)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.link.security import Bundle, read_bundle
 from fedwright.protocol.support.settings import check_range, from_dict, unknown
 from fedwright.protocol.topics import check_name
 from fedwright.server_runtime.config import EMBEDDED, LOCAL_BROKER, check_broker
@@ -144,6 +145,28 @@ def edge_from_dict(data: Mapping[str, Any], *, where: str) -> EdgeConfig:
     if secure and config.edge.bundle is None:
         raise ConfigError(f"{where} has an mqtts broker but no edge.bundle; see `fedwright server enroll --help`")
     return config
+
+
+def is_edge(text: str) -> bool:
+    """Whether a config is that of an edge and not that of a run."""
+    import tomllib
+
+    try:
+        return "edge" in tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return False
+
+
+def check_edge(config: EdgeConfig) -> Bundle | None:
+    """The bundle that the config names, None without one; ConfigError when it is missing or another's."""
+    if config.edge.bundle is None:
+        return None
+    bundle = read_bundle(Path(config.edge.bundle))
+    if bundle.info.device != config.edge.name:
+        raise ConfigError(
+            f"edge.bundle is of {bundle.info.device!r} but edge.name is {config.edge.name!r}; make them one"
+        )
+    return bundle
 
 
 def load_edge(path: Path) -> EdgeConfig:

@@ -14,11 +14,11 @@ from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.link import connect
 from fedwright.protocol.link.base import Link
-from fedwright.protocol.link.security import Bundle, TlsFiles, read_bundle
+from fedwright.protocol.link.security import Bundle, TlsFiles
 from fedwright.protocol.messages import Board, Gone
 from fedwright.protocol.support.files import lock_folder
 from fedwright.server_runtime.blocks.fedconv.cluster_exchange import ExchangeOptions
-from fedwright.server_runtime.edge.config import EdgeConfig
+from fedwright.server_runtime.edge.config import EdgeConfig, check_edge
 from fedwright.server_runtime.edge.edge import Edge, EdgeOptions
 from fedwright.server_runtime.edge.host_channel import HostChannel, Presence
 from fedwright.server_runtime.edge.pooled_update import Grouping, Plain
@@ -99,12 +99,7 @@ def edge_board() -> Board:
 
 
 def _bundle(config: EdgeConfig) -> Bundle | None:
-    if config.edge.bundle is None:
+    bundle = check_edge(config)
+    if bundle is None:
         log.warning("DEVELOPMENT MODE: no certificate and no signed orders; enroll this edge before it leaves the lab")
-        return None
-    bundle = read_bundle(Path(config.edge.bundle))
-    if bundle.info.device != config.edge.name:
-        raise ConfigError(
-            f"edge.bundle is of {bundle.info.device!r} but edge.name is {config.edge.name!r}; make them one"
-        )
     return bundle

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from math import ceil
@@ -29,6 +30,7 @@ __all__ = [
     "create",
     "full_sizes",
     "named",
+    "own_function",
     "scaled",
     "sizes_of",
     "spelled",
@@ -189,16 +191,23 @@ def _why_uncut(spec: ModelSpec) -> str:
     return f"model {spec.model} can only be used whole: {reason}; give it width 1 or use a model of the zoo"
 
 
-def _call_own(spec: ModelSpec) -> nn.Module:
-    package, _, function = spec.model.removeprefix(_OWN).partition(":")
+def own_function(model: str) -> Callable[..., object]:
+    """The function that makes a user's own module, by its name `python:package:function`."""
+    package, _, function = model.removeprefix(_OWN).partition(":")
     if not package or not function:
-        raise ConfigError(f"model {spec.model!r} is not of the form python:package:function")
+        raise ConfigError(f"model {model!r} is not of the form python:package:function")
     try:
         make = getattr(importlib.import_module(package), function)
     except (ImportError, AttributeError) as err:
-        raise ConfigError(f"model {spec.model!r} cannot be imported: {err}; is it on the Python path?") from err
+        raise ConfigError(f"model {model!r} cannot be imported: {err}; is it on the Python path?") from err
     if not callable(make):
-        raise ConfigError(f"model {spec.model!r} names a {type(make).__name__}; it must name a function")
+        raise ConfigError(f"model {model!r} names a {type(make).__name__}; it must name a function")
+    found: Callable[..., object] = make
+    return found
+
+
+def _call_own(spec: ModelSpec) -> nn.Module:
+    make = own_function(spec.model)
     try:
         inspect.signature(make).bind(input_shape=spec.input_shape, classes=spec.classes)
     except TypeError as err:

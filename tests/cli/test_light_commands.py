@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fedwright.cli.main import main
 from fedwright.server_runtime.methods.registry import METHODS
 from helpers.tools import run
 
@@ -46,6 +47,17 @@ def ends_with(words: list[str]) -> tuple[int, list[str]]:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_that_only_tells_imports_nothing_heavy(command: str) -> None:
     assert ends_with(command.split()) == (0, [])
+
+
+@pytest.mark.parametrize("method", [*sorted(METHODS), "edge"])
+def test_validate_of_what_init_wrote_imports_nothing_heavy(
+    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["init", method]) == 0
+    path = tmp_path / "run.toml"
+    path.write_text(capsys.readouterr().out.replace("rounds = 10", "rounds = 7"))
+
+    assert ends_with(["validate", str(path)]) == (0, [])
 
 
 def test_the_script_would_see_what_is_heavy(tmp_path: Path) -> None:

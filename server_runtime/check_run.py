@@ -1,0 +1,94 @@
+"""What would end a run at its start, found before anybody waits for devices."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedwright.protocol.crypto.secure_sum import LEAST_DEVICES
+from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.messages import Report
+from fedwright.server_runtime.config import RunConfig
+from fedwright.server_runtime.methods.registry import find
+from fedwright.server_runtime.public_data import PublicData, need_public, read_public
+from fedwright.server_runtime.spec import ModelSpec
+
+OWN = "python:"
+# What a user's own code may raise when it is given data that it was not made for.
+OWN_ERRORS = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
+
+
+def check_server(config: RunConfig) -> None:
+    """Raise unless what the config names is here: the folder of trust, the public file, the code of own models."""
+    if config.fleet.trust is not None:
+        from fedwright.server_runtime.fleet.trust import Authority
+
+        Authority(Path(config.fleet.trust))
+    if config.public.file is not None:
+        read_public(config.public)
+    for name in sorted(own_models(config)):
+        from fedwright.server_runtime.zoo import own_function
+
+        own_function(name)
+    check_hidden(config, config.fleet.devices, setting="fleet.devices")
+
+
+def own_models(config: RunConfig) -> set[str]:
+    """The models that a config names by a user's own code."""
+    own = getattr(config.method.params, "own", None)
+    named = {config.model.model, *getattr(own, "models", ()), *getattr(own, "devices", {}).values()}
+    return {name for name in named if name.startswith(OWN)}
+
+
+def check_hidden(config: RunConfig, devices: int, *, setting: str) -> None:
+    """Raise when a method asks for sums that hide their parts and the fleet is too small to hide any."""
+    if getattr(config.method.params, "secure_sum", False) and devices < LEAST_DEVICES:
+        raise ConfigError(
+            f"method.secure_sum hides the counts of single devices in sums over {LEAST_DEVICES} or more, but {setting} "
+            f"is {devices}; set it to {LEAST_DEVICES} or more, or set method.secure_sum = false"
+        )
+
+
+def check_method(
+    config: RunConfig, data: ModelSpec, public: PublicData | None, *, reports: Mapping[str, Report]
+) -> None:
+    """Make model and method as a run would and plan a round, so that what does not go together is said.
+
+    data: shape and classes of the data. public: the server's examples, where they come from no file.
+    """
+    from fedwright.server_runtime import zoo
+    from fedwright.server_runtime.run import make_method
+
+    spec = zoo.named(config.model.model, data)
+    if find(config.method.name).needs_public and config.public.file is None:
+        need_public(public, config.method.name)
+    try:
+        method = make_method(config, spec, public=public)
+        # Sums that hide their parts need devices that answer.
+        if not getattr(config.method.params, "secure_sum", False):
+            method.meet(reports)
+            method.assign(reports, 1)
+    except OWN_ERRORS as err:
+        if not own_models(config):
+            raise
+        names = ", ".join(sorted(own_models(config)))
+        raise ConfigError(
+            f"{names} cannot be used for samples of shape {list(spec.input_shape)} and {spec.classes} classes: "
+            f"{type(err).__name__}: {err}; mend it, or set model.input_shape if your samples differ"
+        ) from err
+
+
+def assumed(config: RunConfig) -> ModelSpec:
+    """Shape and classes: as configured, else those of the public file, else those of an example for the model."""
+    from fedwright.server_runtime import zoo
+
+    section = config.model
+    shape, classes = section.input_shape, section.classes
+    entry = zoo.MODELS.get(section.model.partition("@")[0])
+    if config.public.file is not None:
+        found = read_public(config.public)
+        shape = shape or tuple(found.x.shape[1:])
+        classes = classes or (None if found.y is None else max(2, int(found.y.max(initial=0)) + 1))
+    if entry is not None:
+        shape, classes = shape or entry.example_shape, classes or entry.example_classes
+    if shape is None:
+        raise ConfigError(f"the input of {section.model} is not known before devices come; set model.input_shape")
+    return ModelSpec(section.model, shape, classes or 2)
