@@ -12,7 +12,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from fedwright.protocol.messages import Stats
-    from fedwright.server_runtime.rounds.events import Event, RoundClosed
+    from fedwright.server_runtime.rounds.events import Event, LessOffered, RoundClosed, TaskFailed
 
 
 # Devices that a screen has lines for.
@@ -71,10 +71,10 @@ class Progress:
             self._take_stats(event.device, event.stats, event.seconds)
         elif isinstance(event, events.TaskFailed):
             self._states[event.device] = "[red]failed[/red]"
-            self._say(f"round {event.round}: {event.device} did not answer: {event.detail}")
+            self._say(f"{_place(event)}: {event.device} did not answer: {event.detail}")
         elif isinstance(event, events.LessOffered):
-            self._states[event.device] = "training"
-            self._say(f"round {event.round}: {event.device} was offered less: {event.detail}")
+            self._states[event.device] = "measuring" if event.evaluation else "training"
+            self._say(f"{_place(event)}: {event.device} was offered less: {event.detail}")
         elif isinstance(event, events.RoundClosed):
             self._closed = event.round
             self._say(round_line(event, self._rounds))
@@ -106,6 +106,10 @@ class Progress:
             table.add_row(device, Text.from_markup(state), accuracy, seconds)
         more = len(self._states) - SHOWN
         return Group(head, table, Text(f"and {more} more")) if more > 0 else Group(head, table)
+
+
+def _place(event: "TaskFailed | LessOffered") -> str:
+    return "evaluation" if event.evaluation else f"round {event.round}"
 
 
 def round_line(event: "RoundClosed", rounds: int) -> str:

@@ -15,6 +15,7 @@ from fedwright.server_runtime.evaluate.costs import round_cost
 from fedwright.server_runtime.methods.base import Absorbed, Method, notes_of, recall
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.coordinator import Options, evaluate_fleet, fleet_metrics, own_blobs
+from fedwright.server_runtime.rounds.old_tasks import forget_old_tasks
 from fedwright.server_runtime.rounds.retry import smaller_tasks
 from fedwright.server_runtime.rounds.secure_sum import introduce
 from fedwright.server_runtime.rounds.store.base import Closed, Planned, Position, Reply
@@ -70,7 +71,7 @@ class BufferedCoordinator:
             method.restore(tensors.load(self._planner.blobs.path(closed[-1].state)))
             self._version = closed[-1].position.round + 1
         for planned, reply in self._store.pending():
-            if planned.task.round > self._options.rounds:
+            if planned.task.evaluation or planned.task.round > self._options.rounds:
                 continue
             if reply is None:
                 self._desk.hand_out([planned])
@@ -138,3 +139,4 @@ class BufferedCoordinator:
         spent |= {closed.state for closed in before[-1:]}
         for sha256 in spent - kept:
             blobs.remove(sha256)
+        forget_old_tasks(self._store, self._version, self._planner.manifest)

@@ -24,10 +24,11 @@ from fedwright.server_runtime.methods.base import (
     recall,
 )
 from fedwright.server_runtime.rounds import events
+from fedwright.server_runtime.rounds.old_tasks import forget_old_tasks
 from fedwright.server_runtime.rounds.pooled_tasks import Terms, absorbed, merged, with_pools
 from fedwright.server_runtime.rounds.retry import smaller_tasks
 from fedwright.server_runtime.rounds.secure_sum import introduce
-from fedwright.server_runtime.rounds.store.base import Closed, Planned, Position, Reply
+from fedwright.server_runtime.rounds.store.base import Closed, Planned, Position, Reply, evaluation_after
 from fedwright.server_runtime.rounds.task_tracker import Desk
 from fedwright.server_runtime.seeds import sample
 from fedwright.server_runtime.spec import ModelSpec, Structure
@@ -186,6 +187,7 @@ class Coordinator:
         spent |= {closed.state for closed in before[-1:]}
         for sha256 in spent - needed:
             blobs.remove(sha256)
+        forget_old_tasks(self._store, position.round, self._planner.manifest)
 
 
 def collect(desk: Desk, position: Position, plan: list[Planned], options: Options, *, quorum: int = 0) -> None:
@@ -194,10 +196,9 @@ def collect(desk: Desk, position: Position, plan: list[Planned], options: Option
     With fewer updates than the quorum the stage stays open, so that a resumed run goes on waiting for it.
     """
     replies = desk.store.replies(position)
-    evaluation = position.round > options.rounds
     # A device has several tasks in the plan when it was offered less or asked again.
     devices = tuple(dict.fromkeys(planned.device for planned in plan))
-    desk.observe(events.StagePlanned(position.round, devices, evaluation))
+    desk.observe(events.StagePlanned(position.round, devices, position.is_evaluation))
     desk.hand_out(planned for planned in plan if planned.task.task not in replies)
     deadline = desk.clock() + options.deadline_s
     while desk.out() and desk.clock() < deadline:
@@ -220,7 +221,7 @@ def _require_quorum(replies: Mapping[str, Reply], quorum: int, number: int) -> N
 
 def evaluate_fleet(desk: Desk, method: Method, options: Options) -> None:
     """Every present device measures the model it would use now on its own held-out data."""
-    position = Position(options.rounds + 1, 0)
+    position = evaluation_after(options.rounds)
     plan = desk.store.plan(position)
     if plan is None:
         assignments, emissions = {}, {}

@@ -31,7 +31,7 @@ class DeviceTurnedAway:
 
 @dataclass(frozen=True)
 class StagePlanned:
-    """Tasks of a stage are durable and go out now. `evaluation` marks the closing measurement."""
+    """Tasks of a stage are durable and go out now. `evaluation` marks the measurement after the round."""
 
     round: int
     devices: tuple[str, ...]
@@ -45,6 +45,7 @@ class LessOffered:
     round: int
     device: str
     detail: str
+    evaluation: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class UpdateTaken:
     device: str
     stats: Stats
     seconds: float
+    evaluation: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class TaskFailed:
     round: int
     device: str
     detail: str
+    evaluation: bool = False
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,9 @@ def planned(device: str, task: str) -> Planned:
 
 
 def update(task: str) -> Update:
-    return Update(task, 1, Stats(samples=3, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1), make_ref(b"delta"))
+    return Update(
+        task, 1, Stats(samples=3, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1), make_ref(b"delta", inline=False)
+    )
 
 
 def test_a_run_is_recorded_once(store):

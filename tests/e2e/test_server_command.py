@@ -68,7 +68,7 @@ def test_run_writes_its_result(done: Path) -> None:
 
 def test_status_finds_the_newest_run(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["server", "status"]) == 0
-    assert "fedavg, 2 of 2 rounds, complete" in capsys.readouterr().out
+    assert "a run over a broker, fedavg, 2 of 2 rounds, complete" in capsys.readouterr().out
     assert main(["server", "status", "runs/night", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["run"] == "night"
 
@@ -97,12 +97,12 @@ def test_a_second_server_may_not_work_on_the_same_run(done: Path, capsys: pytest
     lock = lock_folder(done / "runs" / "night")
     assert lock is not None
     with lock:
-        assert main(["server", "resume", "runs/night"]) == 1
+        assert main(["server", "resume", "runs/night", "--rounds", "3"]) == 1
     assert "another server is at work on the run in" in capsys.readouterr().err
 
 
 def test_another_config_may_not_take_over_a_run(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (done / "other.toml").write_text((done / "run.toml").read_text().replace("rounds = 2", "rounds = 3"))
+    (done / "other.toml").write_text((done / "run.toml").read_text().replace('model = "mlp"', 'model = "cnn-small"'))
 
     assert main(["server", "run", "other.toml"]) == 1
     assert "belongs to a run that was started with another config" in capsys.readouterr().err
