@@ -14,6 +14,7 @@ from fedwright.device_runtime.emulate.device import agent_command
 from fedwright.device_runtime.emulate.fleet import EmulatedFleet
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.support.files import lock_folder
+from helpers.data_files import save_points
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
@@ -33,12 +34,6 @@ name = "fedavg"
 """
 
 
-def save_data(path: Path, seed: int) -> None:
-    """Points whose class is the sign of their sum."""
-    x = np.random.default_rng(seed).normal(size=(60, 4)).astype(np.float32)
-    np.savez(path, x=x, y=(x.sum(axis=1) > 0).astype(np.int64))
-
-
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder in which `server run` has run to its end."""
@@ -47,7 +42,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.chdir(folder)
         (folder / "run.toml").write_text(CONFIG.format(broker=broker.url))
         for seed, device in enumerate(("a", "b")):
-            save_data(folder / f"{device}.npz", seed)
+            save_points(folder / f"{device}.npz", seed=seed)
             config = AgentConfig(
                 broker=broker.url, device=device, data=f"npz:{device}.npz", state=folder / "state", threads=1, once=True
             )
