@@ -73,11 +73,12 @@ def open_run(path: Path) -> PastRun:
 def _config_of(record: RunRecord, path: Path) -> RunConfig:
     """The config of a run, with the folder where it lies now and the rounds that it was given."""
     config = config_from_text(record.config, where=f"the config of {path}")
-    name = path.absolute().name
+    if path.name in ("", ".."):
+        path = path.resolve()
     # Ids of tasks are made of the name where there is no identity.
-    if name != record.run and not record.identity:
+    if path.name != record.run and not record.identity:
         raise ConfigError(f"the folder {path} was renamed; give it back its name {record.run!r}")
-    section = replace(config.run, name=name, folder=str(path.absolute().parent))
+    section = replace(config.run, name=path.name, folder=str(path.parent))
     return replace(config, run=replace(section, rounds=record.rounds or section.rounds))
 
 

@@ -58,7 +58,7 @@ def final_model(folder) -> bytes:
 
 
 @pytest.mark.slow
-def test_living_devices_serve_a_config_again_after_its_folder_was_removed(tmp_path, monkeypatch):
+def test_living_devices_serve_a_config_again_after_its_folder_was_removed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     identities, models = set(), []
     with Broker() as broker, EmulatedFleet(tmp_path / "logs") as fleet:
@@ -76,13 +76,30 @@ def test_living_devices_serve_a_config_again_after_its_folder_was_removed(tmp_pa
             assert (result["complete"], [metrics["updates"] for metrics in result["metrics"]]) == (True, [2, 2])
             identities.add(record_of(tmp_path / "runs/night").identity)
             models.append(final_model(tmp_path / "runs/night"))
+        assert main(["server", "run", "run.toml"]) == 0
+        complete = capsys.readouterr().out
+        assert main(["server", "run", "run.toml", "--rounds", "3"]) == 0
+        longer = record_of(tmp_path / "runs/night")
+        assert main(["server", "resume", "runs/night", "--rounds", "2"]) == 1
+        shorter = capsys.readouterr().err
+        assert main(["server", "run", "run.toml", "--anew"]) == 0
+        assert main(["server", "status", "runs/night.1"]) == 0
+        aside = capsys.readouterr().out
         logs = "".join(path.read_text() for path in (tmp_path / "logs").iterdir())
 
     assert len(identities) == 2
     # Who the run is does not enter into what it learns.
     assert models[0] == models[1]
+    assert (
+        "runs/night is complete with 2 rounds; give it more with `fedwright server run run.toml --rounds 4`, or start "
+        "anew with `fedwright server run run.toml --anew` (this run is kept) or another run.name"
+    ) in complete
+    assert (longer.identity in identities, longer.rounds) == (True, 3)
+    assert "has done 3 rounds, which cannot be taken back to 2" in shorter
+    assert "runs/night.1: a run over a broker, fedavg, 3 of 3 rounds, complete" in aside
+    assert final_model(tmp_path / "runs/night") == models[0]
     assert "evaluation after round 2: task" in logs
-    assert "round 3" not in logs
+    assert "round 4" not in logs
 
 
 def serve(links, config, text, *, observer=events.ignore):
