@@ -268,7 +268,7 @@ class Agent:
             public=paths[2],
         )
         self._give_up.clear()
-        log.info("round %d: task %s begins", task.round, task.task)
+        log.info("%s: task %s begins", task.title, task.task)
         self._work = self._worker.submit(
             run_task, task, inputs, self._have.data, tools=self._have.tools, should_stop=self._give_up.is_set
         )
@@ -307,7 +307,7 @@ class Agent:
         if entry is None:
             return
         refusal = refusal_of(entry.task.task, err)
-        log.warning("round %d: task refused: %s", entry.task.round, refusal.detail)
+        log.warning("%s: task refused: %s", entry.task.title, refusal.detail)
         self._downloads.clear()
         self._answer(refusal)
 
@@ -346,7 +346,7 @@ class Agent:
         if entry is None or entry.answer is None or entry.task.task != ack.of:
             return
         if ack.problem:
-            log.warning("round %d: the server did not use the answer: %s", entry.task.round, ack.problem)
+            log.warning("%s: the server did not use the answer: %s", entry.task.title, ack.problem)
         self._have.residual.settle(ack.of, used=not ack.problem)
         self._have.tools.personal.settle(ack.of, used=not ack.problem)
         self._have.journal.finish()

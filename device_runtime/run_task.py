@@ -107,7 +107,7 @@ def run_task(
         raise Stopped
     wall_s, cpu_s, energy = time.monotonic(), time.process_time(), EnergyMeter()
     received, masks = deltas.load(inputs.weights)
-    received = tools.personal.over(received, task.returns.personal, run=task.run)
+    received = tools.personal.over(received, task.returns.personal, run=task.run_key)
     trainer = _trainer(task, inputs, tools, received=received, masks=masks)
     trainer.load(received)
     seen, batch = _Watched(trainer, should_stop), evaluation_batch(task.recipe)

@@ -14,6 +14,7 @@ FedwrightError
     - IdentityTaken      another live device already uses this id
   x RoundError           the server cannot finish this round
     - NoQuorum           too few devices answered before the deadline
+  x StorageError         what a run keeps on disk cannot be read or written
   x BuildError           a model cannot be turned into a training graph
     - UnsupportedOperator  an operator in it has no gradient rule
 
@@ -80,6 +81,10 @@ class RoundError(FedwrightError):
 
 class NoQuorum(RoundError):
     """Too few devices answered before the deadline."""
+
+
+class StorageError(FedwrightError):
+    """What a run keeps on disk cannot be read or written."""
 
 
 class BuildError(FedwrightError):

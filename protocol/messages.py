@@ -164,6 +164,20 @@ class Task(Struct, tag="task", frozen=True):
     public: BlobRef | None = None
     # For the edge on the way, if there is one; nothing to the device.
     pool: Pool | None = None
+    # Of two runs with one name each has its own; a server of an earlier release sends none.
+    run_identity: Id | None = None
+    # Only measures the model as it is after `round`.
+    evaluation: bool = False
+
+    @property
+    def run_key(self) -> str:
+        """What is kept of a run belongs to this and to no other run, whatever that is called."""
+        return self.run_identity or self.run
+
+    @property
+    def title(self) -> str:
+        """What the task is part of, for a log."""
+        return f"evaluation after round {self.round}" if self.evaluation else f"round {self.round}"
 
 
 class Stats(Struct, frozen=True):

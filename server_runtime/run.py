@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,13 +13,13 @@ from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.link.base import Link
 from fedwright.protocol.messages import Report, Returns
-from fedwright.protocol.support.files import lock_folder
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
 from fedwright.server_runtime.artifacts.standalone import export_model
 from fedwright.server_runtime.blocks.robust import Combine
 from fedwright.server_runtime.config import ModelSection, RunConfig
-from fedwright.server_runtime.evaluate.records import DeviceRecord, device_records
+from fedwright.server_runtime.evaluate.device_records import device_records
+from fedwright.server_runtime.evaluate.records import DeviceRecord
 from fedwright.server_runtime.fleet.revocation import Gate
 from fedwright.server_runtime.fleet.trust import Authority, read_edges
 from fedwright.server_runtime.methods import registry
@@ -29,9 +30,10 @@ from fedwright.server_runtime.rounds.asynchronous import AsynchronousCoordinator
 from fedwright.server_runtime.rounds.coordinator import Coordinator, RoundOptions
 from fedwright.server_runtime.rounds.notices import noticed
 from fedwright.server_runtime.rounds.planner import Planner
-from fedwright.server_runtime.rounds.store.base import RunRecord
+from fedwright.server_runtime.rounds.store.base import Kind
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.rounds.task_tracker import Channel, TaskTracker
+from fedwright.server_runtime.run_folder import RunFolder, claim_folder, folder_of, plain_storage_errors, record_run
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Structure
 from fedwright.server_runtime.transport.device_channel import DeviceChannel
@@ -39,32 +41,8 @@ from fedwright.server_runtime.transport.edge_routes import MaySpeak, anybody
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class RunFolder:
-    """Where a run keeps what it must not forget."""
-
-    path: Path
-
-    @property
-    def store(self) -> Path:
-        """Plans, replies and closed rounds."""
-        return self.path / "rounds.sqlite"
-
-    @property
-    def blobs(self) -> Path:
-        """Weights, updates, method states."""
-        return self.path / "blobs"
-
-    @property
-    def artifacts(self) -> Path:
-        """Training graphs by structure."""
-        return self.path / "artifacts"
-
-    @property
-    def model(self) -> Path:
-        """The exported global model."""
-        return self.path / "model.onnx"
+# Ids that an error names.
+SHOWN = 20
 
 
 @dataclass(frozen=True)
@@ -72,7 +50,7 @@ class FleetAccess:
     """How the server meets its devices: over a link, or in this process.
 
     started: gets the method and the planner before the first round. sync: False outlives a kill but not a power cut.
-    public: the server's own examples, where they do not come from a file that the config names.
+    public: the server's own examples, where they do not come from a file that the config names. kind: of the run.
     """
 
     talk: Callable[[BlobStore], Channel]
@@ -81,6 +59,7 @@ class FleetAccess:
     sync: bool = True
     dismiss: bool = True
     public: PublicData | None = None
+    kind: Kind = "served"
 
 
 @dataclass(frozen=True)
@@ -90,11 +69,6 @@ class RunOutcome:
     devices: dict[str, DeviceRecord]
     metrics: list[dict[str, float]]
     model: Path | None
-
-
-def folder_of(config: RunConfig) -> RunFolder:
-    """The folder a config names."""
-    return RunFolder(Path(config.run.folder) / config.run.name)
 
 
 def execute(
@@ -116,46 +90,35 @@ def execute(
 def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
     """`execute` over any way to speak with devices."""
     folder = folder_of(config)
-    folder.path.mkdir(parents=True, exist_ok=True)
-    with noticed(folder.path, fleet.observer) as observer:
-        return _conduct(config, text, replace(fleet, observer=observer))
-
-
-def _conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
-    folder = folder_of(config)
-    lock = lock_folder(folder.path)
-    if lock is None:
-        raise ConfigError(
-            f"another server is at work on the run in {folder.path}; stop it, or give this run another name"
-        )
-    store = SqliteRoundStore(folder.store, sync=fleet.sync)
-    try:
+    with plain_storage_errors(folder), ExitStack() as stack:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(claim_folder(folder))
+        observer = stack.enter_context(noticed(folder.path, fleet.observer))
+        store = stack.enter_context(closing(SqliteRoundStore(folder.store, sync=fleet.sync)))
+        record = record_run(store, folder, config, text, kind=fleet.kind)
         blobs = BlobStore(folder.blobs, sync=fleet.sync)
         builder = Builder(folder.artifacts)
         tracker = TaskTracker(
             fleet.talk(blobs),
-            _planner(config, builder, blobs),
+            _planner(config, builder, blobs, identity=record.identity),
             store=store,
             update_norm=config.update.clip_norm,
-            observer=fleet.observer,
+            observer=observer,
         )
-        record = store.run()
-        if record is None:
+        spec = record.spec
+        if spec is None:
             reports = tracker.gather(config.fleet.devices, timeout_s=config.fleet.join_timeout_s)
-            record = RunRecord(config.run.name, text, infer_spec(config.model, reports))
-            store.save_run(record)
-        method = make_method(config, record.spec, builder, public=fleet.public, forecasts=tracker.speeds)
+            spec = infer_spec(config.model, reports)
+            store.update_run(replace(record, spec=spec))
+        method = make_method(config, spec, builder, public=fleet.public, forecasts=tracker.speeds)
         fleet.started(method, tracker.planner)
-        coordinate(tracker, _options(config)).run(method, record.spec)
+        coordinate(tracker, _options(config)).run(method, spec)
         if fleet.dismiss:
             tracker.dismiss_all(f"run {config.run.name} is complete")
         model = _export(folder, builder, method) if config.export.global_model else None
         metrics = [closed.metrics for closed in store.closed() if closed.metrics]
         records = device_records(store, rounds=config.run.rounds, manifest=tracker.planner.manifest)
         return RunOutcome(records, metrics, model)
-    finally:
-        store.close()
-        lock.close()
 
 
 def coordinate(tracker: TaskTracker, options: RoundOptions) -> Coordinator | AsynchronousCoordinator:
@@ -221,18 +184,16 @@ def _check_foreign(config: RunConfig) -> None:
 
 
 def export_device(config: RunConfig, device: str, target: Path) -> None:
-    """Write the model that a device should use now as a plain ONNX file."""
+    """Write the model that a device should use now as a plain ONNX file; that of no device is the global one."""
     folder = folder_of(config)
-    store = SqliteRoundStore(folder.store)
-    try:
+    with plain_storage_errors(folder), closing(SqliteRoundStore(folder.store)) as store:
         record = store.run()
         closed = store.closed()
-        if record is None or not closed:
+        if record is None or record.spec is None or not closed:
             raise ConfigError(f"run {config.run.name} in {folder.path} has no finished round to export yet")
+        _check_known(device, device_records(store, rounds=config.run.rounds), folder)
         method = make_method(config, record.spec)
         method.restore(MethodState.read(BlobStore(folder.blobs).path(closed[-1].state)))
-    finally:
-        store.close()
     spec, weights = method.model_of(device)
     kept = ", ".join(method.personal_layers(device))
     if kept:
@@ -240,7 +201,18 @@ def export_device(config: RunConfig, device: str, target: Path) -> None:
     target.write_bytes(export_model(Builder(folder.artifacts).build(Structure(spec)), weights))
 
 
-def _planner(config: RunConfig, builder: Builder, blobs: BlobStore) -> Planner:
+def _check_known(device: str, known: Mapping[str, DeviceRecord], folder: RunFolder) -> None:
+    """Raise ConfigError for a device that has never answered in a run."""
+    if device and device not in known:
+        names = sorted(known)
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        raise ConfigError(
+            f"no device {device!r} has answered in the run in {folder.path}; those that have are "
+            f"{', '.join(names[:SHOWN])}{more}"
+        )
+
+
+def _planner(config: RunConfig, builder: Builder, blobs: BlobStore, *, identity: str) -> Planner:
     return Planner(
         config.run.name,
         builder,
@@ -248,6 +220,7 @@ def _planner(config: RunConfig, builder: Builder, blobs: BlobStore) -> Planner:
         config.fleet.deadline_s,
         chunk_bytes=config.fleet.chunk_kib * 1024,
         codec=config.update.model_codec,
+        identity=identity,
     )
 
 

@@ -30,6 +30,7 @@ from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.rounds.task_tracker import Channel
+from fedwright.server_runtime.run_folder import SIMULATED_FILE, folder_of
 from fedwright.server_runtime.spec import Structure
 from fedwright.simulation.absences import FrailFleet, Frailty, away_ratios, next_round
 from fedwright.simulation.dealing import Dealt, deal, local_data, reserve
@@ -41,7 +42,7 @@ from fedwright.simulation.worker import EvaluationJob, Part, WorkerSetup
 FOREVER_S = 1e7
 EVALUATIONS = "evaluations.json"
 # A line for each round: its number and how long it took.
-SECONDS = "seconds.txt"
+SECONDS = SIMULATED_FILE
 
 Look = Callable[[Method, int], None]
 """Sees a method as it is after a round."""
@@ -102,7 +103,7 @@ def simulate(
     away = away_ratios(config.simulate.profiles, list(reports))
     fleet = replace(config.fleet, devices=1 if away else len(reports), deadline_s=FOREVER_S)
     config = replace(config, fleet=fleet)
-    folder = runs.folder_of(config)
+    folder = folder_of(config)
     with tempfile.TemporaryDirectory(prefix="fedwright-simulate-") as data:
         free = {device: report.free_bytes for device, report in reports.items()}
         devices = folder.path / "devices"
@@ -126,7 +127,9 @@ def simulate(
                 edges = {e: make_edge(e, config.simulate, folder.path / e, blobs) for e in set(places.values())}
                 return EdgedFleet(local, places, blobs=blobs, edges=edges)
 
-            outcome = runs.conduct(config, text, runs.FleetAccess(talk, watch, begin, sync=False, public=public))
+            outcome = runs.conduct(
+                config, text, runs.FleetAccess(talk, watch, begin, sync=False, public=public, kind="simulated")
+            )
     return Simulated(outcome, watch.evaluations, watch.round_s, folder.path)
 
 
@@ -202,7 +205,7 @@ class _Watch:
 
     def _catch_up(self, method: Method, planner: Planner) -> None:
         """Measure the round after whose end an earlier process stopped, if it did not."""
-        store = SqliteRoundStore(runs.folder_of(self.config).store, sync=False)
+        store = SqliteRoundStore(folder_of(self.config).store, sync=False)
         closed = [entry for entry in store.closed() if entry.metrics][-1:]
         store.close()
         measured = {entry.round for entry in self.evaluations}
@@ -252,7 +255,7 @@ def measure_fleet(
             kept[id(weights)] = (weights, pool.models.put_bytes(tensors.save(weights)))
         artifact = pool.models.put_bytes(artifacts.pack(planner.builder.build(Structure(spec))))
         personal = method.personal_layers(device)
-        jobs.append(EvaluationJob(device, artifact, kept[id(weights)][1], run=planner.run, personal=personal))
+        jobs.append(EvaluationJob(device, artifact, kept[id(weights)][1], run=planner.run_key, personal=personal))
     results = [_evaluated(number, part, pool.measure([replace(job, part=part) for job in jobs])) for part in parts]
     for _, sha256 in kept.values():
         pool.models.remove(sha256)

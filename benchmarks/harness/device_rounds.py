@@ -11,7 +11,7 @@ from fedwright.server_runtime.artifacts.builder import Builder
 from fedwright.server_runtime.fleet.speeds import Speeds
 from fedwright.server_runtime.rounds.store.base import Planned, RoundStore
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
-from fedwright.server_runtime.run import RunFolder
+from fedwright.server_runtime.run_folder import RunFolder
 from fedwright.server_runtime.spec import Structure
 
 
@@ -29,7 +29,7 @@ def rows_of_run(path: Path) -> list[dict[str, Any]]:
 
 
 def round_rows(store: RoundStore, manifest: Callable[[Structure], Manifest]) -> list[dict[str, Any]]:
-    """Rows in order of rounds; a device's first round has nothing to be expected from."""
+    """Rows in order of those rounds whose tasks are kept; a device's first has nothing to be expected from."""
     speeds, traffic = Speeds(), _Traffic()
     rows = []
     for closed in store.closed():

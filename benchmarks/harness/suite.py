@@ -69,7 +69,7 @@ class Finished:
     @property
     def server_s(self) -> float:
         """Seconds per round besides what the devices worked, one after the other, in the same process."""
-        worked = sum(sum(record.task_s) for record in self.devices.values())
+        worked = sum(record.task_s for record in self.devices.values())
         return max(0.0, (sum(self.round_s) - worked) / max(1, len(self.round_s)))
 
     def curve(self, part: Part, figure: str) -> list[float]:

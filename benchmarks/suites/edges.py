@@ -34,6 +34,7 @@ from fedwright.server_runtime.edge.host_channel import Presence
 from fedwright.server_runtime.edge.run import edge_board, serve
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
+from fedwright.server_runtime.run_folder import folder_of
 from fedwright.simulation.dealing import Dealt, deal
 from fedwright.simulation.edged_fleet import in_turn
 from fedwright.simulation.partition import Share
@@ -98,7 +99,7 @@ def measure(folder: Path, broker: str, *, edges: int, devices: int) -> tuple[dic
     config = config_from_text(text, where="bench edges")
     dealt = deal(config.simulate, seed=config.run.seed)
     places = in_turn(list(dealt.shares), edges) if edges else {}
-    stored = _Stored(runs.folder_of(config).blobs)
+    stored = _Stored(folder_of(config).blobs)
     with ExitStack() as stack:
         for edge in sorted(set(places.values())):
             stack.enter_context(_edge(edge, folder, broker))
@@ -192,7 +193,7 @@ def _local(dealt: Dealt, share: Share) -> LocalData:
 
 
 def _final(config: RunConfig) -> dict[str, Any]:
-    folder = runs.folder_of(config)
+    folder = folder_of(config)
     store = SqliteRoundStore(folder.store)
     try:
         return tensors.load(BlobStore(folder.blobs).path(store.closed()[-1].state))

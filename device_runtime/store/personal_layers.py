@@ -26,7 +26,7 @@ class PersonalLayers:
 
     def keep(self, task: Task, layers: Tensors) -> None:
         """What a task made of the layers."""
-        self._layers.propose(task.task, layers, {"run": task.run})
+        self._layers.propose(task.task, layers, {"run": task.run_key})
 
     def settle(self, task: str, *, used: bool) -> None:
         """The server has answered: what it did not use was never learned."""

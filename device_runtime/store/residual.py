@@ -10,7 +10,7 @@ from fedwright.protocol.messages import Task
 
 
 class ErrorFeedback:
-    """What is owed of one structure; another model starts without."""
+    """What is owed of one structure in one run; another model or run starts without."""
 
     def __init__(self, folder: Path) -> None:
         self._owed = UnconfirmedTensors(folder, "residual")
@@ -29,6 +29,8 @@ class ErrorFeedback:
             return deltas.encode(result)
         keep = None if returns.keep_ratio == 1.0 else returns.keep_ratio
         about = {"artifact": task.artifact.sha256}
+        if task.run_identity is not None:
+            about["run"] = task.run_identity
         blob, left_out = deltas.encode_with_feedback(
             result, self._owed.load(about), codec=returns.codec, keep=keep, exact=MEASURED
         )

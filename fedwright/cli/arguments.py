@@ -18,6 +18,20 @@ def command(
     )
 
 
+def add_rounds(parser: argparse.ArgumentParser) -> None:
+    """Add what gives a run more rounds."""
+    parser.add_argument(
+        "--rounds", type=int, metavar="N", help="how many rounds in all, instead of run.rounds; more extend a run"
+    )
+
+
+def add_anew(parser: argparse.ArgumentParser) -> None:
+    """Add what begins a run of a config once more."""
+    parser.add_argument(
+        "--anew", action="store_true", help="begin once more; the run that is there gets another folder, NAME.1"
+    )
+
+
 def new_file(text: str) -> Path:
     """A file that can be written, its folder made where it is missing; checked before the work is done, not after."""
     path = Path(text)

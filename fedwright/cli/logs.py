@@ -32,6 +32,8 @@ def start_logging(args: argparse.Namespace, *, file: Path | None = None, device:
     formatter = JsonLines(device) if args.log_json else logging.Formatter(PLAIN)
     handlers: list[logging.Handler] = []
     if file is not None:
+        # A log that cannot be written, as on a full disk, must not bury what the command itself says about it.
+        logging.raiseExceptions = False
         handlers.append(logging.FileHandler(file, encoding="utf-8", delay=True))
     if file is None or args.verbose or args.log_level or args.log_json:
         handlers.append(StandardError())

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
         DeviceLost,
         DeviceTurnedAway,
         Event,
+        LessOffered,
         RoundClosed,
+        TaskFailed,
         Warned,
     )
 
@@ -70,10 +72,10 @@ class Progress:
             self._take_stats(event.device, event.stats, event.seconds)
         elif isinstance(event, events.TaskFailed):
             self._states[event.device] = "[red]failed[/red]"
-            self._say(f"round {event.round}: {event.device} gave no update: {event.detail}")
+            self._say(f"{_place(event)}: {event.device} gave no update: {event.detail}")
         elif isinstance(event, events.LessOffered):
-            self._states[event.device] = "training less"
-            self._say(f"round {event.round}: {event.device} was offered less: {event.detail}")
+            self._states[event.device] = "measuring" if event.evaluation else "training less"
+            self._say(f"{_place(event)}: {event.device} was offered less: {event.detail}")
         elif isinstance(event, events.RoundClosed):
             self._closed = event.round
             self._say(round_line(event, self._rounds))
@@ -132,6 +134,10 @@ class Progress:
             table.add_row(device, Text.from_markup(state), accuracy, seconds)
         more = len(self._states) - SHOWN
         return Group(head, table, Text(f"and {more} more")) if more > 0 else Group(head, table)
+
+
+def _place(event: "TaskFailed | LessOffered") -> str:
+    return "evaluation" if event.evaluation else f"round {event.round}"
 
 
 def round_line(event: "RoundClosed", rounds: int) -> str:

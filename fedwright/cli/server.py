@@ -7,8 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedwright.cli.arguments import command, new_file
+from fedwright.cli.arguments import add_anew, add_rounds, command, new_file
 from fedwright.cli.logs import add_log_options, say, start_logging
+from fedwright.cli.run_lifecycle import begin_anew, say_complete
 
 if TYPE_CHECKING:
     from fedwright.server_runtime.config import FleetSection, RunConfig
@@ -16,20 +17,35 @@ if TYPE_CHECKING:
 
 EMBEDDED_PORT = 1883
 
+RUN_EXAMPLE = """examples:
+  fedwright server run run.toml
+  fedwright server run run.toml --rounds 20      more rounds for a run that is complete
+  fedwright server run run.toml --anew           the same once more, from its beginning
+
+The run is kept in the folder runs/NAME; the same command goes on where it stopped. `fedwright simulate` of the same
+config has a folder of its own, runs/NAME.simulated.
+"""
+
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the commands of the host."""
     server = subparsers.add_parser("server", help="run, resume, look at or export a run on the host; serve as an edge")
     commands = server.add_subparsers(metavar="COMMAND", required=True)
-    run = command(commands, "run", "run a config to its end", "example:\n  fedwright server run run.toml")
+    run = command(commands, "run", "run a config to its end", RUN_EXAMPLE)
     run.add_argument("config", metavar="CONFIG", type=Path, help="a TOML file; `fedwright init` writes one")
+    add_rounds(run)
+    add_anew(run)
     run.add_argument("--json", type=new_file, metavar="FILE", help="write the result as JSON too")
     add_log_options(run)
     run.set_defaults(run=_run)
     resume = command(
-        commands, "resume", "go on with a run that was stopped", "example:\n  fedwright server resume runs/run"
+        commands,
+        "resume",
+        "go on with a run that was stopped, or give one more rounds",
+        "examples:\n  fedwright server resume runs/run\n  fedwright server resume runs/run --rounds 20",
     )
     resume.add_argument("run_folder", metavar="RUN", type=Path, help="the folder of the run")
+    add_rounds(resume)
     resume.add_argument("--json", type=new_file, metavar="FILE", help="write the result as JSON too")
     add_log_options(resume)
     resume.set_defaults(run=_resume)
@@ -92,20 +108,28 @@ def _add_trust(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def _run(args: argparse.Namespace) -> int:
     from fedwright.server_runtime.check_run import check_server
     from fedwright.server_runtime.config import config_from_text, read_text
-    from fedwright.server_runtime.run_reader import check_unclaimed
+    from fedwright.server_runtime.run_folder import folder_of
+    from fedwright.server_runtime.run_reader import continued
 
     text = read_text(args.config)
     config = config_from_text(text, where=args.config.name)
-    check_unclaimed(config, text)
+    if args.anew:
+        begin_anew(folder_of(config))
+    config = continued(config, kind="served", rounds=args.rounds)
     check_server(config)
-    return _execute(config, text, args)
+    return _execute(config, text, args, again=f"fedwright server run {args.config}", anew=" --anew")
 
 
 def _resume(args: argparse.Namespace) -> int:
-    from fedwright.server_runtime.run_reader import open_run
+    from fedwright.protocol.errors import ConfigError
+    from fedwright.server_runtime.run_reader import check_rounds, open_run, with_rounds
 
     past = open_run(args.run_folder)
-    return _execute(past.config, past.text, args)
+    if past.kind == "simulated":
+        raise ConfigError(f"{args.run_folder} holds a simulation; go on with `fedwright simulate CONFIG`")
+    config = past.config if args.rounds is None else with_rounds(past.config, args.rounds)
+    check_rounds(config.run.rounds, past.rounds_done, past.folder)
+    return _execute(config, past.text, args, again=f"fedwright server resume {args.run_folder}")
 
 
 def _edge(args: argparse.Namespace) -> int:
@@ -120,35 +144,55 @@ def _edge(args: argparse.Namespace) -> int:
     return 0
 
 
-def _execute(config: "RunConfig", text: str, args: argparse.Namespace) -> int:
-    """Run or go on, then print what each device did."""
-    from rich.console import Console
+def _execute(config: "RunConfig", text: str, args: argparse.Namespace, *, again: str, anew: str = "") -> int:
+    """Run or go on, then print what each device did; again: the command, anew: what makes it begin once more."""
+    from fedwright.server_runtime.run_reader import find_run
 
+    past = find_run(config)
+    if past is not None and past.complete and past.config.run.rounds == config.run.rounds:
+        _print_result(past, args.json)
+        say_complete(past, again, again + anew if anew else "")
+        return 0
+    _play(config, text, args)
+    _print_result(find_run(config), args.json)
+    return 0
+
+
+def _play(config: "RunConfig", text: str, args: argparse.Namespace) -> None:
+    """Run or go on over the configured broker, to the end of the run."""
     from fedwright.cli.progress import Progress
     from fedwright.cli.signals import terminable
-    from fedwright.cli.tables import device_table
-    from fedwright.server_runtime.run import execute, folder_of
-    from fedwright.server_runtime.run_reader import open_run
+    from fedwright.server_runtime.run import execute
+    from fedwright.server_runtime.run_folder import folder_of, plain_storage_errors
 
     folder = folder_of(config)
-    folder.path.mkdir(parents=True, exist_ok=True)
-    start_logging(args, file=folder.path / "server.log")
-    with terminable(), ExitStack() as stack:
+    with plain_storage_errors(folder), terminable(), ExitStack() as stack:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        start_logging(args, file=folder.path / "server.log")
         link = _link(config.fleet, folder.path, stack, as_json=args.log_json)
         progress = stack.enter_context(Progress(config.run.rounds, config.fleet.devices, silent=args.log_json))
         try:
-            outcome = execute(config, text, link=link, observer=progress)
+            execute(config, text, link=link, observer=progress)
         except KeyboardInterrupt:
             say(f"nothing is lost; go on with: fedwright server resume {folder.path}", as_json=args.log_json)
             raise
-    result = as_json(open_run(folder.path))
+
+
+def _print_result(past: "PastRun | None", json_file: Path | None) -> None:
+    """What each device of a run that is over did."""
+    from rich.console import Console
+
+    from fedwright.cli.tables import device_table
+
+    if past is None:
+        return
+    result = as_json(past)
     console = Console()
-    console.print(device_table(f"{config.method.name}, {config.run.rounds} rounds", result["devices"]))
-    if outcome.model is not None:
-        console.print(f"\nglobal model: {outcome.model}", highlight=False, soft_wrap=True)
-    if args.json is not None:
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
-    return 0
+    console.print(device_table(f"{past.config.method.name}, {past.config.run.rounds} rounds", result["devices"]))
+    if result["model_path"] is not None:
+        console.print(f"\nglobal model: {result['model_path']}", highlight=False, soft_wrap=True)
+    if json_file is not None:
+        json_file.write_text(json.dumps(result, indent=2) + "\n")
 
 
 def _link(fleet: "FleetSection", folder: Path, stack: ExitStack, *, as_json: bool) -> Any:
@@ -178,16 +222,16 @@ def _status(args: argparse.Namespace) -> int:
 
     from fedwright.cli.tables import device_table
     from fedwright.server_runtime.rounds.notices import read_notices
+    from fedwright.server_runtime.run_folder import NAMES
     from fedwright.server_runtime.run_reader import latest_run, open_run
 
     past = open_run(args.run_folder or latest_run())
     if args.json:
         print(json.dumps(as_json(past), indent=2))
         return 0
-    state = "complete" if past.complete else "not complete"
-    print(
-        f"{past.folder.path}: {past.config.method.name}, {past.rounds_done} of {past.config.run.rounds} rounds, {state}"
-    )
+    state = "complete" if past.complete else "not complete" if past.begun else "waiting for its devices"
+    done = f"{past.rounds_done} of {past.config.run.rounds} rounds"
+    print(f"{past.folder.path}: {NAMES[past.kind]}, {past.config.method.name}, {done}, {state}")
     for number, metrics in enumerate(past.metrics, 1):
         print(f"  round {number}: " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
     Console().print(device_table("", as_json(past)["devices"]))
@@ -253,6 +297,7 @@ def as_json(past: "PastRun") -> dict[str, Any]:
 
     return {
         "run": past.config.run.name,
+        "kind": past.kind,
         "folder": str(past.folder.path),
         "method": past.config.method.name,
         "rounds": past.config.run.rounds,

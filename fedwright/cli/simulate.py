@@ -5,8 +5,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedwright.cli.arguments import new_file
+from fedwright.cli.arguments import add_anew, add_rounds, new_file
 from fedwright.cli.logs import add_log_options, say, start_logging
+from fedwright.cli.run_lifecycle import begin_anew, say_complete
 
 if TYPE_CHECKING:
     from fedwright.server_runtime.config import RunConfig
@@ -17,8 +18,12 @@ EXAMPLE = """example:
   fedwright init fedavg > run.toml
   fedwright simulate run.toml --json result.json
 
+  fedwright simulate run.toml --rounds 20        more rounds for one that is complete
+  fedwright simulate run.toml --anew             the same once more, from its beginning
+
 The section [simulate] of the config says which data set is dealt to how many devices. The same seed gives the same
-model as over a broker. Interrupted, the same command goes on where it stopped.
+model as over a broker. It is kept in the folder runs/NAME.simulated, apart from `fedwright server run`, which has
+runs/NAME. Interrupted, the same command goes on where it stopped.
 """
 
 
@@ -32,6 +37,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("config", metavar="CONFIG", type=Path, help="a TOML file; `fedwright init` writes one")
+    add_rounds(parser)
+    add_anew(parser)
     parser.add_argument("--json", type=new_file, metavar="FILE", help="write the result as JSON too")
     add_log_options(parser)
     parser.set_defaults(run=run)
@@ -43,22 +50,26 @@ def run(args: argparse.Namespace) -> int:
 
     from fedwright.cli.progress import Progress
     from fedwright.cli.tables import device_table
-    from fedwright.server_runtime.config import config_from_text, read_text
-    from fedwright.server_runtime.run import folder_of
-    from fedwright.server_runtime.run_reader import check_unclaimed
+    from fedwright.server_runtime.config import read_text
+    from fedwright.server_runtime.run_folder import folder_of, plain_storage_errors
+    from fedwright.server_runtime.run_reader import find_run
     from fedwright.simulation.simulate import simulate
 
     text = read_text(args.config)
-    config = config_from_text(text, where=args.config.name)
-    check_unclaimed(config, text)
-    folder = folder_of(config).path
-    folder.mkdir(parents=True, exist_ok=True)
-    start_logging(args, file=folder / "simulate.log")
-    with Progress(config.run.rounds, config.simulate.devices, silent=args.log_json) as progress:
+    config = _config(args, text)
+    folder = folder_of(config)
+    before = find_run(config)
+    done = before is not None and before.complete and before.config.run.rounds == config.run.rounds
+    with (
+        plain_storage_errors(folder),
+        Progress(config.run.rounds, config.simulate.devices, silent=args.log_json) as progress,
+    ):
+        folder.path.mkdir(parents=True, exist_ok=True)
+        start_logging(args, file=folder.path / "simulate.log")
         try:
             found = simulate(config, text, observer=_without_arrivals(progress))
         except KeyboardInterrupt:
-            say(f"nothing is lost; the same command goes on from {folder}", as_json=args.log_json)
+            say(f"nothing is lost; the same command goes on from {folder.path}", as_json=args.log_json)
             raise
     result = as_json(config, found)
     console = Console()
@@ -67,7 +78,22 @@ def run(args: argparse.Namespace) -> int:
         console.print("\n" + summary_line(result), highlight=False, soft_wrap=True)
     if args.json is not None:
         args.json.write_text(json.dumps(result, indent=2) + "\n")
+    if before is not None and done:
+        again = f"fedwright simulate {args.config}"
+        say_complete(before, again, f"{again} --anew")
     return 0
+
+
+def _config(args: argparse.Namespace, text: str) -> "RunConfig":
+    """The config of the simulation, in a folder of its own, with as many rounds as it is to have in all."""
+    from fedwright.server_runtime.config import config_from_text
+    from fedwright.server_runtime.run_folder import folder_of, simulation_of
+    from fedwright.server_runtime.run_reader import continued
+
+    config = simulation_of(config_from_text(text, where=args.config.name))
+    if args.anew:
+        begin_anew(folder_of(config))
+    return continued(config, kind="simulated", rounds=args.rounds)
 
 
 def _without_arrivals(observer: "Observer") -> "Observer":
@@ -88,9 +114,10 @@ def as_json(config: "RunConfig", found: "Simulated") -> dict[str, Any]:
     """The result for programs."""
     from fedwright.cli.tables import record_row
     from fedwright.server_runtime.evaluate.metrics import fleet_summary
+    from fedwright.server_runtime.run_folder import SIMULATED_SUFFIX
 
     return {
-        "run": config.run.name,
+        "run": config.run.name.removesuffix(SIMULATED_SUFFIX),
         "folder": str(found.folder),
         "method": config.method.name,
         "rounds": config.run.rounds,

@@ -82,6 +82,15 @@ class _Cluster:
                 self.values[name] = (value - self.base[name]).astype(self.values[name].dtype)
 
 
+class _Projected(msgspec.Struct, frozen=True, array_like=True):
+    """Projections before and after the last round of a run that had an exchange."""
+
+    round: int
+    before: bytes
+    after: bytes
+    run: str = ""
+
+
 class Clustered:
     """See Grouping: one mean for each cluster, after an exchange if that is wanted."""
 
@@ -118,7 +127,9 @@ class Clustered:
         """The clusters of all pools; kept from when they were shown until they go up."""
         tasks = {member.task.task for members in pools.values() for member in members}
         if self._last is None or self._last[0] != tasks:
-            made = [one for _, members in sorted(pools.items()) for one in self._clusters(members, reader)]
+            # Not by key, which is of one run: two runs of one config do the same sums in the same order.
+            ordered = sorted(pools.values(), key=lambda members: min(member.device for member in members))
+            made = [one for members in ordered for one in self._clusters(members, reader)]
             self._last = (tasks, made)
         return self._last[1]
 
@@ -144,8 +155,9 @@ class Clustered:
         ]
 
     def _labels(self, members: Sequence[PooledReply], base: Array, name: str, reader: Reader) -> dict[str, int]:
-        """The cluster of each device; kept from the first time that these devices were seen at this size."""
-        size = members[0].task.artifact.sha256
+        """The cluster of each device; kept from the first time that a run had these devices at this size."""
+        task = members[0].task
+        size = task.artifact.sha256 if task.run_identity is None else f"{task.run_identity}/{task.artifact.sha256}"
         devices = [member.device for member in members]
         if all(self._known.get(device, ("", 0))[0] == size for device in devices):
             return {device: self._known[device][1] for device in devices}
@@ -170,15 +182,16 @@ class Clustered:
         shapes = {name: view.weight.shape for name, view in views.items()}
         shapes |= {name: head.weight.shape for name, head in heads.items()}
         self._warn_of_one_width({shape[1] for shape in shapes.values()})
-        number = clusters[0].task.round
-        before = self._projections(number)
+        task = clusters[0].task
+        before = self._projections(task)
         usable = {(j, i): p for (j, i), p in before.items() if _fits(p, shapes.get(j), shapes.get(i))}
         after, kept = exchange(heads, features, options=options, elsewhere=views, kept=usable)
         for name, head in after.items():
             if head is not heads[name]:
                 able[name].take_head(head)
         if kept:
-            self._notes.save_note(PROJECTIONS, msgspec.msgpack.encode((number, _packed(before), _packed(kept))))
+            note = _Projected(task.round, _packed(before), _packed(kept), task.run_identity or "")
+            self._notes.save_note(PROJECTIONS, msgspec.msgpack.encode(note))
 
     def _views(self, heads: Mapping[str, Head], elsewhere: Mapping[str, bytes]) -> dict[str, ClusterView]:
         """The clusters of other edges; those that cannot be read, or that are here by now, are left out."""
@@ -204,13 +217,13 @@ class Clustered:
             self._warned.add(warning)
             log.warning(warning)
 
-    def _projections(self, number: int) -> Projections:
+    def _projections(self, task: Task) -> Projections:
         """The projections as they were before a round: it may be done again when the edge was killed in it."""
-        note = self._notes.note(PROJECTIONS)
-        if note is None:
+        data = self._notes.note(PROJECTIONS)
+        note = None if data is None else msgspec.msgpack.decode(data, type=_Projected)
+        if note is None or note.run != (task.run_identity or ""):
             return {}
-        last, before, after = msgspec.msgpack.decode(note, type=tuple[int, bytes, bytes])
-        found = tensors.load(before if last == number else after)
+        found = tensors.load(note.before if note.round == task.round else note.after)
         return {(name.split(BETWEEN)[0], name.split(BETWEEN)[1]): value for name, value in found.items()}
 
 

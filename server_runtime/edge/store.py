@@ -11,7 +11,7 @@ import msgspec
 
 from fedwright.protocol import codec
 from fedwright.protocol.messages import Refusal, Task, Update
-from fedwright.server_runtime.rounds.store.sqlite import transaction
+from fedwright.server_runtime.rounds.store.transaction import transaction
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS task (

@@ -275,12 +275,18 @@ class TaskRows:
         return sorted({ref.sha256 for ref in spent if ref is not None} - names)
 
     def _forget_before(self, task: Task) -> None:
-        """Rows of rounds that are over when a new one begins."""
+        """Rows of rounds that are over when a new one begins, and all of another run: its host is gone."""
         old = []
         for row in self._store.rows():
             over = row.state in ("done", "recalled")
-            same = row.task is not None and row.task.run == task.run
-            behind = task.round - row.task.round if same and row.task is not None else 1
+            if row.task is None:
+                behind = 1
+            elif row.task.run_key == task.run_key:
+                behind = task.round - row.task.round
+            else:
+                behind = KEEP_ROUNDS + 1
+                if self._store.bundle(row.bundle) is not None:
+                    self._store.drop_bundle(row.bundle)
             if behind > (0 if over else KEEP_ROUNDS):
                 old.append(row.id)
         self._store.remove(old)

@@ -21,6 +21,7 @@ from fedwright.server_runtime.rounds.coordinator import (
     planning_notes,
     restore_planning,
 )
+from fedwright.server_runtime.rounds.old_tasks import forget_old_tasks
 from fedwright.server_runtime.rounds.retry import smaller_tasks
 from fedwright.server_runtime.rounds.secure_sum import introduce
 from fedwright.server_runtime.rounds.store.base import Closed, Planned, Position, Reply
@@ -76,7 +77,7 @@ class AsynchronousCoordinator:
             method.restore(MethodState.read(self._planner.blobs.path(closed[-1].state)))
             self._version = closed[-1].position.round + 1
         for planned, reply in self._store.pending():
-            if planned.task.round > self._options.rounds:
+            if planned.task.evaluation or planned.task.round > self._options.rounds:
                 continue
             if reply is None:
                 self._tracker.hand_out([planned])
@@ -144,3 +145,4 @@ class AsynchronousCoordinator:
         spent |= {closed.state for closed in before[-1:]}
         for sha256 in spent - kept:
             blobs.remove(sha256)
+        forget_old_tasks(self._store, self._version, self._planner.manifest)

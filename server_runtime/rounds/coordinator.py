@@ -20,10 +20,11 @@ from fedwright.server_runtime.methods.base import (
     Relay,
 )
 from fedwright.server_runtime.rounds import events
+from fedwright.server_runtime.rounds.old_tasks import forget_old_tasks
 from fedwright.server_runtime.rounds.pooled_tasks import PoolTerms, checked_update, merged_tasks, with_pools
 from fedwright.server_runtime.rounds.retry import smaller_tasks
 from fedwright.server_runtime.rounds.secure_sum import introduce
-from fedwright.server_runtime.rounds.store.base import Closed, Planned, Position, Reply
+from fedwright.server_runtime.rounds.store.base import Closed, Planned, Position, Reply, evaluation_after
 from fedwright.server_runtime.rounds.task_tracker import TaskTracker
 from fedwright.server_runtime.seeds import sample
 from fedwright.server_runtime.spec import ModelSpec, Structure
@@ -182,6 +183,7 @@ class Coordinator:
         spent |= {closed.state for closed in before[-1:]}
         for sha256 in spent - needed:
             blobs.remove(sha256)
+        forget_old_tasks(self._store, position.round, self._planner.manifest)
 
 
 def collect(
@@ -192,10 +194,9 @@ def collect(
     With fewer updates than the quorum the stage stays open, so that a resumed run goes on waiting for it.
     """
     replies = tracker.store.replies(position)
-    evaluation = position.round > options.rounds
     # A device has several tasks in the plan when it was offered less or asked again.
     devices = tuple(dict.fromkeys(planned.device for planned in plan))
-    tracker.observe(events.StagePlanned(position.round, devices, evaluation))
+    tracker.observe(events.StagePlanned(position.round, devices, position.is_evaluation))
     tracker.hand_out(planned for planned in plan if planned.task.task not in replies)
     deadline = tracker.clock() + options.deadline_s
     while tracker.out() and tracker.clock() < deadline:
@@ -218,7 +219,7 @@ def _require_quorum(replies: Mapping[str, Reply], quorum: int, number: int) -> N
 
 def evaluate_fleet(tracker: TaskTracker, method: Method, options: RoundOptions) -> None:
     """Every present device measures the model it would use now on its own held-out data."""
-    position = Position(options.rounds + 1, 0)
+    position = evaluation_after(options.rounds)
     plan = tracker.store.plan(position)
     if plan is None:
         assignments, emissions = {}, {}

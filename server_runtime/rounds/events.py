@@ -32,7 +32,7 @@ class DeviceTurnedAway:
 
 @dataclass(frozen=True)
 class StagePlanned:
-    """Tasks of a stage are durable and go out now. `evaluation` marks the closing measurement."""
+    """Tasks of a stage are durable and go out now. `evaluation` marks the measurement after the round."""
 
     round: int
     devices: tuple[str, ...]
@@ -46,6 +46,7 @@ class LessOffered:
     round: int
     device: str
     detail: str
+    evaluation: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class UpdateTaken:
     device: str
     stats: Stats
     seconds: float
+    evaluation: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class TaskFailed:
     round: int
     device: str
     detail: str
+    evaluation: bool = False
 
 
 @dataclass(frozen=True)

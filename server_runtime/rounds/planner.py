@@ -13,7 +13,7 @@ from fedwright.protocol.artifact import Artifact, Manifest
 from fedwright.protocol.blobs import BlobStore, make_ref
 from fedwright.protocol.messages import LARGE_CHUNK_BYTES, BlobRef, Task
 from fedwright.server_runtime.methods.base import Assignment, Emission, Tensors
-from fedwright.server_runtime.rounds.store.base import Planned, Position
+from fedwright.server_runtime.rounds.store.base import Planned, Position, evaluation_after
 from fedwright.server_runtime.spec import Structure
 
 Refs = dict[tuple[int, deltas.Codec], BlobRef]
@@ -32,6 +32,7 @@ class Planner:
     """Makes tasks; each distinct structure is built once and each distinct set of weights stored once.
 
     codec: how weights travel to devices that send back a change; it is added to what the server has in full.
+    identity: the run's own, part of every task id; empty for a run of a release that had none.
     """
 
     run: str
@@ -40,9 +41,15 @@ class Planner:
     deadline_s: float
     chunk_bytes: int = LARGE_CHUNK_BYTES
     codec: deltas.Codec = "float32"
+    identity: str = ""
     # Told of every artifact that is used, by its blob's name.
     on_artifact: Callable[[str, Structure], None] = lambda sha256, structure: None
     _artifacts: dict[Structure, tuple[BlobRef, Manifest]] = field(default_factory=dict)
+
+    @property
+    def run_key(self) -> str:
+        """As the tasks have it."""
+        return self.identity or self.run
 
     def manifest(self, structure: Structure) -> Manifest:
         """What the artifact of this structure reads and writes."""
@@ -60,7 +67,7 @@ class Planner:
 
     def again(self, planned: Planned, assignment: Assignment, emission: Emission) -> Planned:
         """The same device's task in another form, under an id of its own."""
-        position = Position(planned.task.round, 0)
+        position = evaluation_after(planned.task.round) if planned.task.evaluation else Position(planned.task.round, 0)
         task = self._task(position, planned.device, assignment, emission, {})
         return Planned(planned.device, structs.replace(task, task=_again(planned)), assignment)
 
@@ -77,7 +84,7 @@ class Planner:
 
     def _task(self, position: Position, device: str, assignment: Assignment, emission: Emission, refs: Refs) -> Task:
         return Task(
-            task=task_id(self.run, position, device),
+            task=task_id(self.run_key, position, device),
             boot="unsent",
             run=self.run,
             round=position.round,
@@ -91,6 +98,8 @@ class Planner:
             sides=self._store(emission.sides, refs) if emission.sides else None,
             frozen=self._store(emission.frozen, refs) if emission.frozen else None,
             public=self._store(emission.public, refs) if emission.public else None,
+            run_identity=self.identity or None,
+            evaluation=position.is_evaluation,
         )
 
     def _weights(self, emission: Emission, refs: Refs, *, codec: deltas.Codec) -> BlobRef:
@@ -122,6 +131,6 @@ def _again(planned: Planned) -> str:
     return hashlib.sha256(f"{planned.task.task}\0again".encode()).hexdigest()[:32]
 
 
-def task_id(run: str, position: Position, device: str) -> str:
-    """The same id whenever the same stage is planned again."""
-    return hashlib.sha256(f"{run}\0{position.round}\0{position.stage}\0{device}".encode()).hexdigest()[:32]
+def task_id(run_key: str, position: Position, device: str) -> str:
+    """The same id whenever the same stage of the same run is planned again."""
+    return hashlib.sha256(f"{run_key}\0{position.round}\0{position.stage}\0{device}".encode()).hexdigest()[:32]

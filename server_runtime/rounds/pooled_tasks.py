@@ -44,7 +44,7 @@ def with_pools(
         pool = Pool(name, edge, sizes[key], by, terms.clip_norm, features)
         peers = [other for other in edges if other != edge]
         if terms.features and peers:
-            pool = structs.replace(pool, stage=_digest(planned.task.run, position), peers=peers)
+            pool = structs.replace(pool, stage=_digest(planned.task.run_key, position), peers=peers)
         pooled.append(_pooled(planned, pool))
     return pooled
 
@@ -54,7 +54,7 @@ def _key(planned: Planned, edge: str | None, position: Position) -> tuple[str, s
     assignment, task = planned.assignment, planned.task
     if edge is None or task.returns.weights != "delta" or task.returns.logits:
         return None
-    alike = (task.run, position, edge, task.artifact.sha256, task.weights.sha256, assignment.marks, task.returns)
+    alike = (task.run_key, position, edge, task.artifact.sha256, task.weights.sha256, assignment.marks, task.returns)
     return edge, _digest(*alike)
 
 

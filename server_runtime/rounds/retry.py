@@ -20,11 +20,11 @@ MOST_OFFERS = 6
 
 def smaller_tasks(method: Method, planner: Planner) -> OfferLess:
     """The method's own next smaller assignment, or else the same one in smaller batches; so are measurements."""
-    offers: Counter[tuple[str, int]] = Counter()
+    offers: Counter[tuple[str, str]] = Counter()
 
     def offer_less(planned: Planned, refusal: Refusal) -> Planned | None:
         recipe = planned.assignment.recipe
-        place = (planned.device, planned.task.round)
+        place = (planned.device, planned.task.title)
         if offers[place] >= MOST_OFFERS:
             return None
         offers[place] += 1

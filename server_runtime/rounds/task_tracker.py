@@ -158,7 +158,7 @@ class TaskTracker:
             reply = Reply(task, "late", detail=detail)
             self.store.save_reply(reply)
             self._answered.append((planned, reply))
-            self.observe(events.TaskFailed(planned.task.round, planned.device, detail))
+            self.observe(events.TaskFailed(planned.task.round, planned.device, detail, planned.task.evaluation))
 
     def answered(self) -> list[tuple[Planned, Reply]]:
         """Tasks that ended since the last call, in the order in which that became durable."""
@@ -325,7 +325,7 @@ class TaskTracker:
         reply = Reply(refusal.task, "refused", detail=f"{device} refused: {refusal.detail}")
         self._finish(out, reply, retry=retry)
         if retry is not None:
-            self.observe(events.LessOffered(retry.task.round, device, refusal.detail))
+            self.observe(events.LessOffered(retry.task.round, device, refusal.detail, retry.task.evaluation))
             self.hand_out([retry])
 
     def _take_unexpected(self, device: str, task: str) -> None:
@@ -365,7 +365,7 @@ class TaskTracker:
             check_stats(update.stats)
             self.read(planned, update)
         except (BadUpdate, BadBlob) as err:
-            log.warning("device %s round %d: update rejected: %s", planned.device, planned.task.round, err)
+            log.warning("device %s %s: update rejected: %s", planned.device, planned.task.title, err)
             self._finish(out, Reply(update.task, "rejected", detail=f"{planned.device}: {err}"))
             return
         self._learn_speed(planned, update)
@@ -385,12 +385,12 @@ class TaskTracker:
         self._channel.acknowledge(planned.device, reply.task, problem=reply.detail)
         self._channel.withdraw(reply.task)
         self._answered.append((planned, reply))
-        number = planned.task.round
+        number, measures = planned.task.round, planned.task.evaluation
         if reply.update is not None:
             seconds = self.clock() - out.since_s
-            self.observe(events.UpdateTaken(number, planned.device, reply.update.stats, seconds))
+            self.observe(events.UpdateTaken(number, planned.device, reply.update.stats, seconds, measures))
         else:
-            self.observe(events.TaskFailed(number, planned.device, reply.detail))
+            self.observe(events.TaskFailed(number, planned.device, reply.detail, measures))
 
     def _send(self, planned: Planned) -> None:
         boot = self._registry.boot(planned.device)

@@ -12,9 +12,10 @@ from fedwright.server_runtime.evaluate.records import DeviceRecord
 RECORD = DeviceRecord(
     "pi4-1",
     samples=158,
+    rounds=2,
     accuracy_before=0.026,
     accuracy_after=1.0,
-    task_s=[0.5, 0.7],
+    task_s=1.2,
     cpu_s=1.44,
     peak_rss_bytes=82_000_000,
     bytes_up=680_000,

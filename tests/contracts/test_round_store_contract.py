@@ -1,12 +1,24 @@
 """What every round store must keep, tried on the memory twin and on SQLite."""
 
+from dataclasses import replace
+
 import pytest
+from msgspec import structs
 
 from fedwright.protocol.blobs import make_ref
 from fedwright.protocol.errors import RoundError
 from fedwright.protocol.messages import Recipe, Stats, Task, Update
+from fedwright.server_runtime.evaluate.records import DeviceRecord
 from fedwright.server_runtime.methods.base import Assignment
-from fedwright.server_runtime.rounds.store.base import Closed, Planned, Position, Reply, RunRecord
+from fedwright.server_runtime.rounds.store.base import (
+    Closed,
+    Planned,
+    Position,
+    Remnant,
+    Reply,
+    RunRecord,
+    evaluation_after,
+)
 from fedwright.server_runtime.rounds.store.memory import MemoryRoundStore
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.spec import ModelSpec, Objective, Structure
@@ -30,7 +42,9 @@ def planned(device: str, task: str) -> Planned:
 
 
 def update(task: str) -> Update:
-    return Update(task, 1, Stats(samples=3, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1), make_ref(b"delta"))
+    return Update(
+        task, 1, Stats(samples=3, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1), make_ref(b"delta", inline=False)
+    )
 
 
 def test_a_run_is_recorded_once(store):
@@ -41,6 +55,18 @@ def test_a_run_is_recorded_once(store):
     assert store.run() == record
     with pytest.raises(RoundError, match="already holds run first"):
         store.save_run(RunRecord("second", "", SPEC))
+
+
+def test_more_of_a_run_can_be_recorded_but_no_other_run(store):
+    born = RunRecord("first", "[run]\n", None, identity="abc", kind="served", rounds=2)
+    with pytest.raises(RoundError, match="holds no run"):
+        store.update_run(born)
+    store.save_run(born)
+    store.update_run(replace(born, spec=SPEC, rounds=20))
+
+    assert store.run() == replace(born, spec=SPEC, rounds=20)
+    with pytest.raises(RoundError, match="this store holds run first; use another folder for run first"):
+        store.update_run(replace(born, identity="another"))
 
 
 def test_a_plan_comes_back_as_it_was_saved_and_cannot_be_replaced(store):
@@ -171,3 +197,61 @@ def test_replies_of_a_pool_are_kept_all_or_none(store):
         "t3": "refused",
     }
     assert not store.is_open("t1")
+
+
+def test_an_update_is_kept_without_the_bytes_that_are_a_blob(store):
+    store.save_plan(Position(1, 0), [planned("a", "t1"), planned("b", "t2")])
+    inline = make_ref(b"delta")
+    store.save_reply(Reply("t1", "update", update=structs.replace(update("t1"), tensors=inline)))
+    store.save_replies([Reply("t2", "update", update=structs.replace(update("t2"), tensors=inline))])
+
+    assert inline.inline == b"delta"
+    assert [reply.update.tensors for reply in store.replies(Position(1, 0)).values()] == [
+        structs.replace(inline, inline=None)
+    ] * 2
+
+
+def fill(store) -> None:
+    """Two rounds: an update, a refusal and an open task in each, and a measurement after the first."""
+    for number in (1, 2):
+        names = [f"{device}{number}" for device in "abc"]
+        store.save_plan(Position(number, 0), [planned(name[0], name) for name in names], notes=b"notes")
+        store.save_reply(Reply(names[0], "update", update=update(names[0])))
+        store.save_reply(Reply(names[1], "refused", detail="no"))
+        store.close_stage(Closed(Position(number, 0), f"state {number}", {}, absorbed=(names[0],)))
+    store.save_plan(evaluation_after(1), [planned("a", "measured"), planned("b", "lost")])
+    store.save_reply(Reply("measured", "update", update=update("measured")))
+
+
+def test_ended_are_tasks_that_no_round_to_come_needs(store):
+    fill(store)
+    store.save_plan(Position(3, 0), [planned("a", "a3")])
+    store.save_reply(Reply("a3", "update", update=update("a3")))
+
+    every = [(one.position, one.planned.task.task, one.reply and one.reply.outcome) for one in store.ended()]
+    assert every == [
+        (Position(1, 0), "a1", "update"),
+        (Position(1, 0), "b1", "refused"),
+        (evaluation_after(1), "measured", "update"),
+        (evaluation_after(1), "lost", None),
+        (Position(2, 0), "a2", "update"),
+        (Position(2, 0), "b2", "refused"),
+    ]
+    assert [one.planned.task.task for one in store.ended(before=2)] == ["a1", "b1", "measured", "lost"]
+
+
+def test_what_is_forgotten_is_gone_but_for_what_stays_of_each_device(store):
+    fill(store)
+    remnant = Remnant(DeviceRecord("a", rounds=1, answers=1), 1, Reply("a1", "update"))
+    store.forget(["a1", "b1", "measured", "lost"], {"a": remnant})
+
+    assert store.remnants() == {"a": remnant}
+    assert [one.task.task for one in store.plan(Position(1, 0))] == ["c1"]
+    assert store.plan(evaluation_after(1)) is None
+    assert store.notes(Position(2, 0)) == b"notes"
+    assert store.reply("b1") is None
+    # A device that asks again what became of its last update hears the same word as before.
+    assert store.reply("a1") == Reply("a1", "update")
+    assert not store.is_open("lost")
+    assert [planned.task.task for planned, _ in store.pending()] == ["c1", "c2"]
+    assert [(closed.state, closed.absorbed) for closed in store.closed()] == [("state 1", ()), ("state 2", ("a2",))]

@@ -13,7 +13,7 @@ from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.messages import Report
 from fedwright.server_runtime import run as runs
-from fedwright.server_runtime.rounds.store.base import Position
+from fedwright.server_runtime.rounds.store.base import evaluation_after
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.simulation.dealing import deal
 from fedwright.simulation.simulate import simulate
@@ -72,7 +72,7 @@ def planned_and_stats(folder):
     """(device, stage, task, what the device measured) of the whole run, in order."""
     store = SqliteRoundStore(folder / "run/rounds.sqlite")
     try:
-        positions = [*(closed.position for closed in store.closed()), Position(ROUNDS + 1, 0)]
+        positions = [*(closed.position for closed in store.closed()), evaluation_after(ROUNDS)]
         return [
             (planned.device, position, planned.task, store.replies(position)[planned.task.task].update.stats)
             for position in positions

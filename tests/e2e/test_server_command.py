@@ -14,6 +14,7 @@ from fedwright.device_runtime.emulate.device import agent_command
 from fedwright.device_runtime.emulate.fleet import EmulatedFleet
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.support.files import lock_folder
+from helpers.data_files import save_points
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
@@ -33,12 +34,6 @@ name = "fedavg"
 """
 
 
-def save_data(path: Path, seed: int) -> None:
-    """Points whose class is the sign of their sum."""
-    x = np.random.default_rng(seed).normal(size=(60, 4)).astype(np.float32)
-    np.savez(path, x=x, y=(x.sum(axis=1) > 0).astype(np.int64))
-
-
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder in which `server run` has run to its end."""
@@ -47,7 +42,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.chdir(folder)
         (folder / "run.toml").write_text(CONFIG.format(broker=broker.url))
         for seed, device in enumerate(("a", "b")):
-            save_data(folder / f"{device}.npz", seed)
+            save_points(folder / f"{device}.npz", seed=seed)
             config = AgentConfig(
                 broker=broker.url, device=device, data=f"npz:{device}.npz", state=folder / "state", threads=1, once=True
             )
@@ -68,7 +63,7 @@ def test_run_writes_its_result(done: Path) -> None:
 
 def test_status_finds_the_newest_run(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["server", "status"]) == 0
-    assert "fedavg, 2 of 2 rounds, complete" in capsys.readouterr().out
+    assert "a run over a broker, fedavg, 2 of 2 rounds, complete" in capsys.readouterr().out
     assert main(["server", "status", "runs/night", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["run"] == "night"
 
@@ -97,12 +92,12 @@ def test_a_second_server_may_not_work_on_the_same_run(done: Path, capsys: pytest
     lock = lock_folder(done / "runs" / "night")
     assert lock is not None
     with lock:
-        assert main(["server", "resume", "runs/night"]) == 1
+        assert main(["server", "resume", "runs/night", "--rounds", "3"]) == 1
     assert "another server is at work on the run in" in capsys.readouterr().err
 
 
 def test_another_config_may_not_take_over_a_run(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (done / "other.toml").write_text((done / "run.toml").read_text().replace("rounds = 2", "rounds = 3"))
+    (done / "other.toml").write_text((done / "run.toml").read_text().replace('model = "mlp"', 'model = "cnn-small"'))
 
     assert main(["server", "run", "other.toml"]) == 1
     assert "belongs to a run that was started with another config" in capsys.readouterr().err

@@ -11,6 +11,12 @@ import numpy as np
 from fedwright.simulation.datasets import images
 
 
+def save_points(path: Path, *, seed: int) -> None:
+    """Points whose class is the sign of their sum, as a device's npz file."""
+    x = np.random.default_rng(seed).normal(size=(60, 4)).astype(np.float32)
+    np.savez(path, x=x, y=(x.sum(axis=1) > 0).astype(np.int64))
+
+
 def write_idx(path: Path, array: np.ndarray) -> None:
     path.parent.mkdir(exist_ok=True)
     head = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()

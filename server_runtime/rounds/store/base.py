@@ -1,21 +1,44 @@
 """What a run must not forget: the plan of every stage before it is sent, every reply before it is acknowledged."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol
 
+from msgspec import structs
+
+from fedwright.protocol.errors import RoundError
 from fedwright.protocol.messages import Task, Update
+from fedwright.server_runtime.evaluate.records import DeviceRecord
 from fedwright.server_runtime.methods.base import Assignment
 from fedwright.server_runtime.spec import ModelSpec
+
+Kind = Literal["served", "simulated"]
+
+# The stage in which the model is measured that a round made; no round has so many of its own.
+_EVALUATION = 1_000_000
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run from its birth: its id, the text of its config, and the model that it trains."""
+    """A run from its birth: its name, the text of its config, and the model that it trains once devices were heard.
+
+    identity: random, made once. kind: over a broker, or simulated. rounds: how many, where that is no longer what the
+    config's text says. A run of a release that kept none of the three has none.
+    """
 
     run: str
     config: str
-    spec: ModelSpec
+    spec: ModelSpec | None
+    identity: str = ""
+    kind: Kind | None = None
+    rounds: int | None = None
+
+
+def check_same_run(known: RunRecord | None, record: RunRecord) -> None:
+    """Raise RoundError unless this is the run that a store holds."""
+    if known is None or (known.run, known.identity) != (record.run, record.identity):
+        held = "no run" if known is None else f"run {known.run}"
+        raise RoundError(f"this store holds {held}; use another folder for run {record.run}")
 
 
 class Position(NamedTuple):
@@ -23,6 +46,16 @@ class Position(NamedTuple):
 
     round: int
     stage: int
+
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether this is the measurement after a round."""
+        return self.stage == _EVALUATION
+
+
+def evaluation_after(number: int) -> Position:
+    """Where the model is measured that a round made; further rounds have no use for this place."""
+    return Position(number, _EVALUATION)
 
 
 @dataclass(frozen=True)
@@ -42,6 +75,30 @@ class Reply:
     outcome: Literal["update", "refused", "rejected", "late"]
     update: Update | None = None
     detail: str = ""
+
+    def without_bytes(self) -> "Reply":
+        """The reply without the update's tensors, which are a blob as well."""
+        if self.update is None or self.update.tensors is None:
+            return self
+        tensors = structs.replace(self.update.tensors, inline=None)
+        return replace(self, update=structs.replace(self.update, tensors=tensors))
+
+
+class Ended(NamedTuple):
+    """A task that is over, and how it ended; None for a measurement that nobody waits for any longer."""
+
+    position: Position
+    planned: Planned
+    reply: Reply | None
+
+
+@dataclass(frozen=True)
+class Remnant:
+    """What stays of a device's tasks that were forgotten: what they came to, the last of them and how it ended."""
+
+    record: DeviceRecord
+    last_round: int = 0
+    last: Reply | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +121,8 @@ class RoundStore(Protocol):
     - `save_replies` MUST keep all of its replies or none.
     - `extend_plan` MUST put its tasks after those that are in the plan, all of them or none.
     - `close_stage` MUST be the only way by which `closed` grows.
+    - Updates MAY be kept without inline bytes.
+    - `forget` MUST remove tasks and keep what stays of them in one act; `reply` MUST know each device's last of them.
     """
 
     def save_run(self, record: RunRecord) -> None:
@@ -72,6 +131,10 @@ class RoundStore(Protocol):
 
     def run(self) -> RunRecord | None:
         """The run, if it was recorded."""
+        ...
+
+    def update_run(self, record: RunRecord) -> None:
+        """Record more of the run that is here; RoundError for another run."""
         ...
 
     def save_plan(self, position: Position, plan: Sequence[Planned], *, notes: bytes = b"") -> None:
@@ -119,7 +182,22 @@ class RoundStore(Protocol):
         ...
 
     def closed(self) -> list[Closed]:
-        """All finished stages, oldest first."""
+        """All finished stages, oldest first; of those whose tasks were forgotten, `absorbed` is empty."""
+        ...
+
+    def ended(self, *, before: int | None = None) -> list[Ended]:
+        """Tasks that no round to come needs, of rounds before this one, in the order of their stages and plans.
+
+        They failed, or a closed stage has absorbed their update, or they are measurements.
+        """
+        ...
+
+    def forget(self, tasks: Sequence[str], remnants: Mapping[str, Remnant]) -> None:
+        """Let go of tasks that have ended; what stays of each device's."""
+        ...
+
+    def remnants(self) -> dict[str, Remnant]:
+        """What stays of tasks that were forgotten, by device."""
         ...
 
     def close(self) -> None:

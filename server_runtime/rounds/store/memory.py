@@ -1,9 +1,19 @@
 """In-memory twin of the round store, for tests and simulation; forgets all when the process ends."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from fedwright.protocol.errors import RoundError
-from fedwright.server_runtime.rounds.store.base import Closed, Planned, Position, Reply, RunRecord
+from fedwright.server_runtime.rounds.store.base import (
+    Closed,
+    Ended,
+    Planned,
+    Position,
+    Remnant,
+    Reply,
+    RunRecord,
+    check_same_run,
+)
 
 
 class MemoryRoundStore:
@@ -15,6 +25,7 @@ class MemoryRoundStore:
         self._notes: dict[Position, bytes] = {}
         self._replies: dict[str, Reply] = {}
         self._closed: list[Closed] = []
+        self._remnants: dict[str, Remnant] = {}
 
     def save_run(self, record: RunRecord) -> None:
         """See RoundStore."""
@@ -25,6 +36,11 @@ class MemoryRoundStore:
     def run(self) -> RunRecord | None:
         """See RoundStore."""
         return self._run
+
+    def update_run(self, record: RunRecord) -> None:
+        """See RoundStore."""
+        check_same_run(self._run, record)
+        self._run = record
 
     def save_plan(self, position: Position, plan: Sequence[Planned], *, notes: bytes = b"") -> None:
         """See RoundStore."""
@@ -50,7 +66,7 @@ class MemoryRoundStore:
         """See RoundStore."""
         if reply.task in self._replies:
             return False
-        self._replies[reply.task] = reply
+        self._replies[reply.task] = reply.without_bytes()
         for plan in self._plans.values():
             if retry is not None and any(entry.task.task == reply.task for entry in plan):
                 plan.append(retry)
@@ -61,7 +77,7 @@ class MemoryRoundStore:
         known = [reply.task for reply in replies if reply.task in self._replies]
         if known:
             raise RoundError(f"task {known[0]} has a reply already; it cannot get another with its pool")
-        self._replies.update({reply.task: reply for reply in replies})
+        self._replies.update({reply.task: reply.without_bytes() for reply in replies})
 
     def replies(self, position: Position) -> dict[str, Reply]:
         """See RoundStore."""
@@ -70,7 +86,8 @@ class MemoryRoundStore:
 
     def reply(self, task: str) -> Reply | None:
         """See RoundStore."""
-        return self._replies.get(task)
+        last = {kept.last.task: kept.last for kept in self._remnants.values() if kept.last is not None}
+        return self._replies.get(task) or last.get(task)
 
     def is_open(self, task: str) -> bool:
         """See RoundStore."""
@@ -97,6 +114,37 @@ class MemoryRoundStore:
     def closed(self) -> list[Closed]:
         """See RoundStore."""
         return list(self._closed)
+
+    def ended(self, *, before: int | None = None) -> list[Ended]:
+        """See RoundStore."""
+        absorbed = {task for closed in self._closed for task in closed.absorbed}
+        found = []
+        for position, plan in sorted(self._plans.items()):
+            for planned in plan:
+                reply = self._replies.get(planned.task.task)
+                over = reply is not None and (reply.outcome != "update" or reply.task in absorbed)
+                if (before is None or position.round < before) and (over or position.is_evaluation):
+                    found.append(Ended(position, planned, reply))
+        return found
+
+    def forget(self, tasks: Sequence[str], remnants: Mapping[str, Remnant]) -> None:
+        """See RoundStore."""
+        gone = set(tasks)
+        self._remnants.update(remnants)
+        self._replies = {task: reply for task, reply in self._replies.items() if task not in gone}
+        touched = {where for where, plan in self._plans.items() if any(one.task.task in gone for one in plan)}
+        for where in touched:
+            self._plans[where] = [planned for planned in self._plans[where] if planned.task.task not in gone]
+            if not self._plans[where]:
+                del self._plans[where], self._notes[where]
+        self._closed = [
+            replace(closed, absorbed=tuple(task for task in closed.absorbed if task not in gone))
+            for closed in self._closed
+        ]
+
+    def remnants(self) -> dict[str, Remnant]:
+        """See RoundStore."""
+        return dict(self._remnants)
 
     def close(self) -> None:
         """See RoundStore."""

@@ -1,16 +1,32 @@
 """The round store in SQLite: write-ahead log, every save one transaction that is synced to disk."""
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from fedwright.protocol.errors import RoundError
 from fedwright.protocol.messages import Task, Update
 from fedwright.server_runtime.methods.base import Assignment
-from fedwright.server_runtime.rounds.store.base import Closed, Planned, Position, Reply, RunRecord
+from fedwright.server_runtime.rounds.store.base import (
+    Closed,
+    Ended,
+    Planned,
+    Position,
+    Remnant,
+    Reply,
+    RunRecord,
+    check_same_run,
+    evaluation_after,
+)
+from fedwright.server_runtime.rounds.store.migration import bring_up_to_date
+from fedwright.server_runtime.rounds.store.transaction import transaction
+
+T = TypeVar("T")
+# More rounds than any run has.
+_EVER = 2**62
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS run (one INTEGER PRIMARY KEY CHECK (one = 1), record BLOB NOT NULL);
@@ -33,6 +49,8 @@ CREATE TABLE IF NOT EXISTS closed (
     round INTEGER NOT NULL, stage INTEGER NOT NULL, state TEXT NOT NULL, metrics BLOB NOT NULL,
     PRIMARY KEY (round, stage)
 );
+CREATE TABLE IF NOT EXISTS remnant (device TEXT PRIMARY KEY, last_task TEXT, remnant BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS last_tasks ON remnant (last_task);
 """
 
 
@@ -41,9 +59,13 @@ class SqliteRoundStore:
 
     def __init__(self, path: Path, *, sync: bool = True) -> None:
         self._db = sqlite3.connect(path, isolation_level=None)
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute(f"PRAGMA synchronous = {'FULL' if sync else 'OFF'}")
-        self._db.executescript(_SCHEMA)
+        try:
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute(f"PRAGMA synchronous = {'FULL' if sync else 'OFF'}")
+            bring_up_to_date(self._db, path, _SCHEMA)
+        except BaseException:
+            self._db.close()
+            raise
 
     def save_run(self, record: RunRecord) -> None:
         """See RoundStore."""
@@ -55,7 +77,12 @@ class SqliteRoundStore:
     def run(self) -> RunRecord | None:
         """See RoundStore."""
         row = self._db.execute("SELECT record FROM run").fetchone()
-        return None if row is None else msgspec.msgpack.decode(row[0], type=RunRecord)
+        return None if row is None else _decoded(row[0], RunRecord)
+
+    def update_run(self, record: RunRecord) -> None:
+        """See RoundStore."""
+        check_same_run(self.run(), record)
+        self._db.execute("UPDATE run SET record = ?", (msgspec.msgpack.encode(record),))
 
     def save_plan(self, position: Position, plan: Sequence[Planned], *, notes: bytes = b"") -> None:
         """See RoundStore."""
@@ -90,11 +117,9 @@ class SqliteRoundStore:
 
     def save_reply(self, reply: Reply, *, retry: Planned | None = None) -> bool:
         """See RoundStore."""
-        message = None if reply.update is None else msgspec.msgpack.encode(reply.update)
         with transaction(self._db):
             cursor = self._db.execute(
-                "INSERT OR IGNORE INTO reply (task_id, outcome, message, detail) VALUES (?, ?, ?, ?)",
-                (reply.task, reply.outcome, message, reply.detail),
+                "INSERT OR IGNORE INTO reply (task_id, outcome, message, detail) VALUES (?, ?, ?, ?)", _reply_row(reply)
             )
             saved = cursor.rowcount == 1
             if saved and retry is not None:
@@ -104,10 +129,7 @@ class SqliteRoundStore:
 
     def save_replies(self, replies: Sequence[Reply]) -> None:
         """See RoundStore."""
-        rows = [
-            (reply.task, reply.outcome, msgspec.msgpack.encode(reply.update) if reply.update else None, reply.detail)
-            for reply in replies
-        ]
+        rows = [_reply_row(reply) for reply in replies]
         try:
             with transaction(self._db):
                 self._db.executemany("INSERT INTO reply (task_id, outcome, message, detail) VALUES (?, ?, ?, ?)", rows)
@@ -133,7 +155,10 @@ class SqliteRoundStore:
         """See RoundStore."""
         row = self._db.execute("SELECT task_id, outcome, message, detail FROM reply WHERE task_id = ?", (task,))
         found = row.fetchone()
-        return None if found is None else _reply(found)
+        if found is not None:
+            return _reply(found)
+        kept = self._db.execute("SELECT remnant FROM remnant WHERE last_task = ?", (task,)).fetchone()
+        return None if kept is None else _decoded(kept[0], Remnant).last
 
     def is_open(self, task: str) -> bool:
         """See RoundStore."""
@@ -176,28 +201,59 @@ class SqliteRoundStore:
             Closed(
                 Position(round_, stage),
                 state,
-                msgspec.msgpack.decode(metrics, type=dict[str, float]),
+                _decoded(metrics, dict[str, float]),
                 tuple(absorbed.get(Position(round_, stage), ())),
             )
             for round_, stage, state, metrics in rows
         ]
+
+    def ended(self, *, before: int | None = None) -> list[Ended]:
+        """See RoundStore."""
+        rows = self._db.execute(
+            "SELECT plan.round, plan.stage, device, task, assignment, task_id, outcome, message, detail"
+            " FROM plan LEFT JOIN reply USING (task_id) LEFT JOIN absorbed USING (task_id)"
+            " WHERE plan.round < ? AND (outcome != 'update' OR absorbed.round IS NOT NULL OR plan.stage = ?)"
+            " ORDER BY plan.round, plan.stage, place",
+            (_EVER if before is None else before, evaluation_after(0).stage),
+        )
+        return [
+            Ended(Position(*row[:2]), _planned(row[2:5]), None if row[6] is None else _reply(row[5:])) for row in rows
+        ]
+
+    def forget(self, tasks: Sequence[str], remnants: Mapping[str, Remnant]) -> None:
+        """See RoundStore."""
+        names = [(task,) for task in tasks]
+        rows = [
+            (device, None if kept.last is None else kept.last.task, msgspec.msgpack.encode(kept))
+            for device, kept in remnants.items()
+        ]
+        with transaction(self._db):
+            self._db.executemany("INSERT OR REPLACE INTO remnant VALUES (?, ?, ?)", rows)
+            places = {
+                self._db.execute("SELECT round, stage FROM plan WHERE task_id = ?", name).fetchone() for name in names
+            }
+            for table in ("plan", "reply", "absorbed"):
+                self._db.executemany(f"DELETE FROM {table} WHERE task_id = ?", names)
+            for table in ("stage", "note"):
+                self._db.executemany(
+                    f"DELETE FROM {table} WHERE round = ?1 AND stage = ?2"
+                    " AND NOT EXISTS (SELECT 1 FROM plan WHERE round = ?1 AND stage = ?2)",
+                    [place for place in places if place is not None],
+                )
+
+    def remnants(self) -> dict[str, Remnant]:
+        """See RoundStore."""
+        rows = self._db.execute("SELECT device, remnant FROM remnant ORDER BY device")
+        return {device: _decoded(remnant, Remnant) for device, remnant in rows}
 
     def close(self) -> None:
         """See RoundStore."""
         self._db.close()
 
 
-class transaction:
-    """BEGIN IMMEDIATE … COMMIT, or ROLLBACK when the block raises."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-
-    def __enter__(self) -> None:
-        self._db.execute("BEGIN IMMEDIATE")
-
-    def __exit__(self, kind: object, *rest: object) -> None:
-        self._db.execute("COMMIT" if kind is None else "ROLLBACK")
+def _reply_row(reply: Reply) -> tuple[Any, ...]:
+    update = reply.without_bytes().update
+    return reply.task, reply.outcome, None if update is None else msgspec.msgpack.encode(update), reply.detail
 
 
 def _row(position: Position, place: int, planned: Planned) -> tuple[Any, ...]:
@@ -209,12 +265,19 @@ def _planned(row: tuple[Any, ...]) -> Planned:
     device, task, assignment = row
     return Planned(
         device=device,
-        task=msgspec.msgpack.decode(task, type=Task),
-        assignment=msgspec.msgpack.decode(assignment, type=Assignment),
+        task=_decoded(task, Task),
+        assignment=_decoded(assignment, Assignment),
     )
 
 
 def _reply(row: tuple[Any, ...]) -> Reply:
     task, outcome, message, detail = row
-    update = None if message is None else msgspec.msgpack.decode(message, type=Update)
+    update = None if message is None else _decoded(message, Update)
     return Reply(task=task, outcome=outcome, update=update, detail=detail)
+
+
+def _decoded(data: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except msgspec.MsgspecError as err:
+        raise sqlite3.DatabaseError(f"what it holds is not readable: {err}") from err

@@ -105,6 +105,17 @@ def test_another_run_starts_without(device):
     np.testing.assert_array_equal(device.kept(run="other"), start_weights()[OWN])
 
 
+def test_another_run_of_the_same_name_starts_without(device):
+    first, second = (structs.replace(device.task(), run_identity=name) for name in ("aa", "bb"))
+    device.do(first)
+    device.layers.settle("task-1", used=True)
+
+    assert not np.array_equal(device.kept(run=first.run_key), start_weights()[OWN])
+    np.testing.assert_array_equal(device.kept(run=second.run_key), start_weights()[OWN])
+    # Nor does a task of a server that gives its runs no identity.
+    np.testing.assert_array_equal(device.kept(run=device.task().run_key), start_weights()[OWN])
+
+
 def test_a_layer_of_another_shape_starts_anew(device):
     layers, task = device.layers, device.task()
     layers.keep(task, {"head": np.ones((2, 3), np.float32)})

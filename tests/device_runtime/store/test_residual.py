@@ -127,3 +127,15 @@ def test_the_word_on_another_task_settles_nothing_of_this_one(tmp_path, delta):
     residual.settle("another", used=True)
 
     assert residual.encode(asked, {"w": delta}) == first
+
+
+def test_what_is_owed_in_one_run_is_not_paid_in_another(tmp_path, delta):
+    residual, returns = ErrorFeedback(tmp_path), Returns(codec="int8")
+    first, second = (structs.replace(task(returns), run_identity=name) for name in ("aa", "bb"))
+    (tmp_path / "alone").mkdir()
+    alone = sent(ErrorFeedback(tmp_path / "alone"), second, delta)
+    sent(residual, first, delta)
+    residual.settle("t", used=True)
+
+    assert not np.array_equal(sent(residual, first, delta), alone)
+    np.testing.assert_array_equal(sent(residual, second, delta), alone)

@@ -1,5 +1,6 @@
 """What an edge keeps of its clusters: projections that a repeated round starts from again, labels, the last layer."""
 
+from types import SimpleNamespace
 from typing import cast
 
 import msgspec
@@ -27,12 +28,12 @@ class Notes(dict):
     save_note = dict.__setitem__
 
 
-def clusters(number: int, widths: tuple[int, int] = (4, 6)) -> list[_Cluster]:
+def clusters(number: int, widths: tuple[int, int] = (4, 6), identity: str | None = None) -> list[_Cluster]:
     """Two clusters, of different size unless told otherwise, in a round."""
     rng = np.random.default_rng(number)
     found = []
     for device, width in zip("ab", widths, strict=True):
-        task = Task(device, "boot", "run", number, REF, REF, Recipe(1, 0.1, 0), Returns(), 1.0)
+        task = Task(device, "boot", "run", number, REF, REF, Recipe(1, 0.1, 0), Returns(), 1.0, run_identity=identity)
         base = {"head.weight": rng.normal(size=(3, width)), "head.bias": rng.normal(size=3)}
         values = {name: 0.1 * rng.normal(size=value.shape) for name, value in base.items()}
         values |= {"prototypes": rng.normal(size=(3, width)), "prototype_counts": np.array([2.0, 3.0, 1.0])}
@@ -40,9 +41,9 @@ def clusters(number: int, widths: tuple[int, int] = (4, 6)) -> list[_Cluster]:
     return found
 
 
-def exchanged(notes: Notes, number: int) -> list[np.ndarray]:
+def exchanged(notes: Notes, number: int, identity: str | None = None) -> list[np.ndarray]:
     """The changes of last layers after the exchange of a round."""
-    found = clusters(number)
+    found = clusters(number, identity=identity)
     Clustered(ExchangeNeeds(exchange=EQ8), notes)._exchange(found, EQ8, {})
     return [one.values["head.weight"] for one in found]
 
@@ -56,6 +57,28 @@ def test_a_round_that_is_done_again_starts_from_the_same_projections():
 
     assert all(np.array_equal(one, other) for one, other in zip(first, again, strict=True))
     assert not np.array_equal(first[0], fresh[0])
+
+
+def test_another_run_of_the_same_name_starts_without_projections():
+    notes = Notes()
+    exchanged(notes, 1, "aa")
+    again = exchanged(notes, 2, "aa")
+    other = exchanged(notes, 2, "bb")
+    fresh = exchanged(Notes(), 2, "bb")
+
+    assert all(np.array_equal(one, same) for one, same in zip(other, fresh, strict=True))
+    assert not np.array_equal(again[0], fresh[0])
+
+
+def test_projections_of_an_earlier_release_are_read():
+    notes, other = Notes(), Notes()
+    for one in (notes, other):
+        exchanged(one, 1)
+    # It kept no run with them.
+    number, before, after, _ = msgspec.msgpack.decode(notes["projections"])
+    notes["projections"] = msgspec.msgpack.encode((number, before, after))
+
+    assert all(np.array_equal(a, b) for a, b in zip(exchanged(notes, 2), exchanged(other, 2), strict=True))
 
 
 def test_without_class_means_nothing_is_exchanged(caplog):
@@ -115,3 +138,20 @@ def test_devices_that_are_known_stay_in_their_cluster():
     labels = Clustered(ExchangeNeeds(most=3), notes)._labels(members, np.zeros((3, 4)), "head.weight", nobody_reads)
 
     assert labels == {"a": 1, "b": 0}
+
+
+def test_clusters_of_another_run_of_the_same_name_are_made_anew(monkeypatch):
+    known = {"a": (f"aa/{REF.sha256}", 1), "b": (f"aa/{REF.sha256}", 0)}
+    found = {}
+    monkeypatch.setattr("fedwright.server_runtime.edge.clusters.cluster", lambda layers, **_: dict.fromkeys(layers, 7))
+    reader = cast(Reader, SimpleNamespace(read=lambda task, update: {"head.weight": np.zeros((3, 4))}))
+    for identity in ("aa", "bb"):
+        notes = Notes(clusters=msgspec.msgpack.encode(known))
+        members = [
+            PooledReply(one.name, one.task, Update(one.name, 1, STATS)) for one in clusters(1, identity=identity)
+        ]
+        found[identity] = Clustered(ExchangeNeeds(most=3), notes)._labels(
+            members, np.zeros((3, 4)), "head.weight", reader
+        )
+
+    assert found == {"aa": {"a": 1, "b": 0}, "bb": {"a": 7, "b": 7}}

@@ -41,9 +41,9 @@ class Bench:
         self.store = EdgeStore(self.folder / "edge.sqlite")
         self.rows = TaskRows("edge", self.store, self.blobs, grouping=self.grouping, clock=lambda: self.now_s)
 
-    def plan(self, number=1):
+    def plan(self, number=1, *, identity=""):
         """The tasks of a round, one pool."""
-        planner = Planner("run", TinyBuilder(), self.blobs, DEADLINE_S)
+        planner = Planner("run", TinyBuilder(), self.blobs, DEADLINE_S, identity=identity)
         recipe = Recipe(batch=8, learning_rate=0.1, seed=1)
         assignments = {device: Assignment(Structure(SPEC), recipe) for device in self.devices}
         emissions = dict.fromkeys(self.devices, Emission(start_weights()))
@@ -173,6 +173,25 @@ def test_pools_that_go_up_together_do_not_wait_for_one_that_nobody_answers(bench
     bench.rows.close_pools()
 
     assert [update.round for update in bench.rows.due_updates()] == [1]
+
+
+def test_the_first_task_of_another_run_of_the_same_name_ends_all_of_the_one_before(bench):
+    before, after = bench.plan(1, identity="aa"), bench.plan(1, identity="bb")
+    bench.take(before)
+    for device in before:
+        bench.answer(device, before[device], 1.0)
+    bench.shelf.close_pools()
+    assert len(bench.shelf.due_updates()) == 1
+    bench.now_s += RESEND_S
+    bench.take(after)
+
+    assert bench.shelf.due_updates() == []
+    assert {row.id for row in bench.store.rows()} == {task.task for task in after.values()}
+    for device in after:
+        bench.answer(device, after[device], 3.0)
+    bench.shelf.close_pools()
+    [update] = bench.shelf.due_updates()
+    assert bench.value(update) == 3.0
 
 
 def test_a_refusal_goes_up_and_is_not_waited_for(bench):

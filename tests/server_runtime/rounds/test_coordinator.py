@@ -16,7 +16,7 @@ from fedwright.protocol.messages import Ack, DataSummary, Dismiss, Get, Refusal,
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg
 from fedwright.server_runtime.methods.params.submodels import FedAvgParams
 from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.store.base import Position
+from fedwright.server_runtime.rounds.store.base import evaluation_after
 from helpers.fleet import WAIT_S, Running, Scripted, Server, agents, make_data, report, setting
 from helpers.tiny_artifact import CLASSES, make_artifact, start_weights
 
@@ -69,7 +69,7 @@ def test_every_round_and_the_closing_evaluation_are_seen(broker, tmp_path):
 
     assert [event.round for event in server.seen(events.RoundClosed)] == [1, 2, 3]
     assert [event.evaluation for event in server.seen(events.StagePlanned)] == [False, False, False, True]
-    assert len(server.store.replies(Position(4, 0))) == 2
+    assert len(server.store.replies(evaluation_after(3))) == 2
 
 
 def test_a_device_that_never_answers_does_not_hold_up_the_others(broker, tmp_path):
@@ -79,9 +79,9 @@ def test_a_device_that_never_answers_does_not_hold_up_the_others(broker, tmp_pat
         in_background(silent.join)
         server.run()
 
-    [failed] = [e for e in server.seen(events.TaskFailed) if e.round == 1]
+    [failed] = [e for e in server.seen(events.TaskFailed) if e.round == 1 and not e.evaluation]
     assert (failed.device, failed.detail) == ("silent", "no answer within 1 s")
-    assert [e.device for e in server.seen(events.UpdateTaken) if e.round == 1] == ["a"]
+    assert [e.device for e in server.seen(events.UpdateTaken) if e.round == 1 and not e.evaluation] == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_an_update_with_bad_tensors_is_not_used_and_its_sender_told(broker, tmp_
         player.join(WAIT_S)
 
     assert problem in told[0].problem
-    assert [e.device for e in server.seen(events.UpdateTaken) if e.round == 1] == ["a"]
+    assert [e.device for e in server.seen(events.UpdateTaken) if e.round == 1 and not e.evaluation] == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -211,11 +211,11 @@ def test_a_task_over_budget_is_refused_with_numbers_and_the_round_goes_on(broker
         server.run()
     small.stop()
 
-    failed = [e for e in server.seen(events.TaskFailed) if e.round == 1]
+    failed = [e for e in server.seen(events.TaskFailed) if e.round == 1 and not e.evaluation]
     assert {event.detail for event in failed} == {"small refused: needs 212 MB, 180 MB free"}
     # Batches of 8, 4, 2 and 1 are refused; then there is nothing smaller.
     assert len(failed) == 4
-    assert [e.device for e in server.seen(events.UpdateTaken) if e.round == 1] == ["a"]
+    assert [e.device for e in server.seen(events.UpdateTaken) if e.round == 1 and not e.evaluation] == ["a"]
 
 
 def test_too_few_updates_stop_the_run_with_a_sentence(broker, tmp_path):
@@ -241,7 +241,7 @@ def test_a_run_that_stopped_for_lack_of_answers_goes_on_when_it_is_resumed(broke
     with agents(broker, tmp_path, "a"):
         server.run()
 
-    assert [e.device for e in server.seen(events.UpdateTaken) if e.round == 1] == ["a"]
+    assert [e.device for e in server.seen(events.UpdateTaken) if e.round == 1 and not e.evaluation] == ["a"]
 
 
 def test_too_few_devices_stop_the_run_with_a_sentence(broker, tmp_path):
@@ -317,7 +317,7 @@ def test_a_device_that_restarts_in_the_middle_of_training_continues_its_task(bro
     second.stop()
 
     # 24 samples, batches of 8, two epochs: six steps in all, none of them done twice.
-    [taken] = [e for e in server.seen(events.UpdateTaken) if e.round == 1]
+    [taken] = [e for e in server.seen(events.UpdateTaken) if e.round == 1 and not e.evaluation]
     assert taken.stats.steps == 6
     assert len(steps) == 6
 
@@ -337,7 +337,7 @@ def test_a_refusal_is_final_for_its_task(broker, tmp_path):
         in_background(play)
         server.run()
 
-    assert [e.device for e in server.seen(events.UpdateTaken) if e.round == 1] == ["a"]
+    assert [e.device for e in server.seen(events.UpdateTaken) if e.round == 1 and not e.evaluation] == ["a"]
 
 
 def test_an_update_that_is_not_inline_is_asked_for(broker, tmp_path):

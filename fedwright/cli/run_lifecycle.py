@@ -1,0 +1,27 @@
+"""What `server run`, `server resume` and `simulate` share: a run begins anew, or turns out complete."""
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedwright.server_runtime.run_folder import RunFolder
+    from fedwright.server_runtime.run_reader import PastRun
+
+
+def begin_anew(folder: "RunFolder") -> None:
+    """Give the run in a folder another one, and say which."""
+    from fedwright.server_runtime.run_folder import set_aside
+
+    aside = set_aside(folder)
+    if aside is not None:
+        print(f"the run that was in {folder.path} is in {aside} now", file=sys.stderr)
+
+
+def say_complete(past: "PastRun", again: str, anew: str) -> None:
+    """Say that nothing was left to do, and how to go on."""
+    rounds = past.config.run.rounds
+    other = f"start anew with `{anew}` (this run is kept) or another run.name" if anew else "start another run"
+    print(
+        f"{past.folder.path} is complete with {rounds} rounds; give it more with `{again} --rounds {2 * rounds}`, or "
+        f"{other}"
+    )

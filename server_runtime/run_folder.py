@@ -1,0 +1,146 @@
+"""A run's folder: whose it is, which run it holds, and what is said when its files cannot be used."""
+
+import errno
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedwright.protocol import codec
+from fedwright.protocol.errors import ConfigError, DeviceError, StorageError
+from fedwright.protocol.support.files import lock_folder
+from fedwright.server_runtime.config import RunConfig
+from fedwright.server_runtime.rounds.store.base import Kind, Reply, RoundStore, RunRecord
+
+# Of a disk, a user's share of it, or a file that may not grow.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# What a simulation writes into its folder after its first round.
+SIMULATED_FILE = "seconds.txt"
+SIMULATED_SUFFIX = ".simulated"
+NAMES: dict[Kind, str] = {"served": "a run over a broker", "simulated": "a simulation"}
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where a run keeps what it must not forget."""
+
+    path: Path
+
+    @property
+    def store(self) -> Path:
+        """Plans, replies and closed rounds."""
+        return self.path / "rounds.sqlite"
+
+    @property
+    def blobs(self) -> Path:
+        """Weights, updates, method states."""
+        return self.path / "blobs"
+
+    @property
+    def artifacts(self) -> Path:
+        """Training graphs by structure."""
+        return self.path / "artifacts"
+
+    @property
+    def model(self) -> Path:
+        """The exported global model."""
+        return self.path / "model.onnx"
+
+
+def folder_of(config: RunConfig) -> RunFolder:
+    """The folder a config names."""
+    return RunFolder(Path(config.run.folder) / config.run.name)
+
+
+def simulation_of(config: RunConfig) -> RunConfig:
+    """The config with a name, and so a folder, that a run over a broker does not have."""
+    return replace(config, run=replace(config.run, name=config.run.name + SIMULATED_SUFFIX))
+
+
+def kind_of(record: RunRecord, folder: RunFolder) -> Kind:
+    """What a folder holds; one of a release that did not record it shows it by its files."""
+    return record.kind or ("simulated" if (folder.path / SIMULATED_FILE).exists() else "served")
+
+
+def check_kind(record: RunRecord, folder: RunFolder, kind: Kind) -> None:
+    """Raise ConfigError when a folder holds the other kind of run."""
+    held = kind_of(record, folder)
+    if record.spec is not None and held != kind:
+        raise ConfigError(
+            f"{folder.path} holds {NAMES[held]} and cannot hold {NAMES[kind]} as well; give this one another run.name "
+            f"or run.folder, or set that one aside with --anew"
+        )
+
+
+@contextmanager
+def claim_folder(folder: RunFolder) -> Iterator[None]:
+    """Keep other servers away from a folder; ConfigError when one is at work there."""
+    lock = lock_folder(folder.path)
+    if lock is None:
+        raise ConfigError(
+            f"another server is at work on the run in {folder.path}; stop it, or give this run another name"
+        )
+    with lock:
+        yield
+
+
+def set_aside(folder: RunFolder) -> Path | None:
+    """Give the run in a folder another folder beside it, to begin anew; None when there is no run."""
+    if not folder.store.exists():
+        return None
+    taken = {path.name for path in folder.path.parent.iterdir()}
+    number = next(n for n in range(1, len(taken) + 2) if f"{folder.path.name}.{n}" not in taken)
+    target = folder.path.with_name(f"{folder.path.name}.{number}")
+    with claim_folder(folder):
+        folder.path.rename(target)
+    return target
+
+
+def record_run(store: RoundStore, folder: RunFolder, config: RunConfig, text: str, *, kind: Kind) -> RunRecord:
+    """The run in a store as this config has it now; a new one gets its identity."""
+    known = store.run()
+    if known is None:
+        record = RunRecord(config.run.name, text, None, codec.new_id(), kind, config.run.rounds)
+        store.save_run(record)
+        return record
+    check_kind(known, folder, kind)
+    record = replace(known, config=text, kind=kind, rounds=config.run.rounds)
+    if record != known:
+        store.update_run(record)
+    _give_up_measurements(store, config.run.rounds)
+    return record
+
+
+def _give_up_measurements(store: RoundStore, rounds: int) -> None:
+    """Nobody waits for a measurement that a run was stopped in before it was given more rounds."""
+    for planned, reply in store.pending():
+        if reply is None and planned.task.evaluation and planned.task.round != rounds:
+            store.save_reply(Reply(planned.task.task, "late", detail="the run was given more rounds"))
+
+
+@contextmanager
+def plain_storage_errors(folder: RunFolder) -> Iterator[None]:
+    """Turn what SQLite and a full disk raise into a sentence that says what to do."""
+    go_on = "the same command then goes on where it stopped"
+    try:
+        yield
+    except sqlite3.DatabaseError as err:
+        if isinstance(err, sqlite3.OperationalError):
+            raise StorageError(
+                f"{folder.store} cannot be used ({err}); free some space there and see that it may be written, {go_on}"
+            ) from err
+        raise StorageError(
+            f"{folder.store} is damaged ({err}); put a copy of it back, or start anew with --anew, which keeps the "
+            f"damaged folder under another name"
+        ) from err
+    except DeviceError as err:
+        if isinstance(err.__cause__, OSError) and err.__cause__.errno in FULL:
+            raise StorageError(f"{err}, {go_on}") from err
+        raise
+    except OSError as err:
+        if err.errno not in FULL:
+            raise
+        raise StorageError(
+            f"{err.filename or folder.path} cannot be written ({err.strerror}); free some space there, {go_on}"
+        ) from err
