@@ -74,7 +74,7 @@ def run_agent(config: AgentConfig) -> None:
                 config.backend, threads=config.threads, folder=folder, provider=config.provider, profiles=profiles
             ),
             guard=Guard(limits, lambda: board_state(threads)) if limits.given() else None,
-            veil=unveiled if told is None else Veil(config.noise_ratio, _secret(folder), told.class_counts or ()),
+            veil=unveiled if told is None else _veil(told, config, folder),
         ),
         trains=config.trains,
         told=told,
@@ -103,6 +103,11 @@ def _told(data: LocalData, config: AgentConfig, folder: Path) -> DataSummary:
     return with_noise(data.summary(), config.noise_ratio, np.random.default_rng(list(_secret(folder))))
 
 
+def _veil(told: DataSummary, config: AgentConfig, folder: Path) -> Veil:
+    """Noise on class means that fits what was told of the classes."""
+    return Veil(config.noise_ratio, _secret(folder), told.class_counts or (), tuple(told.class_names or ()))
+
+
 def _secret(folder: Path) -> bytes:
     """What this device's noise is drawn from; it never leaves."""
     secret = folder / "noise"
@@ -117,7 +122,7 @@ def _hiding(holdings: Holdings, device: str, folder: Path) -> Holdings:
     """Nothing of the data's content is told; counts go into sums that hide them, with one key in all lives."""
     told = holdings.told or holdings.data.summary()
     secret = kept_secret(folder / "sum-key", KEY_BYTES)
-    hidden = Hidden(device, counts_of(told), secret=secret, folder=folder)
+    hidden = Hidden(device, counts_of(told), secret=secret, folder=folder, class_names=told.class_names)
     return replace(holdings, told=without_counts(told), hidden=hidden)
 
 

@@ -32,6 +32,7 @@ class Planner:
     """Makes tasks; each distinct structure is built once and each distinct set of weights stored once.
 
     codec: how weights travel to devices that send back a change; it is added to what the server has in full.
+    class_names: all classes of the run, where they have names, so that devices number theirs alike.
     """
 
     run: str
@@ -40,6 +41,7 @@ class Planner:
     deadline_s: float
     chunk_bytes: int = LARGE_CHUNK_BYTES
     codec: deltas.Codec = "float32"
+    class_names: tuple[str, ...] = ()
     # Told of every artifact that is used, by its blob's name.
     on_artifact: Callable[[str, Structure], None] = lambda sha256, structure: None
     _artifacts: dict[Structure, tuple[BlobRef, Manifest]] = field(default_factory=dict)
@@ -91,6 +93,7 @@ class Planner:
             sides=self._store(emission.sides, refs) if emission.sides else None,
             frozen=self._store(emission.frozen, refs) if emission.frozen else None,
             public=self._store(emission.public, refs) if emission.public else None,
+            class_names=list(self.class_names),
         )
 
     def _weights(self, emission: Emission, refs: Refs, *, codec: deltas.Codec) -> BlobRef:

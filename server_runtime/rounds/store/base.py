@@ -11,11 +11,12 @@ from fedwright.server_runtime.spec import ModelSpec
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run from its birth: its id, the text of its config, and the model that it trains."""
+    """A run from its birth: its id, the text of its config, its model, and the names of its classes if it has any."""
 
     run: str
     config: str
     spec: ModelSpec
+    class_names: tuple[str, ...] = ()
 
 
 class Position(NamedTuple):
