@@ -20,7 +20,7 @@ from fedwright.server_runtime.artifacts.standalone import export_model
 from fedwright.server_runtime.blocks.robust import Combine
 from fedwright.server_runtime.config import ModelSection, RunConfig
 from fedwright.server_runtime.evaluate.records import DeviceRecord, device_records
-from fedwright.server_runtime.fleet.class_names import RunData, fleet_names, listed_names
+from fedwright.server_runtime.fleet.class_names import RunData, fleet_names
 from fedwright.server_runtime.fleet.revocation import Gate
 from fedwright.server_runtime.fleet.trust import Authority, read_edges
 from fedwright.server_runtime.methods import registry
@@ -137,7 +137,7 @@ def meet(config: RunConfig, text: str, meeting: Meeting) -> Outcome:
             reports = desk.gather(config.fleet.devices, timeout_s=config.fleet.join_timeout_s)
             record = RunRecord(config.run.name, text, *infer_spec(config.model, reports))
             store.save_run(record)
-        desk.run_data = RunData(record.class_names, bool(listed_names(config.model.classes)), input_dtype(record.spec))
+        desk.run_data = _run_data(config, record)
         desk.planner.class_names = record.class_names
         public = numbered_as(meeting.public, record.class_names)
         method = make_method(
@@ -276,9 +276,10 @@ def _may_speak(config: RunConfig) -> MaySpeak:
     return lambda edge, device: device in read_edges(trust).get(edge, [])
 
 
-def input_dtype(spec: ModelSpec) -> str:
-    """The type of the samples that a model takes."""
-    return str(model_inputs(zoo.create(spec, seed=0), spec)[0].dtype)
+def _run_data(config: RunConfig, record: RunRecord) -> RunData:
+    listed = isinstance(config.model.classes, tuple)
+    dtype = str(model_inputs(zoo.create(record.spec, seed=0), record.spec)[0].dtype)
+    return RunData(record.class_names, listed, dtype, record.spec.classes)
 
 
 def _export(folder: RunFolder, builder: Builder, method: Method, class_names: tuple[str, ...]) -> Path:

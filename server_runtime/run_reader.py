@@ -20,6 +20,7 @@ class PastRun:
     rounds_done: int
     metrics: list[dict[str, float]]
     devices: dict[str, DeviceRecord]
+    class_names: tuple[str, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -48,6 +49,7 @@ def open_run(path: Path) -> PastRun:
             rounds_done=closed[-1].position.round if closed else 0,
             metrics=[stage.metrics for stage in closed],
             devices=device_records(store, rounds=config.run.rounds),
+            class_names=record.class_names,
         )
     finally:
         store.close()

@@ -184,6 +184,8 @@ def _status(args: argparse.Namespace) -> int:
     print(
         f"{past.folder.path}: {past.config.method.name}, {past.rounds_done} of {past.config.run.rounds} rounds, {state}"
     )
+    if past.class_names:
+        print(f"  classes: {', '.join(past.class_names)}")
     for number, metrics in enumerate(past.metrics, 1):
         print(f"  round {number}: " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
     Console().print(device_table("", as_json(past)["devices"]))
@@ -251,6 +253,7 @@ def as_json(past: "PastRun") -> dict[str, Any]:
         "rounds": past.config.run.rounds,
         "rounds_done": past.rounds_done,
         "complete": past.complete,
+        "classes": list(past.class_names),
         "metrics": past.metrics,
         "devices": [record_row(record) for _, record in sorted(past.devices.items())],
         "model_path": str(past.folder.model) if past.folder.model.exists() else None,

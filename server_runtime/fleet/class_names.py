@@ -8,6 +8,7 @@ from msgspec import structs
 from fedwright.protocol.class_names import checked_names, places_in, shown
 from fedwright.protocol.errors import ConfigError, DataError
 from fedwright.protocol.messages import DataSummary, Report
+from fedwright.protocol.support.settings import check_range
 
 REMEDY = 'list them in the config, such as classes = ["cat", "dog"] under [model]'
 
@@ -17,12 +18,14 @@ class RunData:
     """How a run reads what devices report of their data.
 
     class_names: the run's classes in order, empty when they are numbers. listed: the config lists them, so that plain
-    numbers are places in the list. input_dtype: what the model takes, empty when that is not known.
+    numbers are places in the list. input_dtype: what the model takes, empty when that is not known. classes: of the
+    model; a device may know of fewer.
     """
 
     class_names: tuple[str, ...] = ()
     listed: bool = False
     input_dtype: str = ""
+    classes: int = 0
 
     def read(self, report: Report) -> Report:
         """The report with all that it says of classes in the run's order; as it is when `problem` finds one."""
@@ -33,6 +36,8 @@ class RunData:
             data = structs.replace(data, score_counts=None, descriptor=numbers, number_descriptor=None)
         if data.class_names and data.class_names != list(self.class_names) and self.problem(report) is None:
             data = _in_order(data, self.class_names)
+        if data.classes < self.classes and self.problem(report) is None:
+            data = _filled_up(data, self.classes)
         return report if data is report.data else structs.replace(report, data=data)
 
     def problem(self, report: Report) -> str | None:
@@ -57,11 +62,6 @@ def is_whole(dtype: str) -> bool:
     return dtype.startswith(("int", "uint"))
 
 
-def listed_names(classes: "int | tuple[str, ...] | None") -> tuple[str, ...]:
-    """The names that a config lists; none when it says a number or nothing."""
-    return classes if isinstance(classes, tuple) else ()
-
-
 def check_classes(classes: "int | tuple[str, ...] | None") -> None:
     """Raise ConfigError unless a config's classes are a number from 2 on, or as many names."""
     if classes is None:
@@ -70,8 +70,7 @@ def check_classes(classes: "int | tuple[str, ...] | None") -> None:
         count = classes if isinstance(classes, int) else len(checked_names(classes, where="classes"))
     except DataError as err:
         raise ConfigError(str(err)) from err
-    if not 2 <= count <= 1_000_000:
-        raise ConfigError(f"classes is {classes!r} but there must be 2 to 1000000 of them")
+    check_range("classes" if isinstance(classes, int) else "number of classes", count, low=2, high=1_000_000)
 
 
 def fleet_names(classes: "int | tuple[str, ...] | None", reports: Mapping[str, Report]) -> tuple[str, ...]:
@@ -132,4 +131,15 @@ def _in_order(data: DataSummary, names: Sequence[str]) -> DataSummary:
         class_counts=moved(data.class_counts),
         score_counts=moved(data.score_counts),
         class_names=list(names),
+    )
+
+
+def _filled_up(data: DataSummary, classes: int) -> DataSummary:
+    """Counts of all classes of the model; a device has nothing of those that it does not know of."""
+
+    def filled(counts: list[int] | None) -> list[int] | None:
+        return None if counts is None else counts + [0] * (classes - len(counts))
+
+    return structs.replace(
+        data, classes=classes, class_counts=filled(data.class_counts), score_counts=filled(data.score_counts)
     )
