@@ -236,3 +236,22 @@ def test_hidden_names_need_a_list(tmp_path, fleet):
     config, text = make(tmp_path / "a", fleet, method=method, simulate={"hide_counts": True})
     with pytest.raises(ConfigError, match="device pi-1 keeps the names of its classes to itself; list them"):
         simulate(config, text)
+
+
+def test_names_pass_through_edges(tmp_path, fleet):
+    """An edge puts updates of devices with other classes together, whose labels are in the run's numbering."""
+    config, text = make(tmp_path / "edged", fleet, run={"rounds": 15}, simulate={"edges": 2})
+    last = simulate(config, text).evaluations[-1]
+    assert names_of(tmp_path / "edged") == ("ant", "cat", "dog", "fox")
+    assert [device.accuracy for device in last.devices] == [1.0] * 3
+
+
+def test_a_resumed_run_keeps_its_list(tmp_path, fleet):
+    """The list is made once: a class that nobody brings back stays, and a new one stays out."""
+    config, text = make(tmp_path / "run", fleet)
+    simulate(config, text)
+    (fleet / "pi-3" / "ant").rename(fleet / "pi-3" / "bee")
+    more = replace(config, run=replace(config.run, rounds=3))
+    with pytest.raises(FedwrightError, match=r"the class 'bee' is none of the run's classes \(ant, cat, dog, fox\)"):
+        simulate(more, text)
+    assert names_of(tmp_path / "run") == ("ant", "cat", "dog", "fox")
