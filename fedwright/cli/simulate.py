@@ -16,8 +16,9 @@ EXAMPLE = """example:
   fedwright init fedavg > run.toml
   fedwright simulate run.toml --json result.json
 
-The section [simulate] of the config says which data set is dealt to how many devices. The same seed gives the same
-model as over a broker. Interrupted, the same command goes on where it stopped.
+The section [simulate] of the config says which data set is dealt to how many devices, or which data of your own:
+data = "npz:file.npz" (or csv:, npy:, images:, python:) is dealt out too, data = "devices:folder" has one file or folder
+per device. The same seed gives the same model as over a broker. Interrupted, the same command goes on where it stopped.
 """
 
 
