@@ -13,6 +13,7 @@ from typing import Literal
 
 from fedwright.device_runtime import facts
 from fedwright.device_runtime.config import AgentConfig
+from fedwright.protocol.class_names import shown
 from fedwright.protocol.errors import FedwrightError
 
 Level = Literal["ok", "warn", "fail"]
@@ -213,6 +214,8 @@ def _data(config: AgentConfig) -> Finding:
         return Finding("fail", f"data: {err}", "mend the data or give another source with --data")
     shape = "x".join(str(size) for size in found.input_shape)
     counts = f"{len(found.y)} samples of {shape}, {len(found.y_holdout)} held out, {found.classes} classes"
+    if found.class_names:
+        counts += f" ({shown(found.class_names)})"
     return Finding("ok", f"data {config.data}: {counts}")
 
 

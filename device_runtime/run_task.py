@@ -1,7 +1,7 @@
 """One task from its blobs to its result: check, train, evaluate, say what came out. Knows nothing of links."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -43,12 +43,13 @@ MakeTrainer = Callable[[Artifact, Tensors, Tensors], Trainer]
 CheckArtifact = Callable[[Artifact, Recipe], None]
 """Raises BadArtifact or OverBudget before a session is made."""
 
-MeanNoise = Callable[[Array, Array], tuple[Array, Array]]
-"""What leaves the device instead of class prototypes [classes, dim] and their counts [classes]."""
+MeanNoise = Callable[[Array, Array, Sequence[str]], tuple[Array, Array]]
+"""What leaves the device instead of class prototypes [classes, dim] and counts [classes]; takes the run's classes."""
 
 
-def unchanged_means(prototypes: Array, counts: Array) -> tuple[Array, Array]:
+def unchanged_means(prototypes: Array, counts: Array, run_names: Sequence[str]) -> tuple[Array, Array]:
     """The truth."""
+    del run_names
     return prototypes, counts
 
 
@@ -106,6 +107,7 @@ def run_task(
     if should_stop():
         raise Stopped
     wall_s, cpu_s, energy = time.monotonic(), time.process_time(), EnergyMeter()
+    data = data.numbered_as(task.class_names)
     received, masks = deltas.load(inputs.weights)
     received = tools.personal.over(received, task.returns.personal, run=task.run_key)
     trainer = _trainer(task, inputs, tools, received=received, masks=masks)
@@ -122,7 +124,7 @@ def run_task(
         tools.personal.keep(task, {name: learned[name] for name in task.returns.personal})
     result = _returned(task, trainer, received)
     if task.returns.prototypes:
-        prototypes, counts = tools.class_mean_noise(*class_prototypes(seen, data, batch=batch))
+        prototypes, counts = tools.class_mean_noise(*class_prototypes(seen, data, batch=batch), task.class_names)
         result |= {"prototypes": prototypes, "prototype_counts": counts.astype(np.float32)}
     if task.returns.logits and public is not None:
         result[PUBLIC_LOGITS] = logits_of(seen, public.x, batch=batch)

@@ -75,9 +75,7 @@ def run_agent(config: AgentConfig) -> None:
                 config.backend, threads=config.threads, folder=folder, provider=config.provider, profiles=profiles
             ),
             guard=Guard(limits, lambda: board_state(threads)) if limits.given() else None,
-            class_mean_noise=unchanged_means
-            if told is None
-            else ClassMeanNoise(config.noise_ratio, _secret(folder), told.class_counts or ()),
+            class_mean_noise=unchanged_means if told is None else _mean_noise(told, config, folder),
         ),
         trains=config.trains,
         told=told,
@@ -107,6 +105,11 @@ def _told(data: LocalData, config: AgentConfig, folder: Path) -> DataSummary:
     return with_noise(data.summary(), config.noise_ratio, np.random.default_rng(list(_secret(folder))))
 
 
+def _mean_noise(told: DataSummary, config: AgentConfig, folder: Path) -> ClassMeanNoise:
+    """Noise on class means that fits what was told of the classes."""
+    return ClassMeanNoise(config.noise_ratio, _secret(folder), told.class_counts or (), tuple(told.class_names or ()))
+
+
 def _secret(folder: Path) -> bytes:
     """What this device's noise is drawn from; it never leaves."""
     secret = folder / "noise"
@@ -121,7 +124,7 @@ def _hiding(holdings: Resources, device: str, folder: Path) -> Resources:
     """Nothing of the data's content is told; counts go into sums that hide them, with one key in all lives."""
     told = holdings.told or holdings.data.summary()
     secret = kept_secret(folder / "sum-key", KEY_BYTES)
-    hidden = HiddenCounts(device, counts_of(told), secret=secret, folder=folder)
+    hidden = HiddenCounts(device, counts_of(told), secret=secret, folder=folder, class_names=told.class_names)
     return replace(holdings, told=without_counts(told), hidden=hidden)
 
 

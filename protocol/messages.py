@@ -22,6 +22,8 @@ Count = Annotated[int, Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, Meta(ge=0)]
 Text = Annotated[str, Meta(max_length=2000)]
 Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
+# What a device, a config or a run calls its classes, in the order of their numbers.
+ClassNames = Annotated[list[Annotated[str, Meta(min_length=1, max_length=200)]], Meta(max_length=10_000)]
 
 
 Why = Literal["run_over", "identity_taken", "misfit"]
@@ -59,6 +61,9 @@ class DataSummary(Struct, frozen=True):
 
     score_counts: how often each token occurs, where that says more than class_counts. pixel_std: mean standard
     deviation of an image's pixels. descriptor: mean of frozen random features over the samples.
+    class_names: what the device calls its classes, which are in this order in all that is told here; empty when it
+    keeps that to itself, None when its labels are numbers. input_dtype: of the samples, empty when it is not told.
+    number_descriptor: of whole numbers, what `descriptor` would be if they were measured and not word numbers.
     """
 
     samples: Count
@@ -69,6 +74,9 @@ class DataSummary(Struct, frozen=True):
     score_counts: Annotated[list[Count], Meta(max_length=1_000_000)] | None = None
     pixel_std: Annotated[float, Meta(ge=0)] | None = None
     descriptor: Annotated[list[float], Meta(max_length=4096)] | None = None
+    class_names: ClassNames | None = None
+    input_dtype: Text = ""
+    number_descriptor: Annotated[list[float], Meta(max_length=4096)] | None = None
 
 
 class Report(Struct, tag="report", frozen=True):
@@ -168,6 +176,9 @@ class Task(Struct, tag="task", frozen=True):
     run_identity: Id | None = None
     # Only measures the model as it is after `round`.
     evaluation: bool = False
+
+    # All classes of the run in its order, where they have names; the device numbers its labels by them.
+    class_names: ClassNames = []
 
     @property
     def run_key(self) -> str:
@@ -285,7 +296,7 @@ class Ask(Struct, tag="ask", frozen=True):
     """Server → one boot of a device: help to add up counts that nobody may see (secure_sum).
 
     mask: send `length` counts under masks made with these keys. open: send the seeds that hide the sum over those
-    who are present. score: send how unlike the pooled counts your own are.
+    who are present. score: send how unlike the pooled counts your own are. class_names: the order of the counts.
     """
 
     sum: Id
@@ -296,6 +307,7 @@ class Ask(Struct, tag="ask", frozen=True):
     present: Annotated[list[Id], Meta(max_length=20_000)] = []
     pooled: Annotated[list[Count], Meta(max_length=500_000)] = []
     smoothing: Annotated[float, Meta(ge=0)] = 0.0
+    class_names: ClassNames = []
 
 
 class Answer(Struct, tag="answer", frozen=True):

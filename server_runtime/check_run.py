@@ -81,7 +81,7 @@ def assumed(config: RunConfig) -> ModelSpec:
     from fedwright.server_runtime import zoo
 
     section = config.model
-    shape, classes = section.input_shape, section.classes
+    shape, classes = section.input_shape, section.class_count
     entry = zoo.MODELS.get(section.model.partition("@")[0])
     if config.public.file is not None:
         found = read_public(config.public)

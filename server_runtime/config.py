@@ -12,6 +12,7 @@ from fedwright.protocol.topics import check_name
 from fedwright.server_runtime import model_names
 from fedwright.server_runtime.blocks.budget import Budget
 from fedwright.server_runtime.blocks.robust import Combine
+from fedwright.server_runtime.fleet.class_names import check_classes
 from fedwright.server_runtime.spec import Optimizer
 
 EMBEDDED = "embedded"
@@ -101,7 +102,9 @@ class ModelSection:
         default=None,
         metadata=_help("one sample's shape, such as [1, 28, 28]; taken from the devices' reports when absent"),
     )
-    classes: int | None = field(default=None, metadata=_help("taken from the devices' reports when absent"))
+    classes: int | tuple[str, ...] | None = field(
+        default=None, metadata=_help('how many, or names: ["cat", "dog"]; as the devices report when absent')
+    )
 
     def __post_init__(self) -> None:
         """Check values."""
@@ -109,13 +112,17 @@ class ModelSection:
             raise ConfigError("model is empty; choose a name from `fedwright models`")
         if self.model.startswith("python:") and self.model.count(":") != 2:
             raise ConfigError(f"model is {self.model!r} but must look like python:package:function")
-        if self.classes is not None:
-            check_range("classes", self.classes, low=2, high=1_000_000)
+        check_classes(self.classes)
         if self.input_shape is not None:
             if not 1 <= len(self.input_shape) <= 8:
                 raise ConfigError(f"input_shape has {len(self.input_shape)} dimensions but must have 1 to 8")
             for size in self.input_shape:
                 check_range("input_shape entry", size, low=1, high=1_000_000)
+
+    @property
+    def class_count(self) -> int | None:
+        """How many classes are asked for, by number or by name; None leaves it to the devices."""
+        return len(self.classes) if isinstance(self.classes, tuple) else self.classes
 
 
 @dataclass(frozen=True)
@@ -236,6 +243,7 @@ class SimulateSection:
     """The fleet that `fedwright simulate` runs in this machine; a server over a broker does not read it."""
 
     dataset: str = field(default="digits", metadata=_help("a name from `fedwright datasets`"))
+    data: str | None = field(default=None, metadata=_help("own data: npz:FILE, csv:FILE, images:DIR; devices:DIR"))
     partition: Literal["iid", "dirichlet", "balanced-dirichlet", "shards", "few-classes", "owner"] = field(
         default="dirichlet", metadata=_help("iid, dirichlet, balanced-dirichlet, shards, few-classes or owner")
     )

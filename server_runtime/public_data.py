@@ -1,13 +1,15 @@
 """Examples that the server itself may use, apart from what any device holds."""
 
 import zipfile
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedwright.protocol.class_names import checked_names, places_in
 from fedwright.protocol.errors import ConfigError, DataError
 from fedwright.server_runtime.config import PublicSection
 from fedwright.server_runtime.seeds import derive_seed
@@ -18,28 +20,61 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class PublicData:
-    """x [n, *input_shape] and labels y [n] in 0 … classes - 1, or None where nobody labelled them."""
+    """x [n, *input_shape] and labels y [n] in 0 … classes - 1, or None where nobody labelled them.
+
+    class_names: what the labels stand for, where that is told; else they are the run's own numbers.
+    """
 
     x: Array
     y: NDArray[np.int64] | None
+    class_names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.x)
 
 
-def load_public(section: PublicSection, spec: ModelSpec, *, seed: int) -> PublicData | None:
-    """The examples of the file that a config names, as many as it asks for; None without one."""
+def load_public(
+    section: PublicSection, spec: ModelSpec, *, seed: int, class_names: Sequence[str] = ()
+) -> PublicData | None:
+    """The examples of the file that a config names, as many as it asks for, in the run's classes; None without one."""
     if section.file is None:
         return None
-    found = read_public(section)
-    x, y = found.x, found.y
+    whole = read_public(section)
+    x, y = whole.x, whole.y
     if 0 < section.rows < len(x):
         rng = np.random.default_rng(derive_seed(seed, "public"))
         rows = np.sort(rng.choice(len(x), section.rows, replace=False))
         x, y = x[rows], None if y is None else y[rows]
-    found = PublicData(x, y)
+    found = PublicData(x, y, () if section.foreign else whole.class_names)
+    found = numbered_as(found, class_names)
     check_public(found, spec, foreign=section.foreign)
     return found
+
+
+@overload
+def numbered_as(data: PublicData, names: Sequence[str]) -> PublicData: ...
+@overload
+def numbered_as(data: PublicData | None, names: Sequence[str]) -> PublicData | None: ...
+def numbered_as(data: PublicData | None, names: Sequence[str]) -> PublicData | None:
+    """The same examples with labels that are places in `names`, the run's classes."""
+    if data is None or data.y is None or not data.class_names or data.class_names == tuple(names):
+        return data
+    if not names:
+        raise DataError("public data names its classes but those of the run are numbers; leave out the array 'classes'")
+    try:
+        places = np.array(places_in(names, data.class_names), np.int64)
+    except DataError as err:
+        raise DataError(f"public data does not suit the run: {err}; leave such samples out") from err
+    return PublicData(data.x, places[data.y], tuple(names))
+
+
+def as_dtype(data: PublicData | None, dtype: str) -> PublicData | None:
+    """The same examples in the type that the model takes."""
+    if data is None or str(data.x.dtype) == dtype:
+        return data
+    if dtype.startswith("int") and data.x.dtype.kind == "f":
+        raise DataError("public data has fractions but the model takes whole numbers; save them as integers")
+    return replace(data, x=data.x.astype(dtype))
 
 
 def read_public(section: PublicSection) -> PublicData:
@@ -48,13 +83,19 @@ def read_public(section: PublicSection) -> PublicData:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             x, y = arrays["x"], arrays["y"] if labelled else None
+            named = arrays["classes"] if "classes" in arrays else np.empty(0)
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as err:
         raise DataError(f"public.file {path} cannot be read ({err}); it must be an .npz with arrays x and y") from err
     if x.ndim < 2 or x.dtype.kind not in "fiu" or not np.isfinite(x).all():
         raise DataError(f"public.file {path}: x must hold finite numbers [samples, ...]")
     if y is not None and (y.shape != x.shape[:1] or y.dtype.kind not in "iu" or (len(y) and y.min() < 0)):
         raise DataError(f"public.file {path}: y must hold one class number from 0 on for each of {len(x)} samples")
-    return PublicData(_numbers(x), None if y is None else y.astype(np.int64))
+    names: tuple[str, ...] = ()
+    if named.ndim == 1 and named.dtype.kind == "U":
+        names = checked_names(map(str, named.tolist()), where=f"public.file {path}")
+        if y is not None and len(y) and int(y.max()) >= len(names):
+            raise DataError(f"public.file {path}: label {int(y.max())} has no name among its {len(names)} classes")
+    return PublicData(_numbers(x), None if y is None else y.astype(np.int64), names)
 
 
 def _numbers(x: Array) -> Array:

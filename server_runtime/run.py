@@ -15,16 +15,18 @@ from fedwright.protocol.link.base import Link
 from fedwright.protocol.messages import Report, Returns
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
+from fedwright.server_runtime.artifacts.export import model_inputs
 from fedwright.server_runtime.artifacts.standalone import export_model
 from fedwright.server_runtime.blocks.robust import Combine
 from fedwright.server_runtime.config import ModelSection, RunConfig
 from fedwright.server_runtime.evaluate.device_records import device_records
 from fedwright.server_runtime.evaluate.records import DeviceRecord
+from fedwright.server_runtime.fleet.class_names import RunData, fleet_names
 from fedwright.server_runtime.fleet.revocation import Gate
 from fedwright.server_runtime.fleet.trust import Authority, read_edges
 from fedwright.server_runtime.methods import registry
 from fedwright.server_runtime.methods.base import Forecasts, Method, MethodState, Setting
-from fedwright.server_runtime.public_data import PublicData, load_public
+from fedwright.server_runtime.public_data import PublicData, as_dtype, load_public, numbered_as
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.asynchronous import AsynchronousCoordinator
 from fedwright.server_runtime.rounds.coordinator import Coordinator, RoundOptions
@@ -108,14 +110,20 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
         spec = record.spec
         if spec is None:
             reports = tracker.gather(config.fleet.devices, timeout_s=config.fleet.join_timeout_s)
-            spec = infer_spec(config.model, reports)
-            store.update_run(replace(record, spec=spec))
-        method = make_method(config, spec, builder, public=fleet.public, forecasts=tracker.speeds)
+            spec, class_names = infer_spec(config.model, reports)
+            record = replace(record, spec=spec, class_names=class_names)
+            store.update_run(record)
+        tracker.run_data = _run_data(config, spec, record.class_names)
+        tracker.planner.class_names = record.class_names
+        public = numbered_as(fleet.public, record.class_names)
+        method = make_method(
+            config, spec, builder, public=public, forecasts=tracker.speeds, class_names=record.class_names
+        )
         fleet.started(method, tracker.planner)
         coordinate(tracker, _options(config)).run(method, spec)
         if fleet.dismiss:
             tracker.dismiss_all(f"run {config.run.name} is complete")
-        model = _export(folder, builder, method) if config.export.global_model else None
+        model = _export(folder, builder, method, record.class_names) if config.export.global_model else None
         metrics = [closed.metrics for closed in store.closed() if closed.metrics]
         records = device_records(store, rounds=config.run.rounds, manifest=tracker.planner.manifest)
         return RunOutcome(records, metrics, model)
@@ -126,16 +134,17 @@ def coordinate(tracker: TaskTracker, options: RoundOptions) -> Coordinator | Asy
     return Coordinator(tracker, options) if options.buffer is None else AsynchronousCoordinator(tracker, options)
 
 
-def infer_spec(section: ModelSection, reports: Mapping[str, Report]) -> ModelSpec:
-    """The model's input and classes: as configured, else as most devices report them."""
+def infer_spec(section: ModelSection, reports: Mapping[str, Report]) -> tuple[ModelSpec, tuple[str, ...]]:
+    """The model's input and classes, and their names if they have any: as configured, else as most devices report."""
     shapes = [tuple(report.data.input_shape) for _, report in sorted(reports.items())]
     shape = section.input_shape or max(shapes, key=shapes.count)
-    classes = section.classes or max(
-        (r.data.classes for r in reports.values() if tuple(r.data.input_shape) == shape), default=0
-    )
+    fitting = {device: report for device, report in reports.items() if tuple(report.data.input_shape) == shape}
+    names = fleet_names(section.classes, fitting)
+    given = section.classes if isinstance(section.classes, int) else len(names)
+    classes = given or max((report.data.classes for report in fitting.values()), default=0)
     if classes < 2:
         raise ConfigError("the devices report fewer than two classes; give them labelled data or set model.classes")
-    return zoo.named(section.model, ModelSpec(section.model, shape, classes))
+    return zoo.named(section.model, ModelSpec(section.model, shape, classes)), names
 
 
 def make_method(
@@ -145,11 +154,12 @@ def make_method(
     *,
     public: PublicData | None = None,
     forecasts: Forecasts | None = None,
+    class_names: tuple[str, ...] = (),
 ) -> Method:
     """The configured method at its birth; the same config gives the same method on every machine.
 
     builder: lets the method ask what a structure needs of a device. public: instead of the config's own file.
-    forecasts: how long that takes there.
+    forecasts: how long that takes there. class_names: of the run, for a file of public examples that names its own.
     """
     _check_foreign(config)
     module = zoo.create(spec, seed=derive_seed(config.run.seed, "initial weights"))
@@ -167,7 +177,10 @@ def make_method(
         combine=Combine(config.update.combine, config.update.trim_ratio),
         manifest=None if builder is None else lambda structure: builder.build(structure).manifest,
         device=_torch_device(config.server.device),
-        public=public or load_public(config.public, spec, seed=config.run.seed),
+        public=as_dtype(
+            public or load_public(config.public, spec, seed=config.run.seed, class_names=class_names),
+            str(model_inputs(module, spec)[0].dtype),
+        ),
         budget=config.budget.limits(),
         forecasts=forecasts,
     )
@@ -192,13 +205,14 @@ def export_device(config: RunConfig, device: str, target: Path) -> None:
         if record is None or record.spec is None or not closed:
             raise ConfigError(f"run {config.run.name} in {folder.path} has no finished round to export yet")
         _check_known(device, device_records(store, rounds=config.run.rounds), folder)
-        method = make_method(config, record.spec)
+        method = make_method(config, record.spec, class_names=record.class_names)
         method.restore(MethodState.read(BlobStore(folder.blobs).path(closed[-1].state)))
     spec, weights = method.model_of(device)
     kept = ", ".join(method.personal_layers(device))
     if kept:
         log.warning("%s never left %s; the exported model has the server's own in place of them", kept, device)
-    target.write_bytes(export_model(Builder(folder.artifacts).build(Structure(spec)), weights))
+    artifact = Builder(folder.artifacts).build(Structure(spec))
+    target.write_bytes(export_model(artifact, weights, class_names=record.class_names))
 
 
 def _check_known(device: str, known: Mapping[str, DeviceRecord], folder: RunFolder) -> None:
@@ -245,9 +259,15 @@ def _may_speak(config: RunConfig) -> MaySpeak:
     return lambda edge, device: device in read_edges(trust).get(edge, [])
 
 
-def _export(folder: RunFolder, builder: Builder, method: Method) -> Path:
+def _run_data(config: RunConfig, spec: ModelSpec, class_names: tuple[str, ...]) -> RunData:
+    listed = isinstance(config.model.classes, tuple)
+    dtype = str(model_inputs(zoo.create(spec, seed=0), spec)[0].dtype)
+    return RunData(class_names, listed, dtype, spec.classes)
+
+
+def _export(folder: RunFolder, builder: Builder, method: Method, class_names: tuple[str, ...]) -> Path:
     spec, weights = method.model_of("")
-    folder.model.write_bytes(export_model(builder.build(Structure(spec)), weights))
+    folder.model.write_bytes(export_model(builder.build(Structure(spec)), weights, class_names=class_names))
     return folder.model
 
 

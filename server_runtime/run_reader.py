@@ -39,6 +39,7 @@ class PastRun:
     measured: bool
     metrics: list[dict[str, float]]
     devices: dict[str, DeviceRecord]
+    class_names: tuple[str, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -67,6 +68,7 @@ def open_run(path: Path) -> PastRun:
             measured=_is_measured(store, config.run.rounds),
             metrics=[stage.metrics for stage in closed],
             devices=device_records(store, rounds=config.run.rounds),
+            class_names=record.class_names,
         )
 
 

@@ -104,7 +104,7 @@ def _suited(config: RunConfig, dealt: Dealt) -> ModelSpec:
             f"model.input_shape is {list(shape)} but {config.simulate.dataset} has samples of shape"
             f" {list(dealt.input_shape)}; leave it out or choose another simulate.dataset"
         )
-    classes = config.model.classes
+    classes = config.model.class_count
     if classes is not None and classes < dealt.classes:
         raise ConfigError(
             f"model.classes is {classes} but {config.simulate.dataset} has {dealt.classes}; leave it out or raise it"

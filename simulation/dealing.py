@@ -1,18 +1,19 @@
 """A data set dealt out to the devices of a simulation."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedwright.device_runtime.data.local import LocalData
+from fedwright.protocol.class_names import places_in
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime.config import PublicSection, SimulateSection
 from fedwright.server_runtime.public_data import PublicData
 from fedwright.server_runtime.seeds import derive_seed
-from fedwright.simulation import datasets
+from fedwright.simulation import datasets, own_data
 from fedwright.simulation import partition as ways
 from fedwright.simulation.datasets import DataSet, Limit
 from fedwright.simulation.partition import Share, Split
@@ -23,12 +24,16 @@ SPLIT = Split(val=0.0, test=0.2)
 
 @dataclass(frozen=True)
 class Dealt:
-    """All examples once, and the rows of each device: to train on, to choose by, to test on."""
+    """All examples once, and the rows of each device: to train on, to choose by, to test on.
+
+    class_names: of each device that names its classes, in the order in which its labels number them.
+    """
 
     x: Array
     y: Array
     classes: int
     shares: Mapping[str, Share]
+    class_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -36,22 +41,31 @@ class Dealt:
         return tuple(self.x.shape[1:])
 
 
-def local_data(dealt: Dealt, share: Share) -> LocalData:
+def local_data(dealt: Dealt, device: str) -> LocalData:
     """One device's rows, as its agent would hold them."""
-    y = dealt.y[share.train]
+    share, names = dealt.shares[device], dealt.class_names.get(device, ())
+    return rows_of(dealt.x, dealt.y, share, classes=len(names) or dealt.classes, class_names=names)
+
+
+def rows_of(x: Array, y: Array, share: Share, *, classes: int, class_names: tuple[str, ...]) -> LocalData:
+    """A share of a data set as the data of one device."""
+    own = y[share.train]
     return LocalData(
-        x=dealt.x[share.train],
-        y=y,
-        x_holdout=dealt.x[share.test],
-        y_holdout=dealt.y[share.test],
-        classes=dealt.classes,
-        class_counts=tuple(np.bincount(y, minlength=dealt.classes).tolist()),
-        input_shape=dealt.input_shape,
+        x=x[share.train],
+        y=own,
+        x_holdout=x[share.test],
+        y_holdout=y[share.test],
+        classes=classes,
+        class_counts=tuple(np.bincount(own, minlength=classes).tolist()),
+        input_shape=tuple(x.shape[1:]),
+        class_names=class_names,
     )
 
 
 def deal(section: SimulateSection, *, seed: int, split: Split = SPLIT) -> Dealt:
     """Load the data set and deal it as the section says; the same seed deals the same rows."""
+    if section.data is not None:
+        return _deal_own(section, section.data, seed=seed, split=split)
     tests = None if section.rows is None else max(1, section.rows // 5)
     data = datasets.load(section.dataset, limit=Limit(train=section.rows, test=tests))
     if data.kind == "graph":
@@ -61,6 +75,27 @@ def deal(section: SimulateSection, *, seed: int, split: Split = SPLIT) -> Dealt:
     x, y = np.concatenate([data.x_train, data.x_test]), np.concatenate([data.y_train, data.y_test]).astype(np.int64)
     rng = np.random.default_rng(derive_seed(seed, "partition"))
     return Dealt(x, y, len(data.classes), _shares(section, y, rng, split))
+
+
+def _deal_own(section: SimulateSection, source: str, *, seed: int, split: Split) -> Dealt:
+    """The user's own data: one file per device as it is, or one source dealt out."""
+    if section.dataset != SimulateSection.dataset:
+        raise ConfigError(f"simulate.data {source!r} and simulate.dataset {section.dataset!r} are both given; keep one")
+    rng = np.random.default_rng(derive_seed(seed, "partition"))
+    if own_data.is_one_per_device(source):
+        devices = own_data.load_devices(source)
+        rows, shares = own_data.joined(devices)
+        names = {device: data.class_names for device, data in devices.items() if data.class_names}
+        return Dealt(rows.x, rows.y, rows.classes, shares, names)
+    if section.partition == "owner":
+        raise ConfigError(
+            f"simulate.data {source!r} does not say who made each example; choose another partition, or give one file "
+            f"per device with {own_data.DEVICES}FOLDER"
+        )
+    rows = own_data.load_rows(source, most=section.rows, rng=rng)
+    shares = _shares(section, rows.y, rng, split)
+    names = dict.fromkeys(shares, rows.class_names) if rows.class_names else {}
+    return Dealt(rows.x, rows.y, rows.classes, shares, names)
 
 
 def thin(dealt: Dealt, share: float, *, seed: int) -> Dealt:
@@ -85,7 +120,22 @@ def reserve(dealt: Dealt, section: PublicSection, *, seed: int) -> tuple[Dealt, 
         device: replace(own, train=own.train[~np.isin(own.train, taken, assume_unique=True)])
         for device, own in dealt.shares.items()
     }
-    return replace(dealt, shares=shares), PublicData(dealt.x[taken], dealt.y[taken] if section.labelled else None)
+    y, names = _labels_of(dealt, taken)
+    return replace(dealt, shares=shares), PublicData(dealt.x[taken], y if section.labelled else None, names)
+
+
+def _labels_of(dealt: Dealt, rows: Array) -> tuple[Array, tuple[str, ...]]:
+    """The labels of rows of several devices, in one numbering, and the names of that."""
+    if not dealt.class_names:
+        return dealt.y[rows], ()
+    names = tuple(sorted({name for own in dealt.class_names.values() for name in own}))
+    if dealt.class_names.keys() != dealt.shares.keys():
+        raise ConfigError("public.rows takes examples of all devices, but only some name their classes; name all")
+    y = dealt.y.copy()
+    for device, own in dealt.class_names.items():
+        held = dealt.shares[device].rows
+        y[held] = np.array(places_in(names, own), np.int64)[dealt.y[held]]
+    return y[rows], names
 
 
 def _shares(section: SimulateSection, y: Array, rng: np.random.Generator, split: Split) -> dict[str, Share]:

@@ -109,7 +109,7 @@ def simulate(
         devices = folder.path / "devices"
         hidden = hide_counts(reports, devices) if config.simulate.hide_counts else {}
         paths = (Path(data), folder.blobs.absolute(), devices.absolute())
-        place = WorkerSetup(*paths, dealt.classes, dealt.shares, free, config.simulate.backend)
+        place = WorkerSetup(*paths, dealt.classes, dealt.shares, free, config.simulate.backend, dealt.class_names)
         processes = config.simulate.processes
         folder.blobs.mkdir(parents=True, exist_ok=True)
         with WorkerPool(dealt, place, processes=os.cpu_count() or 1 if processes is None else processes) as pool:
@@ -160,7 +160,7 @@ def make_reports(config: RunConfig, dealt: Dealt) -> dict[str, Report]:
             agent=__version__,
             board=structs.replace(board, profile=names[number]) if names else board,
             free_bytes=load_profile(names[number]).memory_bytes if names else free_bytes,
-            data=local_data(dealt, share).summary(),
+            data=local_data(dealt, device).summary(),
             trains=number < len(dealt.shares) - config.simulate.bystanders,
         )
     return reports
@@ -172,7 +172,8 @@ def hide_counts(reports: dict[str, Report], folder: Path) -> dict[str, HiddenCou
     for device, report in reports.items():
         own = folder / device
         secret = kept_secret(own / "sum-key", KEY_BYTES)
-        hidden[device] = HiddenCounts(device, counts_of(report.data), secret=secret, folder=own)
+        names = report.data.class_names
+        hidden[device] = HiddenCounts(device, counts_of(report.data), secret=secret, folder=own, class_names=names)
         key = hidden[device].public
         reports[device] = structs.replace(report, data=without_counts(report.data), sum_key=key)
     return hidden
@@ -255,7 +256,8 @@ def measure_fleet(
             kept[id(weights)] = (weights, pool.models.put_bytes(tensors.save(weights)))
         artifact = pool.models.put_bytes(artifacts.pack(planner.builder.build(Structure(spec))))
         personal = method.personal_layers(device)
-        jobs.append(EvaluationJob(device, artifact, kept[id(weights)][1], run=planner.run_key, personal=personal))
+        job = EvaluationJob(device, artifact, kept[id(weights)][1], run=planner.run_key, personal=personal)
+        jobs.append(replace(job, class_names=planner.class_names))
     results = [_evaluated(number, part, pool.measure([replace(job, part=part) for job in jobs])) for part in parts]
     for _, sha256 in kept.values():
         pool.models.remove(sha256)

@@ -3,7 +3,7 @@
 import signal
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -25,6 +25,7 @@ from fedwright.protocol.artifact import Artifact
 from fedwright.protocol.blobs import BlobStore, make_ref
 from fedwright.protocol.errors import BadArtifact, BadBlob, FedwrightError, OverBudget
 from fedwright.protocol.messages import Recipe, Refusal, Task, Update
+from fedwright.simulation.dealing import rows_of
 from fedwright.simulation.partition import Share
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class WorkerSetup:
     shares: Mapping[str, Share]
     free_bytes: Mapping[str, int]
     backend: Literal["portable", "torch"] = "portable"
+    class_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def structures(self) -> Path:
@@ -65,7 +67,7 @@ class WorkerSetup:
 class EvaluationJob:
     """Measure weights under an artifact's evaluation graph on one part of a device's data.
 
-    personal: layers that the device has of its own, in this run.
+    personal: layers that the device has of its own, in this run. class_names: all classes of the run, if named.
     """
 
     device: str
@@ -74,6 +76,7 @@ class EvaluationJob:
     part: Part = "test"
     run: str = ""
     personal: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
 
 
 class Worker:
@@ -116,21 +119,13 @@ class Worker:
         if job.part == "val":
             rows = self._place.shares[job.device].val
             data = replace(data, x_holdout=self._x[rows], y_holdout=self._y[rows])
+        data = data.numbered_as(job.class_names)
         return evaluate(trainer, data, batch=EVALUATION_BATCH)
 
     def data(self, device: str) -> LocalData:
         """The device's rows of the data set."""
-        share = self._place.shares[device]
-        y = self._y[share.train]
-        return LocalData(
-            x=self._x[share.train],
-            y=y,
-            x_holdout=self._x[share.test],
-            y_holdout=self._y[share.test],
-            classes=self._place.classes,
-            class_counts=tuple(np.bincount(y, minlength=self._place.classes).tolist()),
-            input_shape=tuple(self._x.shape[1:]),
-        )
+        share, names = self._place.shares[device], self._place.class_names.get(device, ())
+        return rows_of(self._x, self._y, share, classes=len(names) or self._place.classes, class_names=names)
 
     def _run_task(self, device: str, task: Task) -> Result:
         refs = (task.sides, task.frozen, task.public)

@@ -1,8 +1,8 @@
 """A folder per class with images of one size, read into [samples, channels, height, width] bytes.
 
-Labels: folder names that are whole numbers are the labels themselves; otherwise the place of the name in
-`classes.txt` (one name per line), or without that file in alphabetical order. Devices that lack a class need
-one of the first two, so that all devices number the classes alike.
+Labels: folder names that are all whole numbers are the labels themselves; otherwise the classes have these names,
+in the order of `classes.txt` (one name per line), or without that file of the alphabet. Names are told to the
+server, so that all devices number the classes alike whichever of them they have.
 """
 
 from pathlib import Path
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fedwright.device_runtime.data import pixels
 from fedwright.device_runtime.data.local import Raw
 from fedwright.device_runtime.data.tables import existing
+from fedwright.protocol.class_names import checked_names
 from fedwright.protocol.errors import DataError
 
 _OTHER_SUFFIXES = {".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
@@ -23,7 +24,7 @@ def read_folder(place: str, options: dict[str, str]) -> Raw:
     root = existing(place)
     if not root.is_dir():
         raise DataError(f"{place}: is not a folder; images: takes a folder with one folder per class")
-    labels, classes = _label_of_folders(root)
+    labels, classes, names = _label_of_folders(root)
     files = [(path, labels[name]) for name in sorted(labels) for path in _images(root / name)]
     if not files:
         raise DataError(f"{place}: holds no images; put them into one folder per class")
@@ -36,7 +37,7 @@ def read_folder(place: str, options: dict[str, str]) -> Raw:
                 f"bring all images to one size and mode"
             )
         x[row] = image
-    return Raw(x, np.array([label for _, label in files], np.int64), classes=classes)
+    return Raw(x, np.array([label for _, label in files], np.int64), classes=classes, class_names=names)
 
 
 def read_image(path: Path) -> NDArray[np.uint8]:
@@ -53,19 +54,21 @@ def read_image(path: Path) -> NDArray[np.uint8]:
     return pixels.to_channels(_read_with_pillow(path))
 
 
-def _label_of_folders(root: Path) -> tuple[dict[str, int], int]:
+def _label_of_folders(root: Path) -> tuple[dict[str, int], int, tuple[str, ...]]:
+    """The label of each folder, how many classes there are, and their names unless they are numbers."""
     names = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not names:
         raise DataError(f"{root}: holds no class folders; make one folder per class")
     if all(name.isdecimal() for name in names):
-        return {name: int(name) for name in names}, max(int(name) for name in names) + 1
+        return {name: int(name) for name in names}, max(int(name) for name in names) + 1, ()
     listing = root / "classes.txt"
     known = listing.read_text(encoding="utf-8").split("\n") if listing.exists() else names
-    known = [name.strip() for name in known if name.strip()]
-    missing = [name for name in names if name not in known]
+    listed = checked_names([name for name in known if name.strip()], where=str(root))
+    spelled = dict(zip(names, checked_names(names, where=str(root)), strict=True))
+    missing = [name for name in names if spelled[name] not in listed]
     if missing:
         raise DataError(f"{listing}: does not list the class folder {missing[0]!r}; add a line with its name")
-    return {name: known.index(name) for name in names}, len(known)
+    return {name: listed.index(spelled[name]) for name in names}, len(listed), listed
 
 
 def _images(folder: Path) -> list[Path]:

@@ -1,14 +1,16 @@
 """The data set of one device in memory, split into what it trains on and what it only measures with."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedwright.device_runtime.describe.descriptor import describe
-from fedwright.device_runtime.describe.word_counts import word_counts
+from fedwright.device_runtime.describe.word_counts import UNKNOWN, word_counts
+from fedwright.protocol.class_names import places_in
+from fedwright.protocol.errors import DataError
 from fedwright.protocol.messages import DataSummary
 
 Array = NDArray[np.generic]
@@ -20,7 +22,9 @@ SCORED = 1000
 class LocalData:
     """x [samples, *input_shape] with labels y in 0 … classes-1, and a held-out part never trained on.
 
+    x is float32, or whole numbers of any type, which become what a graph takes when a batch is made.
     extra: what else a batch has, one row per sample, by the name of the graph's input.
+    class_names: what the classes are called, in the order of their numbers; empty when they are numbers only.
     """
 
     x: Array
@@ -31,24 +35,62 @@ class LocalData:
     class_counts: tuple[int, ...]
     input_shape: tuple[int, ...]
     extra: Mapping[str, Array] = field(default_factory=dict)
+    class_names: tuple[str, ...] = ()
 
     def summary(self, *, counts: bool = True) -> DataSummary:
         """What a report says about this data set."""
+        whole = self.x.dtype.kind in "iu"
         return DataSummary(
             samples=len(self.y),
             holdout=len(self.y_holdout),
             input_shape=list(self.input_shape),
             classes=self.classes,
             class_counts=list(self.class_counts) if counts else None,
-            score_counts=word_counts(self.class_counts) if counts and self.x.dtype.kind == "i" else None,
+            score_counts=word_counts(self.class_counts) if counts and self._has_words_as_labels else None,
             pixel_std=self._pixel_std() if counts and len(self.input_shape) == 3 else None,
             descriptor=self.descriptor if counts else None,
+            class_names=list(self.class_names) if self.class_names else None,
+            input_dtype=str(self.x.dtype),
+            number_descriptor=self.number_descriptor if counts and whole else None,
+        )
+
+    def numbered_as(self, names: Sequence[str]) -> "LocalData":
+        """The same data with its classes numbered by their places in `names`, the run's; plain numbers are places."""
+        if not self.class_names or self.class_names == tuple(names):
+            return self
+        if not names:
+            raise DataError(
+                "this device's classes have names but the server did not say which classes the run has; "
+                "update the server, or number the classes from 0"
+            )
+        place = np.array(places_in(names, self.class_names), np.int64)
+        counts = np.zeros(len(names), np.int64)
+        counts[place] = self.class_counts
+        return replace(
+            self,
+            y=place[self.y],
+            y_holdout=place[self.y_holdout],
+            classes=len(names),
+            class_counts=tuple(counts.tolist()),
+            class_names=tuple(names),
         )
 
     @cached_property
     def descriptor(self) -> list[float]:
         """The mean of frozen random features, made once."""
         return describe(self.x)
+
+    @cached_property
+    def number_descriptor(self) -> list[float]:
+        """The same of whole numbers that are measured and no word numbers."""
+        return describe(self.x, words=False)
+
+    @cached_property
+    def _has_words_as_labels(self) -> bool:
+        """Whether samples are word numbers and labels are words of the same vocabulary."""
+        if self.x.dtype.kind not in "iu" or self.class_names or not self.x.size:
+            return False
+        return self.classes > UNKNOWN + 1 and int(np.max(self.x)) < self.classes
 
     def _pixel_std(self) -> float:
         """Mean standard deviation of an image's pixels, from the first images: a score needs no more."""
@@ -65,3 +107,4 @@ class Raw:
     x_holdout: Array | None = None
     y_holdout: Array | None = None
     classes: int | None = None
+    class_names: tuple[str, ...] = ()

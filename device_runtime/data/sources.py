@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedwright.device_runtime.data import tables
+from fedwright.device_runtime.data.labels import count_classes, numbered
 from fedwright.device_runtime.data.local import Array, Labels, LocalData, Raw
 from fedwright.protocol.errors import DataError
 
@@ -22,8 +23,6 @@ Rows = NDArray[np.int64] | slice
 Reader = Callable[[str, Options], Raw]
 
 _CHECK_ROWS = 1024
-# What a report can carry; a larger label is a mistake, not a class.
-MAX_CLASSES = 1_000_000
 
 
 def load(source: str, *, holdout_ratio: float, seed: int) -> LocalData:
@@ -35,6 +34,8 @@ def load(source: str, *, holdout_ratio: float, seed: int) -> LocalData:
     raw = READERS[scheme](place, options)
     if options:
         raise DataError(f"data source {source!r} has an unknown option {sorted(options)[0]!r}")
+    if classes is not None and raw.class_names:
+        raise DataError(f"data source {source!r} has names for its classes; leave ?classes={classes} out")
     if classes is not None:
         raw = replace(raw, classes=classes)
     return assemble(raw, where=source, holdout_ratio=holdout_ratio, seed=seed)
@@ -77,18 +78,20 @@ def _guess(source: str) -> str:
 
 def assemble(raw: Raw, *, where: str, holdout_ratio: float, seed: int) -> LocalData:
     """Checked arrays, split into a training and a held-out part."""
-    x, y = _inputs(raw.x, where=where), _labels(raw.y, where=where)
-    if raw.x_holdout is None or raw.y_holdout is None:
-        _check_pair(x, y, where=where)
+    x = _inputs(raw.x, where=where)
+    (y, *given), names = numbered(raw, where=where)
+    _check_pair(x, y, where=where)
+    if raw.x_holdout is None or not given:
         keep, out = _split(len(y), holdout_ratio, seed, where=where)
         (x, x_out), (y, y_out) = (x[keep], x[out]), (y[keep], y[out])
     else:
-        x_out, y_out = _inputs(raw.x_holdout, where=where), _labels(raw.y_holdout, where=where)
-        _check_pair(x, y, where=where)
+        x_out, y_out = _inputs(raw.x_holdout, where=where), given[0]
         _check_pair(x_out, y_out, where=where + " (holdout)")
     if x_out.shape[1:] != x.shape[1:]:
         raise DataError(f"{where}: x has samples of shape {list(x.shape[1:])} but x_holdout {list(x_out.shape[1:])}")
-    classes = _classes(raw.classes, [y, y_out], where=where)
+    if "f" in (x.dtype.kind, x_out.dtype.kind):
+        x, x_out = _as_float32(x), _as_float32(x_out)
+    classes = count_classes(len(names) if names else raw.classes, [y, y_out], where=where)
     return LocalData(
         x=x,
         y=y,
@@ -97,22 +100,25 @@ def assemble(raw: Raw, *, where: str, holdout_ratio: float, seed: int) -> LocalD
         classes=classes,
         class_counts=tuple(np.bincount(y, minlength=classes).tolist()),
         input_shape=tuple(x.shape[1:]),
+        class_names=names,
     )
 
 
-def _inputs(x: Array, *, where: str) -> NDArray[np.float32]:
-    """Finite float32 inputs; bytes of rank 3 and up are images and become 0 … 1."""
+def _inputs(x: Array, *, where: str) -> Array:
+    """Whole numbers as they are, else finite float32; bytes of rank 3 and up are images and become 0 … 1."""
     if x.dtype.kind not in "fiub":
         raise DataError(f"{where}: x has type {x.dtype}; it must hold numbers")
     if x.ndim < 2:
         raise DataError(f"{where}: x has shape {list(x.shape)}; it must be [samples, ...] with at least two dimensions")
     if 0 in x.shape[1:]:
         raise DataError(f"{where}: samples have the empty shape {list(x.shape[1:])}")
-    scaled = x.dtype == np.uint8 and x.ndim >= 3
-    with np.errstate(over="ignore"):
-        result: NDArray[np.float32] = x if x.dtype == np.float32 else x.astype(np.float32)  # type: ignore[assignment]
-    if scaled:
-        result /= 255
+    if x.dtype == np.uint8 and x.ndim >= 3:
+        scaled = x.astype(np.float32)
+        scaled /= 255
+        return scaled
+    if x.dtype.kind in "iu":
+        return x
+    result = _as_float32(x)
     # By parts, so that the check of a memory-mapped file needs next to no memory.
     for start in range(0, len(result), _CHECK_ROWS):
         finite = np.isfinite(result[start : start + _CHECK_ROWS])
@@ -122,14 +128,9 @@ def _inputs(x: Array, *, where: str) -> NDArray[np.float32]:
     return result
 
 
-def _labels(y: Array, *, where: str) -> Labels:
-    if y.ndim != 1:
-        raise DataError(f"{where}: y has shape {list(y.shape)}; it must be one label per sample")
-    if y.dtype.kind == "f" and np.isfinite(y).all() and (y == np.floor(y)).all():
-        return y.astype(np.int64)
-    if y.dtype.kind not in "iu":
-        raise DataError(f"{where}: labels are {y.dtype}, not integers; number the classes from 0")
-    return y.astype(np.int64)
+def _as_float32(x: Array) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):
+        return x if x.dtype == np.float32 else x.astype(np.float32)  # type: ignore[return-value]
 
 
 def _check_pair(x: Array, y: Labels, *, where: str) -> None:
@@ -137,19 +138,6 @@ def _check_pair(x: Array, y: Labels, *, where: str) -> None:
         raise DataError(f"{where}: {len(x)} samples but {len(y)} labels")
     if len(y) == 0:
         raise DataError(f"{where}: the data set is empty")
-
-
-def _classes(declared: int | None, labels: list[Labels], *, where: str) -> int:
-    lowest, highest = min(int(part.min(initial=0)) for part in labels), max(int(part.max(initial=0)) for part in labels)
-    classes = highest + 1 if declared is None else declared
-    if classes > MAX_CLASSES:
-        raise DataError(
-            f"{where}: {classes} classes are more than {MAX_CLASSES}; number the labels from 0 without gaps"
-        )
-    if lowest < 0 or highest >= classes:
-        bad = lowest if lowest < 0 else highest
-        raise DataError(f"{where}: label {bad} is out of range; {classes} classes are numbered 0 to {classes - 1}")
-    return classes
 
 
 def _split(samples: int, ratio: float, seed: int, *, where: str) -> tuple[Rows, Rows]:

@@ -1,19 +1,44 @@
 """Readers of numpy and csv files; nothing here unpickles."""
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from fedwright.device_runtime.data.labels import texts_of
 from fedwright.device_runtime.data.local import Array, Raw
 from fedwright.protocol.errors import DataError
 
 _NAMES = ("x", "y", "x_holdout", "y_holdout")
+# Types of the array that a table's features are collected in.
+WHOLE, FRACTIONS = "q", "f"
+
+
+class _Table:
+    """Rows of a csv file as they are read: features of one kind, and a number for each different label."""
+
+    def __init__(self, features: int) -> None:
+        self.features = features
+        self.values: array[Any] = array(WHOLE)
+        self.labels = array(WHOLE)
+        self.found: dict[str, int] = {}
+
+    def add(self, cells: Sequence[str], label: str) -> None:
+        """Take one row; ValueError when a feature is not a number."""
+        if self.values.typecode == WHOLE:
+            try:
+                self.values.extend(array(WHOLE, [int(cell) for cell in cells]))
+            except (ValueError, OverflowError):
+                self.values = array(FRACTIONS, self.values)
+        if self.values.typecode == FRACTIONS:
+            self.values.extend([float(cell) for cell in cells])
+        self.labels.append(self.found.setdefault(label, len(self.found)))
 
 
 def from_mapping(arrays: Mapping[str, Array], *, where: str, held: Iterable[str] = ()) -> Raw:
-    """x and y, with x_holdout and y_holdout together or not at all, and the number of classes if given.
+    """x and y, with x_holdout and y_holdout together or not at all; the number of classes or their names if given.
 
     held: names of what else is there, for a message.
     """
@@ -23,12 +48,14 @@ def from_mapping(arrays: Mapping[str, Array], *, where: str, held: Iterable[str]
             raise DataError(f"{where}: has no {name!r}; it has {there}; give samples the name x and labels the name y")
     if ("x_holdout" in arrays) != ("y_holdout" in arrays):
         raise DataError(f"{where}: has only one of x_holdout and y_holdout; give both or none")
+    number, names = _classes(arrays["classes"], where=where) if "classes" in arrays else (None, ())
     return Raw(
         x=arrays["x"],
         y=arrays["y"],
         x_holdout=arrays.get("x_holdout"),
         y_holdout=arrays.get("y_holdout"),
-        classes=_class_number(arrays["classes"], where=where) if "classes" in arrays else None,
+        classes=number,
+        class_names=names,
     )
 
 
@@ -50,10 +77,10 @@ def read_npz(place: str, options: dict[str, str]) -> Raw:
 
 
 def read_npy_folder(place: str, options: dict[str, str]) -> Raw:
-    """A folder with x.npy, y.npy and optionally x_holdout.npy, y_holdout.npy, all memory-mapped."""
+    """A folder with x.npy, y.npy and optionally x_holdout.npy, y_holdout.npy, classes.npy, all memory-mapped."""
     folder = existing(place)
     arrays: dict[str, Array] = {}
-    for name in _NAMES:
+    for name in (*_NAMES, "classes"):
         path = folder / f"{name}.npy"
         if path.exists():
             try:
@@ -64,19 +91,23 @@ def read_npy_folder(place: str, options: dict[str, str]) -> Raw:
 
 
 def read_csv(place: str, options: dict[str, str]) -> Raw:
-    """A table with a header; the label is the column `label` (or the one named), else the last one."""
+    """A table with a header; the label, a number or a name, is the column `label` (or the one named), else the last.
+
+    Features stay whole numbers when all of them are.
+    """
     import csv
 
     wanted, shape = options.pop("label", None), options.pop("shape", None)
     with existing(place).open(newline="", encoding="utf-8-sig") as file:
         try:
-            header, values, labels = _read_rows(csv.reader(file), place, wanted)
+            table = _read_rows(csv.reader(file), place, wanted)
         except (csv.Error, UnicodeDecodeError) as err:
             raise DataError(f"{place}: is not a readable csv table ({err})") from err
-    x = np.frombuffer(values, np.float32).reshape(len(labels), len(header) - 1)
+    dtype = np.int64 if table.values.typecode == WHOLE else np.float32
+    x = np.frombuffer(table.values, dtype).reshape(len(table.labels), table.features)
     if shape is not None:
-        x = x.reshape(len(labels), *_parse_shape(shape, len(header) - 1, where=place))
-    return Raw(x, np.array(labels))
+        x = x.reshape(len(table.labels), *_parse_shape(shape, table.features, where=place))
+    return Raw(x, _label_array(table, where=place))
 
 
 def existing(place: str) -> Path:
@@ -87,9 +118,7 @@ def existing(place: str) -> Path:
     return path
 
 
-def _read_rows(
-    reader: Iterator[list[str]], place: str, wanted: str | None
-) -> "tuple[list[str], array[float], array[float]]":
+def _read_rows(reader: Iterator[list[str]], place: str, wanted: str | None) -> _Table:
     header = [name.strip() for name in next(reader, [])]
     if len(header) < 2:
         raise DataError(f"{place}: needs a header line with at least one feature and one label column")
@@ -97,19 +126,41 @@ def _read_rows(
         raise DataError(f"{place}: has no column {wanted!r}; it has {', '.join(header[:20])}")
     name = wanted or ("label" if "label" in header else header[-1])
     label_column = header.index(name)
-    values, labels = array("f"), array("d")
+    table = _Table(len(header) - 1)
     for line, row in enumerate(reader, start=2):
         if not row:
             continue
         if len(row) != len(header):
             raise DataError(f"{place} line {line}: has {len(row)} columns, the header has {len(header)}")
+        label = row.pop(label_column).strip()
+        if not label:
+            raise DataError(f"{place} line {line}: has no label; fill the column {name!r} or drop the line")
         try:
-            numbers = [float(cell) for cell in row]
+            table.add(row, label)
         except ValueError as err:
             raise DataError(f"{place} line {line}: holds something that is not a number ({err})") from err
-        labels.append(numbers.pop(label_column))
-        values.extend(numbers)
-    return header, values, labels
+    return table
+
+
+def _label_array(table: _Table, *, where: str) -> Array:
+    """One label per row: numbers when all labels are numbers, names when none is."""
+    texts = list(table.found)
+    numbers = [text for text in texts if _is_number(text)]
+    if numbers and len(numbers) < len(texts):
+        word = next(text for text in texts if not _is_number(text))
+        raise DataError(
+            f"{where}: some labels are numbers ({numbers[0]}) and some are names ({word}); use one kind for all"
+        )
+    kinds: Array = np.array([float(text) for text in texts]) if numbers else np.array(texts, np.str_)
+    return kinds[np.frombuffer(table.labels, np.int64)] if texts else np.empty(0)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _parse_shape(text: str, features: int, *, where: str) -> list[int]:
@@ -119,7 +170,10 @@ def _parse_shape(text: str, features: int, *, where: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _class_number(value: Array, *, where: str) -> int:
+def _classes(value: Array, *, where: str) -> tuple[int | None, tuple[str, ...]]:
+    """How many classes there are, or what they are called."""
+    if value.ndim == 1 and value.dtype.kind in "US" and len(value):
+        return None, tuple(texts_of(value, where=where))
     if value.shape != () or value.dtype.kind not in "iu" or value.item() < 1:
-        raise DataError(f"{where}: 'classes' must be one whole number from 1 on")
-    return int(value)
+        raise DataError(f"{where}: 'classes' must be one whole number from 1 on, or a list of names")
+    return int(value), ()

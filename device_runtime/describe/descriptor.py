@@ -24,12 +24,13 @@ SAMPLES = 1000
 BATCH = 64
 
 
-def describe(x: Array) -> list[float]:
-    """The descriptor of samples [n, *shape]; zeros without any."""
+def describe(x: Array, *, words: bool = True) -> list[float]:
+    """The descriptor of samples [n, *shape]; zeros without any. words: whole numbers are word numbers."""
     total = np.zeros(SIZE)
     chosen = x[:: max(1, len(x) // SAMPLES)][:SAMPLES]
     for start in range(0, len(chosen), BATCH):
-        total += features(np.asarray(chosen[start : start + BATCH])).sum(axis=0)
+        batch = np.asarray(chosen[start : start + BATCH])
+        total += features(batch if words else batch.astype(np.float32)).sum(axis=0)
     mean = total / max(1, len(chosen))
     return [float(value) for value in mean.astype(np.float32)]
 

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
+from fedwright.protocol.class_names import places_in
 from fedwright.protocol.crypto.secure_sum import LEAST_DEVICES, Counts, masked, own_seed, pair_seed, to_bytes
 from fedwright.protocol.crypto.x25519 import public_key
 from fedwright.protocol.divergence import distribution, divergence
@@ -22,8 +23,16 @@ KEEP_OPENED = 256
 
 
 def without_counts(summary: DataSummary) -> DataSummary:
-    """What is told about the data when nothing of its content is."""
-    return structs.replace(summary, class_counts=None, score_counts=None, pixel_std=None, descriptor=None)
+    """What is told about the data when nothing of its content is; that classes have names, but not which."""
+    return structs.replace(
+        summary,
+        class_counts=None,
+        score_counts=None,
+        pixel_std=None,
+        descriptor=None,
+        number_descriptor=None,
+        class_names=None if summary.class_names is None else [],
+    )
 
 
 def counts_of(summary: DataSummary) -> list[int]:
@@ -37,15 +46,25 @@ def counts_of(summary: DataSummary) -> list[int]:
 class HiddenCounts:
     """A device's part in secure sums; answers depend on the question alone, so that one may be asked again."""
 
-    def __init__(self, device: str, counts: Sequence[int], *, secret: bytes, folder: Path) -> None:
+    def __init__(
+        self,
+        device: str,
+        counts: Sequence[int],
+        *,
+        secret: bytes,
+        folder: Path,
+        class_names: Sequence[str] | None = None,
+    ) -> None:
         self._device = device
         self._counts = np.asarray(counts, np.int64)
+        self._class_names = class_names or ()
         self._secret = secret
         self._file = folder / "sums"
         self.public = public_key(secret)
 
     def check(self, task: Task) -> None:
-        """DeviceError for a task whose result would tell the counts that are hidden here."""
+        """DeviceError for a task whose result would tell the counts that are hidden here, or has other classes."""
+        self._check_names(task.class_names)
         what = "asks for class means and their counts" if task.returns.prototypes else ""
         if task.recipe.classes is not None:
             # The number of samples that it trained on would be that of those classes.
@@ -56,10 +75,15 @@ class HiddenCounts:
                 f"that needs neither (FRAMP with align = 0, update.features = false)"
             )
 
+    def _check_names(self, run_names: Sequence[str]) -> None:
+        # The names are as private as the counts, so the server does not hear which of them it lacks.
+        if not set(self._class_names) <= set(run_names):
+            raise DeviceError("this device has classes that the run does not list; list all in [model] classes")
+
     def answer(self, ask: Ask) -> Answer:
         """What the server asks for; a problem instead when it asks for more than is safe."""
         try:
-            counts = self._padded(ask.length)
+            counts = self._in_order(ask)
             if ask.stage == "score":
                 return Answer(ask.sum, "score", score=self._score(ask, counts))
             self._check_keys(ask)
@@ -67,10 +91,19 @@ class HiddenCounts:
         except FedwrightError as err:
             return Answer(ask.sum, ask.stage, problem=str(err))
 
-    def _padded(self, length: int) -> Counts:
-        if length < len(self._counts):
-            raise ProtocolError(f"the sum has {length} counts but this device has {len(self._counts)} classes")
-        return np.pad(self._counts, (0, length - len(self._counts)))
+    def _in_order(self, ask: Ask) -> Counts:
+        """The own counts at the places that their classes have in the sum."""
+        if not self._class_names:
+            return self._padded(self._counts, ask.length)
+        self._check_names(ask.class_names)
+        counts = np.zeros(len(ask.class_names), np.int64)
+        counts[places_in(ask.class_names, self._class_names)] = self._counts
+        return self._padded(counts, ask.length)
+
+    def _padded(self, counts: Counts, length: int) -> Counts:
+        if length < len(counts):
+            raise ProtocolError(f"the sum has {length} counts but this device has {len(counts)} classes")
+        return np.pad(counts, (0, length - len(counts)))
 
     def _score(self, ask: Ask, counts: Counts) -> float:
         """h_i = JSD(p_i || p_g)."""

@@ -8,6 +8,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
+from fedwright.protocol.class_names import places_in
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import DataSummary
 
@@ -21,10 +22,7 @@ def with_noise(summary: DataSummary, ratio: float, rng: "np.random.Generator") -
         raise ConfigError(f"the noise on what is told is {ratio} but must be 0 or more")
     if ratio == 0:
         return summary
-    descriptor = summary.descriptor
-    if descriptor is not None:
-        values = np.asarray(descriptor)
-        descriptor = [float(value) for value in values + rng.normal(0.0, ratio * _scale(values), len(values))]
+    descriptor = _noisy(summary.descriptor, ratio, rng)
     class_counts = _counts(summary.class_counts, ratio, rng)
     score_counts = _counts(summary.score_counts, ratio, rng)
     # Drawn last: what earlier agents told of the rest stays the same.
@@ -32,7 +30,12 @@ def with_noise(summary: DataSummary, ratio: float, rng: "np.random.Generator") -
     if pixel_std is not None:
         pixel_std = max(0.0, pixel_std + float(rng.normal(0.0, ratio * pixel_std)))
     return structs.replace(
-        summary, class_counts=class_counts, score_counts=score_counts, pixel_std=pixel_std, descriptor=descriptor
+        summary,
+        class_counts=class_counts,
+        score_counts=score_counts,
+        pixel_std=pixel_std,
+        descriptor=descriptor,
+        number_descriptor=_noisy(summary.number_descriptor, ratio, rng),
     )
 
 
@@ -42,20 +45,34 @@ class ClassMeanNoise:
 
     A class that is told of but not there is noise alone; one that is there but not told of is left out, so that
     prototypes say no more about classes than the counts that were told. The draw is the same every time.
+    class_names: those of the counts, where the classes have any.
     """
 
     ratio: float
     secret: bytes
     told: Sequence[int]
+    class_names: tuple[str, ...] = ()
 
-    def __call__(self, prototypes: NDArray[Any], counts: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """What is sent instead of prototypes [classes, dim] and counts [classes]."""
+    def __call__(
+        self, prototypes: NDArray[Any], counts: NDArray[Any], run_names: Sequence[str] = ()
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """What is sent instead of prototypes [classes, dim] and counts [classes], which are in the run's order."""
         rng = np.random.default_rng([*self.secret, len(prototypes)])
         scale = self.ratio * _scale(prototypes[counts > 0].reshape(-1).astype(float))
         noisy = prototypes + scale * rng.standard_normal(prototypes.shape)
         told = np.zeros(len(counts), np.int64)
-        told[: len(self.told)] = self.told[: len(counts)]
+        if self.class_names:
+            told[places_in(run_names, self.class_names)] = self.told
+        else:
+            told[: len(self.told)] = self.told[: len(counts)]
         return np.where(told[:, None] > 0, noisy, 0.0).astype(np.float32), told
+
+
+def _noisy(descriptor: Sequence[float] | None, ratio: float, rng: "np.random.Generator") -> list[float] | None:
+    if descriptor is None:
+        return None
+    values = np.asarray(descriptor)
+    return [float(value) for value in values + rng.normal(0.0, ratio * _scale(values), len(values))]
 
 
 def _counts(counts: Sequence[int] | None, ratio: float, rng: "np.random.Generator") -> list[int] | None:

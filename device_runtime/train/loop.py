@@ -123,15 +123,18 @@ def class_prototypes(
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Mean embedding per class over the training part [classes, dim] (zero where a class is absent), and counts."""
     sums: NDArray[np.float64] | None = None
+    # A device may know fewer classes than the model has.
+    classes = data.classes
     for start in range(0, len(data.y), batch):
-        _, embedding = trainer.predict({INPUT: data.x[start : start + batch]})
+        logits, embedding = trainer.predict({INPUT: data.x[start : start + batch]})
         flat = embedding.reshape(len(embedding), -1).astype(np.float64)
         if sums is None:
-            sums = np.zeros((data.classes, flat.shape[1]))
+            classes = max(classes, logits.shape[-1])
+            sums = np.zeros((classes, flat.shape[1]))
         np.add.at(sums, data.y[start : start + batch], flat)
-    counts = np.bincount(data.y, minlength=data.classes).astype(np.int64)
+    counts = np.bincount(data.y, minlength=classes).astype(np.int64)
     if sums is None:
-        return np.zeros((data.classes, 0), np.float32), counts
+        return np.zeros((classes, 0), np.float32), counts
     return (sums / np.maximum(counts, 1)[:, None]).astype(np.float32), counts
 
 

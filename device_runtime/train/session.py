@@ -210,6 +210,11 @@ def batch_array(batch: Tensors, spec: TensorSpec) -> Array:
     """The array a graph input takes: of the manifest's type, contiguous, shape checked."""
     if spec.name not in batch:
         raise DataError(f"batch has no {spec.name!r}; it has {sorted(batch)}")
+    if np.dtype(spec.dtype).kind in "iu" and batch[spec.name].dtype.kind == "f":
+        raise DataError(
+            f"batch input {spec.name!r} holds fractions ({batch[spec.name].dtype}) but the model takes whole numbers "
+            f"({spec.dtype}); save word numbers as integers"
+        )
     array = np.ascontiguousarray(batch[spec.name], dtype=spec.dtype)
     if not _fits(array, spec) or array.shape[:1] == (0,):
         raise DataError(

@@ -81,6 +81,7 @@ class TorchTrainer:
         shown: Callable[[Tensor, Sides], Tensor] | None = None,
     ) -> None:
         self._module = module
+        self._reads_words = _reads_words(module)
         self._options = optimizer
         self._penalty = penalty
         self._shown = shown
@@ -116,7 +117,7 @@ class TorchTrainer:
         """One optimizer step on a batch named as in the manifest."""
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
-        arrays = _tensors(batch)
+        arrays = _tensors(batch, whole=self._reads_words)
         labels = arrays["y"].reshape(-1)
         self._train_mode()
         with torch.random.fork_rng(devices=[]):
@@ -139,7 +140,7 @@ class TorchTrainer:
         """Logits and embedding in evaluation mode."""
         self._module.eval()
         with torch.no_grad():
-            logits, embedding = self._forward(_tensors(batch))
+            logits, embedding = self._forward(_tensors(batch, whole=self._reads_words))
         return logits.numpy(), embedding.numpy()
 
     def weights(self) -> Tensors:
@@ -234,7 +235,20 @@ def _last_layer(module: nn.Module) -> nn.Module:
     return linear[-1] if linear else module
 
 
-def _tensors(batch: Tensors) -> dict[str, Tensor]:
+def _reads_words(module: nn.Module) -> bool:
+    """Whether a batch's `x` are word numbers: as the module declares, else when it looks them up first."""
+    declared = getattr(module, "inputs", None)
+    if callable(declared):
+        return bool(declared()[0].dtype == "int64")
+    leaves = [layer for layer in module.modules() if not list(layer.children())]
+    return bool(leaves) and isinstance(leaves[0], nn.Embedding | nn.EmbeddingBag)
+
+
+def _tensors(batch: Tensors, *, whole: bool) -> dict[str, Tensor]:
+    """The batch with `x` of the type that the module takes."""
+    if whole and batch["x"].dtype.kind == "f":
+        raise DataError("batch input 'x' holds fractions but the model takes whole numbers; save them as integers")
+    batch = batch | {"x": batch["x"].astype(np.int64 if whole else np.float32, copy=False)}
     # Copies, because a memory-mapped array is read-only and torch wants none such.
     found = {name: torch.tensor(array) for name, array in batch.items()}
     if any(len(value) == 0 for value in found.values()):

@@ -86,7 +86,9 @@ def _structure(args: argparse.Namespace) -> "Structure":
     if model.endswith(".toml"):
         config = load_config(Path(model))
         model, optimizer = config.model.model, config.train.optimizer
-        shape, classes = shape or config.model.input_shape, classes or config.model.classes
+        listed = config.model.classes
+        classes = classes or (len(listed) if isinstance(listed, tuple) else listed)
+        shape = shape or config.model.input_shape
     if model in zoo.MODELS:
         shape = shape or zoo.MODELS[model].example_shape
         classes = classes or zoo.MODELS[model].example_classes

@@ -24,10 +24,10 @@ RUN_EXAMPLE = """example:
   fedwright device run --broker mqtt://host:1883 --data npz:data.npz --device pi-07
 
 data sources:
-  npz:file.npz             arrays x, y (optional x_holdout, y_holdout, classes)
+  npz:file.npz             arrays x, y (optional x_holdout, y_holdout, classes: how many, or their names)
   npy:folder               x.npy, y.npy and so on, memory-mapped
-  csv:file.csv             a header line; label in the column `label`, else in the last one
-  images:folder            one folder per class
+  csv:file.csv             a header line; label, a number or a name, in the column `label`, else in the last one
+  images:folder            one folder per class, called by its name
   python:module:function   a function that returns (x, y)
   options after a question mark: ?classes=10, csv also ?label=NAME&shape=1,28,28
 """

@@ -232,6 +232,8 @@ def _status(args: argparse.Namespace) -> int:
     state = "complete" if past.complete else "not complete" if past.begun else "waiting for its devices"
     done = f"{past.rounds_done} of {past.config.run.rounds} rounds"
     print(f"{past.folder.path}: {NAMES[past.kind]}, {past.config.method.name}, {done}, {state}")
+    if past.class_names:
+        print(f"  classes: {', '.join(past.class_names)}")
     for number, metrics in enumerate(past.metrics, 1):
         print(f"  round {number}: " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
     Console().print(device_table("", as_json(past)["devices"]))
@@ -303,6 +305,7 @@ def as_json(past: "PastRun") -> dict[str, Any]:
         "rounds": past.config.run.rounds,
         "rounds_done": past.rounds_done,
         "complete": past.complete,
+        "classes": list(past.class_names),
         "metrics": past.metrics,
         "devices": [record_row(record) for _, record in sorted(past.devices.items())],
         "notices": [asdict(notice) for notice in read_notices(past.folder.path)],

@@ -21,9 +21,10 @@ EXAMPLE = """example:
   fedwright simulate run.toml --rounds 20        more rounds for one that is complete
   fedwright simulate run.toml --anew             the same once more, from its beginning
 
-The section [simulate] of the config says which data set is dealt to how many devices. The same seed gives the same
-model as over a broker. It is kept in the folder runs/NAME.simulated, apart from `fedwright server run`, which has
-runs/NAME. Interrupted, the same command goes on where it stopped.
+The section [simulate] of the config says which data set is dealt to how many devices, or which data of your own:
+data = "npz:file.npz" (or csv:, npy:, images:, python:) is dealt out too, data = "devices:folder" has one file or folder
+per device. The same seed gives the same model as over a broker. It is kept in the folder runs/NAME.simulated, apart
+from `fedwright server run`, which has runs/NAME. Interrupted, the same command goes on where it stopped.
 """
 
 

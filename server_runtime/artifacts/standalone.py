@@ -1,5 +1,8 @@
 """A trained model as one plain ONNX file: the evaluation graph with its weights folded in."""
 
+import json
+from collections.abc import Sequence
+
 import numpy as np
 import onnx
 from numpy.typing import NDArray
@@ -8,11 +11,17 @@ from onnx import numpy_helper
 from fedwright.protocol.artifact import Artifact
 from fedwright.protocol.errors import BuildError
 
+# The name under which a model's metadata lists its classes, as JSON, in the order of the logits.
+CLASSES = "classes"
 
-def export_model(artifact: Artifact, weights: dict[str, NDArray[np.generic]]) -> bytes:
+
+def export_model(
+    artifact: Artifact, weights: dict[str, NDArray[np.generic]], *, class_names: Sequence[str] = ()
+) -> bytes:
     """The evaluation graph whose only inputs are the batch; runs on a stock onnxruntime.
 
-    weights: every slot the graph reads and every frozen tensor; others are ignored.
+    weights: every slot the graph reads and every frozen tensor; others are ignored. class_names: go into the
+    model's metadata as `classes`, where there are any.
     """
     model = onnx.load_model_from_string(artifact.eval)
     graph = model.graph
@@ -30,6 +39,8 @@ def export_model(artifact: Artifact, weights: dict[str, NDArray[np.generic]]) ->
     del graph.input[:], graph.initializer[:]
     graph.input.extend(inputs)
     graph.initializer.extend([*kept, *folded])
+    if class_names:
+        model.metadata_props.add(key=CLASSES, value=json.dumps(list(class_names), ensure_ascii=False))
     onnx.checker.check_model(model)
     return bytes(model.SerializeToString())
 

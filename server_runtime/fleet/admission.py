@@ -11,14 +11,18 @@ from fedwright.protocol.artifact import MEASURED, Manifest, returned_shapes
 from fedwright.protocol.errors import BadBlob, BadUpdate
 from fedwright.protocol.messages import Report, Returns, Stats
 from fedwright.server_runtime.blocks.prototypes import check_owned
+from fedwright.server_runtime.fleet.class_names import RunData
 from fedwright.server_runtime.spec import ModelSpec
 
 
-def report_problem(report: Report, spec: ModelSpec) -> str | None:
+def report_problem(report: Report, spec: ModelSpec, run_data: RunData | None = None) -> str | None:
     """Why a device cannot take part in a run of this model; None when it can."""
     shape = tuple(report.data.input_shape)
     if shape != spec.input_shape:
         return f"its data has shape {list(shape)} but the run needs {list(spec.input_shape)}; give it other data"
+    problem = (run_data or RunData()).problem(report)
+    if problem is not None:
+        return problem
     if report.data.classes > spec.classes:
         return (
             f"its labels reach class {report.data.classes - 1} but the run has {spec.classes} classes; "

@@ -78,6 +78,12 @@ class Registry:
         self._members[device] = replace(member, present=False)
         return True
 
+    def amend(self, device: str, report: Report) -> None:
+        """Put what a device reported into another form."""
+        member = self._members.get(device)
+        if member is not None:
+            self._members[device] = replace(member, report=report)
+
     def remove(self, device: str) -> None:
         """Forget a device that was dismissed."""
         self._members.pop(device, None)

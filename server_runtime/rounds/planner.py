@@ -33,6 +33,7 @@ class Planner:
 
     codec: how weights travel to devices that send back a change; it is added to what the server has in full.
     identity: the run's own, part of every task id; empty for a run of a release that had none.
+    class_names: all classes of the run, where they have names, so that devices number theirs alike.
     """
 
     run: str
@@ -42,6 +43,7 @@ class Planner:
     chunk_bytes: int = LARGE_CHUNK_BYTES
     codec: deltas.Codec = "float32"
     identity: str = ""
+    class_names: tuple[str, ...] = ()
     # Told of every artifact that is used, by its blob's name.
     on_artifact: Callable[[str, Structure], None] = lambda sha256, structure: None
     _artifacts: dict[Structure, tuple[BlobRef, Manifest]] = field(default_factory=dict)
@@ -100,6 +102,7 @@ class Planner:
             public=self._store(emission.public, refs) if emission.public else None,
             run_identity=self.identity or None,
             evaluation=position.is_evaluation,
+            class_names=list(self.class_names),
         )
 
     def _weights(self, emission: Emission, refs: Refs, *, codec: deltas.Codec) -> BlobRef:

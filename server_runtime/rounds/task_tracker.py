@@ -13,6 +13,7 @@ from fedwright.protocol.artifact import CLASS_MEANS
 from fedwright.protocol.errors import BadBlob, BadUpdate, NoQuorum
 from fedwright.protocol.messages import Answer, Ask, BlobRef, Dismiss, Gone, Refusal, Report, Task, Update, Why
 from fedwright.server_runtime.fleet.admission import check_stats, clip_norm, read_update, report_problem
+from fedwright.server_runtime.fleet.class_names import RunData
 from fedwright.server_runtime.fleet.registry import Registry
 from fedwright.server_runtime.fleet.speeds import Speeds
 from fedwright.server_runtime.fleet.upload_limits import check_size, most_bytes
@@ -109,6 +110,7 @@ class TaskTracker:
         self.edge_of = channel.edge_of
         self._registry = Registry()
         self._spec: ModelSpec | None = None
+        self.run_data = RunData()
         self._out: dict[str, _Out] = {}
         self._arriving: dict[str, list[Update]] = {}
         self._answered: list[tuple[Planned, Reply]] = []
@@ -169,7 +171,7 @@ class TaskTracker:
         """Ask a device for its part in a sum; False when it is away."""
         boot = self._registry.boot(device)
         if boot is not None:
-            self._channel.ask(device, structs.replace(ask, boot=boot))
+            self._channel.ask(device, structs.replace(ask, boot=boot, class_names=list(self.run_data.class_names)))
         return boot is not None
 
     def said(self) -> list[tuple[str, Answer]]:
@@ -179,8 +181,7 @@ class TaskTracker:
 
     def read(self, planned: Planned, update: Update) -> Tensors:
         """An update's tensors, checked; a change is held to the norm limit."""
-        # What an edge asked of its device, beyond what the method wants, ends there; an update that came by itself
-        # still has it.
+        # What an edge asked for beyond what the method wants ends there; an update that came by itself still has it.
         wanted = planned.assignment.returns
         returns = wanted if update.parts else planned.task.returns
         if update.tensors is None:
@@ -222,7 +223,7 @@ class TaskTracker:
     def _take_report(self, device: str, boot: str, report: Report) -> None:
         self.speeds.hear(device, report)
         newcomer = self._registry.newcomer_boot(device)
-        verdict = self._registry.hear(device, boot, report, now_s=self.clock())
+        verdict = self._registry.hear(device, boot, self.run_data.read(report), now_s=self.clock())
         if verdict == "joined":
             self._welcome(device)
         elif verdict == "contested":
@@ -242,8 +243,9 @@ class TaskTracker:
                 self._send(out.planned)
 
     def _turn_away_misfit(self, device: str, report: Report) -> bool:
-        problem = None if self._spec is None else report_problem(report, self._spec)
+        problem = None if self._spec is None else report_problem(report, self._spec, self.run_data)
         if problem is None:
+            self._registry.amend(device, self.run_data.read(report))
             return False
         self._dismiss(device, self._registry.boot(device), "misfit", problem)
         self._registry.remove(device)

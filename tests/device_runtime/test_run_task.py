@@ -148,7 +148,7 @@ def test_a_task_that_is_given_up_stops_measuring(bench):
         bench.perform(bench.tools(), stop=lambda: next(answers, True))
 
 
-def test_prototypes_leave_through_the_veil(bench):
+def test_prototypes_leave_with_noise(bench):
     class_mean_noise = ClassMeanNoise(0.5, b"secret", told=(3, 0, 5, 1))
     plain = bench.perform(bench.tools(), bench.task(prototypes=True)).tensors
     hidden = bench.perform(

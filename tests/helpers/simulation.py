@@ -69,7 +69,10 @@ def run_hiding_agents(broker, folder: Path, data: dict[str, LocalData]):
     with ExitStack() as stack:
         for device, own in data.items():
             secret = kept_secret(folder / device / "sum-key", 32)
-            hidden = HiddenCounts(device, counts_of(own.summary()), secret=secret, folder=folder / device)
+            names = own.class_names
+            hidden = HiddenCounts(
+                device, counts_of(own.summary()), secret=secret, folder=folder / device, class_names=names
+            )
             told = without_counts(own.summary())
             stack.callback(Running(broker, device, folder, data=own, told=told, hidden=hidden).stop)
         yield

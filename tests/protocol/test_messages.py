@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedwright.protocol import codec
 from fedwright.protocol.errors import BadMessage
-from fedwright.protocol.messages import VERSION, Chunk, Envelope, Gone, Message
+from fedwright.protocol.messages import VERSION, Chunk, DataSummary, Envelope, Gone, Message
 from helpers.message_strategies import of_type
 
 KINDS = get_args(Message)
@@ -130,3 +130,16 @@ def test_deep_nesting_is_refused() -> None:
         codec.decode(b"\x81\xa7version" + b"\x91" * 100_000)
     with pytest.raises(BadMessage):
         codec.decode(b"\x82\xa7version\x01\xa1x" + b"\x91" * 100_000)
+
+
+def test_a_report_of_an_older_agent_has_no_names_and_no_type() -> None:
+    summary = {"samples": 4, "holdout": 1, "input_shape": [2], "classes": 3, "class_counts": [1, 2, 1]}
+    found = msgspec.convert(summary, DataSummary)
+    assert (found.class_names, found.input_dtype, found.number_descriptor) == (None, "", None)
+
+
+@pytest.mark.parametrize("names", [[""], ["x" * 201], ["x"] * 10_001], ids=["empty", "long", "many"])
+def test_names_of_classes_have_limits(names: list[str]) -> None:
+    summary = {"samples": 4, "holdout": 1, "input_shape": [2], "classes": 3, "class_names": names}
+    with pytest.raises(msgspec.ValidationError, match="class_names"):
+        msgspec.convert(summary, DataSummary)

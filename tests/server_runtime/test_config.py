@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.server_runtime.config import load_config
+from fedwright.server_runtime.config import config_from_text, load_config
 from fedwright.server_runtime.spec import Optimizer
 
 GOOD = """
@@ -196,3 +196,11 @@ def test_a_folder_or_binary_file_is_no_config(tmp_path: Path) -> None:
         load_config(tmp_path)
     with pytest.raises(ConfigError, match="cannot be read as text"):
         load_config(tmp_path / "binary.toml")
+
+
+def test_classes_are_a_number_or_names():
+    for given, found in ("3", 3), ('["cat", "dog"]', ("cat", "dog")):
+        text = f'[model]\nclasses = {given}\n[method]\nname = "fedavg"\n'
+        assert config_from_text(text, where="run.toml").model.classes == found
+    with pytest.raises(ConfigError, match=r"\[model\] classes is 'cat' but must be a whole number or a list of texts"):
+        config_from_text('[model]\nclasses = "cat"\n[method]\nname = "fedavg"\n', where="run.toml")

@@ -7,7 +7,7 @@ import pytest
 
 from fedwright.protocol.errors import ConfigError, DataError
 from fedwright.server_runtime.config import PublicSection, SimulateSection, config_from_dict
-from fedwright.server_runtime.public_data import load_public, need_public
+from fedwright.server_runtime.public_data import PublicData, as_dtype, load_public, need_public
 from fedwright.server_runtime.run import make_method
 from fedwright.server_runtime.spec import ModelSpec
 from fedwright.simulation.dealing import deal, reserve
@@ -121,3 +121,32 @@ def test_more_rows_than_there_are_cannot_be_reserved() -> None:
     with pytest.raises(ConfigError, match=r"public\.rows is 5000 but the devices have"):
         reserve(dealt, PublicSection(rows=5000), seed=3)
     assert reserve(dealt, PublicSection(), seed=3) == (dealt, None)
+
+
+def save_named(folder: Path, names: list[str]) -> PublicSection:
+    np.savez(folder / "public.npz", x=np.zeros((3, 1, 8, 8), np.float32), y=[0, 1, 1], classes=names)
+    return PublicSection(str(folder / "public.npz"))
+
+
+def test_named_labels_are_put_into_the_classes_of_the_run(tmp_path: Path) -> None:
+    names = ("ant", "cat", "dog")
+    found = load_public(save_named(tmp_path, ["dog", "ant"]), SPEC, seed=1, class_names=names)
+    assert found is not None
+    assert found.y is not None
+    assert found.y.tolist() == [2, 0, 0]
+    with pytest.raises(DataError, match="public data does not suit the run: the class 'wolf' is none of"):
+        load_public(save_named(tmp_path, ["dog", "wolf"]), SPEC, seed=1, class_names=names)
+    with pytest.raises(DataError, match="names its classes but those of the run are numbers"):
+        load_public(save_named(tmp_path, ["dog", "ant"]), SPEC, seed=1)
+    with pytest.raises(DataError, match="label 1 has no name among its 1 classes"):
+        load_public(save_named(tmp_path, ["dog"]), SPEC, seed=1, class_names=names)
+
+
+def test_public_examples_have_the_type_that_the_model_takes() -> None:
+    whole = PublicData(np.array([[1, 2]]), None)
+    assert as_dtype(whole, "int64") is whole
+    made = as_dtype(whole, "float32")
+    assert made is not None
+    assert made.x.dtype == np.float32
+    with pytest.raises(DataError, match="public data has fractions but the model takes whole numbers"):
+        as_dtype(made, "int64")

@@ -90,3 +90,16 @@ def test_an_objective_that_torch_does_not_know_is_named(tmp_path):
 def test_another_backend_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="backend"):
         make_config(tmp_path, simulate={"backend": "jax"})
+
+
+def test_whole_numbers_are_taken_as_the_model_takes_them(tmp_path):
+    """The user's own integers on a model that takes fractions."""
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "d.npz", x=rng.integers(0, 9, (90, 4)).astype(np.uint16), y=np.arange(90) % 3)
+    own = {**SMALL, "data": f"{tmp_path}/d.npz", "partition": "iid", "devices": 3}
+    config, text = make_config(tmp_path, model={"model": "mlp"}, simulate=own)
+    for backend in ("portable", "torch"):
+        simulate(on(config, backend, tmp_path / backend), text)
+    expected, found = final_weights(tmp_path / "portable"), final_weights(tmp_path / "torch")
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-3, atol=1e-4, err_msg=name)

@@ -23,7 +23,8 @@ class RunRecord:
     """A run from its birth: its name, the text of its config, and the model that it trains once devices were heard.
 
     identity: random, made once. kind: over a broker, or simulated. rounds: how many, where that is no longer what the
-    config's text says. A run of a release that kept none of the three has none.
+    config's text says. A run of a release that kept none of the three has none. class_names: of its classes, if
+    they have any.
     """
 
     run: str
@@ -32,6 +33,7 @@ class RunRecord:
     identity: str = ""
     kind: Kind | None = None
     rounds: int | None = None
+    class_names: tuple[str, ...] = ()
 
 
 def check_same_run(known: RunRecord | None, record: RunRecord) -> None:

@@ -123,7 +123,7 @@ def test_python_function_returns_a_pair_or_a_mapping(tmp_path, monkeypatch):
         pytest.param({"x": np.array([[0, 0]] * 7 + [[0, np.inf]] * 3)}, "infinite in sample 7", id="inf"),
         pytest.param({"y": np.arange(10) - 1}, "label -1", id="negative label"),
         pytest.param({"y": np.arange(10) + 0.5}, "not integers", id="fractional label"),
-        pytest.param({"y": np.array(["a"] * 10)}, "not integers", id="text label"),
+        pytest.param({"y": np.full(10, 1j)}, "not integers", id="complex label"),
         pytest.param({"y": np.zeros((10, 2), int)}, "one label per sample", id="one-hot"),
         pytest.param({"x_holdout": np.zeros((1, 2))}, "only one of", id="half a holdout"),
         pytest.param({"x_holdout": np.zeros((1, 3)), "y_holdout": np.zeros(1, int)}, "x_holdout", id="holdout shape"),

@@ -150,3 +150,31 @@ def test_text_is_summed_up_by_its_words():
     assert data.summary().score_counts == [0, 0, 2, 1]
     assert counts_of(data.summary()) == [0, 0, 2, 1]
     assert replace(data, x=rows.astype(np.float32)).summary().score_counts is None
+
+
+def named(tmp_path, names):
+    """A device with four samples of the first class and one of the second."""
+    return HiddenCounts("a", [4, 1], secret=kept_secret(tmp_path / "key", 32), folder=tmp_path, class_names=names)
+
+
+def test_named_counts_go_to_the_places_of_their_classes(tmp_path):
+    ask = Ask("sum", "boot", "score", 4, pooled=[9, 2, 1, 5], class_names=["fox", "ant", "dog", "cat"])
+    said = named(tmp_path, ["cat", "fox"]).answer(ask)
+    own, pool = distribution(np.array([1, 0, 0, 4]), smoothing=0.0), distribution(np.array([9, 2, 1, 5]), smoothing=0.0)
+    assert said.score == pytest.approx(divergence(own, pool))
+
+
+def test_names_are_as_private_as_counts(tmp_path):
+    """The server hears that a class is missing in its list, but not which."""
+    ask = Ask("sum", "boot", "score", 2, pooled=[9, 2], class_names=["fox", "ant"])
+    hidden = named(tmp_path, ["wolf", "fox"])
+    recipe = Recipe(batch=1, learning_rate=0.1, seed=0)
+    task = Task("t", "b", "r", 1, make_ref(b"a"), make_ref(b"w"), recipe, Returns(), 1.0, class_names=["fox", "ant"])
+    with pytest.raises(DeviceError) as caught:
+        hidden.check(task)
+    for problem in (hidden.answer(ask).problem, str(caught.value)):
+        assert "classes that the run does not list; list all in [model] classes" in problem
+        assert "wolf" not in problem
+    told = without_counts(structs.replace(SUMMARY, class_names=["wolf", "fox"], number_descriptor=[0.5]))
+    assert (told.class_names, told.number_descriptor) == ([], None)
+    assert without_counts(SUMMARY).class_names is None

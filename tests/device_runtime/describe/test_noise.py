@@ -69,3 +69,22 @@ def test_prototypes_get_noise_of_the_size_that_was_asked_for_and_always_the_same
     assert not np.array_equal(
         ClassMeanNoise(0.2, b"another", class_mean_noise.told)(prototypes, np.array([50, 30, 0]))[0], given
     )
+
+
+def test_both_descriptors_of_whole_numbers_get_noise_and_change_no_other_draw():
+    whole = structs.replace(SUMMARY, number_descriptor=[3.0] * 4000, class_names=["cat", "dog"])
+    told = with_noise(whole, 0.2, np.random.default_rng(0))
+
+    assert np.std(told.number_descriptor) == pytest.approx(0.6, rel=0.05)
+    assert told.class_names == ["cat", "dog"]
+    plain = structs.replace(told, number_descriptor=None, class_names=None)
+    assert plain == with_noise(SUMMARY, 0.2, np.random.default_rng(0))
+
+
+def test_noisy_prototypes_are_those_of_the_classes_that_were_told_of():
+    class_mean_noise = ClassMeanNoise(0.2, b"0123456789abcdef", told=(40, 0), class_names=("cat", "fox"))
+
+    given, counts = class_mean_noise(np.ones((3, 8), np.float32), np.array([0, 30, 50]), ["ant", "fox", "cat"])
+
+    assert counts.tolist() == [0, 0, 40]
+    assert [bool(row.any()) for row in given] == [False, False, True]

@@ -261,3 +261,13 @@ def test_trainers_in_many_threads_do_not_disturb_each_other():
     # In a process of its own, where the first sessions of all are made at once.
     done = run_program(THREADS)
     assert done.stdout == "same\n", done.stderr
+
+
+def test_whole_numbers_become_what_the_graph_takes_and_fractions_never_become_words():
+    words, numbers = TensorSpec("x", [-1, 3], "int64"), TensorSpec("x", [-1, 3], "float32")
+    given = np.array([[1, 2, 3]], np.uint16)
+    for spec in (words, numbers):
+        made = sessions.batch_array({"x": given}, spec)
+        assert (made.dtype, made.tolist()) == (np.dtype(spec.dtype), [[1, 2, 3]])
+    with pytest.raises(DataError, match=r"'x' holds fractions \(float32\) but the model takes whole numbers"):
+        sessions.batch_array({"x": given.astype(np.float32)}, words)

@@ -1,6 +1,9 @@
 """A model with its weights inside gives the logits of the evaluation graph that it was made from."""
 
+import json
+
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 
@@ -28,3 +31,10 @@ def test_a_missing_tensor_is_named() -> None:
 def test_a_wrong_shape_is_named() -> None:
     with pytest.raises(BuildError, match=r"tensor b has shape \(5,\) but the model needs \(4,\)"):
         export_model(make_artifact(), start_weights() | {"b": np.zeros(5, np.float32)})
+
+
+def test_the_names_of_classes_are_in_the_metadata() -> None:
+    model = onnx.load_model_from_string(export_model(make_artifact(), start_weights(), class_names=["çat", "dog"]))
+    assert {entry.key: json.loads(entry.value) for entry in model.metadata_props} == {"classes": ["çat", "dog"]}
+    plain = onnx.load_model_from_string(export_model(make_artifact(), start_weights()))
+    assert not plain.metadata_props

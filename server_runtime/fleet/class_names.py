@@ -1,0 +1,145 @@
+"""One list of classes for a fleet whose devices name or number their own, and reports in the order of that list."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from msgspec import structs
+
+from fedwright.protocol.class_names import checked_names, places_in, shown
+from fedwright.protocol.errors import ConfigError, DataError
+from fedwright.protocol.messages import DataSummary, Report
+from fedwright.protocol.support.settings import check_range
+
+REMEDY = 'list them in the config, such as classes = ["cat", "dog"] under [model]'
+
+
+@dataclass(frozen=True)
+class RunData:
+    """How a run reads what devices report of their data.
+
+    class_names: the run's classes in order, empty when they are numbers. listed: the config lists them, so that plain
+    numbers are places in the list. input_dtype: what the model takes, empty when that is not known. classes: of the
+    model; a device may know of fewer.
+    """
+
+    class_names: tuple[str, ...] = ()
+    listed: bool = False
+    input_dtype: str = ""
+    classes: int = 0
+
+    def read(self, report: Report) -> Report:
+        """The report with all that it says of classes in the run's order; as it is when `problem` finds one."""
+        data = report.data
+        if self.input_dtype == "float32" and is_whole(data.input_dtype):
+            # Whole numbers that are measured: neither their labels nor they themselves are words.
+            numbers = data.descriptor if data.number_descriptor is None else data.number_descriptor
+            data = structs.replace(data, score_counts=None, descriptor=numbers, number_descriptor=None)
+        if data.class_names and data.class_names != list(self.class_names) and self.problem(report) is None:
+            data = _in_order(data, self.class_names)
+        if data.classes < self.classes and self.problem(report) is None:
+            data = _filled_up(data, self.classes)
+        return report if data is report.data else structs.replace(report, data=data)
+
+    def problem(self, report: Report) -> str | None:
+        """Why a device's classes or samples are not what the run is about; None when they are."""
+        data = report.data
+        if is_whole(self.input_dtype) and data.input_dtype and not is_whole(data.input_dtype):
+            return (
+                f"its data has fractions ({data.input_dtype}) but the model takes whole numbers such as word numbers "
+                f"({self.input_dtype}); save them as integers"
+            )
+        if data.class_names is None:
+            if self.class_names and not self.listed:
+                return f"its classes are numbers but the run's have names ({shown(self.class_names)}); {REMEDY}"
+            return None
+        if not self.class_names:
+            return "its classes have names but those of the run are numbers; number them from 0, or " + REMEDY
+        return _names_problem(data, self.class_names)
+
+
+def is_whole(dtype: str) -> bool:
+    """Whether a type, by its name, holds whole numbers."""
+    return dtype.startswith(("int", "uint"))
+
+
+def check_classes(classes: "int | tuple[str, ...] | None") -> None:
+    """Raise ConfigError unless a config's classes are a number from 2 on, or as many names."""
+    if classes is None:
+        return
+    try:
+        count = classes if isinstance(classes, int) else len(checked_names(classes, where="classes"))
+    except DataError as err:
+        raise ConfigError(str(err)) from err
+    check_range("classes" if isinstance(classes, int) else "number of classes", count, low=2, high=1_000_000)
+
+
+def fleet_names(classes: "int | tuple[str, ...] | None", reports: Mapping[str, Report]) -> tuple[str, ...]:
+    """All classes of a fleet in one order: as the config lists them, else the names that devices report, sorted.
+
+    Empty when the devices number their classes; ConfigError when they do not agree on that.
+    """
+    if isinstance(classes, tuple):
+        return checked_names(classes, where="model.classes")
+    named = {device: r.data.class_names for device, r in sorted(reports.items()) if r.data.class_names is not None}
+    if not named:
+        return ()
+    plain = sorted(reports.keys() - named.keys())
+    if plain:
+        raise ConfigError(
+            f"the classes of device {plain[0]} are numbers but those of device {next(iter(named))} have names; {REMEDY}"
+        )
+    untold = [device for device, names in named.items() if not names]
+    if untold:
+        raise ConfigError(f"device {untold[0]} keeps the names of its classes to itself; {REMEDY}")
+    names = tuple(sorted({name for own in named.values() for name in own}))
+    if isinstance(classes, int) and len(names) > classes:
+        raise ConfigError(
+            f"model.classes is {classes} but the devices have {len(names)} classes ({shown(names)}); {REMEDY}"
+        )
+    try:
+        return checked_names(names, where="the fleet")
+    except DataError as err:
+        raise ConfigError(str(err)) from err
+
+
+def _names_problem(data: DataSummary, run_names: Sequence[str]) -> str | None:
+    names = data.class_names or []
+    try:
+        places_in(run_names, checked_names(names, where="its data"))
+    except DataError as err:
+        return f"{err}; leave that class out, or start a run that lists it under [model] classes"
+    counts = (data.class_counts, data.score_counts)
+    if names and any(given is not None and len(given) != len(names) for given in counts):
+        return f"it names {len(names)} classes but counts another number of them; update its agent"
+    return None
+
+
+def _in_order(data: DataSummary, names: Sequence[str]) -> DataSummary:
+    places = places_in(names, data.class_names or [])
+
+    def moved(counts: Sequence[int] | None) -> list[int] | None:
+        if counts is None:
+            return None
+        found = [0] * len(names)
+        for place, count in zip(places, counts, strict=True):
+            found[place] = count
+        return found
+
+    return structs.replace(
+        data,
+        classes=len(names),
+        class_counts=moved(data.class_counts),
+        score_counts=moved(data.score_counts),
+        class_names=list(names),
+    )
+
+
+def _filled_up(data: DataSummary, classes: int) -> DataSummary:
+    """Counts of all classes of the model; a device has nothing of those that it does not know of."""
+
+    def filled(counts: list[int] | None) -> list[int] | None:
+        return None if counts is None else counts + [0] * (classes - len(counts))
+
+    return structs.replace(
+        data, classes=classes, class_counts=filled(data.class_counts), score_counts=filled(data.score_counts)
+    )

@@ -1,0 +1,90 @@
+"""A user's own data for a simulation, read as devices read it: one source to deal out, or one file per device."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedwright.device_runtime.config import AgentConfig
+from fedwright.device_runtime.data import LocalData, load
+from fedwright.device_runtime.start import SPLIT_SEED
+from fedwright.protocol.errors import DataError
+from fedwright.protocol.topics import check_name
+from fedwright.simulation.partition import Index, Share
+
+# Before a folder: each file or folder in it is the data of one device, called by its name.
+DEVICES = "devices:"
+KINDS = (".npz", ".csv")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Examples in their own numbering of classes, and the names of the classes if they have any."""
+
+    x: np.ndarray[tuple[int, ...], np.dtype[np.generic]]
+    y: Index
+    classes: int
+    class_names: tuple[str, ...]
+
+
+def is_one_per_device(source: str) -> bool:
+    """Whether a source is a folder with one file per device."""
+    return source.startswith(DEVICES)
+
+
+def load_rows(source: str, *, most: int | None, rng: np.random.Generator) -> Rows:
+    """All examples of a source, held-out ones too, or that many drawn at random."""
+    found = load(source, holdout_ratio=0.0, seed=SPLIT_SEED)
+    x = np.concatenate([found.x, found.x_holdout]) if len(found.x_holdout) else found.x
+    y = np.concatenate([found.y, found.y_holdout])
+    if most is not None and most < len(y):
+        rows = np.sort(rng.choice(len(y), most, replace=False))
+        x, y = x[rows], y[rows]
+    return Rows(x, y, found.classes, found.class_names)
+
+
+def load_devices(source: str) -> dict[str, LocalData]:
+    """The data of each device, split into training and held-out part as its agent splits it."""
+    folder = Path(source.removeprefix(DEVICES)).expanduser()
+    if not folder.is_dir():
+        raise DataError(f"simulate.data {source!r}: there is no folder {folder}; name one with one file per device")
+    found: dict[str, LocalData] = {}
+    for path in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
+        if not path.is_dir() and path.suffix not in KINDS:
+            raise DataError(f"{path}: is neither {' nor '.join(KINDS)} nor a folder; move it out of {folder}")
+        device = path.name if path.is_dir() else path.stem
+        check_name(device, what=f"the name of {path}")
+        if device in found:
+            raise DataError(f"{path}: another file is the data of device {device} already; keep one of them")
+        found[device] = load(str(path), holdout_ratio=AgentConfig.holdout_ratio, seed=SPLIT_SEED)
+    if not found:
+        raise DataError(f"{folder}: is empty; put one .npz, .csv or folder per device into it")
+    _check_alike(found)
+    return found
+
+
+def joined(devices: Mapping[str, LocalData]) -> tuple[Rows, dict[str, Share]]:
+    """The rows of all devices one after the other, each in its device's numbering, and who has which."""
+    # Fractions on one device make the others' whole numbers measured ones, too.
+    kind = np.float32 if any(data.x.dtype.kind == "f" for data in devices.values()) else np.int64
+    parts_x, parts_y, shares, at = [], [], {}, 0
+    for device, data in devices.items():
+        train, test = at + np.arange(len(data.y)), at + len(data.y) + np.arange(len(data.y_holdout))
+        shares[device] = Share(train=train, val=np.empty(0, np.int64), test=test)
+        parts_x += [data.x.astype(kind, copy=False), data.x_holdout.astype(kind, copy=False)]
+        parts_y += [data.y, data.y_holdout]
+        at += len(train) + len(test)
+    classes = max(data.classes for data in devices.values())
+    return Rows(np.concatenate(parts_x), np.concatenate(parts_y), classes, ()), shares
+
+
+def _check_alike(devices: Mapping[str, LocalData]) -> None:
+    """Raise DataError when devices have samples of different shape."""
+    first = next(iter(devices))
+    for device, data in devices.items():
+        if data.input_shape != devices[first].input_shape:
+            raise DataError(
+                f"the samples of device {device} have shape {list(data.input_shape)} but those of {first} "
+                f"{list(devices[first].input_shape)}; bring all files to one shape"
+            )
