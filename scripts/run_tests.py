@@ -24,6 +24,7 @@ DIRECT |= {"--fixtures", "--markers", "--lf", "--last-failed", "--ff", "--failed
 STOP = {"-x", "--exitfirst"}
 # What expensive fixtures build for all groups of a run goes into this folder.
 SHARED = "FEDWRIGHT_TEST_RUN"
+THREADS = "OMP_NUM_THREADS"
 USAGE = 4
 INTERRUPTED = 130
 
@@ -152,6 +153,8 @@ def run_all(groups: Sequence[Group], options: Sequence[str], workers: int) -> li
     """All outcomes, each said when it comes; what failed groups wrote into temporary folders is kept."""
     folder = Path(tempfile.mkdtemp(prefix="tests-"))
     os.environ[SHARED] = str(folder)
+    # Threads of one process that wait for those of another cost most of the time of a run.
+    os.environ.setdefault(THREADS, str(max(1, _cores() // workers)))
     outcomes: list[Outcome] = []
     try:
         for outcome in run_groups(Run(options, folder), groups, workers):

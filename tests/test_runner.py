@@ -205,6 +205,16 @@ def test_two_groups_run_at_the_same_time(tree: Tree) -> None:
     assert run_tests("--workers=2", "--timeout=30")[1][-1] == "2 passed, 0 failed"
 
 
+@pytest.mark.parametrize(("given", "seen"), [({}, "1"), ({"OMP_NUM_THREADS": "3"}, "3")], ids=["default", "given"])
+def test_processes_share_the_cores(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], seen: str
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    tree(a=inside(f"import os\nassert os.environ['OMP_NUM_THREADS'] == '{seen}'"))
+
+    assert run_tests("--workers=1000", **given)[0] == 0
+
+
 def test_seconds_are_recorded_and_those_of_removed_files_forgotten(tree: Tree) -> None:
     tree(a=inside("import threading\nthreading.Event().wait(0.3)"), b=FINE)
     Path("tests/durations.json").write_text(json.dumps({"tests/test_b.py": 7.5, "tests/test_gone.py": 8.0}))
