@@ -1,12 +1,15 @@
-"""What every test shares: the order in which tiers run, fast ones first."""
+"""What every test shares: the order in which tiers run, and that none leaves anything behind for the others."""
 
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from helpers.global_state import leaves_nothing, module_leaves_nothing
 from helpers.tools import build_wheel, shared_in_run
 from testrun.plan import tier
+
+__all__ = ["leaves_nothing", "module_leaves_nothing"]
 
 TESTS = Path(__file__).parent
 

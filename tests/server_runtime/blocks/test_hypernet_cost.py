@@ -17,12 +17,12 @@ def test_a_thousand_adapters_cost_little_beside_the_bare_product() -> None:
     weights = initial_weights(zoo.create(bench.ADAPTED, seed=0))
     entries = sum(weights[name].size for name in zoo.adapter_names(zoo.create(bench.ADAPTED, seed=0)))
     rng = np.random.default_rng(0)
-    rows, head = rng.random((DEVICES, HIDDEN)), rng.random((HIDDEN, entries))
+    rows, head = rng.random((DEVICES, HIDDEN), np.float32), rng.random((HIDDEN, entries), np.float32)
 
     (product_s,) = least_cpu_s(lambda: rows @ head)
 
-    # About four times; written one by one it would be a hundred.
-    assert bench.adapters_cost(DEVICES, 5).cpu_s < 25 * product_s
+    # About eight times; written one by one it would be 35 times.
+    assert bench.adapters_cost(DEVICES, 5).cpu_s < 20 * product_s
 
 
 def test_a_resnet_18_is_written_and_learnt_within_2_gb() -> None:
