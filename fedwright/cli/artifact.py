@@ -9,7 +9,7 @@ from fedwright.cli.arguments import command
 
 if TYPE_CHECKING:
     from fedwright.protocol.artifact import Artifact
-    from fedwright.server_runtime.artifacts.structure import Structure
+    from fedwright.server_runtime.spec import Structure
 
 EXAMPLES = """examples:
   fedwright artifact build lenet -o lenet --input-shape 1,28,28 --classes 10
@@ -78,8 +78,8 @@ def _build(args: argparse.Namespace) -> int:
 
 def _structure(args: argparse.Namespace) -> "Structure":
     from fedwright.server_runtime import zoo
-    from fedwright.server_runtime.artifacts.structure import ModelSpec, Optimizer, Structure
     from fedwright.server_runtime.config import load_config
+    from fedwright.server_runtime.spec import ModelSpec, Optimizer, Structure
 
     model, shape, classes = args.model, args.input_shape, args.classes
     optimizer = Optimizer(args.optimizer, momentum=args.momentum, weight_decay=args.weight_decay)
@@ -100,7 +100,7 @@ def _structure(args: argparse.Namespace) -> "Structure":
 
 
 def _objective(model: str) -> Any:
-    from fedwright.server_runtime.artifacts.structure import Objective
+    from fedwright.server_runtime.spec import Objective
 
     return Objective(exits=model.endswith("-exits"))
 

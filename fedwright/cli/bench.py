@@ -15,40 +15,61 @@ from typing import Any
 
 from fedwright.protocol.errors import ConfigError
 
-# suite -> (module with `run(args) -> dict`, what it measures)
+# suite -> (module below fedwright.benchmarks with `run(args) -> dict`, what it measures)
 SUITES = {
     "train-step": (
-        "fedwright.benchmarks.train_step",
+        "suites.train_step",
         "CPU time, wall time and memory of a training step, against torch",
     ),
-    "predictor": ("fedwright.benchmarks.predictor", "predicted against measured steps and memory of whole models"),
-    "chaos": ("fedwright.benchmarks.chaos", "kills and cuts at random moments, against a run left in peace"),
-    "edges": ("fedwright.benchmarks.edges", "what reaches the host, with and without edge servers"),
-    "transport": ("fedwright.benchmarks.transport", "speed of blobs and messages, against a raw TCP relay"),
-    "hasa-titles": ("fedwright.benchmarks.hasa_titles", "who should get wide models: HASA's rules on Medium titles"),
-    "sizes-fashion": ("fedwright.benchmarks.sizes_fashion", "submodel methods at 1/64 to 1 of the parameters"),
+    "predictor": (
+        "suites.predictor",
+        "predicted against measured steps and memory of whole models",
+    ),
+    "chaos": ("suites.chaos", "kills and cuts at random moments, against a run left in peace"),
+    "edges": ("suites.edges", "what reaches the host, with and without edge servers"),
+    "transport": ("suites.transport", "speed of blobs and messages, against a raw TCP relay"),
+    "hasa-titles": (
+        "suites.hasa_titles",
+        "who should get wide models: HASA's rules on Medium titles",
+    ),
+    "sizes-fashion": ("suites.sizes_fashion", "submodel methods at 1/64 to 1 of the parameters"),
     "framp-fashion": (
-        "fedwright.benchmarks.framp_fashion",
+        "suites.framp_fashion",
         "FRAMP beside submodel methods, also on new devices",
     ),
-    "framp-cora": ("fedwright.benchmarks.framp_cora", "FRAMP beside submodel methods on pieces of a citation graph"),
+    "framp-cora": (
+        "suites.framp_cora",
+        "FRAMP beside submodel methods on pieces of a citation graph",
+    ),
     "hyperflora-fashion": (
-        "fedwright.benchmarks.hyperflora_fashion",
+        "suites.hyperflora_fashion",
         "HyperFLoRA and its controls, on bystanders",
     ),
-    "fedconv-fashion": ("fedwright.benchmarks.fedconv_fashion", "FedConv, its rivals, its control and its parts"),
-    "fedconv-har": ("fedwright.benchmarks.fedconv_har", "the same on phone motion, one device per person"),
-    "fedconv-server": ("fedwright.benchmarks.fedconv_server", "what compression and dilation cost a server"),
-    "pfedclub-fashion": ("fedwright.benchmarks.pfedclub_fashion", "unlike models that teach one another"),
-    "pfedclub-cifar": ("fedwright.benchmarks.pfedclub_cifar", "the same on CIFAR-10"),
-    "pfedclub-server": ("fedwright.benchmarks.pfedclub_server", "what teachers cost a server, from 5 to 50 devices"),
-    "hypernet": ("fedwright.benchmarks.hypernet", "what writing models costs a server, from 10 to 1,000 devices"),
-    "simulate": ("fedwright.benchmarks.simulate_speed", "a round of 100 simulated devices, in seconds"),
-    "devices": ("fedwright.benchmarks.devices", "time, memory, bytes and energy of every emulated board and round"),
-    "methods": ("fedwright.benchmarks.methods", "all methods at equal budgets, in one table"),
-    "growth": ("fedwright.benchmarks.growth", "a server's cost over devices, parameters and rounds, with exponents"),
-    "peers": ("fedwright.benchmarks.peers.suite", "ten devices of ours beside ten of Flower, on the same task"),
-    "aggregate": ("fedwright.benchmarks.aggregate", "averaging submodels, against a plain copy"),
+    "fedconv-fashion": ("suites.fedconv", "FedConv, its rivals, its control and its parts"),
+    "fedconv-har": ("suites.fedconv", "the same on phone motion, one device per person"),
+    "fedconv-server": ("suites.fedconv_server", "what compression and dilation cost a server"),
+    "pfedclub-fashion": ("suites.pfedclub", "unlike models that teach one another"),
+    "pfedclub-cifar": ("suites.pfedclub", "the same on CIFAR-10"),
+    "pfedclub-server": (
+        "suites.pfedclub_server",
+        "what teachers cost a server, from 5 to 50 devices",
+    ),
+    "hypernet": (
+        "suites.hypernet",
+        "what writing models costs a server, from 10 to 1,000 devices",
+    ),
+    "simulate": ("suites.simulate", "a round of 100 simulated devices, in seconds"),
+    "devices": (
+        "suites.devices",
+        "time, memory, bytes and energy of every emulated board and round",
+    ),
+    "methods": ("suites.methods", "all methods at equal budgets, in one table"),
+    "growth": (
+        "suites.growth",
+        "a server's cost over devices, parameters and rounds, with exponents",
+    ),
+    "peers": ("peers.suite", "ten devices of ours beside ten of Flower, on the same task"),
+    "aggregate": ("suites.aggregate", "averaging submodels, against a plain copy"),
 }
 # Where a clone keeps what was measured last.
 RESULTS = Path("benchmarks/results")
@@ -136,7 +157,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from fedwright.benchmarks.report import read_results, write_report
+    from fedwright.benchmarks.harness.report import read_results, write_report
 
     paths = [Path(name) for name in args.suites[1:]] or [RESULTS]
     written = write_report(read_results(paths), args.out)
@@ -145,13 +166,16 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def present_suites() -> dict[str, tuple[str, str]]:
-    """The suites that this installation has."""
-    return {name: entry for name, entry in SUITES.items() if importlib.util.find_spec(entry[0]) is not None}
+    """The suites that this installation has, each with its module and what it measures."""
+    found = {name: (f"fedwright.benchmarks.{module}", summary) for name, (module, summary) in SUITES.items()}
+    return {name: entry for name, entry in found.items() if importlib.util.find_spec(entry[0]) is not None}
 
 
 def _run_suite(name: str, args: argparse.Namespace) -> dict[str, Any]:
     function: Callable[[argparse.Namespace], dict[str, Any]] = importlib.import_module(present_suites()[name][0]).run
-    from fedwright.benchmarks.kept_jobs import keeping
+    # One module may serve several suites.
+    args = argparse.Namespace(**{**vars(args), "suite": name})
+    from fedwright.benchmarks.harness.kept_jobs import keeping
 
     with keeping(name):
         result = _described(name, function(args))
@@ -190,7 +214,7 @@ def _show(result: dict[str, Any]) -> None:
     """Tables whose rows are records (those under `shown`, else all), then the checks."""
     from rich.console import Console
 
-    from fedwright.benchmarks.tables import columns_of, is_table, text_of
+    from fedwright.benchmarks.harness.tables import columns_of, is_table, text_of
     from fedwright.cli.tables import plain_table
 
     console = Console()

@@ -11,7 +11,7 @@ from fedwright.cli.arguments import new_file
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from fedwright.benchmarks.demo import DemoResult
+    from fedwright.simulation.demo import DemoResult
 
 EXAMPLE = """example:
   fedwright demo
@@ -45,11 +45,11 @@ def run(args: argparse.Namespace) -> int:
     """Run the demo and print its table."""
     from rich.console import Console
 
-    from fedwright.benchmarks.demo import DemoOptions, run_demo
     from fedwright.cli.progress import Progress
     from fedwright.cli.signals import terminable
     from fedwright.cli.tables import device_table
-    from fedwright.protocol.strict import check_range
+    from fedwright.protocol.support.settings import check_range
+    from fedwright.simulation.demo import DemoOptions, run_demo
 
     check_range("--devices", args.devices, low=1, high=24)
     check_range("--rounds", args.rounds, low=1, high=1000)

@@ -54,7 +54,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run_init(args: argparse.Namespace) -> int:
     """Print the config of one method."""
     from fedwright.protocol.errors import ConfigError
-    from fedwright.protocol.strict import suggest
+    from fedwright.protocol.support.settings import suggest
     from fedwright.server_runtime.methods import registry
 
     if args.method == "edge":

@@ -46,8 +46,8 @@ def profiles() -> Rows:
 
 def datasets() -> Rows:
     """Name and summary of every data set, and whether its files are here."""
-    from fedwright.benchmarks.datasets import available
-    from fedwright.benchmarks.datasets.files import VARIABLE
+    from fedwright.simulation.datasets import available
+    from fedwright.simulation.datasets.files import VARIABLE
 
     rows = []
     for info in available():

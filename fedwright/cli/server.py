@@ -12,7 +12,7 @@ from fedwright.cli.arguments import command, new_file
 
 if TYPE_CHECKING:
     from fedwright.server_runtime.config import FleetSection, RunConfig
-    from fedwright.server_runtime.past import PastRun
+    from fedwright.server_runtime.run_reader import PastRun
 
 EMBEDDED_PORT = 1883
 
@@ -88,7 +88,7 @@ def _add_trust(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def _run(args: argparse.Namespace) -> int:
     from fedwright.server_runtime.config import config_from_text, read_text
-    from fedwright.server_runtime.past import check_unclaimed
+    from fedwright.server_runtime.run_reader import check_unclaimed
 
     text = read_text(args.config)
     config = config_from_text(text, where=args.config.name)
@@ -97,7 +97,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _resume(args: argparse.Namespace) -> int:
-    from fedwright.server_runtime.past import open_run
+    from fedwright.server_runtime.run_reader import open_run
 
     past = open_run(args.run_folder)
     return _execute(past.config, past.text, args.json)
@@ -122,8 +122,8 @@ def _execute(config: "RunConfig", text: str, json_file: Path | None) -> int:
     from fedwright.cli.progress import Progress
     from fedwright.cli.signals import terminable
     from fedwright.cli.tables import device_table
-    from fedwright.server_runtime.past import open_run
     from fedwright.server_runtime.run import execute, folder_of
+    from fedwright.server_runtime.run_reader import open_run
 
     folder = folder_of(config)
     folder.path.mkdir(parents=True, exist_ok=True)
@@ -153,7 +153,7 @@ def _link(fleet: "FleetSection", folder: Path, stack: ExitStack) -> Any:
     from fedwright.protocol.link import connect
     from fedwright.protocol.link.broker import Broker
     from fedwright.server_runtime.config import EMBEDDED
-    from fedwright.server_runtime.trust import Authority, enroll_server
+    from fedwright.server_runtime.fleet.trust import Authority, enroll_server
 
     url = fleet.broker
     if url == EMBEDDED:
@@ -174,7 +174,7 @@ def _status(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from fedwright.cli.tables import device_table
-    from fedwright.server_runtime.past import latest_run, open_run
+    from fedwright.server_runtime.run_reader import latest_run, open_run
 
     past = open_run(args.run_folder or latest_run())
     if args.json:
@@ -193,7 +193,7 @@ def _status(args: argparse.Namespace) -> int:
 def _enroll(args: argparse.Namespace) -> int:
     from fedwright.protocol.errors import ConfigError
     from fedwright.protocol.link.mqtt import parse_url
-    from fedwright.server_runtime import trust
+    from fedwright.server_runtime.fleet import trust
 
     address = parse_url(args.broker)
     if not address.secure:
@@ -220,7 +220,7 @@ def _enroll(args: argparse.Namespace) -> int:
 
 
 def _revoke(args: argparse.Namespace) -> int:
-    from fedwright.server_runtime import trust
+    from fedwright.server_runtime.fleet import trust
 
     authority = trust.Authority(args.trust)
     for device in args.devices:
@@ -231,8 +231,8 @@ def _revoke(args: argparse.Namespace) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
-    from fedwright.server_runtime.past import latest_run, open_run
     from fedwright.server_runtime.run import export_device
+    from fedwright.server_runtime.run_reader import latest_run, open_run
 
     past = open_run(args.run_folder or latest_run())
     export_device(past.config, args.device, args.file)

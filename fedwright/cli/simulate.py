@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedwright.benchmarks.simulate import Simulated
     from fedwright.server_runtime.config import RunConfig
     from fedwright.server_runtime.rounds.events import Observer
+    from fedwright.simulation.simulate import Simulated
 
 EXAMPLE = """example:
   fedwright init fedavg > run.toml
@@ -39,12 +39,12 @@ def run(args: argparse.Namespace) -> int:
     """Run the simulation and print what each device came to."""
     from rich.console import Console
 
-    from fedwright.benchmarks.simulate import simulate
     from fedwright.cli.progress import Progress
     from fedwright.cli.tables import device_table
     from fedwright.server_runtime.config import config_from_text, read_text
-    from fedwright.server_runtime.past import check_unclaimed
     from fedwright.server_runtime.run import folder_of
+    from fedwright.server_runtime.run_reader import check_unclaimed
+    from fedwright.simulation.simulate import simulate
 
     text = read_text(args.config)
     config = config_from_text(text, where=args.config.name)

@@ -5,18 +5,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedwright.benchmarks.chaos import reckon
-from fedwright.benchmarks.chaos_server import split_books, with_books
-from fedwright.protocol import tensors
+from fedwright.benchmarks.processes.chaos_server import BOOKS, with_books
+from fedwright.benchmarks.suites.chaos import reckon
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.protocol.messages import Part, Stats, Update
-from fedwright.server_runtime.methods.base import Absorbed, Method
+from fedwright.server_runtime.methods.base import CheckedUpdate, Method, MethodState
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvgParams
 from fedwright.server_runtime.methods.registry import METHODS
 from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.pools import absorbed
-from fedwright.server_runtime.rounds.store import Planned, Position
+from fedwright.server_runtime.rounds.pooled_tasks import checked_update
+from fedwright.server_runtime.rounds.store.base import Planned, Position
 from helpers.fleet import Server, agents, report, setting
 from helpers.resume import Killed
 from helpers.tiny_artifact import start_weights
@@ -32,7 +31,7 @@ def make() -> Method:
 
 def absorb(method: Method, *tasks: str) -> None:
     assignment = method.assign({"a": report()}, 1)["a"]
-    method.absorb("a", Absorbed(CHANGE, STATS, assignment, tasks=tasks))
+    method.absorb("a", CheckedUpdate(CHANGE, STATS, assignment, tasks=tasks))
 
 
 def resumed(state) -> Method:
@@ -42,7 +41,7 @@ def resumed(state) -> Method:
 
 
 def books_of(method: Method) -> list[str]:
-    return split_books(method.state())[1]
+    return method.state().record(BOOKS, list[str])
 
 
 def test_what_a_killed_server_folded_in_and_did_not_keep_does_not_count():
@@ -69,8 +68,8 @@ def test_an_update_that_came_alone_and_in_a_pool_is_seen():
     assignment = method.assign({"a": report()}, 1)["a"]
     pooled = Update("t1", 1, STATS, parts=[Part("t1", STATS), Part("t2", STATS)])
     planned = Planned("a", SimpleNamespace(pool=None), assignment)
-    method.absorb("a", absorbed(planned, pooled, CHANGE))
-    method.absorb("b", absorbed(planned, Update("t2", 1, STATS), CHANGE))
+    method.absorb("a", checked_update(planned, pooled, CHANGE))
+    method.absorb("b", checked_update(planned, Update("t2", 1, STATS), CHANGE))
 
     assert books_of(method) == ["t1", "t2", "t2"]
     assert reckon(["t1", "t2"], books_of(method)) == (0, 1)
@@ -93,6 +92,6 @@ def test_a_server_that_dies_and_resumes_folds_every_update_in_once(tmp_path, mom
         server.run(method=make())
 
     planned = [planned.task.task for number in (1, 2) for planned in server.store.plan(Position(number, 0))]
-    state = tensors.load(BlobStore(tmp_path / "server-blobs").path(server.store.closed()[-1].state))
-    assert reckon(planned, split_books(state)[1]) == (0, 0)
+    state = MethodState.read(BlobStore(tmp_path / "server-blobs").path(server.store.closed()[-1].state))
+    assert reckon(planned, state.record(BOOKS, list[str])) == (0, 0)
     assert len(planned) == 4

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedwright.benchmarks import devices
+from fedwright.benchmarks.suites import devices
 from fedwright.cli.main import main
 from fedwright.device_runtime.profiler import profile as profiles
 from fedwright.device_runtime.profiler.pack import load_probes

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedwright.benchmarks.edges import measure
+from fedwright.benchmarks.suites.edges import measure
 from fedwright.protocol.link.broker import Broker
 
 

@@ -6,15 +6,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedwright.benchmarks import fedconv_fashion, fedconv_har, fedconv_plots, fedconv_server
-from fedwright.benchmarks.fedconv_watch import GLOBAL, GlobalAccuracy
-from fedwright.benchmarks.simulate import Evaluated, Measured
-from fedwright.benchmarks.suite import Finished, Job, read_suite
+from fedwright.benchmarks.harness import fedconv_plots
+from fedwright.benchmarks.harness.fedconv_watch import GLOBAL, GlobalAccuracy
+from fedwright.benchmarks.harness.suite import Finished, Job, read_suite
+from fedwright.benchmarks.suites import fedconv, fedconv_server
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
-from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.config import config_from_dict
 from fedwright.server_runtime.evaluate.records import DeviceRecord
+from fedwright.server_runtime.spec import ModelSpec
+from fedwright.simulation.simulate import DeviceAccuracy, FleetEvaluation
 
 DEVICES = {"device-0": 0.25, "device-1": 0.5, "device-2": 0.75, "device-3": 1.0}
 
@@ -22,7 +23,7 @@ DEVICES = {"device-0": 0.25, "device-1": 0.5, "device-2": 0.75, "device-3": 1.0}
 def finished(job: Job) -> Finished:
     """A job whose devices get 80 of 100 right; FedConv's global model is right in 0.9, all others' in 0.7."""
     accuracy = 0.9 if job.name.startswith("fedconv |") else 0.7
-    own = tuple(Measured(device, 80, 100, 1.0) for device in DEVICES)
+    own = tuple(DeviceAccuracy(device, 80, 100, 1.0) for device in DEVICES)
     records = {
         device: DeviceRecord(
             device, samples=10, width=width, rounds=2, cpu_s=0.5 * job.seed, need_bytes=10**6, bytes_up=10**5,
@@ -30,7 +31,7 @@ def finished(job: Job) -> Finished:
         )
         for device, width in DEVICES.items()
     }  # fmt: skip
-    entries = [Evaluated(number, "test", own) for number in (1, 2)]
+    entries = [FleetEvaluation(number, "test", own) for number in (1, 2)]
     return Finished(job.name, job.seed, entries, records, [], {GLOBAL: [0.1, accuracy, accuracy]})
 
 
@@ -38,7 +39,7 @@ def finished(job: Job) -> Finished:
 @pytest.mark.parametrize("name", ["fedconv-fashion", "fedconv-har"])
 def test_suite_files_hold_valid_configs(name, quick):
     found = read_suite(name, quick=quick)
-    jobs = fedconv_fashion._jobs(found, 1)
+    jobs = fedconv._jobs(found, 1)
     for job in jobs:
         config = config_from_dict(job.config, where=job.name)
         assert config.public.rows > 0
@@ -48,16 +49,16 @@ def test_suite_files_hold_valid_configs(name, quick):
 
 
 def test_the_whole_suite_has_the_papers_divisions_and_sensitivity():
-    jobs = [job.name for job in fedconv_fashion._jobs(read_suite("fedconv-fashion", quick=False), 1)]
+    jobs = [job.name for job in fedconv._jobs(read_suite("fedconv-fashion", quick=False), 1)]
     for alpha in ("0.05", "0.1", "1", "10000"):
         assert f"fedconv | alpha {alpha}" in jobs
     assert {"ratio 0.25 | alpha 0.1", "public 100 | alpha 0.1", "devices 16 | alpha 0.1"} <= set(jobs)
 
 
 def test_tables_and_checks_are_those_of_the_runs(monkeypatch):
-    monkeypatch.setattr(fedconv_fashion, "run_jobs", lambda jobs: [finished(job) for job in jobs])
-    monkeypatch.setattr(fedconv_fashion, "server_alone", lambda found, division, seed: 0.5)
-    found = fedconv_fashion.run(SimpleNamespace(quick=False, seeds=2, json=None))
+    monkeypatch.setattr(fedconv, "run_jobs", lambda jobs: [finished(job) for job in jobs])
+    monkeypatch.setattr(fedconv, "server_alone", lambda found, division, seed: 0.5)
+    found = fedconv.run(SimpleNamespace(quick=False, seeds=2, json=None))
     rows = {row["method"]: row for row in found["tables"]["accuracy in percent"]}
     assert rows["fedconv"]["alpha 0.1: global"] == pytest.approx(90)
     assert rows["fedmd"]["alpha 0.1: global"] is None
@@ -101,13 +102,13 @@ def with_bytes(**bytes_of) -> list[Finished]:
 )
 def test_bytes_are_compared_as_recorded_at_equal_width(bytes_of, broken):
     runs = {("fedconv", "alpha 1"): with_bytes(**bytes_of), ("heterofl", "alpha 1"): with_bytes()}
-    found = fedconv_fashion.bytes_checks(runs, ["alpha 1"])
+    found = fedconv.bytes_checks(runs, ["alpha 1"])
     assert [entry["name"].split()[1] for entry in found if not entry["holds"]] == broken
 
 
 def test_bytes_up_are_only_reported_where_classes_are_missing():
     runs = {(label, f"alpha {alpha}"): with_bytes() for label in ("fedconv", "heterofl") for alpha in (0.1, 1)}
-    found = fedconv_fashion.bytes_checks(runs, ["alpha 0.1", "alpha 1"])
+    found = fedconv.bytes_checks(runs, ["alpha 0.1", "alpha 1"])
     assert [entry["target"] for entry in found] == ["1 ± 0.01", "reported", "1 ± 0.01", "<= 1.01"]
 
 
@@ -115,14 +116,14 @@ def test_nothing_is_equal_without_a_common_width():
     job = with_bytes()[0]
     narrow = [replace(job, devices={"device-9": replace(job.devices["device-0"], width=0.1)})]
     runs = {("fedconv", "alpha 1"): narrow, ("heterofl", "alpha 1"): [job]}
-    assert not fedconv_fashion.bytes_checks(runs, ["alpha 1"])[0]["holds"]
+    assert not fedconv.bytes_checks(runs, ["alpha 1"])[0]["holds"]
 
 
 def test_the_motion_suite_is_split_by_person(monkeypatch):
     seen = []
-    monkeypatch.setattr(fedconv_fashion, "run_jobs", lambda jobs: [seen.append(job) or finished(job) for job in jobs])
-    monkeypatch.setattr(fedconv_fashion, "server_alone", lambda found, division, seed: 0.5)
-    found = fedconv_har.run(SimpleNamespace(quick=True, seeds=1, json=None))
+    monkeypatch.setattr(fedconv, "run_jobs", lambda jobs: [seen.append(job) or finished(job) for job in jobs])
+    monkeypatch.setattr(fedconv, "server_alone", lambda found, division, seed: 0.5)
+    found = fedconv.run(SimpleNamespace(suite="fedconv-har", quick=True, seeds=1, json=None))
     assert {job.config["simulate"]["partition"] for job in seen} == {"owner"}
     assert found["tables"]["accuracy in percent"][0]["by person: devices"] == pytest.approx(80)
 

@@ -5,16 +5,17 @@ import numpy as np
 import pytest
 import torch
 
-from fedwright.benchmarks import framp_fashion, graph_rounds, written_plots
-from fedwright.benchmarks.framp_fashion import SIZES, view
-from fedwright.benchmarks.graph_rounds import Scale, play
-from fedwright.benchmarks.simulate import Evaluated, Measured
-from fedwright.benchmarks.suite import Finished, Job, merged, read_suite, run_job
-from fedwright.benchmarks.written_views import cumulative, load, tune
+from fedwright.benchmarks.harness import generated_plots, graph_rounds
+from fedwright.benchmarks.harness.generated_views import cumulative, load, tune
+from fedwright.benchmarks.harness.graph_rounds import Scale, play
+from fedwright.benchmarks.harness.suite import Finished, Job, merged, read_suite, run_job
+from fedwright.benchmarks.suites import framp_fashion
+from fedwright.benchmarks.suites.framp_fashion import SIZES, view
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
-from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.config import config_from_dict
+from fedwright.server_runtime.spec import ModelSpec
+from fedwright.simulation.simulate import DeviceAccuracy, FleetEvaluation
 
 SHARES = [1.0, 0.25, 0.0625, 0.015625]
 PARAMS = {"sizes": [1.0, 0.5, 0.25, 0.125]}
@@ -76,16 +77,16 @@ def test_own_training_keeps_masked_entries_at_zero():
 
 
 def finished(name: str, accuracy: float) -> Finished:
-    devices = tuple(Measured(f"d-{n}", round(100 * accuracy), 100, 1.0) for n in range(6))
+    devices = tuple(DeviceAccuracy(f"d-{n}", round(100 * accuracy), 100, 1.0) for n in range(6))
     prototypes = [{"class": n % 3, "device": f"d-{n}", "mean": [float(n), 1.0, -n / 2]} for n in range(6)]
     seen = {"union": [0.5] * 4, "coverage": [1.0, 0.5, 0.2, 0.1], "early": prototypes, "late": prototypes}
     seen |= {"curves": [cumulative(np.arange(20))] * 4, "tuned": {f"d-{n}": 0.5 for n in range(6)}}
-    return Finished(name, 1, [Evaluated(1, "test", devices)], {}, [], seen)
+    return Finished(name, 1, [FleetEvaluation(1, "test", devices)], {}, [], seen)
 
 
 def test_pictures_lie_beside_the_result(tmp_path):
     runs = {"framp": [finished("framp", 0.9)], "fiarse": [finished("fiarse", 0.8)]}
-    names = written_plots.draw(runs, SHARES, tmp_path / "found.json")
+    names = generated_plots.draw(runs, SHARES, tmp_path / "found.json")
     assert names == ["found-coverage.png", "found-accuracy.png", "found-prototypes.png"]
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in names)
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fedwright.benchmarks.growth import exponent
+from fedwright.benchmarks.suites.growth import exponent
 
 
 def test_exponents_of_known_costs() -> None:
@@ -19,7 +19,7 @@ def test_exponents_of_known_costs() -> None:
 
 @pytest.mark.slow
 def test_a_simulation_says_what_its_server_used() -> None:
-    command = [sys.executable, "-m", "fedwright.benchmarks.growth_child", "3", "lenet-valid", "3"]
+    command = [sys.executable, "-m", "fedwright.benchmarks.processes.growth_simulation", "3", "lenet-valid", "3"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
 

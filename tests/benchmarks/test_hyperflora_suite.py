@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from fedwright.benchmarks import hyperflora_fashion as suite
-from fedwright.benchmarks.simulate import Evaluated, Measured
-from fedwright.benchmarks.suite import Finished, mean, read_suite, run_jobs
+from fedwright.benchmarks.harness.suite import Finished, mean, read_suite, run_jobs
+from fedwright.benchmarks.suites import hyperflora_fashion as suite
 from fedwright.protocol import tensors
 from fedwright.server_runtime.config import config_from_dict
 from fedwright.server_runtime.evaluate.records import DeviceRecord
+from fedwright.simulation.simulate import DeviceAccuracy, FleetEvaluation
 
 # Four devices train, two never do.
 SIZES = {"devices": 6, "bystanders": 2}
@@ -23,8 +23,8 @@ def finished(name, accuracy, *, rounds=(10, 20), up=10**6):
     for number in rounds:
         share = 1.0 if number == rounds[-1] else 0.5
         values = [share * (accuracy - 0.1)] * 4 + [share * accuracy] * 2
-        own = tuple(Measured(f"d-{n}", round(1000 * value), 1000, 1.0) for n, value in enumerate(values))
-        entries.append(Evaluated(number, "test", own))
+        own = tuple(DeviceAccuracy(f"d-{n}", round(1000 * value), 1000, 1.0) for n, value in enumerate(values))
+        entries.append(FleetEvaluation(number, "test", own))
     records = {f"d-{n}": DeviceRecord(f"d-{n}", bytes_up=up) for n in range(4)}
     return Finished(name, 1, entries, records, [{"adapters": 12.0}, {"adapters": 9.0}])
 
@@ -72,11 +72,11 @@ def test_pfedhn_at_equal_bytes_stops_where_they_are_spent():
 
 def test_differences_are_paired_by_device_and_have_a_sign_when_they_are_large():
     ours, theirs = finished("hyperflora", 0.75), finished("pretrain", 0.5)
-    noisy = tuple(Measured(f"d-{n}", value, 1000, 1.0) for n, value in enumerate([0, 1000, 0, 1000, 510, 500]))
+    noisy = tuple(DeviceAccuracy(f"d-{n}", value, 1000, 1.0) for n, value in enumerate([0, 1000, 0, 1000, 510, 500]))
     rows = {
-        "hyperflora": suite.Row([ours], 1.0),
-        "pretrain": suite.Row(
-            [Finished("pretrain", 1, [theirs.evaluations[0], Evaluated(20, "test", noisy)], {}, [])], 1.0
+        "hyperflora": suite.ResultRow([ours], 1.0),
+        "pretrain": suite.ResultRow(
+            [Finished("pretrain", 1, [theirs.evaluations[0], FleetEvaluation(20, "test", noisy)], {}, [])], 1.0
         ),
     }
     paper = {"LeNet": {"hyperflora": [78.3, 77.86], "pretrain": [70.75, float("nan")]}}

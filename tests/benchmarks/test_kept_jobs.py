@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from fedwright.benchmarks import suite as suites
-from fedwright.benchmarks.kept_jobs import keeping, place_of
-from fedwright.benchmarks.simulate import simulate
-from fedwright.benchmarks.suite import Job, merged, run_kept
+from fedwright.benchmarks.harness import suite as suites
+from fedwright.benchmarks.harness.kept_jobs import keeping, place_of
+from fedwright.benchmarks.harness.suite import Job, merged, run_kept
 from fedwright.server_runtime.rounds import events
+from fedwright.simulation.simulate import simulate
 
 CONFIG: Mapping[str, Any] = {
     "run": {"rounds": 1},

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from fedwright.benchmarks.methods import job_config
-from fedwright.benchmarks.simulate import simulate
-from fedwright.benchmarks.suite import read_suite
+from fedwright.benchmarks.harness.suite import read_suite
+from fedwright.benchmarks.suites.methods import job_config
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime.config import config_from_dict
 from fedwright.server_runtime.methods.registry import METHODS
+from fedwright.simulation.simulate import simulate
 from helpers.simulation import make_config
 
 FOUND = read_suite("methods", quick=True)

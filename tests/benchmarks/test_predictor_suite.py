@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedwright.benchmarks import predictor as suite
+from fedwright.benchmarks.suites import predictor as suite
 from fedwright.device_runtime.profiler.measure import ProbeTime
 from fedwright.protocol.predictor import expected_bytes, need_bytes
 

@@ -10,9 +10,9 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from fedwright.benchmarks.plots import pictures
-from fedwright.benchmarks.report import read_results, write_report
-from fedwright.benchmarks.tables import markdown, signs
+from fedwright.benchmarks.harness.plots import pictures
+from fedwright.benchmarks.harness.report import read_results, write_report
+from fedwright.benchmarks.harness.tables import markdown, signs
 from fedwright.cli.main import main
 from fedwright.protocol.errors import ConfigError
 from helpers.tools import require_tool, run

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedwright.benchmarks import aggregate, hasa_titles, sizes_fashion
-from fedwright.benchmarks.dealing import deal, thin
-from fedwright.benchmarks.simulate import Evaluated, Measured
-from fedwright.benchmarks.suite import Finished, Job, merged, read_suite, run_job, seeds_of
+from fedwright.benchmarks.harness.suite import Finished, Job, merged, read_suite, run_job, seeds_of
+from fedwright.benchmarks.suites import aggregate, hasa_titles, sizes_fashion
 from fedwright.server_runtime.config import SimulateSection, config_from_dict
 from fedwright.server_runtime.evaluate.records import DeviceRecord
+from fedwright.simulation.dealing import deal, thin
+from fedwright.simulation.simulate import DeviceAccuracy, FleetEvaluation
 
 DEVICES = ("d0", "d1", "d2", "d3")
 
@@ -19,10 +19,10 @@ def finished(name: str, *, seed=1, val=(3.0, 2.0, 4.0), test=(0.1, 0.2, 0.3), wi
     """A job whose devices are all alike: losses on val and accuracies on test by round."""
     entries = []
     for number, (loss, accuracy) in enumerate(zip(val, test, strict=True), 1):
-        own = [Measured(d, 0, 100, np.log(loss)) for d in DEVICES]
-        entries.append(Evaluated(number, "val", tuple(own)))
-        own = [Measured(d, round(100 * accuracy), 100, np.log(10 - 10 * accuracy)) for d in DEVICES]
-        entries.append(Evaluated(number, "test", tuple(own)))
+        own = [DeviceAccuracy(d, 0, 100, np.log(loss)) for d in DEVICES]
+        entries.append(FleetEvaluation(number, "val", tuple(own)))
+        own = [DeviceAccuracy(d, round(100 * accuracy), 100, np.log(10 - 10 * accuracy)) for d in DEVICES]
+        entries.append(FleetEvaluation(number, "test", tuple(own)))
     records = {d: DeviceRecord(d, samples=10, width=width) for d in DEVICES}
     return Finished(name, seed, entries, records, [])
 
@@ -72,8 +72,8 @@ def test_the_difference_to_uniform_is_a_curve():
 
 def test_sizes_are_grouped_as_the_methods_dealt_them():
     job = finished("fiarse")
-    own = tuple(Measured(f"device-{i}", i, 10, 1.0) for i in range(8))
-    job = Finished("fiarse", 1, [Evaluated(1, "test", own)], job.devices, [])
+    own = tuple(DeviceAccuracy(f"device-{i}", i, 10, 1.0) for i in range(8))
+    job = Finished("fiarse", 1, [FleetEvaluation(1, "test", own)], job.devices, [])
     assert sizes_fashion.by_size(job, 4) == pytest.approx([0.2, 0.3, 0.4, 0.5])
 
 

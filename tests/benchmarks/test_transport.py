@@ -7,11 +7,11 @@ from contextlib import closing
 import psutil
 import pytest
 
-from fedwright.benchmarks import transport
+from fedwright.benchmarks.suites import transport
 from fedwright.protocol.errors import LinkError
 from fedwright.protocol.link import connect
 from fedwright.protocol.link.broker import Broker
-from fedwright.server_runtime.rounds.desk import Desk
+from fedwright.server_runtime.rounds.task_tracker import TaskTracker
 
 pytestmark = pytest.mark.broker
 
@@ -50,13 +50,13 @@ def test_many_devices_are_heard_and_waited_for_by_the_servers_own_desk(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transport, "IDLE_S", 0.1)
-    present, poll = [], Desk.poll
+    present, poll = [], TaskTracker.poll
 
-    def watched(desk: Desk, deadline_s: float) -> None:
-        poll(desk, deadline_s)
-        present.append(len(desk.present()))
+    def watched(tracker: TaskTracker, deadline_s: float) -> None:
+        poll(tracker, deadline_s)
+        present.append(len(tracker.present()))
 
-    monkeypatch.setattr(Desk, "poll", watched)
+    monkeypatch.setattr(TaskTracker, "poll", watched)
     transport.measure_crowd(broker, 3)
 
     # Once when the last report came, and at least once more while nobody said anything.

@@ -82,7 +82,7 @@ def test_the_folder_of_a_result_is_made(suite, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_train_step_measures_both_sides():
-    from fedwright.benchmarks import train_step
+    from fedwright.benchmarks.suites import train_step
 
     result = train_step.run(argparse.Namespace(models=["mlp"], threads=[1], quick=True))
 

@@ -2,14 +2,15 @@
 
 import numpy as np
 import pytest
+from msgspec import structs
 
-from fedwright.protocol.messages import DataSummary, Stats
+from fedwright.protocol.messages import DataSummary, Refusal, Stats
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
-from fedwright.server_runtime.artifacts.structure import ModelSpec
-from fedwright.server_runtime.methods.base import Absorbed, Relay
+from fedwright.server_runtime.methods.base import CheckedUpdate, MethodState, Relay
 from fedwright.server_runtime.methods.registry import METHODS, find
-from fedwright.server_runtime.public import PublicData
+from fedwright.server_runtime.public_data import PublicData
+from fedwright.server_runtime.spec import ModelSpec
 from helpers.fleet import report, setting
 
 COUNTS = {"a": [8, 8, 8, 0], "b": [1, 1, 12, 10], "c": [6, 6, 6, 6]}
@@ -61,7 +62,7 @@ def play_round(method, number: int, change: float) -> list[Relay]:
         sent = {name: np.full_like(value, change) for name, value in weights.items()}
         if assignment.returns.weights == "weights":
             sent = {name: value + change for name, value in weights.items()}
-        relays.append(method.absorb(device, Absorbed(sent, STATS, assignment)))
+        relays.append(method.absorb(device, CheckedUpdate(sent, STATS, assignment)))
     method.advance()
     return [relay for relay in relays if relay is not None]
 
@@ -77,18 +78,18 @@ def test_a_method_says_what_it_is(name):
 @every_method
 def test_devices_that_learn_nothing_change_nothing(name):
     method = made_known(name)
-    before = {key: value.copy() for key, value in method.personal("a")[1].items()}
+    before = {key: value.copy() for key, value in method.model_of("a")[1].items()}
     play_round(method, 1, change=0.0)
-    for key, value in method.personal("a")[1].items():
+    for key, value in method.model_of("a")[1].items():
         np.testing.assert_allclose(value, before[key], atol=1e-6)
 
 
 @every_method
 def test_a_round_changes_the_model(name):
     method = made_known(name)
-    before = {key: value.copy() for key, value in method.personal("a")[1].items()}
+    before = {key: value.copy() for key, value in method.model_of("a")[1].items()}
     play_round(method, 1, change=0.25)
-    assert any(not np.allclose(value, before[key]) for key, value in method.personal("a")[1].items())
+    assert any(not np.allclose(value, before[key]) for key, value in method.model_of("a")[1].items())
 
 
 @every_method
@@ -109,16 +110,99 @@ def test_planning_again_gives_the_same_plan(name):
 def test_a_restored_method_goes_on_to_the_same_bytes(name):
     method = make(name)
     play_round(method, 1, change=0.25)
-    saved = {key: value.copy() for key, value in method.state().items()}
+    saved = MethodState.read(method.state().to_bytes())
     play_round(method, 2, change=-0.125)
 
     restored = make(name)
     restored.restore(saved)
     play_round(restored, 2, change=-0.125)
 
-    assert restored.state().keys() == method.state().keys()
-    for key, value in method.state().items():
-        np.testing.assert_array_equal(restored.state()[key], value)
+    assert restored.state().to_bytes() == method.state().to_bytes()
+
+
+@every_method
+def test_what_planning_learned_is_known_again(name):
+    method = made_known(name)
+    method.meet(REPORTS)
+    learned = method.planning_state()
+    other = make(name)
+    if learned:
+        other.restore_planning(MethodState.read(learned.to_bytes()))
+    assert other.planning_state().to_bytes() == learned.to_bytes()
+
+
+@every_method
+def test_meeting_devices_twice_is_meeting_them_once(name):
+    once, twice = made_known(name), made_known(name)
+    once.meet(REPORTS)
+    twice.meet(REPORTS)
+    twice.meet(REPORTS)
+    assert twice.state().to_bytes() == once.state().to_bytes()
+
+
+@every_method
+def test_emitting_changes_nothing(name):
+    method = make(name)
+    assignments = method.assign(REPORTS, 1)
+    before = method.state().to_bytes()
+    for device, assignment in sorted(assignments.items()):
+        method.emit(device, assignment)
+    assert method.state().to_bytes() == before
+
+
+@every_method
+def test_a_round_without_updates_can_be_closed(name):
+    method = made_known(name)
+    before = {key: value.copy() for key, value in method.model_of("a")[1].items()}
+    method.advance()
+    for key, value in method.model_of("a")[1].items():
+        np.testing.assert_allclose(value, before[key], atol=1e-6)
+
+
+@every_method
+def test_a_method_that_wants_no_sum_says_so(name):
+    method = made_known(name)
+    assert method.wanted_sum(REPORTS) is None
+
+
+@every_method
+def test_less_is_less(name):
+    method = make(name)
+    assignment = method.assign(REPORTS, 1)["a"]
+    less = method.shrink("a", assignment, Refusal("t", "over_budget", "no", need_bytes=2, free_bytes=1))
+    size = sum(value.size for value in method.emit("a", assignment).weights.values())
+    assert less is None or sum(value.size for value in method.emit("a", less).weights.values()) < size
+
+
+@every_method
+def test_the_layers_that_a_device_keeps_are_layers_of_its_model(name):
+    method = made_known(name)
+    assert set(method.personal_layers("a")) <= method.model_of("a")[1].keys()
+
+
+@every_method
+def test_a_mean_of_updates_does_what_each_of_them_does(name):
+    """Two devices with the same task, one by one, and as the mean with the weight of both."""
+    if make(name).pools_by() is None:
+        return
+    models = []
+    for together in (False, True):
+        method = made_known(name)
+        assignments = method.assign(REPORTS, 1)
+        weights = method.emit("a", assignments["a"]).weights
+        one, other = ({key: np.full_like(v, by) for key, v in weights.items()} for by in (0.1, 0.3))
+        if together:
+            by_samples = method.pools_by() == "samples"
+            mean = {key: (one[key] + other[key]) / 2 for key in one}
+            stats = structs.replace(STATS, samples=2 * STATS.samples)
+            method.absorb("a", CheckedUpdate(mean, stats, assignments["a"], 1.0 if by_samples else 2.0))
+        else:
+            for sent in (one, other):
+                method.absorb("a", CheckedUpdate(sent, STATS, assignments["a"]))
+        method.advance()
+        models.append(method.model_of("a")[1])
+    for key, value in models[0].items():
+        np.testing.assert_allclose(models[1][key], value, atol=1e-5)
 
 
 @every_method

@@ -5,11 +5,11 @@ import pytest
 from fedwright.protocol.blobs import make_ref
 from fedwright.protocol.errors import RoundError
 from fedwright.protocol.messages import Recipe, Stats, Task, Update
-from fedwright.server_runtime.artifacts.structure import ModelSpec, Objective, Structure
 from fedwright.server_runtime.methods.base import Assignment
-from fedwright.server_runtime.rounds.memory_store import MemoryRoundStore
-from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
-from fedwright.server_runtime.rounds.store import Closed, Planned, Position, Reply, RunRecord
+from fedwright.server_runtime.rounds.store.base import Closed, Planned, Position, Reply, RunRecord
+from fedwright.server_runtime.rounds.store.memory import MemoryRoundStore
+from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
+from fedwright.server_runtime.spec import ModelSpec, Objective, Structure
 
 SPEC = ModelSpec("cnn", (1, 8, 8), 10, sizes=(("conv1", 4),))
 RECIPE = Recipe(batch=8, learning_rate=0.1, seed=3)

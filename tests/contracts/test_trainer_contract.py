@@ -11,7 +11,7 @@ from fedwright.device_runtime.train.torch import TorchTrainer, proximal
 from fedwright.protocol.messages import Recipe
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import build, initial_weights
-from fedwright.server_runtime.artifacts.structure import ModelSpec, Objective, Optimizer, Structure
+from fedwright.server_runtime.spec import ModelSpec, Objective, Optimizer, Structure
 from helpers import trainer_contract
 
 CASES = {

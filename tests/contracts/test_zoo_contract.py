@@ -9,8 +9,8 @@ from torch import nn
 
 from fedwright.server_runtime.artifacts.export import export
 from fedwright.server_runtime.artifacts.macs import count_macs
-from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.blocks.slicing import group_sizes, prefix_plan, put, random_plan, take
+from fedwright.server_runtime.spec import ModelSpec
 from fedwright.server_runtime.zoo import MODELS, ZooModel, create, full_sizes, scaled, sizes_of
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedwright.device_runtime.guard import LOOK_S, Guard, Limits, State, board_state
+from fedwright.device_runtime.guard import LOOK_S, BoardState, Guard, Limits, board_state
 from fedwright.protocol.errors import ConfigError
 
 LIMITS = Limits(most_temperature_c=80.0, least_battery_ratio=0.3, most_load_ratio=0.5)
@@ -30,9 +30,9 @@ class Board:
 @pytest.mark.parametrize(
     ("state", "said"),
     [
-        pytest.param(State(temperature_c=81.0), "81 °C", id="hot"),
-        pytest.param(State(battery_ratio=0.2, on_battery=True), "battery at 20%", id="empty"),
-        pytest.param(State(load_ratio=0.7), "others use 70%", id="busy"),
+        pytest.param(BoardState(temperature_c=81.0), "81 °C", id="hot"),
+        pytest.param(BoardState(battery_ratio=0.2, on_battery=True), "battery at 20%", id="empty"),
+        pytest.param(BoardState(load_ratio=0.7), "others use 70%", id="busy"),
     ],
 )
 def test_what_is_over_a_limit_is_said(state, said):
@@ -42,9 +42,9 @@ def test_what_is_over_a_limit_is_said(state, said):
 @pytest.mark.parametrize(
     "state",
     [
-        pytest.param(State(), id="no sensors"),
-        pytest.param(State(temperature_c=79.0, battery_ratio=0.31, on_battery=True, load_ratio=0.4), id="inside"),
-        pytest.param(State(battery_ratio=0.1, on_battery=False), id="charging"),
+        pytest.param(BoardState(), id="no sensors"),
+        pytest.param(BoardState(temperature_c=79.0, battery_ratio=0.31, on_battery=True, load_ratio=0.4), id="inside"),
+        pytest.param(BoardState(battery_ratio=0.1, on_battery=False), id="charging"),
     ],
 )
 def test_what_is_inside_the_limits_goes_on(state):
@@ -52,7 +52,7 @@ def test_what_is_inside_the_limits_goes_on(state):
 
 
 def test_training_pauses_until_the_board_has_cooled_well_below_the_limit():
-    board = Board(*(State(temperature_c=value) for value in (85.0, 82.0, 78.0, 74.0)))
+    board = Board(*(BoardState(temperature_c=value) for value in (85.0, 82.0, 78.0, 74.0)))
     guard = board.guard()
 
     assert guard.watching(lambda: False)() is False
@@ -63,7 +63,7 @@ def test_training_pauses_until_the_board_has_cooled_well_below_the_limit():
 
 
 def test_sensors_are_not_read_at_every_step():
-    board = Board(State(temperature_c=20.0), State(temperature_c=99.0))
+    board = Board(BoardState(temperature_c=20.0), BoardState(temperature_c=99.0))
     may_stop = board.guard().watching(lambda: False)
 
     assert [may_stop() for _ in range(100)] == [False] * 100
@@ -72,7 +72,7 @@ def test_sensors_are_not_read_at_every_step():
 
 
 def test_a_paused_device_still_stops_when_told_to():
-    board = Board(State(temperature_c=99.0))
+    board = Board(BoardState(temperature_c=99.0))
     answers = [False, False, True]
     may_stop = board.guard().watching(lambda: answers.pop(0) if len(answers) > 1 else answers[0])
 

@@ -10,7 +10,7 @@ from fedwright.device_runtime.train.check import need_bytes
 from fedwright.protocol.artifact import pack
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import build
-from fedwright.server_runtime.artifacts.structure import ModelSpec, Optimizer, Structure
+from fedwright.server_runtime.spec import ModelSpec, Optimizer, Structure
 
 # Never much more than predicted, or a device dies; never far less, or it refuses what it could do.
 MOST, LEAST = 1.1, 0.4

@@ -12,7 +12,7 @@ from fedwright.protocol import tensors
 from fedwright.protocol.messages import Recipe
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
-from fedwright.server_runtime.artifacts.structure import ModelSpec, Optimizer, Structure
+from fedwright.server_runtime.spec import ModelSpec, Optimizer, Structure
 from helpers import one_task
 from helpers.arm64_root import arm64_root
 

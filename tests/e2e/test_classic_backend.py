@@ -14,13 +14,13 @@ from fedwright.device_runtime.train.classic import ClassicTrainer
 from fedwright.device_runtime.train.classic_check import check_classic
 from fedwright.protocol import tensors
 from fedwright.protocol.artifact import Artifact, file_info
-from fedwright.protocol.classic import ClassicFiles, pack_files, unpack_files
+from fedwright.protocol.classic_artifact import ClassicFiles, pack_files, unpack_files
 from fedwright.protocol.errors import BadArtifact, BuildError, DeviceError, OverBudget
 from fedwright.protocol.messages import Recipe
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import build, initial_weights
 from fedwright.server_runtime.artifacts.classic import build_classic
-from fedwright.server_runtime.artifacts.structure import ModelSpec, Objective, Optimizer, Structure
+from fedwright.server_runtime.spec import ModelSpec, Objective, Optimizer, Structure
 from helpers import one_task, trainer_contract
 from helpers.classic_environment import classic_python
 from helpers.tools import REPO, run

@@ -12,7 +12,7 @@ from fedwright.protocol.errors import LinkError
 from fedwright.protocol.link import Link, Received, TlsFiles, connect
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.link.security import read_bundle
-from fedwright.server_runtime.trust import Authority, Identity, enroll, enroll_server, secure_broker
+from fedwright.server_runtime.fleet.trust import Authority, Credentials, enroll, enroll_server, secure_broker
 from helpers.links import take
 from helpers.tools import require_tool
 
@@ -111,7 +111,7 @@ def test_a_certificate_of_another_authority_does_not_help(broker: Broker, author
 
 
 def test_the_certificate_of_the_broker_opens_nothing(broker: Broker, authority: Authority) -> None:
-    stolen = Identity(authority.folder / "broker" / "cert.pem", authority.folder / "broker" / "key.pem")
+    stolen = Credentials(authority.folder / "broker" / "cert.pem", authority.folder / "broker" / "key.pem")
 
     with pytest.raises(LinkError, match="TLS with the broker"):
         connect(broker.url, client_id="x", tls=TlsFiles(authority.ca, stolen.cert, stolen.key))

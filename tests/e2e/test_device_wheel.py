@@ -14,7 +14,7 @@ from fedwright.protocol.link import connect
 from fedwright.protocol.link.broker import Broker
 from fedwright.server_runtime.config import config_from_dict
 from fedwright.server_runtime.run import execute
-from helpers.layout import DEVICE_SIDE, TORCH_BACKEND, below, modules_of
+from helpers.layout import DEVICE_SIDE, TORCH_BACKEND, below, sources_of
 from helpers.tools import REPO, make_environment, pip_install, run
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -23,6 +23,7 @@ ABSENT = ["torch", "onnx", "sklearn", "scipy", "matplotlib", "rich", "amqtt", "c
 # numpy and onnxruntime are nearly all of it; torch alone would be 750 MB.
 MAX_INSTALLED_BYTES = 250e6
 DEVICES = ["board-a", "board-b"]
+FOLDERS = ["protocol", "device_runtime", "server_runtime", "simulation", "profiles", "benchmarks"]
 
 
 @pytest.fixture(scope="module")
@@ -55,15 +56,18 @@ def bare_environment(home: Path) -> dict[str, str]:
 def test_the_wheel_holds_every_file_of_the_package(wheel):
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if name.startswith("fedwright/")}
-    files = [path for path in (REPO / "fedwright").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    tracked = run(["git", "-C", str(REPO), "ls-files", "fedwright", *FOLDERS]).splitlines()
+    own = {name for name in tracked if name.startswith("fedwright/") and not (REPO / name).is_symlink()}
+    linked = {f"fedwright/{name}" for name in tracked if not name.startswith(("fedwright/", "benchmarks/results/"))}
 
-    assert packed == {str(path.relative_to(REPO)) for path in files}
+    assert packed == own | linked
+    assert len(linked) > 300
 
 
 def test_the_device_side_imports_from_the_wheel(device_python, tmp_path):
     names = [
         module.name
-        for module in modules_of(REPO / "fedwright")
+        for module in sources_of(REPO)
         if any(below(module.name, side) for side in DEVICE_SIDE) and module.name != TORCH_BACKEND
     ]
     program = "import importlib, sys; print(len([importlib.import_module(name) for name in sys.argv[1:]]))"

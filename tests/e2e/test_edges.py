@@ -11,9 +11,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from fedwright.benchmarks.dealing import deal
-from fedwright.benchmarks.edged_fleet import in_turn
-from fedwright.benchmarks.simulate import simulate
 from fedwright.device_runtime import facts
 from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.emulate.device import agent_command
@@ -24,13 +21,16 @@ from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.messages import Shown
-from fedwright.protocol.operators import FEATURES
+from fedwright.protocol.operator_costs import FEATURES
 from fedwright.protocol.predictor import Profile
-from fedwright.server_runtime.edge.circle import OTHERS
+from fedwright.server_runtime.edge.cluster_sharing import OTHERS
 from fedwright.server_runtime.edge.store import EdgeStore
-from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
-from fedwright.server_runtime.rounds.store import Position
+from fedwright.server_runtime.rounds.store.base import Position
+from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.zoo import width_of
+from fedwright.simulation.dealing import deal
+from fedwright.simulation.edged_fleet import in_turn
+from fedwright.simulation.simulate import simulate
 from helpers.simulation import local_data, make_config
 from helpers.tools import require_tool
 

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from fedwright.benchmarks import simulate as simulation
-from fedwright.benchmarks.dealing import deal
 from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.emulate.device import agent_command
 from fedwright.device_runtime.emulate.fleet import EmulatedFleet
@@ -17,6 +15,8 @@ from fedwright.device_runtime.emulate.profiles import load_profile
 from fedwright.protocol.link import connect
 from fedwright.protocol.link.broker import Broker
 from fedwright.server_runtime import run as runs
+from fedwright.simulation import simulate as simulation
+from fedwright.simulation.dealing import deal
 from helpers.resume import Killed, die_after, final_state
 from helpers.simulation import local_data, make_config, public_file
 

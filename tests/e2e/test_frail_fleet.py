@@ -4,10 +4,10 @@ import threading
 
 import pytest
 
-from fedwright.benchmarks import demo
-from fedwright.benchmarks.demo import DemoOptions, run_demo
 from fedwright.device_runtime.emulate.mishaps import Mishaps
 from fedwright.server_runtime.rounds import events
+from fedwright.simulation import demo
+from fedwright.simulation.demo import DemoOptions, run_demo
 
 ROUNDS = 6
 

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from fedwright.benchmarks.dealing import deal
-from fedwright.benchmarks.simulate import simulate
 from fedwright.device_runtime.agent import Agent
 from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.messages import Report
 from fedwright.server_runtime import run as runs
-from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
-from fedwright.server_runtime.rounds.store import Position
+from fedwright.server_runtime.rounds.store.base import Position
+from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
+from fedwright.simulation.dealing import deal
+from fedwright.simulation.simulate import simulate
 from helpers.fleet import Running
 from helpers.resume import Killed, Links, die_after, final_state
 from helpers.simulation import local_data, make_config

@@ -11,7 +11,7 @@ from fedwright.protocol.errors import LinkError
 from fedwright.protocol.link import Link, Received, connect
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.link.security import Bundle, read_bundle
-from fedwright.server_runtime.trust import Authority, enroll, enroll_server, revoke, secure_broker
+from fedwright.server_runtime.fleet.trust import Authority, enroll, enroll_server, revoke, secure_broker
 from helpers.links import take, wait_until
 from helpers.tools import require_tool
 

@@ -7,15 +7,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from fedwright.benchmarks.dealing import deal
-from fedwright.benchmarks.simulate import simulate
 from fedwright.protocol import codec, topics
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.messages import Answer, Report
 from fedwright.server_runtime import run as runs
-from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
-from fedwright.server_runtime.rounds.store import Position
+from fedwright.server_runtime.rounds.store.base import Position
+from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
+from fedwright.simulation.dealing import deal
+from fedwright.simulation.simulate import simulate
 from helpers.resume import Links, final_state
 from helpers.simulation import local_data, make_config, run_hiding_agents
 

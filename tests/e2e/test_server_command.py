@@ -12,8 +12,8 @@ from fedwright.cli.main import main
 from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.emulate.device import agent_command
 from fedwright.device_runtime.emulate.fleet import EmulatedFleet
-from fedwright.protocol.files import lock_folder
 from fedwright.protocol.link.broker import Broker
+from fedwright.protocol.support.files import lock_folder
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 

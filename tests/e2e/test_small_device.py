@@ -9,7 +9,7 @@ import pytest
 from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.emulate.device import agent_command
 from fedwright.device_runtime.emulate.fleet import EmulatedFleet
-from fedwright.device_runtime.emulate.profiles import Value, load_profile
+from fedwright.device_runtime.emulate.profiles import ProfileValue, load_profile
 from fedwright.protocol.link import connect
 from fedwright.protocol.link.broker import Broker
 from fedwright.server_runtime.config import config_from_text
@@ -42,7 +42,7 @@ def test_a_task_beyond_the_memory_limit_is_refused_and_a_smaller_one_done(tmp_pa
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "data.npz", x=rng.normal(size=(20, 3, 32, 32)).astype(np.float32), y=np.arange(20) % 4)
     large = load_profile("laptop")
-    small = replace(large, agent_bytes=Value(LIMIT_BYTES, "nominal", "this test"))
+    small = replace(large, agent_bytes=ProfileValue(LIMIT_BYTES, "nominal", "this test"))
     seen: list[events.Event] = []
     with Broker() as broker, EmulatedFleet(tmp_path / "logs") as fleet:
         text = CONFIG.format(folder=tmp_path, broker=broker.url)

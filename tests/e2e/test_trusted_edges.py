@@ -13,8 +13,8 @@ from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.link.security import BrokerTls, read_bundle
 from fedwright.protocol.messages import Gone
 from fedwright.server_runtime.config import config_from_dict
+from fedwright.server_runtime.fleet.trust import Authority, enroll_server
 from fedwright.server_runtime.run import execute
-from fedwright.server_runtime.trust import Authority, enroll_server
 from helpers.fleet import WAIT_S
 from helpers.tools import require_tool
 

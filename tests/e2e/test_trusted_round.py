@@ -14,8 +14,8 @@ from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.protocol.link.security import BrokerTls
 from fedwright.protocol.messages import Dismiss
 from fedwright.server_runtime.config import config_from_dict
+from fedwright.server_runtime.fleet.trust import Authority, enroll_server
 from fedwright.server_runtime.run import execute
-from fedwright.server_runtime.trust import Authority, enroll_server
 from helpers.fleet import FLEET, WAIT_S, Running
 from helpers.tools import require_tool
 
@@ -79,7 +79,7 @@ def test_a_device_refuses_orders_that_are_not_its_servers(trust, tmp_path, caplo
 
 
 def _verify(authority, message, signature):
-    from fedwright.protocol.signing import verify
+    from fedwright.protocol.crypto.signing import verify
 
     return verify(authority.public_key, message, signature)
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from fedwright.benchmarks.dealing import deal
-from fedwright.benchmarks.simulate import simulate
 from fedwright.protocol.link.broker import Broker
 from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.methods.registry import METHODS
+from fedwright.simulation.dealing import deal
+from fedwright.simulation.simulate import simulate
 from helpers.resume import Killed, Links, die_after, final_state
 from helpers.simulation import local_data, make_config, run_agents
 

@@ -4,20 +4,20 @@ import numpy as np
 import pytest
 import torch
 
-from fedwright.benchmarks import datasets
-from fedwright.benchmarks.datasets import Limit
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
-from fedwright.server_runtime.artifacts.structure import ModelSpec
-from fedwright.server_runtime.blocks.compression import compress
-from fedwright.server_runtime.blocks.dilation import Dilation
-from fedwright.server_runtime.blocks.kernels import Form, make_layout, start_vector
-from fedwright.server_runtime.blocks.members import Schedule
+from fedwright.server_runtime.blocks.fedconv.compression import compress
+from fedwright.server_runtime.blocks.fedconv.dilation import Dilation
+from fedwright.server_runtime.blocks.fedconv.kernels import KernelForm, make_layout, start_vector
+from fedwright.server_runtime.blocks.joint_tuning import Schedule
 from fedwright.server_runtime.blocks.slicing import Axis
-from fedwright.server_runtime.methods.fedconv import FedConv
-from fedwright.server_runtime.methods.fedconv_params import MLR, FedConvParams
-from fedwright.server_runtime.methods.sliced import Levels
-from fedwright.server_runtime.public import PublicData
+from fedwright.server_runtime.methods.fedconv.method import FedConv
+from fedwright.server_runtime.methods.fedconv.params import MLR, FedConvParams
+from fedwright.server_runtime.methods.shared.submodels import Levels
+from fedwright.server_runtime.public_data import PublicData
+from fedwright.server_runtime.spec import ModelSpec
+from fedwright.simulation import datasets
+from fedwright.simulation.datasets import Limit
 from helpers.fleet import setting
 
 FULL, SMALL = {"o": 32, "i": 16}, {"o": 24, "i": 12}
@@ -25,7 +25,7 @@ FULL, SMALL = {"o": 32, "i": 16}, {"o": 24, "i": 12}
 
 def one_layer(axes, shape):
     """The layout of a single tensor at ratio 0.75."""
-    return make_layout({"w": axes}, {"w": shape}, full=FULL, smallest=SMALL, form=Form())
+    return make_layout({"w": axes}, {"w": shape}, full=FULL, smallest=SMALL, form=KernelForm())
 
 
 def test_the_papers_example_has_nine_matrices_and_a_kernel_of_nine_by_five():
@@ -43,7 +43,7 @@ def test_the_papers_example_has_nine_matrices_and_a_kernel_of_nine_by_five():
 def test_ten_channels_at_three_quarters_need_no_whole_columns():
     # floor(.75 · 10 · 49) = 367 is not 7 · 49: as one image the layer could not be cut
     axes, full, small = (None, Axis("c", inner=49)), {"c": 10}, {"c": 7}
-    layout = make_layout({"w": axes}, {"w": (10, 490)}, full=full, smallest=small, form=Form())
+    layout = make_layout({"w": axes}, {"w": (10, 490)}, full=full, smallest=small, form=KernelForm())
     assert layout.slots[0].count == 49
     assert layout.slots[0].kernel(small) == (1, 4)
     theta = start_vector(layout, small, generator=torch.Generator().manual_seed(0))
@@ -70,7 +70,7 @@ def test_defaults_are_the_papers():
 
 def accuracy(method: FedConv, device: str, data: PublicData) -> float:
     """Share of rows classified right by the model of a device."""
-    spec, weights = method.personal(device)
+    spec, weights = method.model_of(device)
     module = zoo.create(spec, seed=0)
     module.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()})
     with torch.no_grad():

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.server_runtime.blocks.allocation import Budget, allocate
+from fedwright.server_runtime.blocks.allocation import WidthBudget, allocate
 from fedwright.server_runtime.evaluate.metrics import LstmCost, realised_budget
 
 SAMPLES = [6054, 2570, 3354, 13215, 1195, 1719, 141]
 JSD = [0.110, 0.120, 0.096, 0.043, 0.105, 0.121, 0.192]
-BUDGET = Budget(total=0.5, least=0.2, most=0.8, passes=2)
+BUDGET = WidthBudget(total=0.5, least=0.2, most=0.8, passes=2)
 
 WIDTHS = {
     "hasa": [73.1, 80.0, 43.8, 29.2, 58.4, 80.0, 80.0],
@@ -27,7 +27,7 @@ def test_widths_of_every_rule(rule):
 
 
 def test_one_pass_fewer_does_not_give_table_iii():
-    widths = 100 * allocate("hasa", JSD, SAMPLES, Budget(passes=1))
+    widths = 100 * allocate("hasa", JSD, SAMPLES, WidthBudget(passes=1))
     assert np.abs(widths - WIDTHS["hasa"]).max() > 1
 
 
@@ -35,7 +35,9 @@ def test_realised_budget_is_printed_as_49_6():
     assert realised_budget(allocate("hasa", JSD, SAMPLES, BUDGET), SAMPLES) == pytest.approx(0.4955, abs=5e-5)
 
 
-@pytest.mark.parametrize("budget", [Budget(passes=20), Budget(tolerance=1e-4)], ids=["20 passes", "tolerance"])
+@pytest.mark.parametrize(
+    "budget", [WidthBudget(passes=20), WidthBudget(tolerance=1e-4)], ids=["20 passes", "tolerance"]
+)
 def test_more_passes_meet_the_budget(budget):
     widths = allocate("hasa", JSD, SAMPLES, budget)
     np.testing.assert_allclose(100 * widths, [73.9, 80, 44.4, 29.6, 59.2, 80, 80], atol=0.0601)
@@ -43,7 +45,7 @@ def test_more_passes_meet_the_budget(budget):
 
 
 def test_a_square_budget_is_met_in_squares():
-    budget = Budget(total=0.25, least=0.4, most=1.0, power=2, tolerance=1e-6)
+    budget = WidthBudget(total=0.25, least=0.4, most=1.0, power=2, tolerance=1e-6)
     widths = allocate("hasa", JSD, SAMPLES, budget)
     assert realised_budget(widths, SAMPLES, power=2) == pytest.approx(0.25, abs=1e-5)
 
@@ -69,16 +71,16 @@ def test_a_single_device_gets_the_budget():
 
 
 def test_ties_share_their_mean_rank():
-    widths = allocate("hasa", [0.1, 0.1, 0.2], [1, 1, 1], Budget(passes=20))
+    widths = allocate("hasa", [0.1, 0.1, 0.2], [1, 1, 1], WidthBudget(passes=20))
     assert widths[0] == widths[1] < widths[2]
 
 
 BAD = {
-    "width 0": (lambda: Budget(least=0.0), "least width is 0.0 but must be above 0"),
-    "width above 1": (lambda: Budget(most=1.5), "most width is 1.5"),
-    "least above most": (lambda: Budget(least=0.8, most=0.4), "above the most"),
-    "budget too large": (lambda: Budget(total=0.9), "budget 0.9 cannot be met"),
-    "budget too small": (lambda: Budget(total=0.1), "budget 0.1 cannot be met"),
+    "width 0": (lambda: WidthBudget(least=0.0), "least width is 0.0 but must be above 0"),
+    "width above 1": (lambda: WidthBudget(most=1.5), "most width is 1.5"),
+    "least above most": (lambda: WidthBudget(least=0.8, most=0.4), "above the most"),
+    "budget too large": (lambda: WidthBudget(total=0.9), "budget 0.9 cannot be met"),
+    "budget too small": (lambda: WidthBudget(total=0.1), "budget 0.1 cannot be met"),
     "cap below least": (lambda: allocate("hasa", JSD, SAMPLES, BUDGET, caps=[0.1] + [1] * 6), "device number 1"),
     "caps too low": (lambda: allocate("hasa", JSD, SAMPLES, BUDGET, caps=[0.3] * 7), "caps allow a budget of 0.300"),
     "no samples": (lambda: allocate("hasa", [0.1], [0], BUDGET), "every device needs samples"),

@@ -6,11 +6,11 @@ import pytest
 from fedwright.protocol.messages import DataSummary, Stats
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
-from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.blocks.lora import round_values
-from fedwright.server_runtime.methods.base import Absorbed
+from fedwright.server_runtime.methods.base import CheckedUpdate
 from fedwright.server_runtime.methods.baselines.pfedhn import PFedHN, PFedHNParams
 from fedwright.server_runtime.methods.hyperflora import HyperFLoRA, HyperFLoRAParams
+from fedwright.server_runtime.spec import ModelSpec
 from helpers.fleet import report, setting
 
 STATS = Stats(samples=10, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
@@ -65,7 +65,7 @@ def test_a_round_moves_as_many_numbers_as_the_formula_says():
             weights = method.emit(device, assignment).weights
             moved += 2 * sum(value.size for value in weights.values())
             sent = {name: np.zeros_like(value) for name, value in weights.items()}
-            relays.append(method.absorb(device, Absorbed(sent, STATS, assignment)))
+            relays.append(method.absorb(device, CheckedUpdate(sent, STATS, assignment)))
         stage = {relay.device: relay.assignment for relay in relays if relay is not None}
     assert moved == round_values(selected=8, pairs=4, exchanges=3, classes=10, adapter=850) == 54_560
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from fedwright.server_runtime import zoo
-from fedwright.server_runtime.artifacts.structure import ModelSpec
-from fedwright.server_runtime.blocks import similarity
-from fedwright.server_runtime.blocks.stitching import stitch_parameters
+from fedwright.server_runtime.blocks.pfedclub import similarity
+from fedwright.server_runtime.blocks.pfedclub.stitching import stitch_parameters
 from fedwright.server_runtime.methods.baselines.pfedhr import PFedHRParams
 from fedwright.server_runtime.methods.pfedclub import PFedClubParams
+from fedwright.server_runtime.spec import ModelSpec
 from fedwright.server_runtime.zoo.stitched import cut
 
 CIFAR = (3, 32, 32)

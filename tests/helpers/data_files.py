@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedwright.benchmarks.datasets import images
+from fedwright.simulation.datasets import images
 
 
 def write_idx(path: Path, array: np.ndarray) -> None:

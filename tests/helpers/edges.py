@@ -7,8 +7,8 @@ from pathlib import Path
 from fedwright.protocol import codec, topics
 from fedwright.protocol.messages import Gone
 from fedwright.server_runtime.edge.config import edge_from_dict
-from fedwright.server_runtime.edge.run import board, serve
-from fedwright.server_runtime.edge.upward import Presence
+from fedwright.server_runtime.edge.host_channel import Presence
+from fedwright.server_runtime.edge.run import edge_board, serve
 from helpers.fleet import FLEET, WAIT_S
 
 
@@ -19,7 +19,7 @@ class RunningEdge:
         edge = {"name": name, "folder": str(folder), **sections.pop("edge", {})}
         self.config = edge_from_dict({"edge": edge, "host": {"fleet": FLEET}, **sections}, where="test")
         boot = codec.new_id()
-        self.presence = Presence(FLEET, name, boot, board())
+        self.presence = Presence(FLEET, name, boot, edge_board())
         self.gone = (topics.up(FLEET, name), codec.encode(Gone(), sender=name, boot=boot))
         self.links = [links.link(f"{name}-up"), links.link(f"{name}-down")]
         self.error: BaseException | None = None

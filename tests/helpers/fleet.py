@@ -8,28 +8,28 @@ import numpy as np
 
 from fedwright.device_runtime.agent import Agent
 from fedwright.device_runtime.data.local import LocalData
-from fedwright.device_runtime.holdings import Holdings
-from fedwright.device_runtime.home import Identity
-from fedwright.device_runtime.perform import Tools
+from fedwright.device_runtime.resources import Resources
+from fedwright.device_runtime.run_task import Tools
+from fedwright.device_runtime.server_choice import DeviceIdentity
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.journal import Journal
-from fedwright.device_runtime.store.personal import PersonalLayers
-from fedwright.device_runtime.store.residual import Residual
+from fedwright.device_runtime.store.personal_layers import PersonalLayers
+from fedwright.device_runtime.store.residual import ErrorFeedback
 from fedwright.device_runtime.train.portable import PortableTrainer
 from fedwright.protocol import codec, topics
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.protocol.messages import LARGE_CHUNK_BYTES, Board, Challenge, DataSummary, Gone, Report
-from fedwright.server_runtime.artifacts.structure import ModelSpec, Optimizer
 from fedwright.server_runtime.methods.base import Setting
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
 from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.coordinator import Options
-from fedwright.server_runtime.rounds.desk import Desk
-from fedwright.server_runtime.rounds.exchange import Exchange
-from fedwright.server_runtime.rounds.memory_store import MemoryRoundStore
+from fedwright.server_runtime.rounds.coordinator import RoundOptions
 from fedwright.server_runtime.rounds.planner import Planner
+from fedwright.server_runtime.rounds.store.memory import MemoryRoundStore
+from fedwright.server_runtime.rounds.task_tracker import TaskTracker
 from fedwright.server_runtime.run import coordinate
+from fedwright.server_runtime.spec import ModelSpec, Optimizer
+from fedwright.server_runtime.transport.device_channel import DeviceChannel
 from helpers.tiny_artifact import CLASSES, FEATURES, make_artifact, start_weights
 
 FLEET = "test"
@@ -121,12 +121,12 @@ class Running:
             checkpoint=Checkpoint(folder / device / "checkpoint", every_s=changes.get("checkpoint_s", 60.0)),
             personal=PersonalLayers(folder / device),
         )
-        holdings = Holdings(
+        holdings = Resources(
             board=BOARD,
             data=changes.get("data", make_data(device)),
             blobs=BlobStore(folder / device / "blobs"),
             journal=self.journal,
-            residual=Residual(folder / device),
+            residual=ErrorFeedback(folder / device),
             tools=tools,
             trains=changes.get("trains", True),
             told=changes.get("told"),
@@ -135,7 +135,7 @@ class Running:
         self.boot = codec.new_id()
         fleet = changes.get("fleet", FLEET)
         further, patience_s = changes.get("further", ()), changes.get("patience_s", WAIT_S)
-        identity = Identity(device, fleet, self.boot, changes.get("verify"), further, patience_s)
+        identity = DeviceIdentity(device, fleet, self.boot, changes.get("verify"), further, patience_s)
         self.agent = changes.get("make_agent", Agent)(self.link, identity, holdings)
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
@@ -166,7 +166,7 @@ class Server:
         self.folder = folder
         self.store = MemoryRoundStore()
         self.events: list[events.Event] = []
-        self.options = Options(**{"rounds": 2, "devices": devices, "seed": 7, "join_timeout_s": WAIT_S, **options})
+        self.options = RoundOptions(**{"rounds": 2, "devices": devices, "seed": 7, "join_timeout_s": WAIT_S, **options})
 
     def run(self, *, observer=None, method=None) -> FedAvg:
         """One life of the server process, from its start to the end of the run."""
@@ -180,15 +180,15 @@ class Server:
 
         try:
             blobs = BlobStore(self.folder / "server-blobs")
-            desk = Desk(
-                Exchange(link, FLEET, blobs=blobs),
+            tracker = TaskTracker(
+                DeviceChannel(link, FLEET, blobs=blobs),
                 Planner("run", TinyBuilder(), blobs, self.options.deadline_s, self.chunk_bytes),
                 store=self.store,
                 observer=observe,
             )
-            desk.gather(self.options.devices, timeout_s=self.options.join_timeout_s)
-            coordinate(desk, self.options).run(method, SPEC)
-            desk.dismiss_all("done")
+            tracker.gather(self.options.devices, timeout_s=self.options.join_timeout_s)
+            coordinate(tracker, self.options).run(method, SPEC)
+            tracker.dismiss_all("done")
         finally:
             link.close()
         return method

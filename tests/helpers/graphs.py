@@ -10,7 +10,7 @@ from torch import nn
 
 from fedwright.protocol.artifact import Artifact
 from fedwright.server_runtime.artifacts.builder import build, initial_weights
-from fedwright.server_runtime.artifacts.structure import ModelSpec, Objective, Optimizer, Structure
+from fedwright.server_runtime.spec import ModelSpec, Objective, Optimizer, Structure
 
 Tensors = dict[str, Any]
 

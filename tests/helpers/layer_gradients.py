@@ -10,7 +10,7 @@ import fedwright.server_runtime.artifacts.autodiff.rules  # noqa: F401  (registe
 from fedwright.server_runtime.artifacts.autodiff.engine import differentiate
 from fedwright.server_runtime.artifacts.autodiff.graph import Graph, Value
 from fedwright.server_runtime.artifacts.autodiff.lowering import lower
-from fedwright.server_runtime.artifacts.autodiff.measure import measure
+from fedwright.server_runtime.artifacts.autodiff.shapes import measure
 
 Layer = Callable[[Graph], str]
 

@@ -24,6 +24,7 @@ ELSEWHERE = {f"fedwright.benchmarks.peers.flower_app.{side}_app" for side in ("c
 LIGHT = "fedwright.device_runtime.config"
 # Newer than Python 3.10, the oldest a device may have; an import inside a function is guarded by its caller.
 TOO_NEW = {"tomllib"}
+SIDES = tuple(f"fedwright.{name}" for name in ("device_runtime", "server_runtime", "simulation", "benchmarks"))
 DEVICE_SIDE = ("fedwright.protocol", "fedwright.device_runtime", "fedwright.cli.main", "fedwright.cli.device")
 
 # What modules below the key may import from the package; the longest matching key counts.
@@ -33,7 +34,7 @@ MAY_IMPORT = {
     "fedwright.server_runtime": ("fedwright.server_runtime", "fedwright.protocol"),
     "fedwright.server_runtime.blocks": ("fedwright.server_runtime.blocks", "fedwright.protocol"),
 }
-MAY_USE_TORCH = ("fedwright.server_runtime", "fedwright.benchmarks", TORCH_BACKEND)
+MAY_USE_TORCH = ("fedwright.server_runtime", "fedwright.simulation", "fedwright.benchmarks", TORCH_BACKEND)
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,16 @@ class Import:
     top_level: bool
 
 
+def sources_of(repo: Path) -> list[Module]:
+    """Every module of the package `fedwright`: its own files, and those of the folders that it links to."""
+    linked = [path for path in sorted((repo / "fedwright").iterdir()) if path.is_symlink()]
+    return modules_of(repo / "fedwright") + [
+        Module(f"fedwright.{module.name}", module.text) for link in linked for module in modules_of(link.resolve())
+    ]
+
+
 def modules_of(folder: Path) -> list[Module]:
-    """Every Python file below a folder, named from the folder's own name down."""
+    """Every Python file below a folder, named from the folder's own name down; links are not followed."""
     return [Module(_dotted(path, folder), path.read_text()) for path in sorted(folder.rglob("*.py"))]
 
 
@@ -131,7 +140,7 @@ def lazy_commands(module: Module) -> Iterator[str]:
     if not below(module.name, "fedwright.cli") or not functions & {"add_parser", "main"}:
         return
     for found in imports_of(module):
-        sides = ("fedwright.device_runtime", "fedwright.server_runtime", "fedwright.benchmarks", *HEAVY)
+        sides = (*SIDES, *HEAVY)
         eager = found.top_level and any(below(found.name, side) for side in sides)
         if eager and not below(found.name, LIGHT):
             yield f"{module.name}:{found.line} imports {found.name} at the top; do so inside the function that runs"

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from fedwright.device_runtime.data import load
-from fedwright.device_runtime.perform import Inputs, perform
+from fedwright.device_runtime.run_task import Inputs, run_task
 from fedwright.device_runtime.start import make_tools
 from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import tensors
@@ -62,7 +62,7 @@ def do_task(folder, backend, result):
 
     data = load(f"npz:{folder / 'data.npz'}", holdout_ratio=HOLDOUT_RATIO, seed=0)
     recording = replace(tools, make_trainer=make_trainer)
-    done = perform(task, inputs, data, tools=recording, should_stop=lambda: False)
+    done = run_task(task, inputs, data, tools=recording, should_stop=lambda: False)
     result.write_bytes(tensors.save(done.tensors))
     stats = done.stats
     return {"losses": losses, "correct": [stats.correct_before, stats.correct_after], "holdout": stats.holdout}

@@ -6,7 +6,7 @@ from pathlib import Path
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.link import Link, connect
 from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
+from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 
 
 class Links:

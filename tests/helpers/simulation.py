@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedwright.benchmarks import datasets
-from fedwright.benchmarks.datasets import Limit
 from fedwright.device_runtime.data.local import LocalData
-from fedwright.device_runtime.describe.hidden import Hidden, counts_of, without_counts
+from fedwright.device_runtime.describe.hidden_counts import HiddenCounts, counts_of, without_counts
 from fedwright.device_runtime.store.secret import kept_secret
 from fedwright.server_runtime.config import config_from_text
+from fedwright.simulation import datasets
+from fedwright.simulation.datasets import Limit
 from helpers.fleet import FLEET, Running
 
 
@@ -69,7 +69,7 @@ def run_hiding_agents(broker, folder: Path, data: dict[str, LocalData]):
     with ExitStack() as stack:
         for device, own in data.items():
             secret = kept_secret(folder / device / "sum-key", 32)
-            hidden = Hidden(device, counts_of(own.summary()), secret=secret, folder=folder / device)
+            hidden = HiddenCounts(device, counts_of(own.summary()), secret=secret, folder=folder / device)
             told = without_counts(own.summary())
             stack.callback(Running(broker, device, folder, data=own, told=told, hidden=hidden).stop)
         yield

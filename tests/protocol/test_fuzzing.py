@@ -26,4 +26,4 @@ def test_slow_properties_get_few_examples_in_ordinary_runs_alone(profile, name, 
 
 def test_no_property_of_the_protocol_has_a_number_of_its_own():
     pinned = re.compile(r"settings\(.*max_examples")
-    assert [path.name for path in Path(__file__).parent.glob("*.py") if pinned.search(path.read_text())] == []
+    assert [path.name for path in Path(__file__).parent.rglob("*.py") if pinned.search(path.read_text())] == []

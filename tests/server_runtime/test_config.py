@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.server_runtime.artifacts.structure import Optimizer
 from fedwright.server_runtime.config import load_config
+from fedwright.server_runtime.spec import Optimizer
 
 GOOD = """
 [run]

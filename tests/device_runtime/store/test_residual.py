@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from fedwright.device_runtime.store.residual import Residual
+from fedwright.device_runtime.store.residual import ErrorFeedback
 from fedwright.protocol import deltas, tensors
 from fedwright.protocol.blobs import make_ref
 from fedwright.protocol.messages import Recipe, Returns, Task
@@ -29,7 +29,7 @@ def task(returns: Returns, *, artifact: bytes = b"graph") -> Task:
     return Task("t", "boot", "run", 1, make_ref(artifact), make_ref(b"w"), recipe, returns, deadline_s=5.0)
 
 
-def sent(residual: Residual, asked: Task, delta: np.ndarray) -> np.ndarray:
+def sent(residual: ErrorFeedback, asked: Task, delta: np.ndarray) -> np.ndarray:
     return deltas.decode(residual.encode(asked, {"w": delta}), SHAPES)["w"]
 
 
@@ -44,7 +44,7 @@ def delta():
     ids=["int8", "bf16", "top tenth", "int8 top quarter"],
 )
 def test_over_many_rounds_nothing_is_lost(tmp_path, delta, returns):
-    residual = Residual(tmp_path)
+    residual = ErrorFeedback(tmp_path)
     total = np.zeros_like(delta)
     rounds = 40
     for _ in range(rounds):
@@ -59,19 +59,19 @@ def test_over_many_rounds_nothing_is_lost(tmp_path, delta, returns):
 
 
 def test_a_task_that_is_done_again_after_a_crash_sends_the_same(tmp_path, delta):
-    residual = Residual(tmp_path)
+    residual = ErrorFeedback(tmp_path)
     asked = task(Returns(codec="int8"))
     sent(residual, asked, delta)
     residual.settle("t", used=True)
 
     first = residual.encode(asked, {"w": delta})
-    again = Residual(tmp_path).encode(asked, {"w": delta})
+    again = ErrorFeedback(tmp_path).encode(asked, {"w": delta})
 
     assert first == again
 
 
 def test_what_the_server_did_not_use_is_not_owed(tmp_path, delta):
-    residual = Residual(tmp_path)
+    residual = ErrorFeedback(tmp_path)
     asked = task(Returns(codec="int8"))
     first = residual.encode(asked, {"w": delta})
     residual.settle("t", used=False)
@@ -79,7 +79,7 @@ def test_what_the_server_did_not_use_is_not_owed(tmp_path, delta):
 
 
 def test_another_structure_starts_without_a_residual(tmp_path, delta):
-    residual = Residual(tmp_path)
+    residual = ErrorFeedback(tmp_path)
     sent(residual, task(Returns(codec="int8")), delta)
     residual.settle("t", used=True)
     other = task(Returns(codec="int8"), artifact=b"another graph")
@@ -88,13 +88,13 @@ def test_another_structure_starts_without_a_residual(tmp_path, delta):
 
 def test_whole_weights_are_sent_exactly(tmp_path, delta):
     asked = task(Returns(weights="weights", codec="int8"))
-    np.testing.assert_array_equal(sent(Residual(tmp_path), asked, delta), delta)
+    np.testing.assert_array_equal(sent(ErrorFeedback(tmp_path), asked, delta), delta)
 
 
 @pytest.mark.parametrize("codec", SMALL)
 @pytest.mark.parametrize("masked", [False, True], ids=["changes", "masked"])
 def test_what_a_device_measured_comes_as_it_is(tmp_path, delta, codec, masked):
-    residual = Residual(tmp_path)
+    residual = ErrorFeedback(tmp_path)
     shapes = SHAPES | {name: value.shape for name, value in MEASURED.items()}
     masks = {"w": np.eye(64, 5, dtype=bool)} if masked else None
     asked = task(structs.replace(SMALL[codec], prototypes=True, logits=70, masked=masked))
@@ -108,7 +108,7 @@ def test_what_a_device_measured_comes_as_it_is(tmp_path, delta, codec, masked):
 
 
 def test_only_changes_are_owed(tmp_path, delta):
-    Residual(tmp_path).encode(task(Returns(codec="int8", prototypes=True, logits=70)), {"w": delta, **MEASURED})
+    ErrorFeedback(tmp_path).encode(task(Returns(codec="int8", prototypes=True, logits=70)), {"w": delta, **MEASURED})
     assert tensors.load(tmp_path / "residual.next").keys() == {"w"}
 
 
@@ -116,12 +116,12 @@ def test_what_an_older_agent_owes_of_class_means_is_forgotten(tmp_path, delta):
     asked = task(Returns(codec="int8", prototypes=True))
     owed = tensors.save({"prototype_counts": COUNTS}, {"artifact": asked.artifact.sha256})
     (tmp_path / "residual").write_bytes(owed)
-    found = deltas.load(Residual(tmp_path).encode(asked, {"w": delta, "prototype_counts": COUNTS}))[0]
+    found = deltas.load(ErrorFeedback(tmp_path).encode(asked, {"w": delta, "prototype_counts": COUNTS}))[0]
     np.testing.assert_array_equal(found["prototype_counts"], COUNTS)
 
 
 def test_the_word_on_another_task_settles_nothing_of_this_one(tmp_path, delta):
-    residual = Residual(tmp_path)
+    residual = ErrorFeedback(tmp_path)
     asked = task(Returns(codec="int8"))
     first = residual.encode(asked, {"w": delta})
     residual.settle("another", used=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedwright.benchmarks.chaos import play
+from fedwright.benchmarks.suites.chaos import play
 from helpers.tools import require_tool
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import build
-from fedwright.server_runtime.artifacts.structure import ModelSpec, Optimizer, Structure
+from fedwright.server_runtime.spec import ModelSpec, Optimizer, Structure
 from helpers.cost import Work, count_calls, least_cpu_s
 
 LENET = ModelSpec("lenet", (1, 28, 28), 10)

@@ -17,7 +17,7 @@ from fedwright.protocol.artifact import MAX_IR, MAX_OPSET, pack
 from fedwright.protocol.errors import BuildError, UnsupportedOperator
 from fedwright.server_runtime.artifacts import builder as builder_module
 from fedwright.server_runtime.artifacts.builder import Builder, build, initial_weights
-from fedwright.server_runtime.artifacts.structure import ModelSpec, Optimizer, Structure
+from fedwright.server_runtime.spec import ModelSpec, Optimizer, Structure
 from helpers.graphs import Stepper, relative_error, structure_of, torch_gradients
 
 SPEC = ModelSpec("lenet", (1, 28, 28), 10)
@@ -53,7 +53,7 @@ def test_two_processes_build_the_same_bytes() -> None:
         "import hashlib\n"
         "from fedwright.protocol.artifact import pack\n"
         "from fedwright.server_runtime.artifacts.builder import Builder\n"
-        "from fedwright.server_runtime.artifacts.structure import ModelSpec, Structure\n"
+        "from fedwright.server_runtime.spec import ModelSpec, Structure\n"
         "artifact = Builder().build(Structure(ModelSpec('lstm-lm', (5,), 50)))\n"
         "print(hashlib.sha256(pack(artifact)).hexdigest())\n"
     )

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedwright.server_runtime.artifacts.builder import build, initial_weights
-from fedwright.server_runtime.artifacts.structure import Objective
+from fedwright.server_runtime.spec import Objective
 from helpers.graphs import Stepper, structure_of
 
 

@@ -6,8 +6,8 @@ from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import Builder
 from fedwright.server_runtime.artifacts.export import export
 from fedwright.server_runtime.artifacts.macs import count_macs
-from fedwright.server_runtime.artifacts.structure import ModelSpec, Structure
 from fedwright.server_runtime.evaluate.metrics import LstmCost
+from fedwright.server_runtime.spec import ModelSpec, Structure
 
 
 def macs(spec: ModelSpec) -> int:

@@ -11,7 +11,7 @@ from torch import nn
 from fedwright.server_runtime.artifacts.autodiff.graph import Graph, Node
 from fedwright.server_runtime.artifacts.builder import build
 from fedwright.server_runtime.artifacts.memory import execution_order
-from fedwright.server_runtime.artifacts.structure import Optimizer
+from fedwright.server_runtime.spec import Optimizer
 from helpers.graphs import structure_of
 
 

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedwright.server_runtime.artifacts.builder import Builder
-from fedwright.server_runtime.artifacts.structure import ModelSpec, Structure
+from fedwright.server_runtime.spec import ModelSpec, Structure
 from helpers.graphs import Stepper, graph_gradients, relative_error, torch_gradients
 
 CLASSES = 3

@@ -11,7 +11,7 @@ from torch.nn import functional
 from fedwright.protocol.errors import BuildError
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import build, initial_weights
-from fedwright.server_runtime.artifacts.structure import ModelSpec, Objective, Optimizer
+from fedwright.server_runtime.spec import ModelSpec, Objective, Optimizer
 from helpers.graphs import Stepper, collect, graph_gradients, relative_error, structure_of
 
 CLASSES = 4

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fedwright.server_runtime.artifacts.builder import build, initial_weights
-from fedwright.server_runtime.artifacts.structure import Optimizer
+from fedwright.server_runtime.spec import Optimizer
 from helpers.graphs import Stepper, structure_of
 
 CASES = {

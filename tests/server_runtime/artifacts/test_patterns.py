@@ -6,7 +6,7 @@ from torch import nn
 
 from fedwright.server_runtime.artifacts.builder import build
 from fedwright.server_runtime.artifacts.export import export
-from fedwright.server_runtime.artifacts.structure import ModelSpec
+from fedwright.server_runtime.spec import ModelSpec
 from helpers.graphs import structure_of
 
 

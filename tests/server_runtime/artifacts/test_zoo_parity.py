@@ -12,7 +12,7 @@ from torch.nn import functional
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
 from fedwright.server_runtime.artifacts.export import buffer_names, model_inputs
-from fedwright.server_runtime.artifacts.structure import ModelSpec, Objective, Optimizer, Structure
+from fedwright.server_runtime.spec import ModelSpec, Objective, Optimizer, Structure
 from helpers.graphs import Stepper, collect, relative_error
 
 BATCH, EDGES = 8, 12

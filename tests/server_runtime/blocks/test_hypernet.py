@@ -4,12 +4,16 @@ import numpy as np
 import pytest
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.server_runtime.blocks.hypernet import BATCH, Form, Hypernet, Start, Step
+from fedwright.server_runtime.blocks.hypernet import BATCH, Hypernet, HypernetForm, Start, Step
 from fedwright.server_runtime.blocks.scaling import Scaling
 
 TARGET = {"a.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "a.bias": np.zeros(2, np.float32)}
-PLAIN = Form(inputs=4, hidden=8, norm=1.0)
-FORMS = {"whole": PLAIN, "deep": Form(4, 8, layers=3), "chunked": Form(4, 8, norm=1.0, chunk=3, piece=2)}
+PLAIN = HypernetForm(inputs=4, hidden=8, norm=1.0)
+FORMS = {
+    "whole": PLAIN,
+    "deep": HypernetForm(4, 8, layers=3),
+    "chunked": HypernetForm(4, 8, norm=1.0, chunk=3, piece=2),
+}
 every_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 
 
@@ -111,7 +115,7 @@ def test_a_restored_one_goes_on_to_the_same_bytes(form):
 
 
 def test_a_shared_one_gives_everyone_the_same_and_still_learns():
-    net, (one, two) = make(Form(4, 8, norm=1.0, shared=True)), rows(2)
+    net, (one, two) = make(HypernetForm(4, 8, norm=1.0, shared=True)), rows(2)
     net.add(one, {name: np.ones_like(value) for name, value in TARGET.items()})
     net.learn(Step(1.0))
     made = net.generate(np.stack([one, two]))
@@ -120,7 +124,7 @@ def test_a_shared_one_gives_everyone_the_same_and_still_learns():
 
 
 def test_sequential_is_a_step_for_each():
-    together, apart = make(), make(Form(4, 8, norm=1.0, sequential=True))
+    together, apart = make(), make(HypernetForm(4, 8, norm=1.0, sequential=True))
     for net in (together, apart):
         for _ in range(2):
             net.add(rows(1)[0], {name: np.ones_like(value) for name, value in TARGET.items()})
@@ -185,7 +189,7 @@ def test_a_fleet_of_one_or_of_equals_is_left_as_it_is():
 
 def test_an_entry_follows_the_mean_of_those_who_changed_it():
     """Two devices with one description; the first changes both entries, the second only the other one."""
-    net = Hypernet(Form(4, 8, norm=1.0, by_entry=True), Start({"w": np.zeros(2, np.float32)}, {}), seed=0)
+    net = Hypernet(HypernetForm(4, 8, norm=1.0, by_entry=True), Start({"w": np.zeros(2, np.float32)}, {}), seed=0)
     row = np.ones(4, np.float32)
     before = net.generate(row[None])[0]["w"]
     net.add(row, {"w": np.array([0.2, 0.2], np.float32)})
@@ -202,7 +206,7 @@ def test_an_entry_follows_the_mean_of_those_who_changed_it():
 
 
 def test_a_step_that_devices_share_is_checked_over_the_fleet():
-    net = Hypernet(Form(4, 8, norm=2.0, by_entry=True), Start({"w": np.zeros(2, np.float32)}, {}), seed=0)
+    net = Hypernet(HypernetForm(4, 8, norm=2.0, by_entry=True), Start({"w": np.zeros(2, np.float32)}, {}), seed=0)
     alike = np.ones((8, 4), np.float32)
     # one device alone lands on its result; eight that are all alike go 1 + ||h||² = 5 times as far
     assert net.reach(alike[:1], Step(1.0)) == pytest.approx(1.0, abs=1e-3)
@@ -213,7 +217,7 @@ def test_a_step_that_devices_share_is_checked_over_the_fleet():
 
 def test_a_description_that_says_nothing_gets_what_all_have_in_common():
     """The mean of standardised descriptions is zero: its hidden vector is short, so that b speaks."""
-    form = Form(64, 32, norm=1.0)
+    form = HypernetForm(64, 32, norm=1.0)
     net = Hypernet(form, Start({"w": np.zeros(2, np.float32)}, {}), seed=0)
     usual = np.random.default_rng(0).standard_normal((20, 64)).astype(np.float32)
     assert net.reach(usual, Step(1.0)) == pytest.approx(2.0, abs=1e-3)
@@ -221,7 +225,7 @@ def test_a_description_that_says_nothing_gets_what_all_have_in_common():
 
 
 def test_a_projection_learns_behind_the_heads():
-    net = Hypernet(Form(4, 8, norm=1.0, project=2), Start({"w": np.ones(3, np.float32)}, {}), seed=0)
+    net = Hypernet(HypernetForm(4, 8, norm=1.0, project=2), Start({"w": np.ones(3, np.float32)}, {}), seed=0)
     row, final = np.ones((1, 4), np.float32), np.full(3, 2.0, np.float32)
     distances = []
     for _ in range(4):
@@ -235,6 +239,6 @@ def test_a_projection_learns_behind_the_heads():
 
 def test_large_targets_need_few_weights_of_their_own():
     target = {"w": np.zeros((1000, 1000), np.float32)}
-    net = Hypernet(Form(16, 32, norm=1.0, chunk=8192), Start(target, {}), seed=0)
+    net = Hypernet(HypernetForm(16, 32, norm=1.0, chunk=8192), Start(target, {}), seed=0)
     assert net.outputs == 1_000_000
     assert net.parameters - net.outputs < 300_000

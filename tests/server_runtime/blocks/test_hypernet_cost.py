@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 
-from fedwright.benchmarks import hypernet as bench
+from fedwright.benchmarks.suites import hypernet as bench
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.export import initial_weights
 from helpers.cost import least_cpu_s

@@ -7,9 +7,9 @@ import torch
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
-from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.blocks.masking import live_plan, top_channels, top_entries, top_entries_by_layer
 from fedwright.server_runtime.blocks.slicing import Axis, take
+from fedwright.server_runtime.spec import ModelSpec
 
 WEIGHTS = {
     "a": np.array([[9.0, -8.0], [0.1, 0.2]], np.float32),

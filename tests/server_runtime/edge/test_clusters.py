@@ -10,12 +10,12 @@ from msgspec import structs
 from fedwright.protocol.artifact import Slot
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import BlobRef, Part, Recipe, Returns, Stats, Task, Update
-from fedwright.server_runtime.blocks.exchange import Options
-from fedwright.server_runtime.edge.clusters import Clustered, Wanted, _Cluster, last_layer
-from fedwright.server_runtime.edge.pooling import Member, Reader
+from fedwright.server_runtime.blocks.fedconv.cluster_exchange import ExchangeOptions
+from fedwright.server_runtime.edge.clusters import Clustered, ExchangeNeeds, _Cluster, last_layer
+from fedwright.server_runtime.edge.pooled_update import PooledReply, Reader
 from helpers.tiny_artifact import make_artifact
 
-EQ8 = Options("eq8", quantile=1.0, steps=5)
+EQ8 = ExchangeOptions("eq8", quantile=1.0, steps=5)
 REF = BlobRef("0" * 64, 0, 1024, [])
 STATS = Stats(samples=1, steps=1, train_s=0.0, cpu_s=0.0, peak_rss_bytes=0)
 
@@ -43,7 +43,7 @@ def clusters(number: int, widths: tuple[int, int] = (4, 6)) -> list[_Cluster]:
 def exchanged(notes: Notes, number: int) -> list[np.ndarray]:
     """The changes of last layers after the exchange of a round."""
     found = clusters(number)
-    Clustered(Wanted(exchange=EQ8), notes)._exchange(found, EQ8, {})
+    Clustered(ExchangeNeeds(exchange=EQ8), notes)._exchange(found, EQ8, {})
     return [one.values["head.weight"] for one in found]
 
 
@@ -64,14 +64,14 @@ def test_without_class_means_nothing_is_exchanged(caplog):
         del one.values["prototypes"]
     before = [one.values["head.weight"].copy() for one in found]
 
-    Clustered(Wanted(exchange=EQ8), Notes())._exchange(found, EQ8, {})
+    Clustered(ExchangeNeeds(exchange=EQ8), Notes())._exchange(found, EQ8, {})
 
     assert all(np.array_equal(one.values["head.weight"], was) for one, was in zip(found, before, strict=True))
     assert "devices sent no class means, so nothing is exchanged; set update.features" in caplog.text
 
 
 def test_it_is_said_once_that_all_last_layers_have_one_width(caplog):
-    grouping = Clustered(Wanted(exchange=EQ8), Notes())
+    grouping = Clustered(ExchangeNeeds(exchange=EQ8), Notes())
     for number in (1, 2):
         grouping._exchange(clusters(number, widths=(4, 4)), EQ8, {})
 
@@ -85,17 +85,17 @@ def test_the_last_layer_is_the_last_matrix_with_a_row_per_class():
     slots = [Slot(name, f"{name}.new", shape, "trainable") for name, shape in names.items()]
     manifest = structs.replace(make_artifact().manifest, classes=3, slots=slots)
 
-    assert last_layer(manifest, Wanted(2)) == ("head.weight", "head.bias")
-    assert last_layer(structs.replace(manifest, slots=slots[:2]), Wanted(2)) == ("head.weight", None)
+    assert last_layer(manifest, ExchangeNeeds(2)) == ("head.weight", "head.bias")
+    assert last_layer(structs.replace(manifest, slots=slots[:2]), ExchangeNeeds(2)) == ("head.weight", None)
 
 
 @pytest.mark.parametrize(
     ("wanted", "says"),
     [
-        (Wanted(most=3), r"which cluster\.most = 3 needs; leave that out of the edge's config"),
-        (Wanted(exact=2), r"which cluster\.exact = 2 needs; leave"),
-        (Wanted(exchange=EQ8), r"which exchange\.form = 'eq8' needs; leave"),
-        (Wanted(most=3, exchange=EQ8), r"which cluster\.most = 3 and exchange\.form = 'eq8' need; leave them"),
+        (ExchangeNeeds(most=3), r"which cluster\.most = 3 needs; leave that out of the edge's config"),
+        (ExchangeNeeds(exact=2), r"which cluster\.exact = 2 needs; leave"),
+        (ExchangeNeeds(exchange=EQ8), r"which exchange\.form = 'eq8' needs; leave"),
+        (ExchangeNeeds(most=3, exchange=EQ8), r"which cluster\.most = 3 and exchange\.form = 'eq8' need; leave them"),
     ],
     ids=["most", "exact", "exchange", "both"],
 )
@@ -109,9 +109,9 @@ def test_a_model_without_a_last_linear_layer_names_what_asks_for_one(wanted, say
 def test_devices_that_are_known_stay_in_their_cluster():
     known = {"a": (REF.sha256, 1), "b": (REF.sha256, 0)}
     notes = Notes(clusters=msgspec.msgpack.encode(known))
-    members = [Member(one.name, one.task, Update(one.name, 1, STATS)) for one in clusters(1)]
+    members = [PooledReply(one.name, one.task, Update(one.name, 1, STATS)) for one in clusters(1)]
     nobody_reads = cast(Reader, None)
 
-    labels = Clustered(Wanted(most=3), notes)._labels(members, np.zeros((3, 4)), "head.weight", nobody_reads)
+    labels = Clustered(ExchangeNeeds(most=3), notes)._labels(members, np.zeros((3, 4)), "head.weight", nobody_reads)
 
     assert labels == {"a": 1, "b": 0}

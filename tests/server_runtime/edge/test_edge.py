@@ -8,10 +8,10 @@ from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ConfigError, IdentityTaken, LinkError
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.server_runtime.edge.config import edge_from_dict, load_edge
-from fedwright.server_runtime.rounds.desk import Desk
-from fedwright.server_runtime.rounds.exchange import Exchange
-from fedwright.server_runtime.rounds.memory_store import MemoryRoundStore
 from fedwright.server_runtime.rounds.planner import Planner
+from fedwright.server_runtime.rounds.store.memory import MemoryRoundStore
+from fedwright.server_runtime.rounds.task_tracker import TaskTracker
+from fedwright.server_runtime.transport.device_channel import DeviceChannel
 from helpers.edges import RunningEdge
 from helpers.fleet import FLEET, WAIT_S, TinyBuilder
 
@@ -30,18 +30,18 @@ def test_two_edges_of_one_name(tmp_path):
     blobs = BlobStore(tmp_path / "blobs")
     link = broker.link("server")
     planner = Planner("run", TinyBuilder(), blobs, 10.0)
-    desk = Desk(Exchange(link, FLEET, blobs=blobs), planner, store=MemoryRoundStore())
+    tracker = TaskTracker(DeviceChannel(link, FLEET, blobs=blobs), planner, store=MemoryRoundStore())
     first = RunningEdge(broker, "edge", tmp_path / "one")
-    desk.poll(time.monotonic() + WAIT_S)
+    tracker.poll(time.monotonic() + WAIT_S)
     second = RunningEdge(broker, "edge", tmp_path / "two")
     deadline_s = time.monotonic() + WAIT_S
     while second.thread.is_alive() and time.monotonic() < deadline_s:
-        desk.poll(deadline_s)
+        tracker.poll(deadline_s)
 
     assert isinstance(second.error, IdentityTaken)
     assert "the host turned edge edge away: another live device already uses the id edge" in str(second.error)
     assert first.thread.is_alive()
-    assert desk.present() == {}
+    assert tracker.present() == {}
     first.stop()
     second.stop()
     link.close()

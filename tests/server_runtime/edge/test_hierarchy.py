@@ -5,16 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedwright.benchmarks.dealing import deal
-from fedwright.benchmarks.edged_fleet import in_turn
-from fedwright.benchmarks.simulate import simulate
 from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
-from fedwright.server_runtime.rounds.store import Position
+from fedwright.server_runtime.rounds.store.base import Position
+from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
+from fedwright.simulation.dealing import deal
+from fedwright.simulation.edged_fleet import in_turn
+from fedwright.simulation.simulate import simulate
 from helpers.edges import run_edges
 from helpers.simulation import local_data, make_config, run_agents
 

@@ -25,7 +25,7 @@ from fedwright.protocol.messages import (
     Update,
 )
 from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.exchange import Exchange, Heard
+from fedwright.server_runtime.transport.device_channel import DeviceChannel, Heard
 from helpers.fleet import FLEET, WAIT_S, Scripted, Server, report
 from helpers.tiny_artifact import start_weights
 
@@ -102,7 +102,7 @@ def finish(edge):
 
 
 def weights_of(server):
-    return server.found["method"].state()
+    return server.found["method"].state().tensors
 
 
 def test_a_pooled_update_counts_for_all_its_tasks(tmp_path):
@@ -263,7 +263,7 @@ def exchange(tmp_path):
     broker = MemoryBroker()
     link = broker.link("server")
     allowed = {("one", "a")}
-    yield broker, Exchange(link, FLEET, blobs=BlobStore(tmp_path), may_speak=lambda *pair: pair in allowed)
+    yield broker, DeviceChannel(link, FLEET, blobs=BlobStore(tmp_path), may_speak=lambda *pair: pair in allowed)
     link.close()
 
 
@@ -297,7 +297,7 @@ def test_what_an_edge_may_not_carry(exchange, caplog, body, sender, says):
 
 def test_old_news_from_another_edge_is_not_believed(tmp_path):
     broker = MemoryBroker()
-    host = Exchange(broker.link("server"), FLEET, blobs=BlobStore(tmp_path))
+    host = DeviceChannel(broker.link("server"), FLEET, blobs=BlobStore(tmp_path))
     one = ScriptedEdge(broker, "one")
     old = codec.encode(report(), sender="a", boot="b")
     ScriptedEdge(broker, "other", "a").enter()

@@ -11,16 +11,16 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Stats
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
-from fedwright.server_runtime.artifacts.structure import ModelSpec
 from fedwright.server_runtime.blocks.robust import Combine
-from fedwright.server_runtime.methods.base import Absorbed, personal_layers
+from fedwright.server_runtime.methods.base import CheckedUpdate, MethodState
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
 from fedwright.server_runtime.methods.baselines.heterofl import HeteroFL, HeteroFLParams
 from fedwright.server_runtime.methods.baselines.slice_tuned import SliceTuned
-from fedwright.server_runtime.methods.fedconv import FedConv
-from fedwright.server_runtime.methods.fedconv_params import FedConvParams
-from fedwright.server_runtime.methods.sliced import Levels
-from fedwright.server_runtime.public import PublicData
+from fedwright.server_runtime.methods.fedconv.method import FedConv
+from fedwright.server_runtime.methods.fedconv.params import FedConvParams
+from fedwright.server_runtime.methods.shared.submodels import Levels
+from fedwright.server_runtime.public_data import PublicData
+from fedwright.server_runtime.spec import ModelSpec
 from helpers.fleet import report, setting
 
 SHAPE, CLASSES = (1, 8, 8), 3
@@ -59,13 +59,13 @@ def play(method, number: int, change: float = 0.01):
             size = weights["head.weight"].shape[1]
             sent["prototypes"] = rng.random((CLASSES, size), np.float32)
             sent["prototype_counts"] = np.ones(CLASSES, np.float32)
-        method.absorb(device, Absorbed(sent, STATS, assignment))
+        method.absorb(device, CheckedUpdate(sent, STATS, assignment))
     method.advance()
 
 
 def right(method, device: str, data: PublicData) -> float:
     """Share of the rows that the model of a device classifies right."""
-    spec, weights = method.personal(device)
+    spec, weights = method.model_of(device)
     module = zoo.create(spec, seed=0)
     module.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()}, strict=False)
     with torch.no_grad():
@@ -104,16 +104,18 @@ def test_the_server_teaches_all_sizes_before_the_first_round():
 
 def test_without_examples_kernels_are_crops_and_changes_are_averaged():
     method = FedConv(SHORT, born("mlp", None))
-    spec, small = method.personal("d-1")
-    before = method.personal("")[1]["encoder.fc1.1.bias"].copy()
+    spec, small = method.model_of("d-1")
+    before = method.model_of("")[1]["encoder.fc1.1.bias"].copy()
     np.testing.assert_allclose(small["encoder.fc1.1.bias"], before[32:96], atol=1e-6)
     assignments = method.assign(REPORTS, 1)
     for device in DEVICES:
         weights = method.emit(device, assignments[device]).weights
-        method.absorb(device, Absorbed({n: np.ones_like(v) for n, v in weights.items()}, STATS, assignments[device]))
+        method.absorb(
+            device, CheckedUpdate({n: np.ones_like(v) for n, v in weights.items()}, STATS, assignments[device])
+        )
     method.advance()
     # two of six devices have a quarter, two a half, two all of the channels
-    moved = method.personal("")[1]["encoder.fc1.1.bias"] - before
+    moved = method.model_of("")[1]["encoder.fc1.1.bias"] - before
     np.testing.assert_allclose(moved[[0, 40, 63]], [2 / 6, 4 / 6, 1.0], atol=1e-5)
     assert spec.sizes
 
@@ -138,14 +140,14 @@ def test_every_variant_goes_on_from_its_state(changes):
     params = replace(SHORT, **changes)
     method = FedConv(params, born(data=public()))
     play(method, 1)
-    saved = {name: value.copy() for name, value in method.state().items()}
+    saved = MethodState.read(method.state().to_bytes())
     play(method, 2)
     again = FedConv(params, born(data=public()))
     again.restore(saved)
     play(again, 2)
-    assert again.state().keys() == method.state().keys()
-    for name, value in method.state().items():
-        np.testing.assert_array_equal(again.state()[name], value)
+    assert again.state().tensors.keys() == method.state().tensors.keys()
+    for name, value in method.state().tensors.items():
+        np.testing.assert_array_equal(again.state().tensors[name], value)
 
 
 def test_unlabelled_examples_distil():
@@ -155,7 +157,7 @@ def test_unlabelled_examples_distil():
     x = torch.from_numpy(data.x)
 
     def distance(own: FedConv) -> float:
-        (_, large), (spec, small) = own.personal(""), own.personal("d-0")
+        (_, large), (spec, small) = own.model_of(""), own.model_of("d-0")
         said = []
         for form, weights in ((own.setting.spec, large), (spec, small)):
             module = zoo.create(form, seed=0)
@@ -171,32 +173,32 @@ def test_random_examples_stand_in_for_public_ones():
     method = FedConv(replace(SHORT, random_examples=20), born())
     crop = FedConv(SHORT, born())
     name = "encoder.conv1.0.weight"
-    assert not np.allclose(method.personal("d-0")[1][name], crop.personal("d-0")[1][name])
+    assert not np.allclose(method.model_of("d-0")[1][name], crop.model_of("d-0")[1][name])
 
 
 def test_other_labels_teach_the_encoder_and_not_the_head():
     data = public(classes=5)
     whole = born(data=data)
     method = FedConv(replace(SHORT, transfer=True), whole)
-    weights = method.personal("")[1]
+    weights = method.model_of("")[1]
     np.testing.assert_array_equal(weights["head.weight"], whole.initial["head.weight"])
     assert not np.allclose(weights["encoder.conv1.0.weight"], whole.initial["encoder.conv1.0.weight"])
-    assert method.state()["transfer/head.weight"].shape[0] == 5
+    assert method.state().tensors["transfer/head.weight"].shape[0] == 5
     play(method, 1)
-    assert method.personal("d-0")[1]["head.weight"].shape[0] == CLASSES
+    assert method.model_of("d-0")[1]["head.weight"].shape[0] == CLASSES
 
 
 def test_of_personal_layers_nothing_comes_and_the_rest_is_learned():
     method = FedConv(replace(SHORT, personal_layers=("head",)), born(data=public()))
     assignment = method.assign(REPORTS, 1)["d-0"]
     sent = method.emit("d-0", assignment).weights
-    before = {name: value.copy() for name, value in method.personal("")[1].items()}
+    before = {name: value.copy() for name, value in method.model_of("")[1].items()}
     assert assignment.returns.personal == ["head.weight", "head.bias"]
-    assert personal_layers(method, "d-0") == ("head.weight", "head.bias")
+    assert method.personal_layers("d-0") == ("head.weight", "head.bias")
     change = {n: np.full_like(v, 0.1) for n, v in sent.items() if not n.startswith("head")}
-    method.absorb("d-0", Absorbed(change, STATS, assignment))
+    method.absorb("d-0", CheckedUpdate(change, STATS, assignment))
     method.advance()
-    after = method.personal("")[1]
+    after = method.model_of("")[1]
     assert not np.allclose(after["encoder.conv1.0.weight"], before["encoder.conv1.0.weight"], atol=1e-3)
     assert method.pools_by() == "samples"
 
@@ -209,7 +211,7 @@ def test_last_layers_that_stay_on_devices_cannot_be_exchanged():
 def test_running_statistics_are_those_of_the_servers_examples():
     data = public()
     method = FedConv(SHORT, born("resnet8", data))
-    spec, weights = method.personal("d-0")
+    spec, weights = method.model_of("d-0")
     module = zoo.create(spec, seed=0)
     module.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()}, strict=False)
     stem = module.get_submodule("encoder.stem")
@@ -223,15 +225,15 @@ def test_means_of_one_ratio_may_come_together():
     two.assign(REPORTS, 1)
     weights = one.emit("d-0", plan["d-0"]).weights
     changes = [{n: np.full_like(v, c) for n, v in weights.items()} for c in (0.01, 0.04)]
-    one.absorb("d-0", Absorbed(changes[0], STATS, plan["d-0"]))
-    one.absorb("d-3", Absorbed(changes[1], replace_samples(20), plan["d-3"]))
+    one.absorb("d-0", CheckedUpdate(changes[0], STATS, plan["d-0"]))
+    one.absorb("d-3", CheckedUpdate(changes[1], replace_samples(20), plan["d-3"]))
     pooled = {n: ((10 * changes[0][n] + 20 * changes[1][n]) / 30).astype(np.float32) for n in weights}
-    two.absorb("d-0", Absorbed(pooled, replace_samples(30), plan["d-0"]))
+    two.absorb("d-0", CheckedUpdate(pooled, replace_samples(30), plan["d-0"]))
     assert one.pools_by() == "samples"
     one.advance()
     two.advance()
-    for name, value in one.personal("")[1].items():
-        np.testing.assert_allclose(two.personal("")[1][name], value, atol=2e-4)
+    for name, value in one.model_of("")[1].items():
+        np.testing.assert_allclose(two.model_of("")[1][name], value, atol=2e-4)
 
 
 def replace_samples(samples: int) -> Stats:
@@ -243,7 +245,7 @@ def test_ratios_teach_each_others_last_layers():
     taught, alone = (FedConv(replace(SHORT, exchange=one), born(data=public())) for one in (True, False))
     play(taught, 1)
     play(alone, 1)
-    assert not np.allclose(taught.personal("")[1]["head.weight"], alone.personal("")[1]["head.weight"])
+    assert not np.allclose(taught.model_of("")[1]["head.weight"], alone.model_of("")[1]["head.weight"])
     assert taught.assign(REPORTS, 2)["d-0"].returns.prototypes
     assert taught.pools_by() is None
 
@@ -251,7 +253,7 @@ def test_ratios_teach_each_others_last_layers():
 def test_the_control_trains_slices():
     data = public()
     method = SliceTuned(replace(SHORT, compress_epochs=0, again_epochs=0), born(data=data))
-    small, large = method.personal("d-1")[1], method.personal("")[1]
+    small, large = method.model_of("d-1")[1], method.model_of("")[1]
     np.testing.assert_array_equal(small["encoder.conv1.0.weight"], large["encoder.conv1.0.weight"][:8])
     taught = SliceTuned(replace(SHORT, compress_epochs=15, server_rate=1e-2, kernel_rate=1e-2), born(data=data))
     assert right(taught, "d-1", data) > 0.9
@@ -260,13 +262,13 @@ def test_the_control_trains_slices():
 
 def test_the_control_trains_slices_at_the_rate_of_kernels():
     slow, fast = (SliceTuned(replace(SHORT, kernel_rate=rate), born(data=public())) for rate in (1e-3, 1e-2))
-    np.testing.assert_array_equal(slow.personal("")[1]["head.weight"], fast.personal("")[1]["head.weight"])
-    assert not np.allclose(slow.personal("d-0")[1]["head.weight"], fast.personal("d-0")[1]["head.weight"])
+    np.testing.assert_array_equal(slow.model_of("")[1]["head.weight"], fast.model_of("")[1]["head.weight"])
+    assert not np.allclose(slow.model_of("d-0")[1]["head.weight"], fast.model_of("d-0")[1]["head.weight"])
 
 
 def test_fedavg_at_a_width_is_fedavg_of_a_small_model():
     method = FedAvg(FedAvgParams(width=0.25), born())
-    spec, weights = method.personal("")
+    spec, weights = method.model_of("")
     assert zoo.width_of(spec) == pytest.approx(0.25)
     assert weights["encoder.conv1.0.weight"].shape[0] == 4
     assert method.assign(REPORTS, 1)["d-0"].structure.spec == spec

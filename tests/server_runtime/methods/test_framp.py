@@ -7,17 +7,17 @@ import pytest
 import torch
 from msgspec import structs
 
-from fedwright.benchmarks.simulate import simulate
 from fedwright.protocol import deltas
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import DataSummary, Refusal, Stats
 from fedwright.protocol.predictor import need_bytes
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
-from fedwright.server_runtime.artifacts.structure import ModelSpec, Objective, Structure
-from fedwright.server_runtime.methods.base import Absorbed
-from fedwright.server_runtime.methods.framp import Framp, FrampParams
-from fedwright.server_runtime.methods.sliced import count_params
+from fedwright.server_runtime.methods.base import CheckedUpdate
+from fedwright.server_runtime.methods.framp.method import Framp, FrampParams
+from fedwright.server_runtime.methods.shared.submodels import count_params
+from fedwright.server_runtime.spec import ModelSpec, Objective, Structure
+from fedwright.simulation.simulate import simulate
 from helpers.fleet import report, setting
 from helpers.simulation import make_config
 
@@ -50,7 +50,7 @@ def play(method, changes, number=1):
             name: np.where(emission.masks.get(name, np.ones(value.shape, bool)), change, 0).astype(np.float32)
             for name, value in emission.weights.items()
         }
-        method.absorb(device, Absorbed(sent, STATS, assignments[device]))
+        method.absorb(device, CheckedUpdate(sent, STATS, assignments[device]))
     method.advance()
 
 
@@ -112,14 +112,14 @@ def test_a_device_that_never_trained_gets_the_model_of_its_likes():
     for number in range(1, 4):
         play(method, {"d-0": 0.1, "d-1": -0.1}, number)
     method.meet(reports(new=[1.0, 0.1, 2.0]))
-    mean = {device: method.personal(device)[1]["head.weight"].mean() for device in ("d-0", "d-1", "new")}
+    mean = {device: method.model_of(device)[1]["head.weight"].mean() for device in ("d-0", "d-1", "new")}
     assert abs(mean["new"] - mean["d-0"]) < abs(mean["new"] - mean["d-1"])
 
 
 def test_the_union_model_is_whole_and_lies_between():
     method = make()
     play(method, {"d-0": 0.1, "d-1": -0.1})
-    spec, union = method.personal("")
+    spec, union = method.model_of("")
     assert spec == SPEC
     assert all((union[name] != 0).all() for name in maskable(union))
 
@@ -137,7 +137,7 @@ def test_a_stranger_gets_its_part_of_the_union_model():
 def test_a_model_without_its_dead_channels_computes_the_same():
     method = make(least=0.0)
     play(method, {"d-0": 0.1})
-    spec, small = method.personal("d-3")
+    spec, small = method.model_of("d-3")
     whole = method.part("d-3")
     assert dict(spec.sizes)["fc1"] < 64
     x = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -191,7 +191,7 @@ def test_a_learnt_projection_begins_as_none_and_learns():
     np.testing.assert_allclose(projected.part("d-0")["head.weight"], plain.part("d-0")["head.weight"], atol=5e-3)
     play(projected, {"d-0": 0.1}, 2)
     state = projected.state()
-    assert np.abs(state["hypernet/project.out"]).max() > 1e-3
+    assert np.abs(state.tensors["hypernet/project.out"]).max() > 1e-3
 
 
 def test_the_mask_gradient_reads_the_least_entry_that_was_kept():
@@ -226,7 +226,7 @@ def test_a_budget_chooses_the_largest_channels_that_fit():
 def test_without_personalisation_everyone_gets_the_same():
     method = make(personal=False, sizes=(1.0,))
     play(method, {"d-0": 0.1})
-    one, two = (method.personal(device)[1]["head.weight"] for device in ("d-0", "d-1"))
+    one, two = (method.model_of(device)[1]["head.weight"] for device in ("d-0", "d-1"))
     np.testing.assert_array_equal(one, two)
 
 
@@ -252,7 +252,7 @@ def test_prototypes_go_down_once_somebody_has_sent_them():
     counts = np.array([3, 0, 0, 1], np.float32)
     sent = {name: np.zeros_like(value) for name, value in first.weights.items()}
     sent |= {"prototypes": np.outer(counts > 0, np.ones(64)).astype(np.float32), "prototype_counts": counts}
-    method.absorb("d-0", Absorbed(sent, STATS, assignments["d-0"]))
+    method.absorb("d-0", CheckedUpdate(sent, STATS, assignments["d-0"]))
     method.advance()
     second = method.emit("d-0", method.assign(reports(), 2)["d-0"])
     assert second.sides["prototype_owned"].tolist() == [1, 0, 0, 1]
@@ -289,16 +289,16 @@ def test_a_budget_below_one_value_per_tensor_is_refused():
 def test_a_round_planned_by_another_process_is_absorbed_alike():
     whole, resumed = make(), make()
     assignments = whole.assign(reports(), 1)
-    resumed.recall(whole.notes())
+    resumed.restore_planning(whole.planning_state())
     for method in (whole, resumed):
         for device, assignment in sorted(assignments.items()):
             sent = {name: np.full_like(value, 0.1) for name, value in whole.emit(device, assignment).weights.items()}
-            method.absorb(device, Absorbed(sent, STATS, assignment))
+            method.absorb(device, CheckedUpdate(sent, STATS, assignment))
     for method in (whole, resumed):
         method.advance()
         method.meet(reports())
-    for name, value in whole.state().items():
-        np.testing.assert_array_equal(resumed.state()[name], value)
+    for name, value in whole.state().tensors.items():
+        np.testing.assert_array_equal(resumed.state().tensors[name], value)
 
 
 @pytest.mark.parametrize(

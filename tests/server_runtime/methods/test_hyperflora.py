@@ -6,19 +6,19 @@ import torch
 from msgspec import structs
 from msgspec.msgpack import decode
 
-from fedwright.benchmarks.simulate import simulate
 from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import DataSummary, Stats
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
-from fedwright.server_runtime.artifacts.structure import ModelSpec
-from fedwright.server_runtime.blocks.hypernet import Form, Hypernet, Start, Step
-from fedwright.server_runtime.methods.base import Absorbed
+from fedwright.server_runtime.blocks.hypernet import Hypernet, HypernetForm, Start, Step
+from fedwright.server_runtime.methods.base import CheckedUpdate, MethodState
 from fedwright.server_runtime.methods.hyperflora import HyperFLoRA, HyperFLoRAParams
-from fedwright.server_runtime.methods.written import unit
-from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
+from fedwright.server_runtime.methods.shared.generated_models import unit
+from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
+from fedwright.server_runtime.spec import ModelSpec
+from fedwright.simulation.simulate import simulate
 from helpers.fleet import report, setting
 from helpers.simulation import make_config
 from helpers.tiny_artifact import make_artifact
@@ -56,7 +56,7 @@ def play(method, number=1, *, change=0.1, silent=()):
         for device, assignment in sorted(stage.items()):
             if device not in silent:
                 sent = {name: np.full_like(value, change) for name, value in emissions[device].weights.items()}
-                relays.append(method.absorb(device, Absorbed(sent, STATS, assignment)))
+                relays.append(method.absorb(device, CheckedUpdate(sent, STATS, assignment)))
         stage = {relay.device: relay.assignment for relay in relays if relay is not None}
     method.advance()
     return seen
@@ -85,7 +85,7 @@ def test_the_base_is_one_dictionary_for_everyone():
 def test_at_the_start_an_adapter_changes_nothing():
     method = make()
     method.assign(reports(), 1)
-    weights = method.personal("a")[1]
+    weights = method.model_of("a")[1]
     np.testing.assert_array_equal(weights["head.weight"], method._base.weights["head.weight"])
 
 
@@ -110,12 +110,12 @@ def test_pairs_use_half_of_their_classes():
 
 def test_a_device_that_stays_silent_costs_only_its_pair():
     method = make()
-    before = method.personal("a")[1]["head.weight"].copy()
+    before = method.model_of("a")[1]["head.weight"].copy()
     stages = play(method, silent=("a", "b"))
     assert len(stages) <= 5
     assert method._passed == {}
     assert play(method, 2)
-    assert not np.array_equal(method.personal("a")[1]["head.weight"], before)
+    assert not np.array_equal(method.model_of("a")[1]["head.weight"], before)
 
 
 def test_without_pairs_a_round_has_one_stage():
@@ -127,7 +127,7 @@ def test_variants_move_differently():
     for name, changes in {"mean": {}, "sequential": {"sequential": True}}.items():
         method = make(pairs=False, **changes)
         play(method)
-        found[name] = method.personal("a")[1]["head.weight"]
+        found[name] = method.model_of("a")[1]["head.weight"]
     assert not np.allclose(found["mean"], found["sequential"])
 
 
@@ -143,16 +143,16 @@ def test_bystanders_get_a_merged_model_and_never_train():
     play(method)
     late = report(data=DataSummary(24, 8, [1, 8, 8], 4, class_counts=[1, 1, 0, 0]), trains=False)
     method.meet({**reports(), "late": late})
-    spec, weights = method.personal("late")
+    spec, weights = method.model_of("late")
     assert spec == ModelSpec("cnn-small", (1, 8, 8), 4)
-    np.testing.assert_array_equal(weights["head.weight"], method.personal("a")[1]["head.weight"])
+    np.testing.assert_array_equal(weights["head.weight"], method.model_of("a")[1]["head.weight"])
     assert "late" not in method.assign({**reports(), "late": late}, 2)
 
 
 def test_a_merged_model_computes_what_the_adapted_one_does():
     method = make()
     play(method)
-    spec, merged = method.personal("a")
+    spec, merged = method.model_of("a")
     rho = method._net().generate(method._row([0, 1])[None])[0]
     adapted = zoo.create(method._base.spec, seed=0)
     adapted.load_state_dict({n: torch.from_numpy(v) for n, v in {**method._base.weights, **rho}.items()})
@@ -168,13 +168,13 @@ def test_a_device_without_the_memory_to_train_is_a_bystander():
     method._setting = setting(spec=SPEC, manifest=lambda structure: heavy)
     small = {**reports(), "b": report(data=reports()["b"].data, free_bytes=10**7)}
     assert set(method.assign(small, 1)) == {"a", "c", "d"}
-    assert method.personal("b")[0].model == "cnn-small"
+    assert method.model_of("b")[0].model == "cnn-small"
 
 
 def test_masked_logits_give_only_owned_classes():
     method = make(mask_logits=True)
     method.assign(reports(), 1)
-    bias = method.personal("a")[1]["head.bias"]
+    bias = method.model_of("a")[1]["head.bias"]
     assert (bias[2:] < -1000).all()
     assert (bias[:2] > -10).all()
 
@@ -183,7 +183,7 @@ def test_a_device_without_classes_is_left_out(caplog):
     method = make()
     assert set(method.assign(reports(e=[0, 0, 0, 0]), 1)) == set(COUNTS)
     assert "holds no class at all" in caplog.text
-    np.testing.assert_array_equal(method.personal("e")[1]["head.weight"], method._base.weights["head.weight"])
+    np.testing.assert_array_equal(method.model_of("e")[1]["head.weight"], method._base.weights["head.weight"])
 
 
 def test_a_device_with_classes_beyond_the_models_is_left_out(caplog):
@@ -240,7 +240,9 @@ def test_a_base_that_is_not_the_models_is_refused(tmp_path):
 @pytest.mark.parametrize(("keep_scale", "least", "most"), [(False, 0.9, 1.0), (True, 0.0, 0.6)], ids=["torch", "ours"])
 def test_how_much_of_a_change_reaches_a_device_with_other_classes(keep_scale, least, most):
     """With torch's start nearly all of it, so that nothing personal could be learnt in a few hundred rounds."""
-    net = Hypernet(Form(10, 128, 3, keep_scale=keep_scale), Start({"w": np.zeros(4, np.float32)}, {}, 0.0), seed=1)
+    net = Hypernet(
+        HypernetForm(10, 128, 3, keep_scale=keep_scale), Start({"w": np.zeros(4, np.float32)}, {}, 0.0), seed=1
+    )
     one, other = unit(np.eye(10, dtype=np.float32)[[0, 1, 2]].sum(0)), unit(np.eye(10, dtype=np.float32)[[7, 8]].sum(0))
     net.add(one, {"w": np.ones(4, np.float32)})
     net.learn(Step(0.05))
@@ -254,7 +256,7 @@ def test_the_adapters_that_came_back_are_counted_even_through_a_kill():
     emissions = {device: method.emit(device, assignment) for device, assignment in stage.items()}
     for device, assignment in sorted(stage.items()):
         sent = {name: np.zeros_like(value) for name, value in emissions[device].weights.items()}
-        method.absorb(device, Absorbed(sent, STATS, assignment))
+        method.absorb(device, CheckedUpdate(sent, STATS, assignment))
     resumed = make(exchanges=2)
     resumed.restore(method.state())
     assert method.advance()["adapters"] == resumed.advance()["adapters"] == 4
@@ -272,15 +274,15 @@ def test_in_the_middle_of_a_round_a_restored_one_goes_on_alike():
         relays = []
         for device, assignment in sorted(stage.items()):
             sent = {name: np.full_like(value, 0.1) for name, value in emissions[device].weights.items()}
-            relays.append(whole.absorb(device, Absorbed(sent, STATS, assignment)))
-            assert resumed.absorb(device, Absorbed(sent, STATS, assignment)) == relays[-1]
-        saved = {name: value.copy() for name, value in whole.state().items()}
+            relays.append(whole.absorb(device, CheckedUpdate(sent, STATS, assignment)))
+            assert resumed.absorb(device, CheckedUpdate(sent, STATS, assignment)) == relays[-1]
+        saved = MethodState.read(whole.state().to_bytes())
         stage = {relay.device: relay.assignment for relay in relays if relay is not None}
     for method in (whole, resumed):
         method.advance()
         method.meet(reports())
-    for name, value in whole.state().items():
-        np.testing.assert_array_equal(resumed.state()[name], value)
+    for name, value in whole.state().tensors.items():
+        np.testing.assert_array_equal(resumed.state().tensors[name], value)
 
 
 def test_the_base_travels_once(tmp_path):

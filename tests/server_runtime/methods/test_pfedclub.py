@@ -11,14 +11,14 @@ from fedwright.protocol.messages import DataSummary, Refusal, Stats
 from fedwright.protocol.predictor import Prediction
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
-from fedwright.server_runtime.artifacts.structure import ModelSpec, Objective
-from fedwright.server_runtime.methods.base import Absorbed
+from fedwright.server_runtime.methods.base import CheckedUpdate
 from fedwright.server_runtime.methods.baselines.pfedhr import PFedHR, PFedHRParams
-from fedwright.server_runtime.methods.fitting import cost_of, memory_of
-from fedwright.server_runtime.methods.own import Own
 from fedwright.server_runtime.methods.pfedclub import PFedClub, PFedClubParams
-from fedwright.server_runtime.methods.taught import Known
-from fedwright.server_runtime.public import PublicData
+from fedwright.server_runtime.methods.shared.budget_fit import cost_of, memory_of
+from fedwright.server_runtime.methods.shared.personal_models import PersonalModelParams
+from fedwright.server_runtime.methods.shared.teachers import BoardLimits
+from fedwright.server_runtime.public_data import PublicData
+from fedwright.server_runtime.spec import ModelSpec, Objective
 from helpers.fleet import report, setting
 
 SHAPE, CLASSES = (1, 16, 16), 4
@@ -36,7 +36,7 @@ def make(params=None, *, model="cnn1@0.5", shape=SHAPE, labelled=True, kind=PFed
     rng = np.random.default_rng(3)
     public = PublicData(rng.random((24, *shape), np.float32), np.arange(24) % CLASSES if labelled else None)
     initial = initial_weights(zoo.create(spec, seed=1))
-    params = params or PFedClubParams(Own(MODELS), most=4, rows=16, tune_epochs=1)
+    params = params or PFedClubParams(PersonalModelParams(MODELS), most=4, rows=16, tune_epochs=1)
     return kind(params, setting(spec=spec, initial=initial, public=public, **changes))
 
 
@@ -46,7 +46,7 @@ def play(method, reports, number=1):
         rng = np.random.default_rng([number, *device.encode()])
         weights = method.emit(device, assignment).weights
         moved = {n: 0.01 * rng.standard_normal(v.shape).astype(np.float32) for n, v in weights.items()}
-        method.absorb(device, Absorbed(moved, STATS, assignment))
+        method.absorb(device, CheckedUpdate(moved, STATS, assignment))
     return method.advance()
 
 
@@ -68,7 +68,7 @@ def test_everyone_gets_a_teacher_made_of_others_blocks(labelled):
 
 @pytest.mark.parametrize("eta", [0.1, -0.2])
 def test_no_teacher_is_larger_than_the_limit(eta):
-    method = make(PFedClubParams(Own(MODELS), most=4, rows=16, tune_epochs=0, eta=eta))
+    method = make(PFedClubParams(PersonalModelParams(MODELS), most=4, rows=16, tune_epochs=0, eta=eta))
     changes = []
     for number in (1, 2, 3):
         play(method, FLEET, number)
@@ -78,13 +78,13 @@ def test_no_teacher_is_larger_than_the_limit(eta):
 
 
 def test_without_a_candidate_within_the_limit_a_device_goes_on_alone():
-    method = make(PFedClubParams(Own(MODELS), most=4, rows=16, tune_epochs=0, eta=-0.999))
+    method = make(PFedClubParams(PersonalModelParams(MODELS), most=4, rows=16, tune_epochs=0, eta=-0.999))
     assert play(method, FLEET)["teachers"] == 0
     assert all(plan.structure.objective.teacher is None for plan in method.assign(FLEET, 2).values())
 
 
 def test_models_that_cannot_be_cut_are_kept_whole_and_get_no_teacher():
-    own = Own(MODELS, {"d-1": "python:helpers.own_module:make_tangled"})
+    own = PersonalModelParams(MODELS, {"d-1": "python:helpers.own_module:make_tangled"})
     method = make(PFedClubParams(own, most=4, rows=16, tune_epochs=0))
     play(method, FLEET)
     assert "d-1" in method.specs
@@ -100,7 +100,7 @@ def test_a_fleet_of_one_has_nobody_to_learn_from_but_itself():
 
 
 def test_a_users_own_module_takes_part_with_its_blocks():
-    own = Own(("cnn1@0.5", "python:helpers.own_module:make"))
+    own = PersonalModelParams(("cnn1@0.5", "python:helpers.own_module:make"))
     method = make(PFedClubParams(own, groups=2, most=6, rows=16, tune_epochs=0))
     for number in range(1, 5):
         play(method, FLEET, number)
@@ -149,14 +149,14 @@ def test_a_step_that_would_take_too_long_leaves_the_teacher_out():
 
 def test_the_search_itself_keeps_to_the_seconds_of_a_round():
     builder = Builder()
-    params = PFedClubParams(Own(("cnn1@0.5", "cnn3@0.125")), most=8, rows=16, tune_epochs=0)
+    params = PFedClubParams(PersonalModelParams(("cnn1@0.5", "cnn3@0.125")), most=8, rows=16, tune_epochs=0)
     method = make(params, manifest=lambda structure: builder.build(structure).manifest, forecasts=Slow())
     plans = method.assign({"d-0": said(), "d-1": said()}, 1)
     alone_s = cost_of(method.setting, "d-0", report=said(), assignment=plans["d-0"]).seconds
     pupils = {device: method.pupil(device) for device in plans}
     own, longer = pupils["d-0"].chain, pupils["d-1"].chain
     mixed = (longer[0], *own[1:])
-    known = Known(1, 10**12)
+    known = BoardLimits(1, 10**12)
 
     def allowed(round_s):
         method.reports["d-0"] = said(round_s=round_s)
@@ -188,7 +188,7 @@ def test_a_refused_teacher_is_left_at_home():
 
 
 def test_devices_have_the_models_they_name():
-    method = make(PFedClubParams(Own(MODELS, {"d-2": "cnn2"})))
+    method = make(PFedClubParams(PersonalModelParams(MODELS, {"d-2": "cnn2"})))
     method.assign({"d-0": said(), "d-1": said(model="cnn3@0.25"), "d-2": said(model="cnn1")}, 1)
     like = method.setting.spec
     assert method.specs == {
@@ -207,12 +207,12 @@ def test_a_model_that_the_server_cannot_give_leaves_the_device_out(model, caplog
     assert list(plans) == ["d-0"]
     assert len(caplog.messages) == 1
     assert "d-1" in caplog.messages[0]
-    assert method.personal("d-1")[0] == method.setting.spec
+    assert method.model_of("d-1")[0] == method.setting.spec
 
 
 def test_a_model_of_the_config_that_does_not_exist_is_an_error():
     with pytest.raises(ConfigError, match="unknown model 'cnn9'"):
-        make(PFedClubParams(Own(("cnn9",))))
+        make(PFedClubParams(PersonalModelParams(("cnn9",))))
 
 
 def test_without_public_examples_it_says_how_to_give_some():
@@ -239,7 +239,7 @@ def test_bad_parameters_of_pfedhr_are_named(bad):
 
 
 def test_pfedhr_teaches_all_from_the_same_models_without_a_limit():
-    params = PFedHRParams(Own(MODELS), rows=16, tune_epochs=1)
+    params = PFedHRParams(PersonalModelParams(MODELS), rows=16, tune_epochs=1)
     method = make(params, kind=PFedHR)
     play(method, FLEET)
     assert len(method.teachers) == 4

@@ -7,10 +7,10 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import DataSummary, Stats
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
-from fedwright.server_runtime.artifacts.structure import ModelSpec
-from fedwright.server_runtime.methods.base import Absorbed
+from fedwright.server_runtime.methods.base import CheckedUpdate
 from fedwright.server_runtime.methods.baselines.pfedhn import PFedHN, PFedHNParams
 from fedwright.server_runtime.run import make_method
+from fedwright.server_runtime.spec import ModelSpec
 from helpers.fleet import report, setting
 from helpers.simulation import make_config
 
@@ -34,12 +34,12 @@ def play(method, change, *, known=None, number=1):
     emissions = {device: method.emit(device, assignments[device]) for device in ("a", "b")}
     for device, way in (("a", change), ("b", -change)):
         sent = {name: np.full_like(value, way) for name, value in emissions[device].weights.items()}
-        method.absorb(device, Absorbed(sent, STATS, assignments[device]))
+        method.absorb(device, CheckedUpdate(sent, STATS, assignments[device]))
     method.advance()
 
 
 def mean_of(method, device):
-    return float(np.mean(method.personal(device)[1]["head.weight"]))
+    return float(np.mean(method.model_of(device)[1]["head.weight"]))
 
 
 def test_devices_with_the_same_classes_get_the_same_model_without_training():
@@ -52,7 +52,7 @@ def test_devices_with_the_same_classes_get_the_same_model_without_training():
 def test_learnt_vectors_follow_their_devices():
     method = make(describe="embedding", server_rate=0.1)
     play(method, 0.1)
-    known = method.state()
+    known = method.state().tensors
     assert not np.array_equal(known["known/a"], make(describe="embedding")._described("a", reports()["a"]))
     np.testing.assert_array_equal(known["known/c"], make(describe="embedding")._described("c", reports()["c"]))
 
@@ -62,7 +62,7 @@ def test_a_device_without_any_class_is_left_out_and_gets_the_common_model(caplog
     assignments = method.assign(reports(empty=[0, 0, 0, 0]), 1)
     assert set(assignments) == {"a", "b", "c"}
     assert "holds no class at all" in caplog.text
-    np.testing.assert_array_equal(method.personal("empty")[1]["head.bias"], method.personal("")[1]["head.bias"])
+    np.testing.assert_array_equal(method.model_of("empty")[1]["head.bias"], method.model_of("")[1]["head.bias"])
 
 
 def test_a_step_too_large_is_refused_before_the_first_round():
@@ -77,11 +77,11 @@ def test_a_round_that_was_planned_by_another_process_is_absorbed_alike():
     for method in (whole, resumed):
         for device, assignment in sorted(assignments.items()):
             sent = {name: np.full_like(value, 0.1) for name, value in whole.emit(device, assignment).weights.items()}
-            method.absorb(device, Absorbed(sent, STATS, assignment))
+            method.absorb(device, CheckedUpdate(sent, STATS, assignment))
     whole.advance()
     resumed.advance()
-    for name, value in whole.state().items():
-        np.testing.assert_array_equal(resumed.state()[name], value)
+    for name, value in whole.state().tensors.items():
+        np.testing.assert_array_equal(resumed.state().tensors[name], value)
 
 
 def test_a_cuda_device_that_is_not_there_is_refused(tmp_path, monkeypatch):

@@ -7,14 +7,14 @@ from msgspec import structs
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import DataSummary, Stats
 from fedwright.protocol.predictor import need_bytes
-from fedwright.protocol.strict import from_dict
+from fedwright.protocol.support.settings import from_dict
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
-from fedwright.server_runtime.artifacts.structure import ModelSpec
-from fedwright.server_runtime.methods.base import Absorbed
+from fedwright.server_runtime.methods.base import CheckedUpdate
 from fedwright.server_runtime.methods.baselines.fiarse import Fiarse
 from fedwright.server_runtime.methods.registry import find
-from fedwright.server_runtime.methods.sliced import count_params, width_for_params
+from fedwright.server_runtime.methods.shared.submodels import count_params, width_for_params
+from fedwright.server_runtime.spec import ModelSpec
 from helpers.fleet import report, setting
 from helpers.tiny_artifact import make_artifact
 
@@ -53,7 +53,7 @@ def play(method, reports, changes, *, number=1, samples=10) -> dict:
     stats = Stats(samples=samples, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
     for name, assignment in sorted(assignments.items()):
         moved = {key: np.full_like(value, changes[name]) for key, value in sent[name].weights.items()}
-        method.absorb(name, Absorbed(moved, stats, assignment))
+        method.absorb(name, CheckedUpdate(moved, stats, assignment))
     method.advance()
     return sent
 
@@ -117,7 +117,7 @@ def test_fiarse_averages_each_entry_over_those_who_changed_it():
     for name, change in (("d0", 1.0), ("d1", 3.0)):
         weights = method.emit(name, assignments[name]).weights
         delta = {key: np.where(value != 0, change, 0).astype(np.float32) for key, value in weights.items()}
-        method.absorb(name, Absorbed(delta, stats, assignments[name]))
+        method.absorb(name, CheckedUpdate(delta, stats, assignments[name]))
     method.advance()
 
     change = np.concatenate([moved(method, before, name).reshape(-1) for name in before])
@@ -155,7 +155,7 @@ def test_hasa_at_full_width_is_fedavg(aggregation):
     fedavg = make("fedavg")
     play(hasa, reports, changes)
     play(fedavg, reports, changes)
-    for name, value in fedavg.personal("")[1].items():
+    for name, value in fedavg.model_of("")[1].items():
         np.testing.assert_allclose(hasa.weights[name], value, atol=1e-7)
 
 
@@ -225,7 +225,7 @@ def test_hasa_widens_its_roster_and_remembers_it():
     again = make("hasa")
     again.restore(method.state())
     assert [again.width_of(name) for name in ("a", "b", "late")] == [method.width_of(n) for n in ("a", "b", "late")]
-    assert again.personal("late")[0] == method.personal("late")[0]
+    assert again.model_of("late")[0] == method.model_of("late")[0]
 
 
 def test_hasa_scores_frozen_features():
@@ -250,7 +250,7 @@ def test_levels_by_budget_take_the_largest_that_fits(caplog):
     assert [zoo.width_of(found[name].structure.spec) for name in "abc"] == [1.0, 0.5, 0.25]
     again = make("fedrolex", manifest=heavy, levels=levels)
     again.restore(method.state())
-    assert zoo.width_of(again.personal("c")[0]) == 0.25
+    assert zoo.width_of(again.model_of("c")[0]) == 0.25
     assert method.assign({"d": device(free_bytes=10)}, 1) == {}
     assert "device d takes no part: nothing that this run has fits into 0.0 MB of memory" in caplog.text
 
@@ -306,8 +306,8 @@ def replace_counts(found, counts):
 def test_the_global_model_has_only_what_somebody_trains():
     method = make("hasa")
     method.assign({"a": device((20, 4, 0, 0)), "b": device()}, 1)
-    spec, weights = method.personal("")
+    spec, weights = method.model_of("")
     assert spec == method.spec_of("a")
     assert weights["head.weight"].shape == (4, int(method.width_of("a") * 64))
-    assert make("fedrolex", levels={"sizes": [0.5]}).personal("")[0] == SPEC
-    assert zoo.width_of(make("heterofl", levels={"sizes": [0.25, 0.5]}).personal("")[0]) == 0.5
+    assert make("fedrolex", levels={"sizes": [0.5]}).model_of("")[0] == SPEC
+    assert zoo.width_of(make("heterofl", levels={"sizes": [0.25, 0.5]}).model_of("")[0]) == 0.5

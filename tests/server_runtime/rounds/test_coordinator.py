@@ -15,7 +15,7 @@ from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.protocol.messages import Ack, DataSummary, Dismiss, Get, Refusal, Stats, Task, Update
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
 from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.store import Position
+from fedwright.server_runtime.rounds.store.base import Position
 from helpers.fleet import WAIT_S, Running, Scripted, Server, agents, make_data, report, setting
 from helpers.tiny_artifact import CLASSES, make_artifact, start_weights
 
@@ -57,7 +57,7 @@ def test_a_run_ends_with_the_weighted_mean_of_what_the_devices_learnt(broker, tm
         train(trainer, make_data(device), assignment.recipe)
         for name, value in trainer.weights().items():
             expected[name] += 0.5 * value
-    for name, value in method.state().items():
+    for name, value in method.state().tensors.items():
         np.testing.assert_allclose(value, expected[name], atol=1e-6)
 
 
@@ -273,7 +273,7 @@ def undisturbed(tmp_path_factory) -> bytes:
     broker = MemoryBroker()
     folder = tmp_path_factory.mktemp("undisturbed")
     with agents(broker, folder, "a", "b"):
-        return tensors.save(Server(broker, folder, devices=2, rounds=3).run().state())
+        return Server(broker, folder, devices=2, rounds=3).run().state().to_bytes()
 
 
 @pytest.mark.parametrize("moment", [1, 2, 3, 4, 5, 6, 7, 8, 9])
@@ -289,9 +289,9 @@ def test_a_server_that_dies_at_any_event_resumes_and_ends_with_the_same_bytes(br
     with agents(broker, tmp_path, "a", "b"):
         with pytest.raises(Killed):
             server.run(observer=die)
-        state = server.run().state()
+        state = server.run().state().to_bytes()
 
-    assert tensors.save(state) == undisturbed
+    assert state == undisturbed
     assert [closed.position.round for closed in server.store.closed()] == [1, 2, 3]
 
 

@@ -9,7 +9,7 @@ from fedwright.protocol import codec, deltas
 from fedwright.protocol.blobs import make_ref
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.protocol.messages import Ack, Get, Here, Returns, Stats, Task, Update
-from fedwright.server_runtime.intake.sizes import HEADER_BYTES, most_bytes
+from fedwright.server_runtime.fleet.upload_limits import HEADER_BYTES, most_bytes
 from fedwright.server_runtime.rounds import events
 from helpers.edges import RunningEdge
 from helpers.fleet import FLEET, WAIT_S, Scripted, Server, agents, report

@@ -6,13 +6,15 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from fedwright.benchmarks import simulate as simulations
-from fedwright.benchmarks.simulate import make_reports, simulate
-from fedwright.server_runtime.methods.base import notes_of, recall
+from fedwright.server_runtime.methods.base import MethodState
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
+from fedwright.server_runtime.methods.hasa import Roster
 from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.sqlite_store import SqliteRoundStore
-from fedwright.server_runtime.rounds.store import Position
+from fedwright.server_runtime.rounds.coordinator import planning_notes, restore_planning
+from fedwright.server_runtime.rounds.store.base import Position
+from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
+from fedwright.simulation import simulate as simulations
+from fedwright.simulation.simulate import make_reports, simulate
 from helpers.fleet import setting
 from helpers.resume import Killed, final_state
 from helpers.simulation import make_config
@@ -89,12 +91,12 @@ def test_every_device_that_is_there_counts_and_not_only_the_sampled_ones(tmp_pat
     simulate(config, text)
 
     store = SqliteRoundStore(tmp_path / "run/rounds.sqlite")
-    notes = store.notes(Position(1, 0)).decode()
+    notes = MethodState.read(store.notes(Position(1, 0))).record("roster", Roster)
     store.close()
-    assert all(f'"device-{number}"' in notes for number in range(4)), notes
+    assert sorted(notes.known) == [f"device-{number}" for number in range(4)]
 
 
 def test_a_method_that_learns_nothing_leaves_no_notes():
     method = FedAvg(FedAvgParams(), setting())
-    assert notes_of(method) == b""
-    recall(method, b"anything")
+    assert planning_notes(method) == b""
+    restore_planning(method, b"")

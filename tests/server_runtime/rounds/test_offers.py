@@ -6,7 +6,7 @@ import pytest
 from fedwright.protocol.errors import OverBudget
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.store import Position
+from fedwright.server_runtime.rounds.store.base import Position
 from helpers.fleet import Running, Server, agents
 
 
@@ -66,7 +66,7 @@ def test_offers_of_less_survive_the_death_of_the_server(tmp_path):
             if interrupt:
                 with pytest.raises(KeyboardInterrupt):
                     server.run(observer=die)
-            states.append(server.run().state())
+            states.append(server.run().state().tensors)
         small.stop()
         offered = [planned for planned in server.store.plan(Position(1, 0)) if planned.device == "small"]
         assert [planned.assignment.recipe.batch for planned in offered] == [8, 4, 2]

@@ -14,7 +14,7 @@ from fedwright.protocol.messages import Ack, Refusal, Stats, Task, Update
 from fedwright.server_runtime.methods.base import Relay
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
 from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.store import Position
+from fedwright.server_runtime.rounds.store.base import Position
 from helpers.fleet import WAIT_S, Running, Scripted, Server, agents, setting
 from helpers.tiny_artifact import start_weights
 

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from fedwright.device_runtime.describe.hidden import Hidden
+from fedwright.device_runtime.describe.hidden_counts import HiddenCounts
+from fedwright.protocol.crypto.x25519 import public_key
 from fedwright.protocol.errors import NoQuorum, ProtocolError
 from fedwright.protocol.messages import Answer, Gone
-from fedwright.protocol.x25519 import public_key
 from fedwright.server_runtime.blocks.scores import heterogeneity
-from fedwright.server_runtime.rounds.desk import Desk
-from fedwright.server_runtime.rounds.exchange import Heard
-from fedwright.server_runtime.rounds.memory_store import MemoryRoundStore
-from fedwright.server_runtime.rounds.secure_sum import Wanted, add_up
+from fedwright.server_runtime.rounds.secure_sum import SumRequest, add_up
+from fedwright.server_runtime.rounds.store.memory import MemoryRoundStore
+from fedwright.server_runtime.rounds.task_tracker import TaskTracker
+from fedwright.server_runtime.transport.device_channel import Heard
 from helpers.fleet import report
 
 COUNTS = {"a": [9, 1, 0], "b": [2, 2, 6], "c": [0, 5, 5], "d": [4, 4, 2]}
@@ -26,15 +26,15 @@ class Fleet:
 
     def __init__(self, folder, **changes) -> None:
         self.hidden = {
-            device: Hidden(device, counts, secret=bytes([number]) * 32, folder=folder / device)
+            device: HiddenCounts(device, counts, secret=bytes([number]) * 32, folder=folder / device)
             for number, (device, counts) in enumerate(COUNTS.items(), 1)
         }
         self.changes = changes
         self.asked: list[tuple[str, str]] = []
         self.said: list[Answer] = []
         self._events = [Heard(device, BOOT, report()) for device in COUNTS]
-        self.desk = Desk(self, None, store=MemoryRoundStore())
-        self.desk.gather(len(COUNTS), timeout_s=1.0)
+        self.tracker = TaskTracker(self, None, store=MemoryRoundStore())
+        self.tracker.gather(len(COUNTS), timeout_s=1.0)
 
     def edge_of(self, device):
         """See Talks."""
@@ -52,12 +52,14 @@ class Fleet:
         events, self._events = self._events, []
         return events
 
-    def wanted(self, **changes) -> Wanted:
+    def wanted(self, **changes) -> SumRequest:
         keys = {device: hidden.public for device, hidden in self.hidden.items()}
-        return Wanted(**{"keys": keys, "samples": dict.fromkeys(COUNTS, 10), "length": 3, "smoothing": 0.1, **changes})
+        return SumRequest(
+            **{"keys": keys, "samples": dict.fromkeys(COUNTS, 10), "length": 3, "smoothing": 0.1, **changes}
+        )
 
     def add_up(self, **changes):
-        return add_up(self.desk, self.wanted(**changes), deadline_s=0.05)
+        return add_up(self.tracker, self.wanted(**changes), deadline_s=0.05)
 
 
 def at(stage: str, change):

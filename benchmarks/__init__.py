@@ -1,0 +1,1 @@
+"""Suites that measure what the project promises."""

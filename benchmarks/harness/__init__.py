@@ -1,0 +1,1 @@
+"""What suites are made of: jobs, tables, plots, reports."""

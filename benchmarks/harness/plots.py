@@ -1,0 +1,136 @@
+"""Pictures of results: what to draw is read off the columns of a table."""
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedwright.benchmarks.harness.tables import PAPER, Row, columns_of
+
+# Columns that grow along an axis, and those that say how good or how dear something is.
+ALONG = ("round", "devices", "parameters", "rounds")
+GOOD = ("mean", "accuracy %", "weighted mean", "participants", "bystanders")
+BYTES = ("upload kB", "kB per round", "up MB", "MB up", "MB", "bytes up")
+PER_DEVICE = ("s per round", "CPU s", "peak MB", "device MB", "device CPU s")
+DOTS_PER_INCH = 110
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One plot as PNG."""
+
+    title: str
+    png: bytes
+
+
+def pictures(title: str, rows: Sequence[Row]) -> list[Picture]:
+    """All plots that a table allows: curves, accuracy by size, bytes against accuracy, cost of each device."""
+    columns = columns_of(rows)
+    first = columns[0]
+    makers: list[tuple[bool, str, Callable[[Any], None]]] = [
+        (_is_curve(first, rows), title, lambda axes: _curves(axes, rows)),
+        (first in ALONG[1:], title, lambda axes: _growth(axes, rows)),
+        (len(_sizes(columns)) > 1, f"{title}: by size", lambda axes: _by_size(axes, rows)),
+        (_cost(columns) is not None, f"{title}: against bytes", lambda axes: _against_bytes(axes, rows)),
+        (_costs_of_devices(columns), f"{title}: cost", lambda axes: _bars(axes, rows)),
+    ]
+    return [Picture(name, _drawn(name, draw)) for wanted, name, draw in makers if wanted and len(rows) > 1]
+
+
+def _drawn(title: str, draw: Callable[[Any], None]) -> bytes:
+    # Importing it takes a second, and the command line lists suites without drawing any.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    draw(axes)
+    axes.set_title(title, fontsize=9)
+    axes.grid(alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=7)
+    target = io.BytesIO()
+    # Without the date and the version equal tables give equal pictures.
+    figure.savefig(target, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})
+    return target.getvalue()
+
+
+def _is_curve(first: str, rows: Sequence[Row]) -> bool:
+    """One row per round; a table of several devices has each round several times."""
+    return first == "round" and len({row["round"] for row in rows}) == len(rows)
+
+
+def _curves(axes: Any, rows: Sequence[Row]) -> None:
+    for column in _numbers(rows)[1:]:
+        axes.plot([row["round"] for row in rows], [row.get(column) for row in rows], marker=".", label=column)
+    axes.set_xlabel("round")
+
+
+def _growth(axes: Any, rows: Sequence[Row]) -> None:
+    along = columns_of(rows)[0]
+    for column in _numbers(rows)[1:]:
+        pairs = [(row[along], row[column]) for row in rows if (row.get(column) or 0) > 0]
+        if pairs:
+            axes.loglog(*zip(*pairs, strict=True), marker="o", label=column)
+    axes.set_xlabel(along)
+
+
+def _by_size(axes: Any, rows: Sequence[Row]) -> None:
+    columns = columns_of(rows)
+    sizes = sorted(_sizes(columns), key=float)
+    for row in rows:
+        axes.plot([float(size) for size in sizes], [row.get(size) for size in sizes], marker="o", label=row[columns[0]])
+    axes.set_xscale("log")
+    axes.set_xlabel("share of the parameters")
+    axes.set_ylabel("accuracy, %")
+
+
+def _against_bytes(axes: Any, rows: Sequence[Row]) -> None:
+    columns = columns_of(rows)
+    cost, good = _cost(columns) or ("", "")
+    for row in rows:
+        if row.get(cost) is not None and row.get(good) is not None:
+            axes.scatter(row[cost], row[good])
+            axes.annotate(str(row[columns[0]]), (row[cost], row[good]), fontsize=7)
+    axes.set_xlabel(cost)
+    axes.set_ylabel(good)
+
+
+def _bars(axes: Any, rows: Sequence[Row]) -> None:
+    """Costs side by side, each as a share of its largest, which the legend names."""
+    columns = columns_of(rows)
+    wanted = [column for column in PER_DEVICE if column in columns]
+    names = [str(row[columns[0]]) for row in rows]
+    height = 0.8 / len(wanted)
+    for number, column in enumerate(wanted):
+        values = [float(row.get(column) or 0) for row in rows]
+        most = max(values) or 1.0
+        places = [place + number * height for place in range(len(rows))]
+        axes.barh(places, [value / most for value in values], height, label=f"{column} (largest {most:.3g})")
+    axes.set_yticks([place + 0.4 - height / 2 for place in range(len(rows))], names, fontsize=7)
+    axes.set_xlabel("share of the largest")
+
+
+def _numbers(rows: Sequence[Row]) -> list[str]:
+    """Columns that hold numbers only, without a paper's."""
+    return [
+        column
+        for column in columns_of(rows)
+        if not column.startswith(PAPER) and all(isinstance(row.get(column, 0.0), int | float) for row in rows)
+    ]
+
+
+def _sizes(columns: Sequence[str]) -> list[str]:
+    """Columns named by a share of the parameters."""
+    return [column for column in columns if column.replace(".", "", 1).isdigit() and 0 < float(column) <= 1]
+
+
+def _cost(columns: Sequence[str]) -> tuple[str, str] | None:
+    cost = next((column for column in BYTES if column in columns), None)
+    good = next((column for column in GOOD if column in columns), None)
+    return (cost, good) if cost is not None and good is not None else None
+
+
+def _costs_of_devices(columns: Sequence[str]) -> bool:
+    return sum(column in columns for column in PER_DEVICE) >= 2

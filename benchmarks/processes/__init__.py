@@ -1,0 +1,1 @@
+"""The child processes that suites start."""

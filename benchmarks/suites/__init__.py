@@ -1,0 +1,1 @@
+"""One module a suite, beside the TOML that says what is run."""

@@ -1,0 +1,397 @@
+"""THE LOOP of a device: report → task → fetch what is missing → check and train → update, until it is dismissed.
+
+Messages are handled in this thread; training runs in one worker thread, so that a device that trains still
+answers. The journal says at every moment what is in hand, so that a restart continues instead of beginning.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from msgspec import structs
+
+from fedwright import __version__
+from fedwright.device_runtime import facts
+from fedwright.device_runtime.refusals import refusal_of
+from fedwright.device_runtime.resources import Resources
+from fedwright.device_runtime.run_task import Inputs, Result, Stopped, run_task
+from fedwright.device_runtime.server_choice import DeviceIdentity, ServerChoice
+from fedwright.device_runtime.store.journal import JournalEntry
+from fedwright.protocol import codec
+from fedwright.protocol.blobs import Download, Uploads, inlined
+from fedwright.protocol.errors import BadBlob, BadMessage, DeviceError, IdentityTaken
+from fedwright.protocol.link.base import Link, Received
+from fedwright.protocol.messages import (
+    Ack,
+    Ask,
+    BlobRef,
+    Challenge,
+    Chunk,
+    Dismiss,
+    Get,
+    Gone,
+    Held,
+    Lost,
+    Message,
+    Refusal,
+    Report,
+    Task,
+    Update,
+)
+
+log = logging.getLogger(__name__)
+
+# The server acknowledges an update as soon as it is on its disk; silence this long means it was not heard.
+RESEND_S = 5.0
+TICK_S = 0.5
+# An edge has the answer on its disk, and passes the server's word on when that comes.
+HELD_RESEND_S = 60.0
+# So long the server's word on an update is waited for before the next task is begun without it.
+WORD_S = 30.0
+
+
+class Agent:
+    """One device on a link. `run` returns when the device is dismissed or `stop` was called."""
+
+    def __init__(
+        self,
+        link: Link,
+        identity: DeviceIdentity,
+        holdings: Resources,
+        *,
+        leave_when_over: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._link = link
+        self._identity = identity
+        self._have = holdings
+        self._leave_when_over = leave_when_over
+        self._clock = clock
+        self._downloads: dict[str, Download] = {}
+        self._uploads = Uploads(holdings.blobs)
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="train")
+        self._work: Future[Result] | None = None
+        self._give_up = threading.Event()
+        self._stopping = threading.Event()
+        self._answered_s = 0.0
+        self._held = False
+        # A task that came before the server's word on the last update, and when.
+        self._next: tuple[Task, float] | None = None
+        self._warned = False
+        self._home = ServerChoice(identity, clock=clock)
+
+    def run(self) -> None:
+        """Serve until dismissed; IdentityTaken or DeviceError when the server turned this device away."""
+        self._settle()
+        connects = -1
+        try:
+            self._begin()
+            while not self._stopping.is_set():
+                if self._link.connects != connects:
+                    connects = self._link.connects
+                    self._came_up()
+                received = self._link.receive(TICK_S)
+                if received is not None:
+                    self._take(received)
+                self._tend()
+                if self._home.is_silent(connected=self._link.connected):
+                    self._move()
+        finally:
+            self._give_up.set()
+            self._worker.shutdown()
+
+    def stop(self) -> None:
+        """Make `run` return soon; safe from any thread and from signal handlers."""
+        self._stopping.set()
+        self._give_up.set()
+        self._link.wake()
+
+    def _settle(self) -> None:
+        for topic in self._home.down:
+            self._link.subscribe(topic)
+
+    def _move(self) -> None:
+        """Go to the next edge with what is in hand."""
+        log.warning("edge %s says nothing; going elsewhere", self._home.fleet)
+        self.leave()
+        self._home.move()
+        self._held = False
+        # The next one has nothing of it before the task has come there too.
+        self._downloads.clear()
+        self._settle()
+        self._came_up()
+
+    def leave(self) -> None:
+        """Tell the server that this device goes away."""
+        self._send(Gone())
+
+    def _came_up(self) -> None:
+        """After every (re)connection: the server may have missed us, and chunks under way are lost."""
+        self._report()
+        for download in self._downloads.values():
+            download.lost_link()
+        self._send_answer()
+
+    def _report(self) -> None:
+        entry = self._have.journal.entry
+        self._send(
+            Report(
+                agent=__version__,
+                board=self._have.board,
+                free_bytes=facts.free_bytes(),
+                data=self._have.told or self._have.data.summary(),
+                task=None if entry is None else entry.task.task,
+                trains=self._have.trains,
+                profile=self._have.profile,
+                round_s=self._have.round_s,
+                round_bytes=self._have.round_bytes,
+                model=self._have.model,
+                sum_key=None if self._have.hidden is None else self._have.hidden.public,
+            )
+        )
+
+    def _take(self, received: Received) -> None:
+        try:
+            envelope = self._home.open(received.topic, received.payload)
+        except BadMessage as err:
+            log.log(logging.DEBUG if self._warned else logging.WARNING, "from the server: %s", err)
+            self._warned = True
+            return
+        if envelope is not None:
+            self._obey(envelope.body)
+
+    def _obey(self, body: Message) -> None:
+        if isinstance(body, Task):
+            self._take_task(body)
+        elif isinstance(body, Chunk):
+            self._take_chunk(body)
+        elif isinstance(body, Get):
+            for message in self._uploads.answer(body):
+                self._send(message, reliable=False)
+        elif isinstance(body, Ack):
+            self._take_ack(body)
+        else:
+            self._take_rare(body)
+
+    def _take_rare(self, body: Message) -> None:
+        """Messages that are not part of a task's ordinary way."""
+        if isinstance(body, Challenge):
+            self._report()
+        elif isinstance(body, Lost) and body.sha256 in self._downloads:
+            self._refuse_for(BadBlob(f"the server no longer holds blob {body.sha256[:12]}"))
+        elif isinstance(body, Held):
+            self._held = self._have.journal.entry is not None and self._have.journal.entry.task.task == body.of
+        elif isinstance(body, Dismiss):
+            self._take_dismiss(body)
+        elif isinstance(body, Ask) and self._have.hidden is not None and body.boot == self._identity.boot:
+            self._send(self._have.hidden.answer(body))
+
+    def _take_task(self, task: Task) -> None:
+        if task.boot != self._identity.boot:
+            return
+        entry = self._have.journal.entry
+        known = entry is not None and entry.task.task == task.task
+        if not known and not self._have.journal.is_finished(task.task):
+            if self._put_off(task):
+                self._send_answer()
+                return
+            self._drop_work()
+            self._have.journal.accept(task)
+        self._send(Ack(task.task))
+        if known:
+            self._send_answer()
+        self._begin()
+
+    def _put_off(self, task: Task) -> bool:
+        """Keep a task until the server's word on the update in hand has come; False when it need not wait.
+
+        What that update left behind here, to be made up for or to be trained on, counts only if it was used. A server
+        that sends a task has closed the one before, so that it answers when it hears of it again.
+        """
+        entry = self._have.journal.entry
+        if entry is None or not isinstance(entry.answer, Update) or entry.answer.tensors is None:
+            return False
+        _, since_s = self._next or (task, self._clock())
+        self._next = (task, since_s)
+        return self._clock() - since_s < WORD_S
+
+    def _begin(self) -> None:
+        """Go on with the task in hand: ask for blobs that are missing, or train when all are here."""
+        entry = self._have.journal.entry
+        if entry is None or entry.answer is not None or self._work is not None:
+            return
+        try:
+            if self._have.hidden is not None:
+                self._have.hidden.check(entry.task)
+            for ref in _refs(entry.task):
+                self._fetch(ref)
+        except (BadBlob, DeviceError) as err:
+            self._refuse_for(err)
+            return
+        if not self._downloads:
+            self._start(entry.task)
+
+    def _fetch(self, ref: BlobRef) -> None:
+        if ref.sha256 in self._downloads or self._have.blobs.has(ref.sha256):
+            return
+        download = Download(self._have.blobs, ref)
+        if download.done:
+            download.finish()
+        else:
+            self._downloads[ref.sha256] = download
+
+    def _take_chunk(self, chunk: Chunk) -> None:
+        download = self._downloads.get(chunk.sha256)
+        if download is None:
+            return
+        try:
+            download.accept(chunk.index, chunk.data)
+            if not download.done:
+                return
+            download.finish()
+        except (BadBlob, DeviceError) as err:
+            self._refuse_for(err)
+            return
+        del self._downloads[chunk.sha256]
+        self._begin()
+
+    def _start(self, task: Task) -> None:
+        refs = (task.sides, task.frozen, task.public)
+        paths = [None if ref is None else self._have.blobs.path(ref.sha256) for ref in refs]
+        inputs = Inputs(
+            artifact=self._have.blobs.path(task.artifact.sha256),
+            weights=self._have.blobs.path(task.weights.sha256),
+            sides=paths[0],
+            frozen=paths[1],
+            public=paths[2],
+        )
+        self._give_up.clear()
+        log.info("round %d: task %s begins", task.round, task.task)
+        self._work = self._worker.submit(
+            run_task, task, inputs, self._have.data, tools=self._have.tools, should_stop=self._give_up.is_set
+        )
+        self._work.add_done_callback(lambda _: self._link.wake())
+
+    def _tend(self) -> None:
+        now = self._clock()
+        for sha256, download in self._downloads.items():
+            wanted = download.wanted(now)
+            if wanted:
+                self._send(Get(sha256, wanted), reliable=False)
+        if self._work is not None and self._work.done():
+            work, self._work = self._work, None
+            self._finish_work(work)
+        elif now - self._answered_s >= (HELD_RESEND_S if self._held else RESEND_S):
+            self._send_answer()
+
+    def _finish_work(self, work: Future[Result]) -> None:
+        entry = self._have.journal.entry
+        err = work.exception()
+        if isinstance(err, Stopped) or entry is None:
+            return
+        if err is not None:
+            self._refuse_for(err)
+            return
+        try:
+            update = self._update(entry.task, work.result())
+        except (DeviceError, OSError) as failed:
+            self._refuse_for(failed)
+            return
+        self._answer(update)
+
+    def _refuse_for(self, err: BaseException) -> None:
+        """Tell the server why the task in hand came to nothing."""
+        entry = self._have.journal.entry
+        if entry is None:
+            return
+        refusal = refusal_of(entry.task.task, err)
+        log.warning("round %d: task refused: %s", entry.task.round, refusal.detail)
+        self._downloads.clear()
+        self._answer(refusal)
+
+    def _update(self, task: Task, result: Result) -> Update:
+        stats = structs.replace(
+            result.stats,
+            peak_rss_bytes=facts.peak_rss_bytes(),
+            bytes_up=self._link.sent_bytes,
+            bytes_down=self._link.received_bytes,
+        )
+        ref = None
+        if result.tensors:
+            blob = self._have.residual.encode(task, result.tensors, result.masks)
+            # The server's choice of chunk holds both ways: some brokers take only small messages.
+            ref = self._uploads.offer(blob, chunk_bytes=task.weights.chunk_bytes, inline=False)
+        return Update(task=task.task, round=task.round, stats=stats, tensors=ref)
+
+    def _answer(self, answer: Update | Refusal) -> None:
+        self._have.journal.answer(answer)
+        self._send_answer()
+
+    def _send_answer(self) -> None:
+        """Send the answer that the server has not acknowledged yet, its tensors inline when they are small."""
+        entry = self._have.journal.entry
+        if entry is None or entry.answer is None:
+            return
+        self._answered_s = self._clock()
+        answer = entry.answer
+        if isinstance(answer, Update) and answer.tensors is not None:
+            self._uploads.serve(answer.tensors)
+            answer = structs.replace(answer, tensors=inlined(self._have.blobs, answer.tensors))
+        self._send(answer)
+
+    def _take_ack(self, ack: Ack) -> None:
+        entry = self._have.journal.entry
+        if entry is None or entry.answer is None or entry.task.task != ack.of:
+            return
+        if ack.problem:
+            log.warning("round %d: the server did not use the answer: %s", entry.task.round, ack.problem)
+        self._have.residual.settle(ack.of, used=not ack.problem)
+        self._have.tools.personal.settle(ack.of, used=not ack.problem)
+        self._have.journal.finish()
+        self._have.tools.checkpoint.clear()
+        self._forget_blobs(entry)
+        if self._next is not None:
+            self._take_task(self._next[0])
+
+    def _forget_blobs(self, entry: JournalEntry) -> None:
+        """Weights that were sent, one way or the other, are used once."""
+        used = [entry.task.weights, entry.task.sides]
+        used.append(entry.answer.tensors if isinstance(entry.answer, Update) else None)
+        for ref in used:
+            if ref is not None:
+                self._uploads.withdraw(ref.sha256)
+                self._have.blobs.remove(ref.sha256)
+
+    def _drop_work(self) -> None:
+        """The server moved on: what is in hand is no longer wanted."""
+        self._held = False
+        self._next = None
+        self._downloads.clear()
+        if self._work is not None:
+            self._give_up.set()
+            self._work.exception()
+            self._work = None
+        self._have.tools.checkpoint.clear()
+
+    def _take_dismiss(self, dismiss: Dismiss) -> None:
+        if dismiss.boot != self._identity.boot:
+            return
+        problem = f"the server turned {self._identity.device} away: {dismiss.reason}"
+        if dismiss.why == "identity_taken":
+            raise IdentityTaken(problem)
+        if dismiss.why == "misfit":
+            raise DeviceError(problem)
+        log.info("the server is done: %s", dismiss.reason)
+        if self._leave_when_over:
+            self._stopping.set()
+
+    def _send(self, message: Message, *, reliable: bool = True) -> None:
+        head, tail = codec.encode_parts(message, sender=self._identity.device, boot=self._identity.boot)
+        self._link.send(self._home.up, head, tail=tail, reliable=reliable)
+
+
+def _refs(task: Task) -> list[BlobRef]:
+    refs = (task.artifact, task.weights, task.sides, task.frozen, task.public)
+    return [ref for ref in refs if ref is not None]

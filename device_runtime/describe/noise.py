@@ -1,0 +1,70 @@
+"""Less is given away: Gaussian noise on what a device tells about its data, drawn once and then always the same."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from msgspec import structs
+from numpy.typing import NDArray
+
+from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.messages import DataSummary
+
+
+def with_noise(summary: DataSummary, ratio: float, rng: "np.random.Generator") -> DataSummary:
+    """The summary with noise of `ratio` times the mean entry on counts, the descriptor and the spread of pixels.
+
+    A device must tell the same numbers every time, because the mean of many draws would give the truth away.
+    """
+    if ratio < 0:
+        raise ConfigError(f"the noise on what is told is {ratio} but must be 0 or more")
+    if ratio == 0:
+        return summary
+    descriptor = summary.descriptor
+    if descriptor is not None:
+        values = np.asarray(descriptor)
+        descriptor = [float(value) for value in values + rng.normal(0.0, ratio * _scale(values), len(values))]
+    class_counts = _counts(summary.class_counts, ratio, rng)
+    score_counts = _counts(summary.score_counts, ratio, rng)
+    # Drawn last: what earlier agents told of the rest stays the same.
+    pixel_std = summary.pixel_std
+    if pixel_std is not None:
+        pixel_std = max(0.0, pixel_std + float(rng.normal(0.0, ratio * pixel_std)))
+    return structs.replace(
+        summary, class_counts=class_counts, score_counts=score_counts, pixel_std=pixel_std, descriptor=descriptor
+    )
+
+
+@dataclass(frozen=True)
+class ClassMeanNoise:
+    """Noise on class prototypes, before they leave: of `ratio` times their mean entry, and the counts that are told.
+
+    A class that is told of but not there is noise alone; one that is there but not told of is left out, so that
+    prototypes say no more about classes than the counts that were told. The draw is the same every time.
+    """
+
+    ratio: float
+    secret: bytes
+    told: Sequence[int]
+
+    def __call__(self, prototypes: NDArray[Any], counts: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """What is sent instead of prototypes [classes, dim] and counts [classes]."""
+        rng = np.random.default_rng([*self.secret, len(prototypes)])
+        scale = self.ratio * _scale(prototypes[counts > 0].reshape(-1).astype(float))
+        noisy = prototypes + scale * rng.standard_normal(prototypes.shape)
+        told = np.zeros(len(counts), np.int64)
+        told[: len(self.told)] = self.told[: len(counts)]
+        return np.where(told[:, None] > 0, noisy, 0.0).astype(np.float32), told
+
+
+def _counts(counts: Sequence[int] | None, ratio: float, rng: "np.random.Generator") -> list[int] | None:
+    if counts is None:
+        return None
+    values = np.asarray(counts, float)
+    noisy = values + rng.normal(0.0, ratio * _scale(values), len(values))
+    return [int(value) for value in np.maximum(0, np.rint(noisy))]
+
+
+def _scale(values: "np.ndarray[tuple[int, ...], np.dtype[np.float64]]") -> float:
+    return float(np.mean(np.abs(values))) if len(values) else 0.0

@@ -1,0 +1,35 @@
+"""What a device has, whatever it is asked to do."""
+
+from dataclasses import dataclass
+
+from fedwright.device_runtime.data.local import LocalData
+from fedwright.device_runtime.describe.hidden_counts import HiddenCounts
+from fedwright.device_runtime.run_task import Tools
+from fedwright.device_runtime.store.journal import Journal
+from fedwright.device_runtime.store.residual import ErrorFeedback
+from fedwright.protocol.blobs import BlobStore
+from fedwright.protocol.messages import Board, DataSummary
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What the device has: its board, its data, its disk and its tools.
+
+    told: what it says about its data, when that is not the plain truth. profile: what it measured of itself, as JSON.
+    hidden: its part in sums of counts that it does not tell. model: the architecture that it wants to keep.
+    round_s, round_bytes: what its owner lets a round take.
+    """
+
+    board: Board
+    data: LocalData
+    blobs: BlobStore
+    journal: Journal
+    residual: ErrorFeedback
+    tools: Tools
+    trains: bool = True
+    told: DataSummary | None = None
+    profile: bytes | None = None
+    hidden: HiddenCounts | None = None
+    round_s: float | None = None
+    round_bytes: int | None = None
+    model: str = ""

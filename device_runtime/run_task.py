@@ -1,0 +1,261 @@
+"""One task from its blobs to its result: check, train, evaluate, say what came out. Knows nothing of links."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from msgspec import structs
+
+from fedwright.device_runtime.data.local import LocalData
+from fedwright.device_runtime.energy import EnergyMeter
+from fedwright.device_runtime.guard import Guard
+from fedwright.device_runtime.store.checkpoint import Checkpoint
+from fedwright.device_runtime.store.personal_layers import PersonalLayers
+from fedwright.device_runtime.train.base import Array, StepResult, Tensors, Trainer
+from fedwright.device_runtime.train.loop import (
+    INPUT,
+    LABEL,
+    Evaluation,
+    class_prototypes,
+    evaluate,
+    evaluation_batch,
+    logits_of,
+    total_steps,
+    train,
+)
+from fedwright.device_runtime.train.trainer_cache import TrainerCache
+from fedwright.protocol import artifact as artifacts
+from fedwright.protocol import deltas, tensors
+from fedwright.protocol.artifact import PUBLIC_LOGITS, Artifact
+from fedwright.protocol.errors import BadBlob
+from fedwright.protocol.messages import Recipe, Stats, Task
+
+# Side inputs that a device makes itself, of what it was sent.
+MASK, CENTRE = "mask/", "centre/"
+# Side inputs that are no constants of a task: one row for each public row.
+ROW_SIDES = ("target_logits",)
+
+MakeTrainer = Callable[[Artifact, Tensors, Tensors], Trainer]
+"""Makes a trainer from an artifact, its side inputs and its frozen tensors."""
+
+CheckArtifact = Callable[[Artifact, Recipe], None]
+"""Raises BadArtifact or OverBudget before a session is made."""
+
+MeanNoise = Callable[[Array, Array], tuple[Array, Array]]
+"""What leaves the device instead of class prototypes [classes, dim] and their counts [classes]."""
+
+
+def unchanged_means(prototypes: Array, counts: Array) -> tuple[Array, Array]:
+    """The truth."""
+    return prototypes, counts
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What a device works with, the same for every task."""
+
+    make_trainer: MakeTrainer
+    check: CheckArtifact
+    checkpoint: Checkpoint
+    personal: PersonalLayers
+    kept: TrainerCache = field(default_factory=TrainerCache)
+    guard: Guard | None = None
+    class_mean_noise: MeanNoise = unchanged_means
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Where the blobs of a task lie."""
+
+    artifact: Path
+    weights: Path
+    sides: Path | None = None
+    frozen: Path | None = None
+    public: Path | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a task came to; `tensors` is empty when none were asked for.
+
+    masks: for tensors that came as some of their entries, which.
+    """
+
+    tensors: Tensors
+    stats: Stats
+    masks: Tensors = field(default_factory=dict)
+
+
+class Stopped(Exception):
+    """The task was given up because the agent was told to."""
+
+
+def run_task(
+    task: Task,
+    inputs: Inputs,
+    data: LocalData,
+    *,
+    tools: Tools,
+    should_stop: Callable[[], bool],
+) -> Result:
+    """Do the task; continues from the checkpoint when it belongs to this task."""
+    if tools.guard is not None:
+        should_stop = tools.guard.watching(should_stop)
+    if should_stop():
+        raise Stopped
+    wall_s, cpu_s, energy = time.monotonic(), time.process_time(), EnergyMeter()
+    received, masks = deltas.load(inputs.weights)
+    received = tools.personal.over(received, task.returns.personal, run=task.run)
+    trainer = _trainer(task, inputs, tools, received=received, masks=masks)
+    trainer.load(received)
+    seen, batch = _Watched(trainer, should_stop), evaluation_batch(task.recipe)
+    before = evaluate(seen, data, batch=batch) if task.returns.evaluate else None
+    public = _public(task, inputs, data)
+    own = _chosen(data if public is None or not task.recipe.public else public, task.recipe)
+    stats = _train(task, trainer, own, checkpoint=tools.checkpoint, should_stop=should_stop)
+    trains = total_steps(task.recipe, len(own.y)) > 0
+    after = evaluate(seen, data, batch=batch) if task.returns.evaluate and trains else before
+    if task.returns.personal and trains:
+        learned = trainer.weights()
+        tools.personal.keep(task, {name: learned[name] for name in task.returns.personal})
+    result = _returned(task, trainer, received)
+    if task.returns.prototypes:
+        prototypes, counts = tools.class_mean_noise(*class_prototypes(seen, data, batch=batch))
+        result |= {"prototypes": prototypes, "prototype_counts": counts.astype(np.float32)}
+    if task.returns.logits and public is not None:
+        result[PUBLIC_LOGITS] = logits_of(seen, public.x, batch=batch)
+    return Result(
+        result,
+        structs.replace(
+            stats,
+            holdout=len(data.y_holdout),
+            correct_before=_correct(before),
+            correct_after=_correct(after),
+            cpu_s=time.process_time() - cpu_s,
+            task_s=time.monotonic() - wall_s,
+            energy_j=energy.joules(),
+        ),
+        masks,
+    )
+
+
+class _Watched:
+    """Predictions that wait while the board may not go on, and end when the agent was told to stop."""
+
+    def __init__(self, trainer: Trainer, should_stop: Callable[[], bool]) -> None:
+        self._trainer = trainer
+        self._should_stop = should_stop
+
+    def predict(self, batch: Tensors) -> tuple[Array, Array]:
+        """As the trainer's own."""
+        if self._should_stop():
+            raise Stopped
+        return self._trainer.predict(batch)
+
+
+def _public(task: Task, inputs: Inputs, data: LocalData) -> LocalData | None:
+    """The rows that came with a task, without labels as class 0; sides of as many rows go with them."""
+    if inputs.public is None:
+        if task.recipe.public or task.returns.logits:
+            raise BadBlob("the task speaks of public rows but names no blob that holds them; update the server")
+        return None
+    rows = _load(inputs.public)
+    x = rows.get(INPUT)
+    if x is None or x.shape[1:] != tuple(data.input_shape):
+        found = None if x is None else list(x.shape[1:])
+        raise BadBlob(f"public rows have the shape {found} but this device's data {list(data.input_shape)}")
+    y = np.asarray(rows.get(LABEL, np.zeros(len(x))), np.int64)
+    extra = {name: value for name, value in _load(inputs.sides).items() if name in ROW_SIDES}
+    if any(len(value) != len(x) for value in (y, *extra.values())):
+        raise BadBlob(f"what goes with {len(x)} public rows has another number of rows")
+    return replace(data, x=x, y=y, extra=extra)
+
+
+def _chosen(data: LocalData, recipe: Recipe) -> LocalData:
+    """The samples that a recipe trains on."""
+    if recipe.classes is None:
+        return data
+    rows = np.isin(data.y, recipe.classes)
+    extra = {name: values[rows] for name, values in data.extra.items()}
+    return replace(data, x=data.x[rows], y=data.y[rows], extra=extra)
+
+
+def _trainer(task: Task, inputs: Inputs, tools: Tools, *, received: Tensors, masks: Tensors) -> Trainer:
+    """The trainer of the last round if it is of the same artifact, else a new one from a checked artifact."""
+    # Side inputs and a frozen base are bound when a trainer is made, so such a trainer is of one task only.
+    plain = inputs.sides is None and inputs.frozen is None and not masks
+    kept = tools.kept.take(task.artifact.sha256, batch=task.recipe.batch)
+    if plain and kept is not None:
+        return kept
+    artifact = artifacts.unpack(inputs.artifact.read_bytes())
+    tools.check(artifact, task.recipe)
+    given = {name: value for name, value in _load(inputs.sides).items() if name not in ROW_SIDES}
+    sides = _own_sides(artifact, received, masks) | given
+    trainer = tools.make_trainer(artifact, sides, _load(inputs.frozen))
+    if plain and not sides:
+        tools.kept.put(task.artifact.sha256, trainer, batch=task.recipe.batch, manifest=artifact.manifest)
+    return trainer
+
+
+def _own_sides(artifact: Artifact, received: Tensors, masks: Tensors) -> Tensors:
+    """Side inputs that need not be sent: the weights as they came, and masks, 1 at entries that were sent.
+
+    A tensor that came whole has a mask of ones.
+    """
+    found = {}
+    for side in artifact.manifest.sides:
+        kind, _, name = side.name.partition("/")
+        if kind + "/" == CENTRE and name in received:
+            found[side.name] = received[name]
+        elif kind + "/" == MASK:
+            found[side.name] = masks.get(name, np.ones(side.shape, bool)).astype(np.float32)
+    return found
+
+
+def _train(
+    task: Task, trainer: Trainer, data: LocalData, *, checkpoint: Checkpoint, should_stop: Callable[[], bool]
+) -> Stats:
+    start = checkpoint.load(task.task)
+    if start is not None:
+        trainer.restore(start.slots)
+    first = None if start is None else start.loss_first
+
+    def on_step(step: int, result: StepResult) -> None:
+        nonlocal first
+        first = result.loss if first is None else first
+        if checkpoint.due():
+            checkpoint.save(task.task, step, first, trainer.snapshot())
+
+    done = 0 if start is None else start.step
+    result = train(trainer, data, task.recipe, on_step=on_step, start_step=done, should_stop=should_stop)
+    if not result.finished:
+        raise Stopped
+    return Stats(
+        samples=len(data.y),
+        steps=done + result.steps,
+        train_s=result.train_s,
+        train_cpu_s=result.cpu_s,
+        cpu_s=0.0,
+        peak_rss_bytes=0,
+        loss_first=first,
+        loss_last=result.loss_last,
+    )
+
+
+def _returned(task: Task, trainer: Trainer, received: Tensors) -> Tensors:
+    result: Tensors = {}
+    if task.returns.weights != "none":
+        result = {name: value for name, value in trainer.weights().items() if name not in task.returns.personal}
+    if task.returns.weights == "delta":
+        result = {name: np.subtract(value, received[name]) for name, value in result.items()}
+    return result
+
+
+def _correct(evaluation: Evaluation | None) -> int | None:
+    return None if evaluation is None or evaluation.n == 0 else evaluation.correct
+
+
+def _load(path: Path | None) -> Tensors:
+    return {} if path is None else dict(tensors.load(path))

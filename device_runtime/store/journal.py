@@ -1,0 +1,96 @@
+"""The device's journal: which task it has, how it answered, which are over. Survives a power cut at any moment."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+import msgspec
+from msgspec import Struct, structs
+
+from fedwright.protocol.errors import IdentityTaken
+from fedwright.protocol.messages import Refusal, Task, Update
+from fedwright.protocol.support.files import lock_folder, replace_file
+
+log = logging.getLogger(__name__)
+
+# A task that was delivered twice arrives again soon or never; this many ids are plenty.
+KEEP_FINISHED = 64
+
+
+class JournalEntry(Struct, frozen=True):
+    """The task in hand; `answer` is there once the work is done and only the acknowledgement is missing."""
+
+    task: Task
+    answer: Update | Refusal | None = None
+
+
+class _File(Struct, frozen=True):
+    entry: JournalEntry | None = None
+    finished: Sequence[str] = ()
+
+
+class Journal:
+    """One file, replaced as a whole and synced at each change; the folder is locked against a second agent."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / "journal"
+        self._lock = _lock(folder)
+        self._file = _read(self._path)
+
+    @property
+    def entry(self) -> JournalEntry | None:
+        """The task in hand."""
+        return self._file.entry
+
+    def is_finished(self, task: str) -> bool:
+        """Whether this task was done and acknowledged before."""
+        return task in self._file.finished
+
+    def accept(self, task: Task) -> None:
+        """Take a task in hand; whatever was in hand before is given up."""
+        self._write(structs.replace(self._file, entry=JournalEntry(task)))
+
+    def answer(self, answer: Update | Refusal) -> None:
+        """The work is done: remember how it ended until the server has it too."""
+        if self._file.entry is not None:
+            self._write(structs.replace(self._file, entry=structs.replace(self._file.entry, answer=answer)))
+
+    def finish(self) -> None:
+        """The server has the answer; the hands are free."""
+        if self._file.entry is not None:
+            finished = [*self._file.finished, self._file.entry.task.task][-KEEP_FINISHED:]
+            self._write(_File(None, finished))
+
+    def close(self) -> None:
+        """Let another agent use the folder."""
+        self._lock.close()
+
+    def _write(self, file: _File) -> None:
+        """Memory first: with a full disk the agent goes on, it only could not continue after a restart."""
+        self._file = file
+        try:
+            replace_file(self._path, msgspec.msgpack.encode(file))
+        except OSError as err:
+            log.warning("the journal cannot be written (%s); free some space at %s", err.strerror, self._path.parent)
+
+
+def _lock(folder: Path) -> IO[bytes]:
+    lock = lock_folder(folder)
+    if lock is None:
+        raise IdentityTaken(
+            f"another agent on this machine uses the state folder {folder}; stop it or give this one another --state"
+        )
+    return lock
+
+
+def _read(path: Path) -> _File:
+    try:
+        return msgspec.msgpack.decode(path.read_bytes(), type=_File)
+    except FileNotFoundError:
+        return _File()
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        # Written by another release, or a damaged disk: the server sends the task again.
+        path.replace(path.with_suffix(".unreadable"))
+        return _File()

@@ -1,0 +1,179 @@
+"""What must hold of an artifact before a session is made of it: nothing hidden, nothing foreign, nothing too large."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from fedwright.protocol.artifact import (
+    MAX_ARTIFACT_BYTES,
+    MAX_IR,
+    MAX_OPSET,
+    SUPPLIED,
+    Artifact,
+    Manifest,
+    TensorSpec,
+    check_files,
+)
+from fedwright.protocol.errors import BadArtifact, OverBudget
+from fedwright.protocol.onnx_outline import Outline, OutlineValue, scan
+from fedwright.protocol.predictor import need_bytes
+
+__all__ = ["OPERATORS", "check_artifact", "need_bytes"]
+
+SCALARS = {"learning_rate": "float32", "seed": "int64"}
+
+# Pure functions of tensors that training graphs are made of. No randomness, no sequences, no text, no control
+# flow but Scan, whose length is that of a tensor.
+_ALLOWED = """
+Abs Add And ArgMax ArgMin AveragePool BatchNormalization Cast Ceil Clip Concat Constant ConstantOfShape Conv
+ConvTranspose Cos CumSum DepthToSpace Div Einsum Elu Equal Erf Exp Expand EyeLike Flatten Floor Gather
+GatherElements GatherND Gemm GRU GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual HardSigmoid HardSwish Identity
+InstanceNormalization IsNaN LSTM LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax MatMul Max MaxPool
+MaxUnpool Mean Min Mod Mul Neg Not OneHot Or PRelu Pad Pow Range Reciprocal ReduceL1 ReduceL2 ReduceLogSumExp
+ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape Resize Round Scan ScatterElements
+Selu Shape Sigmoid Sign Sin Size Slice Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum Tanh Tile
+TopK Transpose Trilu Unsqueeze Where Xor
+"""
+OPERATORS = frozenset(_ALLOWED.split())
+
+
+def check_artifact(artifact: Artifact, *, batch: int, free_bytes: int | None = None) -> None:
+    """Raise BadArtifact when the artifact is not what it must be, OverBudget when a step would not fit into memory."""
+    check_files(artifact)
+    manifest = artifact.manifest
+    _check_manifest(manifest)
+    for name, data in (("train.onnx", artifact.train), ("eval.onnx", artifact.eval)):
+        if len(data) > MAX_ARTIFACT_BYTES:
+            raise BadArtifact(f"{name} has {len(data)} bytes, more than the limit of {MAX_ARTIFACT_BYTES}")
+        outline = scan(data, what=name)
+        _check_versions(outline, manifest, name)
+        _check_operators(outline, name)
+        _check_tensors(outline, manifest, name)
+        if name == "train.onnx":
+            _check_train(outline, manifest, name)
+        else:
+            _check_eval(outline, manifest, name)
+    need = need_bytes(manifest, batch)
+    if free_bytes is not None and need > free_bytes:
+        raise OverBudget(need, free_bytes)
+
+
+def _check_manifest(manifest: Manifest) -> None:
+    slots = _slot_specs(manifest)
+    inputs = [*manifest.batch, *slots, *manifest.sides, *manifest.scalars, *manifest.frozen]
+    _check_unique([item.name for item in inputs], "input")
+    _check_unique([manifest.loss, *manifest.metrics, *(slot.output for slot in manifest.slots)], "output")
+    for spec in manifest.scalars:
+        if SCALARS.get(spec.name) != spec.dtype or spec.shape not in ([], [1]):
+            raise BadArtifact(f"scalar {spec.name!r} of the manifest is not one this release gives: {sorted(SCALARS)}")
+    for item in (*slots, *manifest.frozen):
+        if -1 in item.shape:
+            raise BadArtifact(f"{item.name!r} has the free shape {item.shape}; state must have a fixed size")
+    for chosen, known, what in (
+        (manifest.eval_batch, manifest.batch, "eval_batch"),
+        (manifest.eval_slots, slots, "eval_slots"),
+    ):
+        missing = set(chosen) - {item.name for item in known}
+        if missing or len(set(chosen)) != len(chosen):
+            raise BadArtifact(f"{what} of the manifest names {sorted(missing or chosen)[:3]} wrongly")
+    if manifest.classes < 1:
+        raise BadArtifact(f"the manifest says {manifest.classes} classes; there must be at least one")
+
+
+def _slot_specs(manifest: Manifest) -> list[TensorSpec]:
+    return [TensorSpec(slot.name, slot.shape, slot.dtype) for slot in manifest.slots]
+
+
+def _check_unique(names: Iterable[str], what: str) -> None:
+    twice = sorted(name for name, times in Counter(names).items() if times > 1)
+    if twice:
+        raise BadArtifact(f"the manifest uses the {what} name {twice[0]!r} twice")
+
+
+def _check_versions(outline: Outline, manifest: Manifest, name: str) -> None:
+    if not 1 <= outline.ir_version <= MAX_IR or outline.ir_version != manifest.ir_version:
+        raise BadArtifact(
+            f"{name} has IR version {outline.ir_version}; "
+            f"the manifest says {manifest.ir_version}, at most {MAX_IR} runs"
+        )
+    foreign = sorted(domain for domain in outline.opsets if domain not in ("", "ai.onnx"))
+    if foreign:
+        raise BadArtifact(f"{name} imports the operator set {foreign[0]!r}; only standard ONNX operators are run here")
+    if len(outline.opsets) != 1:
+        raise BadArtifact(f"{name} imports {len(outline.opsets)} operator sets instead of one")
+    (version,) = outline.opsets.values()
+    if not 1 <= version <= MAX_OPSET or version != manifest.opset:
+        raise BadArtifact(f"{name} has opset {version}; the manifest says {manifest.opset}, at most {MAX_OPSET} runs")
+
+
+def _check_operators(outline: Outline, name: str) -> None:
+    for domain, operator in sorted(outline.operators):
+        if domain not in ("", "ai.onnx") or operator not in OPERATORS:
+            full = f"{domain}.{operator}" if domain else operator
+            raise BadArtifact(f"{name} uses the operator {full!r}, which is not on the list of allowed ones")
+
+
+def _check_tensors(outline: Outline, manifest: Manifest, name: str) -> None:
+    """No data from files: outside tensors are the manifest's frozen ones, and those come from memory."""
+    frozen = {spec.name: spec for spec in manifest.frozen}
+    _check_unique([tensor.name for tensor in outline.initializers], f"initializer of {name}")
+    for tensor in (*outline.initializers, *outline.inner):
+        if not tensor.external:
+            continue
+        spec = frozen.get(tensor.name)
+        if tensor in outline.inner or spec is None or tensor.external != {"location": SUPPLIED}:
+            place = tensor.external.get("location", "an unnamed place")
+            raise BadArtifact(f"{name} wants to read tensor {tensor.name!r} from {place!r}; files are never read")
+        if tensor.dims != tuple(spec.shape) or tensor.dtype != spec.dtype or tensor.size_bytes:
+            raise BadArtifact(f"{name} has the frozen tensor {tensor.name!r} not as its manifest says")
+    own = {tensor.name for tensor in outline.initializers if not tensor.external}
+    clash = own & {value.name for value in outline.inputs} or own & set(frozen)
+    if clash:
+        raise BadArtifact(f"{name} has a value of its own for the declared input {min(clash)!r}")
+
+
+def _check_train(outline: Outline, manifest: Manifest, name: str) -> None:
+    inputs = [*manifest.batch, *_slot_specs(manifest), *manifest.sides, *manifest.scalars]
+    _compare(outline.inputs, inputs, f"{name} input")
+    written = {slot.output: TensorSpec(slot.output, slot.shape, slot.dtype) for slot in manifest.slots}
+    numbers = [manifest.loss, *manifest.metrics]
+    for value in outline.outputs:
+        if value.name in numbers and value.dims not in ((), (1,)):
+            raise BadArtifact(f"{name} output {value.name!r} must be one number but has shape {value.dims}")
+    if not outline.outputs or outline.outputs[0].name != manifest.loss:
+        raise BadArtifact(f"{name} must have the loss {manifest.loss!r} as its first output")
+    _same_names([value.name for value in outline.outputs], [*numbers, *written], f"{name} output")
+    _compare([value for value in outline.outputs if value.name in written], written.values(), f"{name} output")
+
+
+def _check_eval(outline: Outline, manifest: Manifest, name: str) -> None:
+    batch = [spec for spec in manifest.batch if spec.name in manifest.eval_batch]
+    slots = [spec for spec in _slot_specs(manifest) if spec.name in manifest.eval_slots]
+    _compare(outline.inputs, [*batch, *slots], f"{name} input")
+    _same_names([value.name for value in outline.outputs], [manifest.logits, manifest.embedding], f"{name} output")
+
+
+def _compare(found: Sequence[OutlineValue], declared: Iterable[TensorSpec], what: str) -> None:
+    """Declared and real values are the same, with the same types and shapes."""
+    specs = {spec.name: spec for spec in declared}
+    _same_names([value.name for value in found], list(specs), what)
+    for value in found:
+        spec = specs[value.name]
+        if value.dtype != spec.dtype or value.dims != tuple(spec.shape):
+            raise BadArtifact(
+                f"{what} {value.name!r} is {value.dtype} {_shown(value.dims)} "
+                f"but the manifest says {spec.dtype} {_shown(spec.shape)}"
+            )
+
+
+def _same_names(found: Sequence[str], declared: Sequence[str], what: str) -> None:
+    undeclared, absent = sorted(set(found) - set(declared)), sorted(set(declared) - set(found))
+    if undeclared:
+        raise BadArtifact(f"{what} {undeclared[0]!r} is not declared in the manifest")
+    if absent:
+        raise BadArtifact(f"{what} {absent[0]!r} is declared in the manifest but not there")
+    if len(set(found)) != len(found):
+        raise BadArtifact(f"{what}: one name stands there twice")
+
+
+def _shown(dims: Sequence[int] | None) -> str:
+    return "of unknown rank" if dims is None else str(list(dims))

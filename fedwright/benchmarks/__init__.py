@@ -1,1 +1,0 @@
-"""Suites, data sets, partitioners and reports."""

@@ -1,1 +1,0 @@
-"""Runs on the device: numpy, onnxruntime and paho only."""

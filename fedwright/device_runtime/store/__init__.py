@@ -1,1 +1,0 @@
-"""What a device keeps on disk: its journal and its blobs."""

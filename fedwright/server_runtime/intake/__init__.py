@@ -1,1 +1,0 @@
-"""Who may join and which updates are taken."""

@@ -1,1 +1,0 @@
-"""Methods: four hooks each, found by name in the registry."""

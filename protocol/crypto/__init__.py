@@ -1,0 +1,1 @@
+"""Signatures, key agreement and sums that hide their parts."""

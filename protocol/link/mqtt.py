@@ -1,0 +1,348 @@
+"""The mqtt link: paho behind a queue. Its callbacks only note what happened; no decision is taken in them."""
+
+import contextlib
+import logging
+import random
+import socket
+import ssl
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
+
+from fedwright.protocol.errors import ConfigError, LinkError
+from fedwright.protocol.link.base import Buffer, Received
+from fedwright.protocol.link.inbox import Inbox
+from fedwright.protocol.link.paho_client import LeanClient
+from fedwright.protocol.link.security import TlsFiles
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 10.0
+# How long the broker keeps queueing for a link that broke (MQTT 5 only); the client id is new at each boot.
+SESSION_EXPIRY_S = 600
+# A device that loses power is noticed after one and a half of these.
+KEEPALIVE_S = 20
+# Each link draws its own delays, so that a large fleet does not come back all at once.
+FIRST_DELAY_S = (0.1, 0.5)
+LAST_DELAY_S = (15.0, 30.0)
+CLOSE_FLUSH_S = 5.0
+# CONNECT: protocol MQTT level 5, clean start, keep-alive 5 s, no properties, empty client id.
+V5_CONNECT = bytes.fromhex("100d00044d5154540502000500") + b"\0\0"
+V5_DISCONNECT = b"\xe0\0"
+# CONNACK codes for "unsupported protocol version" of MQTT 3.1.1 and 5.
+V5_UNKNOWN = (0x01, 0x84)
+PORTS = {"mqtt": 1883, "mqtts": 8883}
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a broker listens."""
+
+    host: str
+    port: int
+    secure: bool
+
+    def __str__(self) -> str:
+        return f"{'mqtts' if self.secure else 'mqtt'}://{self.host}:{self.port}"
+
+
+def parse_url(url: str) -> Address:
+    """Read mqtt://host[:port] or mqtts://host[:port]."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as err:
+        raise ConfigError(f"broker address {url!r} cannot be read ({err}); write mqtt://host:port") from err
+    if parts.scheme not in PORTS or not parts.hostname or port == 0:
+        raise ConfigError(f"broker address {url!r} must be mqtt://host:port or mqtts://host:port")
+    return Address(parts.hostname, port or PORTS[parts.scheme], parts.scheme == "mqtts")
+
+
+class _Refused(Exception):
+    """The broker answered the connection with a reason code."""
+
+
+class MqttLink:
+    """A link to an MQTT broker; made by `open_mqtt`, which sees that the first connection stands."""
+
+    def __init__(
+        self, address: Address, *, client_id: str, will: tuple[str, bytes] | None, tls: TlsFiles, version: int
+    ) -> None:
+        self.version = version
+        self._inbox = Inbox()
+        self._lock = threading.Lock()
+        self._patterns: list[str] = []
+        self._unacknowledged: set[int] = set()
+        # paho calls back while it holds its own locks, so callbacks take none of ours: they append and set.
+        self._acknowledged: deque[int] = deque()
+        self._granted: deque[int] = deque()
+        self._answered = threading.Event()
+        self._resubscribing: set[int] = set()
+        self._refused: ReasonCode | None = None
+        self._failed = False
+        self._connected = False
+        self._connects = 0
+        self._sent_bytes = 0
+        self._received_bytes = 0
+        self._warned_full = False
+        self._client = self._make_client(address, client_id, will, tls)
+
+    def _make_client(
+        self, address: Address, client_id: str, will: tuple[str, bytes] | None, tls: TlsFiles
+    ) -> LeanClient:
+        five = self.version == MQTTProtocolVersion.MQTTv5
+        client = LeanClient(
+            CallbackAPIVersion.VERSION2,
+            on_unreliable=lambda topic, payload: self._put(Received(topic, payload), reliable=False),
+            # A broker throws out the older of two connections with one id, so each boot has its own.
+            client_id=f"{client_id}-{uuid.uuid4().hex[:8]}",
+            clean_session=None if five else True,
+            protocol=MQTTProtocolVersion(self.version),
+        )
+        client.connect_timeout = CONNECT_TIMEOUT_S
+        client.max_queued_messages_set(0)
+        client.reconnect_delay_set(random.uniform(*FIRST_DELAY_S), random.uniform(*LAST_DELAY_S))  # type: ignore[arg-type]
+        if will is not None:
+            client.will_set(will[0], will[1], qos=1)
+        if address.secure:
+            client.tls_set_context(_tls_context(tls))
+        client.on_socket_open = _set_nodelay
+        client.on_connect = self._on_connect
+        client.on_disconnect = self._on_disconnect
+        client.on_subscribe = self._on_subscribe
+        client.on_publish = self._on_publish
+        client.on_message = self._on_message
+        return client
+
+    def open(self, address: Address) -> None:
+        """Connect for the first time; OSError when nobody listens, _Refused when the broker says no."""
+        properties = None
+        if self.version == MQTTProtocolVersion.MQTTv5:
+            properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+            properties.SessionExpiryInterval = SESSION_EXPIRY_S
+        self._client.connect(address.host, address.port, keepalive=KEEPALIVE_S, properties=properties)
+        self._client.loop_start()
+        self._wait_for(lambda: self._connects > 0 or self._failed, CONNECT_TIMEOUT_S)
+        if self._connects:
+            return
+        self._stop()
+        if self._refused is not None:
+            raise _Refused(str(self._refused))
+        raise TimeoutError("it closes the connection" if self._failed else "it does not answer")
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker is reachable now."""
+        return self._connected
+
+    @property
+    def connects(self) -> int:
+        """How often the link came up with all its subscriptions."""
+        return self._connects
+
+    @property
+    def sent_bytes(self) -> int:
+        """Payload bytes handed to the broker so far."""
+        return self._sent_bytes
+
+    @property
+    def received_bytes(self) -> int:
+        """Payload bytes taken from the broker so far."""
+        return self._received_bytes
+
+    def subscribe(self, pattern: str) -> None:
+        """Receive what is published on topics that match; waits for the broker's word when it is reachable."""
+        with self._lock:
+            if pattern in self._patterns:
+                return
+            self._patterns.append(pattern)
+            _, mid = self._client.subscribe(pattern, qos=1)
+        if mid is not None:
+            self._wait_for(lambda: mid in self._granted or not self._connected, CONNECT_TIMEOUT_S)
+
+    def send(self, topic: str, payload: bytes, *, tail: Buffer = b"", reliable: bool = True) -> None:
+        """Publish: reliable at QoS 1 (kept while the link is down), else at QoS 0 (dropped while it is down)."""
+        if not reliable and not self._connected:
+            return
+        with self._lock:
+            if reliable:
+                info = self._client.publish(topic, b"".join((payload, tail)), qos=1)
+                if info.rc == MQTTErrorCode.MQTT_ERR_QUEUE_SIZE:
+                    raise LinkError("65535 messages wait for the broker; check that it is alive and keeps up")
+                self._unacknowledged.add(info.mid)
+            else:
+                self._client.publish_parts(topic, payload, tail)
+            self._sent_bytes += len(payload) + len(tail)
+            self._settle()
+
+    def receive(self, timeout_s: float) -> Received | None:
+        """The next message; None when none came in time, when `wake` was called, or when the link came back."""
+        return self._inbox.get(timeout_s)
+
+    def wake(self) -> None:
+        """Make a waiting or the next `receive` return None at once."""
+        self._inbox.wake()
+
+    def close(self) -> None:
+        """Wait for acknowledgements while the broker is reachable, then disconnect without last will."""
+        self._wait_for(lambda: not self._connected or self._all_acknowledged(), CLOSE_FLUSH_S)
+        self._stop()
+
+    def _stop(self) -> None:
+        self._client.disconnect()
+        self._client.loop_stop()
+        self._connected = False
+
+    def _all_acknowledged(self) -> bool:
+        with self._lock:
+            self._settle()
+            return not self._unacknowledged
+
+    def _settle(self) -> None:
+        while self._acknowledged:
+            self._unacknowledged.discard(self._acknowledged.popleft())
+
+    def _wait_for(self, holds: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until `holds()`; it is asked again after each callback."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            self._answered.clear()
+            if holds():
+                return True
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                return False
+            self._answered.wait(left_s)
+
+    def _came_up(self) -> None:
+        self._connects += 1
+        if self._connects > 1:
+            self._inbox.wake()
+        self._answered.set()
+
+    def _on_connect(self, client: paho.Client, _data: Any, _flags: Any, reason: ReasonCode, _props: Any) -> None:
+        if reason.is_failure:
+            self._refused = reason
+            self._failed = True
+            self._answered.set()
+            return
+        self._connected = True
+        self._resubscribing = set()
+        for pattern in list(self._patterns):
+            _, mid = client.subscribe(pattern, qos=1)
+            if mid is not None:
+                self._resubscribing.add(mid)
+        if not self._resubscribing:
+            self._came_up()
+
+    def _on_disconnect(self, _client: paho.Client, _data: Any, _flags: Any, reason: ReasonCode, _props: Any) -> None:
+        self._connected = False
+        self._failed = True
+        log.debug("link down: %s", reason)
+        self._answered.set()
+
+    def _on_subscribe(self, _client: paho.Client, _data: Any, mid: int, _reasons: Any, _props: Any) -> None:
+        if mid in self._resubscribing:
+            self._resubscribing.discard(mid)
+            if not self._resubscribing:
+                self._came_up()
+        self._granted.append(mid)
+        self._answered.set()
+
+    def _on_publish(self, _client: paho.Client, _data: Any, mid: int, _reason: Any, _props: Any) -> None:
+        self._acknowledged.append(mid)
+        self._answered.set()
+
+    def _on_message(self, _client: paho.Client, _data: Any, message: paho.MQTTMessage) -> None:
+        self._put(Received(message.topic, bytes(message.payload)), reliable=message.qos > 0)
+
+    def _put(self, received: Received, *, reliable: bool) -> None:
+        self._received_bytes += len(received.payload)
+        if not self._inbox.put(received, reliable=reliable):
+            if not self._warned_full:
+                log.warning("messages arrive faster than they are read; dropped one on %s", received.topic)
+            self._warned_full = True
+
+
+def open_mqtt(url: str, *, client_id: str, will: tuple[str, bytes] | None, tls: TlsFiles) -> MqttLink:
+    """Connect with MQTT 5, or with 3.1.1 when that is all the broker speaks; LinkError when the broker is not there."""
+    address = parse_url(url)
+    try:
+        version = MQTTProtocolVersion.MQTTv5 if _speaks_v5(address, tls) else MQTTProtocolVersion.MQTTv311
+        link = MqttLink(address, client_id=client_id, will=will, tls=tls, version=version)
+        link.open(address)
+    except _Refused as err:
+        raise LinkError(
+            f"the broker at {address} turned us away ({err}); check the certificate and its access list"
+        ) from err
+    except ssl.SSLError as err:
+        raise LinkError(
+            f"TLS with the broker at {address} failed ({_tls_why(err)}); check --ca, --cert and --key"
+        ) from err
+    except OSError as err:
+        raise LinkError(f"no broker at {address} ({_why(err)}); start one or check --broker") from err
+    return link
+
+
+def _speaks_v5(address: Address, tls: TlsFiles) -> bool:
+    """Ask with the smallest MQTT 5 CONNECT.
+
+    A full one, with properties and a last will, makes an older broker wait for bytes that never come.
+    """
+    with contextlib.ExitStack() as stack:
+        sock = stack.enter_context(socket.create_connection((address.host, address.port), CONNECT_TIMEOUT_S))
+        if address.secure:
+            sock = stack.enter_context(_tls_context(tls).wrap_socket(sock, server_hostname=address.host))
+        sock.sendall(V5_CONNECT)
+        answer = b""
+        while len(answer) < 4:
+            part = sock.recv(4 - len(answer))
+            if not part:
+                return False
+            answer += part
+        if answer[3] in V5_UNKNOWN:
+            return False
+        sock.sendall(V5_DISCONNECT)
+    return True
+
+
+def _why(err: OSError) -> str:
+    if isinstance(err, ConnectionRefusedError):
+        return "connection refused"
+    if isinstance(err, socket.gaierror):
+        return "unknown host"
+    return str(err.strerror or err)
+
+
+def _tls_why(err: ssl.SSLError) -> str:
+    if isinstance(err, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {err.verify_message}"
+    if isinstance(err, ssl.SSLEOFError):
+        return "it hung up, as brokers do on a certificate that is unknown or revoked"
+    return (err.reason or str(err)).replace("_", " ").lower()
+
+
+def _set_nodelay(_client: paho.Client, _data: Any, sock: Any) -> None:
+    # Without it every QoS 1 round trip takes 44 ms.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _tls_context(tls: TlsFiles) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=str(tls.ca) if tls.ca else None)
+        if tls.cert is not None:
+            context.load_cert_chain(tls.cert, tls.key)
+    except (OSError, ssl.SSLError) as err:
+        raise ConfigError(f"TLS files {tls.ca}, {tls.cert}, {tls.key} cannot be used: {err}") from err
+    return context

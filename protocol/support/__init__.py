@@ -1,0 +1,1 @@
+"""What both sides need and no wire sees: files that survive a power cut, settings, buffers."""

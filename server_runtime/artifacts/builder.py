@@ -1,0 +1,249 @@
+"""Structure -> artifact: forward graph, loss, gradients and optimizer in train.onnx; logits and embedding in eval.onnx.
+
+Built once per structure: kept in memory and, with a cache folder, on disk. Equal structures give equal bytes.
+"""
+
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import fedwright
+from fedwright.protocol.artifact import FORMAT, Artifact, Manifest, Slot, TensorSpec, file_info, pack, unpack
+from fedwright.protocol.errors import BadArtifact, BuildError
+from fedwright.server_runtime import zoo
+from fedwright.server_runtime.artifacts import objectives
+from fedwright.server_runtime.artifacts.autodiff.engine import differentiate
+from fedwright.server_runtime.artifacts.autodiff.finish import finish
+from fedwright.server_runtime.artifacts.autodiff.graph import IR_VERSION, OPSET, Graph, Value
+from fedwright.server_runtime.artifacts.autodiff.rules.dropout import SEED
+from fedwright.server_runtime.artifacts.autodiff.shapes import measure
+from fedwright.server_runtime.artifacts.export import Rewrite, buffer_names, export, initial_weights
+from fedwright.server_runtime.artifacts.loss import Loss, append_loss
+from fedwright.server_runtime.artifacts.macs import count_macs
+from fedwright.server_runtime.artifacts.memory import estimate
+from fedwright.server_runtime.artifacts.operator_table import tabulate
+from fedwright.server_runtime.artifacts.optimizer import LEARNING_RATE, Stepper, Updates, clip
+from fedwright.server_runtime.spec import Structure
+
+__all__ = ["Builder", "initial_weights"]
+
+LOGITS, EMBEDDING, LOSS, CORRECT = "logits", "embedding", "loss", "correct"
+
+
+class Builder:
+    """Builds artifacts and remembers them by structure."""
+
+    def __init__(self, cache: Path | None = None) -> None:
+        self._cache = cache
+        self._built: dict[str, Artifact] = {}
+
+    def build(self, structure: Structure, module: nn.Module | None = None) -> Artifact:
+        """The artifact of a structure; `module` is what its spec stands for (None = ask the zoo)."""
+        key = _cache_key(structure)
+        # The name of a module of the user's own says nothing about its code, which may change from run to run.
+        teacher = structure.objective.teacher
+        lasting = not any("python:" in spec.model for spec in (structure.spec, teacher) if spec is not None)
+        artifact = self._built.get(key) or (self._read(key) if lasting else None)
+        if artifact is None:
+            artifact = build(structure, zoo.create(structure.spec, seed=0) if module is None else module)
+            if lasting:
+                self._write(key, artifact)
+        self._built[key] = artifact
+        return artifact
+
+    def _read(self, key: str) -> Artifact | None:
+        """An artifact from disk; one that is damaged counts as absent."""
+        path = self._path(key)
+        if path is None or not path.exists():
+            return None
+        try:
+            return unpack(path.read_bytes())
+        except BadArtifact:
+            return None
+
+    def _write(self, key: str, artifact: Artifact) -> None:
+        path = self._path(key)
+        if path is None:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(pack(artifact))
+        os.replace(file.name, path)
+
+    def _path(self, key: str) -> Path | None:
+        return None if self._cache is None else self._cache / f"{key}.artifact"
+
+
+def _cache_key(structure: Structure) -> str:
+    """Structure and everything else that decides the bytes."""
+    parts = (structure.key(), fedwright.__version__, str(FORMAT), torch.__version__)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def build(structure: Structure, module: nn.Module) -> Artifact:
+    """Build an artifact, without any cache."""
+    names = [name for name, _ in module.named_parameters()]
+    trainable = [name for name in names if name.startswith(structure.trainable)]
+    if not trainable:
+        raise BuildError(
+            f"no parameter of {structure.spec.model} starts with any of {list(structure.trainable)}; "
+            f"its parameters are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
+        )
+    frozen = frozenset(names) - frozenset(trainable)
+    train = _train_graph(structure, module, trainable, frozen)
+    evaluation = _eval_graph(structure, module, train.frozen)
+    # Both sessions are given the same tensors, so both graphs must know all of them.
+    train.frozen = train.graph.external = evaluation.graph.external = {**train.frozen, **evaluation.graph.external}
+    train_bytes = train.graph.to_model().SerializeToString(deterministic=True)
+    eval_bytes = evaluation.graph.to_model().SerializeToString(deterministic=True)
+    return Artifact(_manifest(structure, train, evaluation, train_bytes, eval_bytes), train_bytes, eval_bytes)
+
+
+@dataclass
+class _Train:
+    """A finished training graph and what the manifest says of it."""
+
+    graph: Graph
+    loss: Loss
+    slots: list[Slot] = field(default_factory=list)
+    frozen: dict[str, Value] = field(default_factory=dict)
+
+
+def _train_graph(structure: Structure, module: nn.Module, trainable: list[str], frozen: frozenset[str]) -> _Train:
+    forward = export(module, structure.spec, training=True, frozen=frozen, rewrite=_rewrite(structure, trainable))
+    graph = forward.graph
+    trained = [name for name in trainable if name in forward.parameters]
+    loss = append_loss(graph, forward, structure, trained)
+    measure(graph)
+    updates = _optimize(graph, structure, loss, trained)
+    train = _Train(graph, loss)
+    buffers = [n for n in buffer_names(module) if n in forward.running or n.startswith(structure.trainable)]
+    shapes = {name: tuple(value.shape) for name, value in module.state_dict(keep_vars=True).items()}
+    outputs = [(LOSS, loss.value), (CORRECT, loss.correct)]
+    for name in [*trainable, *buffers]:
+        if not graph.knows(name):
+            graph.add_input(Value(name, shapes[name]))
+        new = updates.parameters.get(name) or forward.running.get(name, name)
+        graph.record(new, graph.shape(name))
+        outputs.append((f"next/{name}", new))
+        train.slots.append(_slot(name, graph, "trainable" if name in trainable else "buffer"))
+    for state in updates.states:
+        graph.record(state.value, state.shape)
+        outputs.append((f"next/{state.name}", state.value))
+        train.slots.append(_slot(state.name, graph, "optimizer"))
+    train.frozen = _make_external(graph, {slot.name for slot in train.slots}, {*forward.parameters, *forward.buffers})
+    finish(graph, outputs)
+    return train
+
+
+def _slot(name: str, graph: Graph, role: str) -> Slot:
+    return Slot(name, f"next/{name}", list(graph.shape(name)), role)  # type: ignore[arg-type]
+
+
+def _rewrite(structure: Structure, trainable: list[str]) -> Rewrite | None:
+    """The rewriting of the forward graph that an objective asks for."""
+    objective = structure.objective
+    if not objective.fiarse and not objective.scaler:
+        return None
+
+    def rewrite(graph: Graph, norms: frozenset[str]) -> None:
+        if objective.scaler and not norms:
+            objectives.scale_hidden(graph, objective.scaler)
+        if objective.fiarse:
+            read = {value.name for value in graph.inputs}
+            # Where entries were chosen by masks, biases were not among them.
+            least = 2 if objective.element_masks else 0
+            masked = [name for name in trainable if name not in norms and name in read]
+            objectives.fiarse_masks(graph, [name for name in masked if len(graph.shape(name)) >= least])
+
+    return rewrite
+
+
+def _optimize(graph: Graph, structure: Structure, loss: Loss, trained: list[str]) -> Updates:
+    """Append the backward pass and the optimizer; without clipping, each update follows its gradient at once."""
+    stepper = Stepper(graph, structure.optimizer)
+    masks = {}
+    if structure.objective.element_masks:
+        masks = {name: graph.add_input(Value(f"mask/{name}", graph.shape(name))) for name in trained}
+        loss.sides.extend(masks.values())
+    limit = structure.optimizer.clip_norm
+    if limit is None:
+        differentiate(graph, loss.value, trained, ready=lambda name, grad: stepper.apply(name, grad, masks.get(name)))
+        return stepper.updates
+    gradients = differentiate(graph, loss.value, trained)
+    if masks:
+        gradients = {name: graph.op("Mul", grad, masks[name]) for name, grad in gradients.items()}
+    for name, grad in clip(graph, gradients, limit).items():
+        stepper.apply(name, grad, masks.get(name))
+    return stepper.updates
+
+
+def _make_external(graph: Graph, slots: set[str], weights: set[str]) -> dict[str, Value]:
+    """Turn the weights that are no slot into initializers that the session is given by name."""
+    frozen = {v.name: v for v in graph.inputs if v.name in weights and v.name not in slots}
+    graph.external.update(frozen)
+    graph.inputs = [value for value in graph.inputs if value.name not in frozen]
+    return frozen
+
+
+@dataclass
+class _Eval:
+    """A finished evaluation graph and the names of what it reads."""
+
+    graph: Graph
+    batch: list[str]
+    slots: list[str]
+
+
+def _eval_graph(structure: Structure, module: nn.Module, frozen: dict[str, Value]) -> _Eval:
+    forward = export(module, structure.spec, training=False)
+    graph = forward.graph
+    weights = {*forward.parameters, *forward.buffers}
+    names = [name for name, _ in module.named_parameters() if name.startswith(structure.trainable)]
+    slots = {n for n in [*names, *buffer_names(module)] if n in weights and n not in frozen}
+    _make_external(graph, slots, weights)
+    outputs = [(LOGITS, forward.logits[-1]), (EMBEDDING, forward.embedding)]
+    finish(graph, outputs)
+    batch = [value.name for value in forward.inputs]
+    return _Eval(graph, batch, [v.name for v in graph.inputs if v.name in slots])
+
+
+def _spec(value: Value) -> TensorSpec:
+    return TensorSpec(value.name, list(value.shape), str(value.dtype))  # type: ignore[arg-type]
+
+
+def _manifest(
+    structure: Structure, train: _Train, evaluation: _Eval, train_bytes: bytes, eval_bytes: bytes
+) -> Manifest:
+    inputs = {value.name: value for value in train.graph.inputs}
+    scalars = [inputs[name] for name in (LEARNING_RATE, SEED) if name in inputs]
+    fixed_bytes, sample_bytes = estimate(train.graph)
+    return Manifest(
+        format=FORMAT,
+        opset=OPSET,
+        ir_version=IR_VERSION,
+        files={"train.onnx": file_info(train_bytes), "eval.onnx": file_info(eval_bytes)},
+        batch=[_spec(inputs[name]) for name in train.loss.batch],
+        slots=train.slots,
+        scalars=[_spec(value) for value in scalars],
+        loss=LOSS,
+        metrics=[CORRECT],
+        eval_batch=evaluation.batch,
+        eval_slots=evaluation.slots,
+        logits=LOGITS,
+        embedding=EMBEDDING,
+        classes=structure.spec.classes,
+        embedding_size=evaluation.graph.shape(EMBEDDING)[-1],
+        sides=[_spec(inputs[name]) for name in train.loss.sides],
+        frozen=[_spec(value) for value in train.frozen.values()],
+        fixed_bytes=fixed_bytes,
+        sample_bytes=sample_bytes,
+        work=tabulate(train.graph),
+        macs=count_macs(evaluation.graph),
+        description=f"{structure.spec.model} {structure.spec.input_shape}, {structure.optimizer.kind}",
+    )

@@ -1,0 +1,397 @@
+"""A run's config: TOML into frozen dataclasses, checked in full before anything starts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.support.settings import check_range, from_dict, suggest, unknown
+from fedwright.protocol.topics import check_name
+from fedwright.server_runtime.blocks.budget import Budget
+from fedwright.server_runtime.blocks.robust import Combine
+from fedwright.server_runtime.spec import Optimizer
+
+EMBEDDED = "embedded"
+LOCAL_BROKER = "mqtt://localhost:1883"
+SCHEMES = ("mqtt", "mqtts")
+MB = 1e6
+
+
+def _help(text: str) -> dict[str, str]:
+    return {"help": text}
+
+
+@dataclass(frozen=True)
+class RunSection:
+    """What the run is called, how long it is and where it keeps its state."""
+
+    name: str = field(default="run", metadata=_help("names the folder of the run; one run has one name"))
+    seed: int = field(default=1, metadata=_help("every random number of the run derives from this"))
+    rounds: int = field(default=10, metadata=_help("how many rounds to train"))
+    folder: str = field(default="runs", metadata=_help("where runs keep their state; relative to the current folder"))
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        check_name(self.name, what="name")
+        check_range("seed", self.seed, low=0, high=2**62)
+        check_range("rounds", self.rounds, low=1, high=1_000_000)
+        if not self.folder:
+            raise ConfigError("folder is empty; name a folder such as 'runs'")
+
+
+@dataclass(frozen=True)
+class FleetSection:
+    """Where the devices are met and when a round may start and must end."""
+
+    broker: str = field(
+        default=LOCAL_BROKER,
+        metadata=_help("mqtt://host:1883 or mqtts://host:8883; 'embedded' starts one for devices on this machine"),
+    )
+    name: str = field(default="default", metadata=_help("the devices of one fleet share this name"))
+    devices: int = field(default=2, metadata=_help("how many devices to wait for before the first round"))
+    sample_ratio: float = field(default=1.0, metadata=_help("share of the known devices that take part in a round"))
+    per_round: int | None = field(default=None, metadata=_help("or: how many devices take part in a round"))
+    quorum_ratio: float = field(
+        default=0.5, metadata=_help("share of a round's devices that must answer for it to count")
+    )
+    buffer: int | None = field(
+        default=None, metadata=_help("asynchronous rounds: advance after this many updates, whoever they come from")
+    )
+    deadline_s: float = field(default=600.0, metadata=_help("a round closes after this long with those who answered"))
+    join_timeout_s: float = field(default=600.0, metadata=_help("give up when too few devices came in this time"))
+    chunk_kib: int = field(default=1024, metadata=_help("largest chunk; some brokers take at most 128"))
+    trust: str | None = field(
+        default=None, metadata=_help("folder of `fedwright server enroll`; for an mqtts broker and signed tasks")
+    )
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        check_broker(self.broker)
+        check_name(self.name, what="name")
+        check_range("devices", self.devices, low=1, high=1_000_000)
+        check_range("sample_ratio", self.sample_ratio, above=0, high=1)
+        check_range("quorum_ratio", self.quorum_ratio, above=0, high=1)
+        check_range("deadline_s", self.deadline_s, above=0)
+        check_range("join_timeout_s", self.join_timeout_s, above=0)
+        check_range("chunk_kib", self.chunk_kib, low=1, high=1024)
+        if self.per_round is not None:
+            check_range("per_round", self.per_round, low=1)
+            if self.sample_ratio != 1.0:
+                raise ConfigError("per_round and sample_ratio are both given; keep one of them")
+        if self.buffer is not None:
+            check_range("buffer", self.buffer, low=1)
+        if self.broker.startswith("mqtts:") and self.trust is None:
+            raise ConfigError("broker is an mqtts address but trust is not set; see `fedwright server enroll --help`")
+
+
+@dataclass(frozen=True)
+class ModelSection:
+    """What is trained."""
+
+    model: str = field(
+        default="cnn-small",
+        metadata=_help(
+            "a name from `fedwright models`, such as lenet or lenet@0.5 (its width), or python:package:function"
+        ),
+    )
+    input_shape: tuple[int, ...] | None = field(
+        default=None,
+        metadata=_help("one sample's shape, such as [1, 28, 28]; taken from the devices' reports when absent"),
+    )
+    classes: int | None = field(default=None, metadata=_help("taken from the devices' reports when absent"))
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        if not self.model:
+            raise ConfigError("model is empty; choose a name from `fedwright models`")
+        if self.model.startswith("python:") and self.model.count(":") != 2:
+            raise ConfigError(f"model is {self.model!r} but must look like python:package:function")
+        if self.classes is not None:
+            check_range("classes", self.classes, low=2, high=1_000_000)
+        if self.input_shape is not None:
+            if not 1 <= len(self.input_shape) <= 8:
+                raise ConfigError(f"input_shape has {len(self.input_shape)} dimensions but must have 1 to 8")
+            for size in self.input_shape:
+                check_range("input_shape entry", size, low=1, high=1_000_000)
+
+
+@dataclass(frozen=True)
+class MethodSection:
+    """The method by name, with its own parameters (an instance of the class it registered)."""
+
+    name: str
+    params: Any
+
+
+@dataclass(frozen=True)
+class TrainSection:
+    """The recipe that every device follows."""
+
+    epochs: int = field(default=1, metadata=_help("passes over the device's own data per round"))
+    batch: int = field(default=32, metadata=_help("samples per step"))
+    learning_rate: float = field(default=0.05, metadata=_help("step size on the device"))
+    optimizer: Optimizer = field(default_factory=Optimizer)
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        check_range("epochs", self.epochs, low=1, high=100_000)
+        check_range("batch", self.batch, low=1, high=65_536)
+        check_range("learning_rate", self.learning_rate, above=0, high=100)
+        check_range("optimizer.momentum", self.optimizer.momentum, low=0, high=1)
+        check_range("optimizer.weight_decay", self.optimizer.weight_decay, low=0)
+        check_range("optimizer.beta1", self.optimizer.beta1, low=0, high=1)
+        check_range("optimizer.beta2", self.optimizer.beta2, low=0, high=1)
+        check_range("optimizer.eps", self.optimizer.eps, above=0)
+        if self.optimizer.clip_norm is not None:
+            check_range("optimizer.clip_norm", self.optimizer.clip_norm, above=0)
+
+
+@dataclass(frozen=True)
+class UpdateSection:
+    """How updates travel and how they are put together."""
+
+    codec: Literal["float32", "bf16", "int8"] = field(
+        default="float32", metadata=_help("float32, bf16 or int8; what rounding leaves out is sent in the next round")
+    )
+    model_codec: Literal["float32", "bf16"] = field(
+        default="float32", metadata=_help("float32 or bf16: how models travel to the devices; the server keeps float32")
+    )
+    keep_ratio: float = field(default=1.0, metadata=_help("share of the largest changes to send; 1.0 sends all"))
+    clip_norm: float | None = field(default=None, metadata=_help("largest norm that one device's change may have"))
+    combine: Literal["mean", "trimmed_mean", "median"] = field(
+        default="mean", metadata=_help("mean, or trimmed_mean or median where some devices may be wrong or hostile")
+    )
+    trim_ratio: float = field(default=0.1, metadata=_help("share that trimmed_mean leaves out at each end"))
+    evaluate: bool = field(default=True, metadata=_help("devices measure the model before and after they train it"))
+    features: bool = field(default=False, metadata=_help("devices send class means too, to edges that exchange"))
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        check_range("keep_ratio", self.keep_ratio, above=0, high=1)
+        if self.clip_norm is not None:
+            check_range("clip_norm", self.clip_norm, above=0)
+        Combine(self.combine, self.trim_ratio)
+
+
+@dataclass(frozen=True)
+class BudgetSection:
+    """What one round may take of any device; devices report their own limits beside these."""
+
+    round_s: float | None = field(
+        default=None, metadata=_help("most seconds of a device's work in a round, as far as its speed is known")
+    )
+    round_mb: float | None = field(default=None, metadata=_help("most MB that a round may send to and from a device"))
+    memory_mb: float | None = field(default=None, metadata=_help("most MB of its free memory that training may use"))
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        for name in ("round_s", "round_mb", "memory_mb"):
+            if getattr(self, name) is not None:
+                check_range(name, getattr(self, name), above=0)
+
+    def limits(self) -> Budget:
+        """As the search for a plan reads it."""
+        memory, link = (None if mb is None else int(mb * MB) for mb in (self.memory_mb, self.round_mb))
+        return Budget(memory, self.round_s, link)
+
+
+@dataclass(frozen=True)
+class ServerSection:
+    """Where the server computes."""
+
+    device: Literal["auto", "cpu", "cuda"] = field(
+        default="auto", metadata=_help("'auto' takes CUDA when it is there, else 'cpu' or 'cuda'")
+    )
+
+
+@dataclass(frozen=True)
+class PublicSection:
+    """Examples that the server itself may use; some methods, such as FedMD, need them."""
+
+    file: str | None = field(
+        default=None,
+        metadata=_help("an .npz with arrays x and y; a simulation without one takes `rows` of its own data set"),
+    )
+    rows: int = field(default=0, metadata=_help("how many; 0 takes all of the file, or none in a simulation"))
+    labelled: bool = field(default=True, metadata=_help("false: the server does not look at the labels"))
+    foreign: bool = field(default=False, metadata=_help("true: labels of another task, for FedConv's transfer"))
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        check_range("rows", self.rows, low=0, high=10_000_000)
+
+
+@dataclass(frozen=True)
+class ExportSection:
+    """What is written when the run ends."""
+
+    global_model: bool = field(default=True, metadata=_help("write model.onnx into the run's folder at the end"))
+
+
+@dataclass(frozen=True)
+class SimulateSection:
+    """The fleet that `fedwright simulate` runs in this machine; a server over a broker does not read it."""
+
+    dataset: str = field(default="digits", metadata=_help("a name from `fedwright datasets`"))
+    partition: Literal["iid", "dirichlet", "balanced-dirichlet", "shards", "few-classes", "owner"] = field(
+        default="dirichlet", metadata=_help("iid, dirichlet, balanced-dirichlet, shards, few-classes or owner")
+    )
+    devices: int = field(default=20, metadata=_help("how many devices; 'owner' makes one per person or publication"))
+    bystanders: int = field(default=0, metadata=_help("how many of them, the last ones, never train"))
+    alpha: float = field(default=0.5, metadata=_help("of the Dirichlet partitions; smaller is less alike"))
+    per_device: int = field(default=2, metadata=_help("shards, or classes, of each device"))
+    least: int = field(default=10, metadata=_help("rows that every device gets at least (dirichlet)"))
+    least_classes: int = field(default=1, metadata=_help("classes that every device gets at least (dirichlet)"))
+    rows: int | None = field(default=None, metadata=_help("use only so many training examples"))
+    profiles: str | None = field(default=None, metadata=_help("a fleet of `fedwright profiles`: memory, absences"))
+    backend: Literal["portable", "torch"] = field(
+        default="portable", metadata=_help("portable: the graphs of real devices; torch: faster, same but for rounding")
+    )
+    hide_counts: bool = field(
+        default=False, metadata=_help("devices tell nothing of their data but sums that hide it (secure_sum)")
+    )
+    processes: int | None = field(default=None, metadata=_help("how many in parallel; 0 = inside this one"))
+    edges: int = field(default=0, metadata=_help("edge servers that devices sit behind in turn; 0 = none"))
+    clusters: int = field(default=1, metadata=_help("clusters at most that an edge makes of devices of one size"))
+    exchange: Literal["off", "folded", "eq8"] = field(
+        default="off", metadata=_help("off, folded or eq8: how an edge's clusters of different size teach each other")
+    )
+    evaluate_every: int = field(default=5, metadata=_help("measure every device after so many rounds; 0 = at the end"))
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        check_range("devices", self.devices, low=1, high=100_000)
+        check_range("bystanders", self.bystanders, low=0, high=self.devices - 1)
+        check_range("alpha", self.alpha, above=0)
+        check_range("per_device", self.per_device, low=1)
+        check_range("least", self.least, low=1)
+        check_range("least_classes", self.least_classes, low=1)
+        check_range("evaluate_every", self.evaluate_every, low=0)
+        check_range("edges", self.edges, low=0, high=self.devices)
+        check_range("clusters", self.clusters, low=1)
+        for name in ("rows", "processes"):
+            if getattr(self, name) is not None:
+                check_range(name, getattr(self, name), low=0 if name == "processes" else 1)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """All of one run."""
+
+    method: MethodSection
+    run: RunSection = field(default_factory=RunSection)
+    fleet: FleetSection = field(default_factory=FleetSection)
+    model: ModelSection = field(default_factory=ModelSection)
+    train: TrainSection = field(default_factory=TrainSection)
+    update: UpdateSection = field(default_factory=UpdateSection)
+    budget: BudgetSection = field(default_factory=BudgetSection)
+    server: ServerSection = field(default_factory=ServerSection)
+    public: PublicSection = field(default_factory=PublicSection)
+    export: ExportSection = field(default_factory=ExportSection)
+    simulate: SimulateSection = field(default_factory=SimulateSection)
+
+
+SECTIONS: dict[str, type[Any]] = {
+    "run": RunSection,
+    "fleet": FleetSection,
+    "model": ModelSection,
+    "train": TrainSection,
+    "update": UpdateSection,
+    "budget": BudgetSection,
+    "server": ServerSection,
+    "public": PublicSection,
+    "export": ExportSection,
+    "simulate": SimulateSection,
+}
+
+
+def check_broker(url: str) -> None:
+    """Raise ConfigError unless `url` is `embedded` or names a scheme, a host and a sensible port."""
+    if url == EMBEDDED:
+        return
+    parts = urlsplit(url)
+    try:
+        usable = parts.scheme in SCHEMES and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ConfigError(
+            f"broker is {url!r} but must look like mqtt://host:1883 or mqtts://host:8883, or be 'embedded'"
+        )
+
+
+def config_from_dict(data: Mapping[str, Any], *, where: str) -> RunConfig:
+    """Check a whole config; the method's parameters are checked against the class that the method registered."""
+    names = [*SECTIONS, "method"]
+    for key in data:
+        if key not in names:
+            raise unknown(key, names, where=where)
+    sections = {
+        name: from_dict(cls, data[name], where=f"{where} [{name}]") for name, cls in SECTIONS.items() if name in data
+    }
+    if "model" in sections:
+        _check_model(sections["model"].model, where=f"{where} [model]")
+    if "method" not in data:
+        raise ConfigError(f"{where} lacks the section [method]; name one from `fedwright methods`")
+    asynchronous = "fleet" in sections and sections["fleet"].buffer is not None
+    method = _method(data["method"], where=f"{where} [method]", asynchronous=asynchronous)
+    return RunConfig(method=method, **sections)
+
+
+def config_from_text(text: str, *, where: str) -> RunConfig:
+    """Check a config given as TOML; `where` opens every error message."""
+    # Python 3.10 has no tomllib; only the device side must run there.
+    import tomllib
+
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as err:
+        raise ConfigError(f"{where} is not TOML: {err}") from err
+    return config_from_dict(data, where=where)
+
+
+def load_config(path: Path) -> RunConfig:
+    """Read and check a config file."""
+    return config_from_text(read_text(path), where=path.name)
+
+
+def read_text(path: Path) -> str:
+    """The text of a config file."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as err:
+        raise ConfigError(f"there is no file {path}; write one with `fedwright init METHOD > {path.name}`") from err
+    except (OSError, UnicodeDecodeError) as err:
+        raise ConfigError(f"{path} cannot be read as text ({err}); give the path of a TOML file") from err
+
+
+def _method(data: Any, *, where: str, asynchronous: bool) -> MethodSection:
+    from fedwright.server_runtime.methods import registry
+
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{where} must be a table of settings")
+    name = data.get("name")
+    if not isinstance(name, str):
+        raise ConfigError(f"{where} lacks the key 'name'; choose one of {', '.join(sorted(registry.METHODS))}")
+    if name not in registry.METHODS:
+        raise ConfigError(f"{where} name is {name!r}; {suggest(name, registry.METHODS)}")
+    entry = registry.METHODS[name]
+    params = from_dict(entry.params, {key: value for key, value in data.items() if key != "name"}, where=where)
+    remedy = entry.relays(params)
+    if asynchronous and remedy:
+        raise ConfigError(
+            f"{where} {name} passes work on inside a round, which asynchronous rounds have no place for; "
+            f"{remedy} or remove fleet.buffer"
+        )
+    return MethodSection(name=name, params=params)
+
+
+def _check_model(name: str, *, where: str) -> None:
+    # Importing the models imports torch, which takes a second; nothing else here does.
+    from fedwright.server_runtime.zoo import MODELS
+
+    plain = name.partition("@")[0]
+    if plain not in MODELS and not name.startswith("python:"):
+        raise ConfigError(f"{where} model is {name!r}; {suggest(plain, MODELS)}, or python:package:function")

@@ -1,0 +1,159 @@
+"""An edge's config: TOML into frozen dataclasses, checked in full before anything starts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.support.settings import check_range, from_dict, unknown
+from fedwright.protocol.topics import check_name
+from fedwright.server_runtime.config import EMBEDDED, LOCAL_BROKER, check_broker
+
+
+def _help(text: str) -> dict[str, str]:
+    return {"help": text}
+
+
+@dataclass(frozen=True)
+class EdgeSection:
+    """The edge itself."""
+
+    name: str = field(metadata=_help("the edge's name in the host's fleet; its devices run with --edge NAME"))
+    folder: str = field(default="edges", metadata=_help("where edges keep their state"))
+    bundle: str | None = field(
+        default=None,
+        metadata=_help("folder that `fedwright server enroll --edge` made; for mqtts and signed orders"),
+    )
+    once: bool = field(default=False, metadata=_help("leave when the host's run is over"))
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        check_name(self.name, what="name")
+        if not self.folder:
+            raise ConfigError("folder is empty; name a folder such as 'edges'")
+
+
+@dataclass(frozen=True)
+class HostSection:
+    """Where the host is met."""
+
+    broker: str = field(default=LOCAL_BROKER, metadata=_help("the broker that the host uses"))
+    fleet: str = field(default="default", metadata=_help("the fleet that the host runs"))
+    timeout_s: float = field(default=600.0, metadata=_help("give up when no host was heard of for so long"))
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        check_remote(self.broker)
+        check_name(self.fleet, what="fleet")
+        check_range("timeout_s", self.timeout_s, above=0)
+
+
+@dataclass(frozen=True)
+class DevicesSection:
+    """Where the devices are met."""
+
+    broker: str | None = field(default=None, metadata=_help("the broker of this site; the host's when absent"))
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        if self.broker is not None:
+            check_remote(self.broker)
+
+
+@dataclass(frozen=True)
+class ClusterSection:
+    """Devices grouped by how their last layers differ; one mean goes up for each group."""
+
+    most: int = field(
+        default=1,
+        metadata=_help("clusters at most, chosen by silhouette; 1, the default: clusters are off, one mean for all"),
+    )
+    exact: int | None = field(default=None, metadata=_help("or: exactly so many"))
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        check_range("most", self.most, low=1, high=1000)
+        if self.exact is not None:
+            check_range("exact", self.exact, low=1, high=1000)
+
+
+@dataclass(frozen=True)
+class ExchangeSection:
+    """Linked clusters of different size teach each other's last layer, with projections that stay on the edge."""
+
+    form: Literal["off", "folded", "eq8"] = field(
+        default="off",
+        metadata=_help("off (the default), folded (one linear layer again), or eq8 (the paper's, aligned by label)"),
+    )
+    share: float = field(default=0.5, metadata=_help("lambda: how much the other cluster's layer counts"))
+    quantile: float = field(default=0.25, metadata=_help("share of the most similar pairs that are linked"))
+    steps: int = field(default=50, metadata=_help("steps of the projection's training per round"))
+    rate: float = field(default=1.0, metadata=_help("length of those steps; the loss falls for any below 2"))
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        check_range("share", self.share, above=0, high=1)
+        check_range("quantile", self.quantile, above=0, high=1)
+        check_range("steps", self.steps, low=1, high=100_000)
+        check_range("rate", self.rate, above=0, high=2)
+
+
+@dataclass(frozen=True)
+class EdgeConfig:
+    """All of one edge."""
+
+    edge: EdgeSection
+    host: HostSection = field(default_factory=HostSection)
+    devices: DevicesSection = field(default_factory=DevicesSection)
+    cluster: ClusterSection = field(default_factory=ClusterSection)
+    exchange: ExchangeSection = field(default_factory=ExchangeSection)
+
+
+SECTIONS: dict[str, type[Any]] = {
+    "edge": EdgeSection,
+    "host": HostSection,
+    "devices": DevicesSection,
+    "cluster": ClusterSection,
+    "exchange": ExchangeSection,
+}
+
+
+def check_remote(url: str) -> None:
+    """Raise ConfigError unless `url` is the address of a broker that others have started."""
+    if url == EMBEDDED:
+        raise ConfigError("an edge needs a broker that is running already; give its mqtt:// address")
+    check_broker(url)
+
+
+def edge_from_dict(data: Mapping[str, Any], *, where: str) -> EdgeConfig:
+    """Check a whole config."""
+    for key in data:
+        if key not in SECTIONS:
+            raise unknown(key, list(SECTIONS), where=where)
+    if "edge" not in data:
+        raise ConfigError(f"{where} lacks the section [edge]; it needs at least a name")
+    config = EdgeConfig(
+        **{
+            name: from_dict(cls, data[name], where=f"{where} [{name}]")
+            for name, cls in SECTIONS.items()
+            if name in data
+        }
+    )
+    secure = any((url or "").startswith("mqtts:") for url in (config.host.broker, config.devices.broker))
+    if secure and config.edge.bundle is None:
+        raise ConfigError(f"{where} has an mqtts broker but no edge.bundle; see `fedwright server enroll --help`")
+    return config
+
+
+def load_edge(path: Path) -> EdgeConfig:
+    """Read and check a config file."""
+    import tomllib
+
+    from fedwright.server_runtime.config import read_text
+
+    try:
+        data = tomllib.loads(read_text(path))
+    except tomllib.TOMLDecodeError as err:
+        raise ConfigError(f"{path.name} is not TOML: {err}") from err
+    return edge_from_dict(data, where=path.name)

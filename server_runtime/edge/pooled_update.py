@@ -1,0 +1,153 @@
+"""Puts the updates of one pool together: one mean with the weight of all, the same on an edge and in a simulation."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from fedwright.protocol import artifact as artifacts
+from fedwright.protocol import deltas
+from fedwright.protocol.artifact import CLASS_MEANS, Manifest
+from fedwright.protocol.blobs import BlobStore, make_ref
+from fedwright.protocol.messages import Part, Task, Update
+from fedwright.server_runtime.fleet.admission import check_stats, clip_norm, read_update
+from fedwright.server_runtime.methods.base import Tensors
+from fedwright.server_runtime.rounds.pooled_tasks import total
+
+PROTOTYPES, COUNTS = CLASS_MEANS
+
+
+@dataclass(frozen=True)
+class PooledReply:
+    """One device's answered task."""
+
+    device: str
+    task: Task
+    update: Update
+
+
+class Reader:
+    """Reads updates out of a blob store; manifests are read once per artifact."""
+
+    def __init__(self, blobs: BlobStore) -> None:
+        self.blobs = blobs
+        self._manifests: dict[str, Manifest] = {}
+
+    def manifest(self, task: Task) -> Manifest:
+        """What the task's artifact reads and writes."""
+        name = task.artifact.sha256
+        if name not in self._manifests:
+            self._manifests[name] = artifacts.unpack(self.blobs.read(name)).manifest
+        return self._manifests[name]
+
+    def read(self, task: Task, update: Update) -> Tensors:
+        """An update's tensors, checked as the server checks them and held to the pool's norm limit."""
+        check_stats(update.stats)
+        if update.tensors is None:
+            return {}
+        sent = deltas.load(self.blobs.path(task.weights.sha256))[1] if task.returns.masked else None
+        path = self.blobs.path(update.tensors.sha256)
+        values = read_update(path, self.manifest(task), task.returns, sent=sent)
+        limit = None if task.pool is None else task.pool.clip_norm
+        return clip_norm(values, limit)
+
+
+class Grouping(Protocol):
+    """How the answers of complete pools become updates."""
+
+    together: bool
+    """Whether all pools of a round go up at once, when other edges have shown theirs; else each when it is complete."""
+
+    def show(self, pools: dict[str, list[PooledReply]], reader: Reader) -> bytes | None:
+        """What other edges need of these pools to group theirs; None when nothing."""
+        ...
+
+    def group(
+        self, pools: dict[str, list[PooledReply]], reader: Reader, elsewhere: Mapping[str, bytes]
+    ) -> list[Update]:
+        """One or more pooled updates for each pool; elsewhere: what other edges have shown."""
+        ...
+
+
+class Plain:
+    """One mean for each pool."""
+
+    together = False
+
+    def show(self, pools: dict[str, list[PooledReply]], reader: Reader) -> bytes | None:
+        """See Grouping."""
+        return None
+
+    def group(
+        self, pools: dict[str, list[PooledReply]], reader: Reader, elsewhere: Mapping[str, bytes]
+    ) -> list[Update]:
+        """See Grouping."""
+        return [put_together(members, reader) for members in pools.values()]
+
+
+def split(
+    members: Mapping[str, list[PooledReply]], grouping: Grouping
+) -> tuple[list[PooledReply], dict[str, list[PooledReply]]]:
+    """Members that are the only ones of their pool, whose updates go up as they came, and the pools of the others."""
+    pools = {key: found for key, found in members.items() if found}
+    if grouping.together:
+        return [], pools
+    alone = [found[0] for found in pools.values() if len(found) == 1]
+    return alone, {key: found for key, found in pools.items() if len(found) > 1}
+
+
+def put_together(members: Sequence[PooledReply], reader: Reader) -> Update:
+    """One update for all members, in the order of their devices; its tensors lie in the store."""
+    ordered = sorted(members, key=lambda member: member.device)
+    parts = [Part(member.task.task, member.update.stats) for member in ordered]
+    values = mean(ordered, reader)
+    return pack(ordered[0].task, parts, values, reader.blobs)
+
+
+def pack(task: Task, parts: list[Part], values: Tensors, blobs: BlobStore) -> Update:
+    """A pooled update of these tensors; class means that were for the edge alone stay here."""
+    if task.pool is not None and task.pool.features:
+        values = {name: value for name, value in values.items() if name not in CLASS_MEANS}
+    blob = deltas.encode(values)
+    blobs.put_bytes(blob)
+    ref = make_ref(blob, chunk_bytes=task.weights.chunk_bytes, inline=False)
+    return Update(task.task, task.round, total(parts), ref, parts)
+
+
+def mean(members: Sequence[PooledReply], reader: Reader) -> Tensors:
+    """Σ w_i Δ_i / Σ w_i, one device at a time; w_i its samples, or 1 where every device counts the same."""
+    return weighted_mean((reader.read(member.task, member.update), weight_of(member)) for member in members)
+
+
+def weight_of(member: PooledReply) -> float:
+    """How much a device counts in its pool."""
+    pool = member.task.pool
+    return 1.0 if pool is not None and pool.by == "devices" else float(member.update.stats.samples)
+
+
+def weighted_mean(parts: Iterable[tuple[Tensors, float]]) -> Tensors:
+    """The mean in double precision; class means weigh by their own counts, integers keep the largest."""
+    sums: Tensors = {}
+    kinds: dict[str, np.dtype] = {}
+    weight = 0.0
+    for tensors, own in parts:
+        weight += own
+        for name, value in tensors.items():
+            kinds[name] = value.dtype
+            if name == PROTOTYPES:
+                addend = value.astype(np.float64) * tensors[COUNTS][:, None]
+            elif name == COUNTS:
+                addend = value.astype(np.float64)
+            elif np.issubdtype(value.dtype, np.floating):
+                addend = value.astype(np.float64) * own
+            else:
+                sums[name] = np.maximum(sums[name], value) if name in sums else value
+                continue
+            sums[name] = sums[name] + addend if name in sums else addend
+    for name, value in sums.items():
+        if name == PROTOTYPES:
+            sums[name] = value / np.maximum(sums[COUNTS], 1)[:, None]
+        elif name != COUNTS and np.issubdtype(kinds[name], np.floating):
+            sums[name] = value / (weight or 1.0)
+    return {name: np.asarray(value).astype(kinds[name]) for name, value in sums.items()}

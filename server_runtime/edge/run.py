@@ -1,0 +1,110 @@
+"""Puts an edge together from its config and runs it until it is dismissed or asked to stop."""
+
+import logging
+import platform
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+
+from fedwright.protocol import codec, topics
+from fedwright.protocol.blobs import BlobStore
+from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.link import connect
+from fedwright.protocol.link.base import Link
+from fedwright.protocol.link.security import Bundle, TlsFiles, read_bundle
+from fedwright.protocol.messages import Board, Gone
+from fedwright.protocol.support.files import lock_folder
+from fedwright.server_runtime.blocks.fedconv.cluster_exchange import ExchangeOptions
+from fedwright.server_runtime.edge.config import EdgeConfig
+from fedwright.server_runtime.edge.edge import Edge, EdgeOptions
+from fedwright.server_runtime.edge.host_channel import HostChannel, Presence
+from fedwright.server_runtime.edge.pooled_update import Grouping, Plain
+from fedwright.server_runtime.edge.store import EdgeStore
+from fedwright.server_runtime.edge.task_rows import TaskRows
+from fedwright.server_runtime.transport.device_channel import DeviceChannel
+
+log = logging.getLogger(__name__)
+
+# Artifacts and frozen bases stay from round to round; above this the least used ones go.
+BLOB_LIMIT_BYTES = 16 * 1024**3
+
+
+def run_edge(config: EdgeConfig, *, started: Callable[[Edge], None] = lambda edge: None) -> None:
+    """Run an edge in the foreground; `started` gets it before it serves."""
+    bundle = _bundle(config)
+    tls = TlsFiles() if bundle is None else bundle.tls()
+    name, fleet, boot = config.edge.name, config.host.fleet, codec.new_id()
+    will = (topics.up(fleet, name), codec.encode(Gone(), sender=name, boot=boot))
+    presence = Presence(fleet, name, boot, edge_board(), None if bundle is None else bundle.verify)
+    with ExitStack() as stack:
+        up = connect(config.host.broker, client_id=f"{name}-up", will=will, tls=tls)
+        stack.callback(up.close)
+        down = connect(config.devices.broker or config.host.broker, client_id=f"{name}-down", tls=tls)
+        stack.callback(down.close)
+        serve(config, presence, up=up, down=down, started=started)
+
+
+def serve(
+    config: EdgeConfig,
+    presence: Presence,
+    *,
+    up: Link,
+    down: Link,
+    started: Callable[[Edge], None] = lambda edge: None,
+) -> None:
+    """Run an edge over links that stand."""
+    folder = Path(config.edge.folder) / config.edge.name
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = lock_folder(folder)
+    if lock is None:
+        raise ConfigError(f"another edge is at work in {folder}; stop it, or give this one another name")
+    blobs = BlobStore(folder / "blobs", limit_bytes=BLOB_LIMIT_BYTES)
+    store = EdgeStore(folder / "edge.sqlite")
+    upward = HostChannel(up, presence, blobs=blobs, wake=down.wake)
+    try:
+        rows = TaskRows(presence.name, store, blobs, grouping=grouping_of(config, store), clock=time.monotonic)
+        options = EdgeOptions(config.edge.once, config.host.timeout_s)
+        edge = Edge(upward, DeviceChannel(down, presence.name, blobs=blobs), rows=rows, blobs=blobs, options=options)
+        started(edge)
+        log.info("edge %s serves fleet %s", presence.name, presence.fleet)
+        edge.run()
+    finally:
+        upward.close()
+        store.close()
+        lock.close()
+
+
+def grouping_of(config: EdgeConfig, store: EdgeStore) -> Grouping:
+    """How this edge puts updates together."""
+    most, exact, form = config.cluster.most, config.cluster.exact, config.exchange.form
+    if most == 1 and exact is None and form == "off":
+        return Plain()
+    # An edge that only averages has no use for scikit-learn.
+    from fedwright.server_runtime.edge.clusters import Clustered, ExchangeNeeds
+
+    wanted = config.exchange
+    options = None
+    if wanted.form != "off":
+        options = ExchangeOptions(wanted.form, wanted.share, wanted.quantile, wanted.steps, wanted.rate)
+    return Clustered(ExchangeNeeds(most, exact, options), store)
+
+
+def edge_board() -> Board:
+    """This machine, for the report."""
+    cores = psutil.cpu_count() or 1
+    return Board(platform.node(), platform.machine(), cores, psutil.virtual_memory().total, "edge", cores)
+
+
+def _bundle(config: EdgeConfig) -> Bundle | None:
+    if config.edge.bundle is None:
+        log.warning("DEVELOPMENT MODE: no certificate and no signed orders; enroll this edge before it leaves the lab")
+        return None
+    bundle = read_bundle(Path(config.edge.bundle))
+    if bundle.info.device != config.edge.name:
+        raise ConfigError(
+            f"edge.bundle is of {bundle.info.device!r} but edge.name is {config.edge.name!r}; make them one"
+        )
+    return bundle

@@ -1,0 +1,1 @@
+"""Who is in the fleet: registry, admission, speeds, certificates."""

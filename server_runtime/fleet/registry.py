@@ -1,0 +1,100 @@
+"""Who is in the fleet: devices by id, told apart from a second device that claims the same id."""
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from fedwright.protocol.messages import Report
+
+# A live device answers a challenge within one round trip; this leaves room for a slow link.
+CHALLENGE_S = 3.0
+
+Verdict = Literal["joined", "known", "contested", "taken"]
+
+
+@dataclass(frozen=True)
+class RegisteredDevice:
+    """One device: which boot of it we talk to, and what it last reported."""
+
+    device: str
+    boot: str
+    report: Report
+    present: bool = True
+
+
+@dataclass
+class _Contest:
+    newcomer: str
+    report: Report
+    until_s: float
+
+
+@dataclass
+class Registry:
+    """The fleet as the server knows it.
+
+    A report under a new boot may be the same board after a restart or a second board with the same
+    id. Unless the old boot's connection is known to be gone, it is challenged: if it answers, the
+    newcomer is turned away; if it stays silent for CHALLENGE_S, the newcomer takes the place.
+    """
+
+    _members: dict[str, RegisteredDevice] = field(default_factory=dict)
+    _contests: dict[str, _Contest] = field(default_factory=dict)
+
+    def hear(self, device: str, boot: str, report: Report, *, now_s: float) -> Verdict:
+        """Take in a report. `contested` asks the caller to send a challenge, `taken` to turn the new boot away."""
+        member = self._members.get(device)
+        if member is None or (not member.present and member.boot != boot):
+            self._join(device, boot, report)
+            return "joined"
+        if member.boot == boot:
+            returned = not member.present
+            self._members[device] = replace(member, report=report, present=True)
+            if self._contests.pop(device, None) is not None:
+                return "taken"
+            return "joined" if returned else "known"
+        if device not in self._contests:
+            self._contests[device] = _Contest(boot, report, now_s + CHALLENGE_S)
+            return "contested"
+        return "known"
+
+    def newcomer_boot(self, device: str) -> str | None:
+        """The boot that contests this device's place, if any."""
+        contest = self._contests.get(device)
+        return None if contest is None else contest.newcomer
+
+    def settle(self, *, now_s: float) -> list[str]:
+        """Devices whose old boot stayed silent: the newcomer has joined in its place."""
+        settled = [device for device, contest in self._contests.items() if contest.until_s <= now_s]
+        for device in settled:
+            contest = self._contests.pop(device)
+            self._join(device, contest.newcomer, contest.report)
+        return settled
+
+    def lose(self, device: str, boot: str) -> bool:
+        """The broker says a connection broke; True if it was the boot we talk to."""
+        member = self._members.get(device)
+        if member is None or member.boot != boot:
+            return False
+        self._members[device] = replace(member, present=False)
+        return True
+
+    def remove(self, device: str) -> None:
+        """Forget a device that was dismissed."""
+        self._members.pop(device, None)
+
+    def boot(self, device: str) -> str | None:
+        """The boot of a present device, None when it is away."""
+        member = self._members.get(device)
+        return member.boot if member is not None and member.present else None
+
+    def known(self, device: str) -> RegisteredDevice | None:
+        """The member of that id, present or not."""
+        return self._members.get(device)
+
+    def present(self) -> dict[str, Report]:
+        """Reports of the devices that are here now, in the order of their ids."""
+        return {m.device: m.report for _, m in sorted(self._members.items()) if m.present}
+
+    def _join(self, device: str, boot: str, report: Report) -> None:
+        self._members[device] = RegisteredDevice(device, boot, report)
+        self._contests.pop(device, None)

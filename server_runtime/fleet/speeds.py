@@ -1,0 +1,68 @@
+"""How fast each device is: what it measured of itself, refined by the times of the tasks it did."""
+
+import logging
+
+from fedwright.protocol.artifact import Manifest
+from fedwright.protocol.errors import BadArtifact, BadMessage
+from fedwright.protocol.messages import Report, Stats
+from fedwright.protocol.operator_costs import FEATURES
+from fedwright.protocol.predictor import Prediction, Profile, Refinement, predict, profile_from_json
+
+log = logging.getLogger(__name__)
+
+# For devices that never measured themselves: 2 us a call, 10 GFLOP/s, a nanosecond an element. Only how these compare
+# matters, because the first task that a device does tells how fast it really is.
+_USUAL = dict(zip(FEATURES, (2e-6, 1e-10, 1e-9, 0.0, 0.0, 0.0, 0.0), strict=True))
+
+
+class Speeds:
+    """Profiles by device; one without a profile has a prediction once it has done a task."""
+
+    def __init__(self) -> None:
+        self._profiles: dict[str, Profile] = {}
+        self._refined: dict[str, Refinement] = {}
+
+    def hear(self, device: str, report: Report) -> None:
+        """Take a report; a profile that cannot be read counts as none."""
+        if report.profile is None:
+            return
+        try:
+            profile = profile_from_json(report.profile)
+        except BadMessage as err:
+            log.warning("device %s: %s", device, err)
+            return
+        if self._profiles.get(device) != profile:
+            self._profiles[device] = profile
+            self._refined[device] = Refinement()
+
+    def take(self, device: str, manifest: Manifest, stats: Stats, *, batch: int) -> None:
+        """Learn from the time of a task that was done."""
+        if not manifest.work or stats.steps == 0:
+            return
+        try:
+            alone = self._alone(device, manifest, batch)
+        except BadArtifact:
+            return
+        self._refined.setdefault(device, Refinement()).note(stats.train_s / stats.steps, alone.step_s)
+
+    def predict(self, device: str, manifest: Manifest, *, batch: int) -> Prediction | None:
+        """What a step will take on this device; None when it neither measured itself nor did a task."""
+        refined = self._refined.get(device)
+        if refined is None or not manifest.work:
+            return None
+        alone = self._alone(device, manifest, batch)
+        ratio = refined.ratio
+        return Prediction(alone.step_s * ratio, alone.low_s * ratio, alone.high_s * ratio, alone.unknown)
+
+    def bytes_per_s(self, device: str) -> float | None:
+        """How fast its link is each way, as it measured."""
+        profile = self._profiles.get(device)
+        return None if profile is None else profile.link.get("bytes_per_s")
+
+    def _alone(self, device: str, manifest: Manifest, batch: int) -> Prediction:
+        """By the profile alone, or by the usual costs of operators."""
+        profile = self._profiles.get(device)
+        if profile is None:
+            row = list(_USUAL.values())
+            profile = Profile("unknown", "unknown", 1, kinds=dict.fromkeys(manifest.work, row))
+        return predict(profile, manifest.work, batch=batch)

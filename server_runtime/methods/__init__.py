@@ -1,0 +1,1 @@
+"""Methods: one base class, found by name in the registry; a small one is one file, a large one a folder."""

@@ -1,0 +1,249 @@
+"""A method is four hooks over shared blocks, called in this order every round, and a registry finds it by name."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from fedwright.protocol.artifact import Manifest
+from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.messages import Recipe, Refusal, Report, Returns, Stats
+from fedwright.protocol.predictor import Prediction
+from fedwright.server_runtime.blocks.budget import Budget
+from fedwright.server_runtime.blocks.robust import Combine
+from fedwright.server_runtime.methods.state import Array, MethodState, Tensors
+from fedwright.server_runtime.public_data import PublicData
+from fedwright.server_runtime.spec import ModelSpec, Optimizer, Structure
+
+__all__ = ["Array", "MethodState", "Tensors"]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What one device does in this round. `recipe.epochs == 0` means: evaluate only.
+
+    marks: the method's own note, such as where a window begins; it is kept with the plan and never sent.
+    """
+
+    structure: Structure
+    recipe: Recipe
+    returns: Returns = field(default_factory=Returns)
+    marks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Emission:
+    """Tensors made for one device: parameters and buffers, the objective's side inputs, and the frozen base.
+
+    One dictionary emitted for many devices is stored and hashed once; a frozen base that stays the same
+    from round to round is fetched by a device once. masks: of these tensors only the marked entries travel; the
+    device takes the others as zero and, where the objective has element masks, keeps them so. public: rows that all
+    devices may see, `x` and `y`; fetched once like a frozen base. Sides named as batch inputs go with these rows.
+    """
+
+    weights: Tensors
+    sides: Tensors = field(default_factory=dict)
+    frozen: Tensors = field(default_factory=dict)
+    masks: Tensors = field(default_factory=dict)
+    public: Tensors = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CheckedUpdate:
+    """One checked update: the tensors as `Returns` asked for them, and what the device measured.
+
+    weight: 1, or less for an update that was made from an older model (asynchronous rounds). tasks: those that it
+    answers; several when an edge put their updates together.
+    """
+
+    tensors: Tensors
+    stats: Stats
+    assignment: Assignment
+    weight: float = 1.0
+    tasks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Relay:
+    """A further assignment inside the same round, for a device that goes on where another stopped."""
+
+    device: str
+    assignment: Assignment
+
+
+class Forecasts(Protocol):
+    """How fast devices are, as far as anybody knows."""
+
+    def predict(self, device: str, manifest: Manifest, *, batch: int) -> Prediction | None:
+        """What a step will take on a device; None when nothing is known of it."""
+        ...
+
+    def bytes_per_s(self, device: str) -> float | None:
+        """How fast its link is, each way; None when it was not measured."""
+        ...
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every method gets at its birth: the task, the common training recipe and one seed.
+
+    returns: how updates travel. combine: how averaging methods average. manifest: what a structure's artifact
+    needs (None where nobody builds any). device: the torch device of the server's own maths. public: examples
+    that the server has itself. budget: what any device may use in a round, beside the limits that it reports itself
+    (methods/fitting.py). forecasts: how fast devices are.
+    """
+
+    spec: ModelSpec
+    optimizer: Optimizer
+    initial: Tensors
+    learning_rate: float
+    batch: int
+    epochs: int
+    seed: int
+    returns: Returns = field(default_factory=Returns)
+    combine: Combine = field(default_factory=Combine)
+    manifest: Callable[[Structure], Manifest] | None = None
+    device: str = "cpu"
+    public: PublicData | None = None
+    budget: Budget = field(default_factory=Budget)
+    forecasts: Forecasts | None = None
+
+
+@dataclass(frozen=True)
+class SumRequest:
+    """A sum of class counts that a method wants of these devices; with `pooled` only their scores against it.
+
+    keys: each device's public key. samples: how many each says it has; a sum that cannot come of them is refused.
+    """
+
+    keys: Mapping[str, bytes]
+    samples: Mapping[str, int]
+    length: int
+    smoothing: float
+    pooled: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class SumResult:
+    """The pooled counts, and how unlike them each device's own are."""
+
+    pooled: tuple[int, ...]
+    scores: dict[str, float] = field(default_factory=dict)
+
+
+class Method(ABC):
+    """A federated method. Every round calls `assign`, `emit`, `absorb` and `advance`, in this order.
+
+    Beside these four hooks a method says which model a device should use (`model_of`) and what it must not forget
+    (`state`, `restore`). All else is a method with a default that does nothing; `baselines/fedavg.py` needs one of
+    them. Everything said with MUST is tried on every method by tests/contracts/test_method_contract.py.
+    """
+
+    @abstractmethod
+    def assign(self, reports: Mapping[str, Report], round_number: int) -> dict[str, Assignment]:
+        """Who trains what this round. A second call for the same round MUST give the same (plans may be made anew)."""
+
+    @abstractmethod
+    def emit(self, device: str, assignment: Assignment) -> Emission:
+        """The weights made for this device. It MUST NOT change the method."""
+
+    @abstractmethod
+    def absorb(self, device: str, update: CheckedUpdate) -> Relay | None:
+        """Fold in one update; a returned relay starts another stage of this round.
+
+        Updates come in the order of device ids, so sums of floats do not depend on who was faster. An update that is
+        no change MUST leave the model as it was.
+        """
+
+    @abstractmethod
+    def advance(self) -> dict[str, float]:
+        """Close the round and return metrics of the server's own. It MUST also work after a round without updates."""
+
+    @abstractmethod
+    def model_of(self, device: str) -> tuple[ModelSpec, Tensors]:
+        """The model that a device should use now; for no device (an empty id) the one that all share."""
+
+    @abstractmethod
+    def state(self) -> MethodState:
+        """All that the next round depends on. `restore(state())` MUST be the identity, to the byte."""
+
+    @abstractmethod
+    def restore(self, state: MethodState) -> None:
+        """Continue from a saved state."""
+
+    def meet(self, reports: Mapping[str, Report]) -> None:
+        """Take in the reports of all devices that are here, also of those that take no part in this round.
+
+        Called before `assign`, before `advance` and before the last `model_of`. Meeting the same devices twice MUST
+        do what meeting them once does.
+        """
+
+    def planning_state(self) -> MethodState:
+        """What `meet` and `assign` have learned; saved with the plan, because a resumed round is not planned again.
+
+        `restore_planning(planning_state())` MUST be the identity.
+        """
+        return MethodState()
+
+    def restore_planning(self, state: MethodState) -> None:
+        """Know again what was learned when the plan was made."""
+
+    def wanted_sum(self, reports: Mapping[str, Report]) -> SumRequest | None:
+        """The sum of counts to ask of the devices that are here; None, MUST be None when all is known."""
+        return None
+
+    def take_sum(self, result: SumResult) -> None:
+        """Take what came of `wanted_sum`."""
+
+    def pools_by(self) -> Literal["samples", "devices"] | None:
+        """How edges may average updates on their way: by samples, or every device the same; None when they may not.
+
+        Absorbing the mean with the summed weight MUST do what absorbing each update does, for updates whose artifact,
+        weights, marks and returns are the same.
+        """
+        return None
+
+    def shrink(self, device: str, assignment: Assignment, refusal: Refusal) -> Assignment | None:
+        """Less for a device that had no memory for its task; None leaves it to smaller batches.
+
+        What is returned MUST need less memory than what was refused.
+        """
+        return None
+
+    def personal_layers(self, device: str) -> tuple[str, ...]:
+        """Layers of its model that a device keeps to itself, as the assignments' `returns.personal` say."""
+        return ()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the registry; `model` is one that the method can train, to start from.
+
+    needs_public: it cannot begin without examples on the server. relays: whether it passes work on inside a round with
+    these parameters, as advice how to do without that; else empty.
+    """
+
+    name: str
+    summary: str
+    params: type[Any]
+    make: Callable[[Any, Setting], Method]
+    model: str = "cnn-small"
+    needs_public: bool = False
+    relays: Callable[[Any], str] = lambda params: ""
+
+
+METHODS: dict[str, Entry] = {}
+
+
+def register(entry: Entry) -> None:
+    """Add a method; a second one of the same name is a programming error."""
+    if entry.name in METHODS:
+        raise ValueError(f"method {entry.name} is registered twice; choose another name")
+    METHODS[entry.name] = entry
+
+
+def find(name: str) -> Entry:
+    """The method of that name, or an error that lists the names there are."""
+    if name not in METHODS:
+        raise ConfigError(f"unknown method {name!r}; choose one of {', '.join(sorted(METHODS))}")
+    return METHODS[name]

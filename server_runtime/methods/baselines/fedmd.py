@@ -1,0 +1,141 @@
+"""FedMD: devices with unlike models agree on the logits of public examples.
+
+Paper: Li, Wang, FedMD: Heterogenous Federated Learning via Model Distillation (2019).
+Implemented: transfer learning on labelled public examples before the first round; logits of public examples from every
+device, averaged; digest (mean absolute difference to the average) and revisit (cross-entropy on own data), each with
+epochs and batches of its own.
+Left out: a new draw of public examples in every round; all of them are used.
+Differs: a device's model rests on the server between rounds, so that its loss costs nothing; only logits are shared.
+Without labels there is no transfer learning.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from msgspec import structs
+
+from fedwright.protocol.artifact import PUBLIC_LOGITS
+from fedwright.protocol.support.settings import check_range
+from fedwright.server_runtime.methods.base import (
+    Array,
+    Assignment,
+    CheckedUpdate,
+    Emission,
+    Entry,
+    MethodState,
+    Relay,
+    Setting,
+    Tensors,
+    register,
+)
+from fedwright.server_runtime.methods.shared.personal_models import PersonalModelParams, PersonalModels
+from fedwright.server_runtime.methods.shared.recipes import recipe_for
+from fedwright.server_runtime.public_data import need_public
+from fedwright.server_runtime.seeds import derive_seed
+from fedwright.server_runtime.spec import Objective, Structure
+
+CONSENSUS, TARGETS = "consensus", "target_logits"
+# The two stages of a round.
+PUBLIC, OWN = 0, 1
+
+
+@dataclass(frozen=True)
+class FedMDParams:
+    """own: who has which model. transfer_epochs, digest_epochs: passes over the public examples."""
+
+    own: PersonalModelParams = field(default_factory=PersonalModelParams)
+    transfer_epochs: int = field(default=5, metadata={"help": "passes over labelled public examples at the start"})
+    digest_epochs: int = field(default=1, metadata={"help": "passes over public examples per round"})
+    digest_batch: int = field(default=128, metadata={"help": "public examples per step"})
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        check_range("transfer_epochs", self.transfer_epochs, low=0, high=100_000)
+        check_range("digest_epochs", self.digest_epochs, low=0, high=100_000)
+        check_range("digest_batch", self.digest_batch, low=1, high=65_536)
+
+
+class FedMD(PersonalModels):
+    """Z ← mean_m f_m(X); device m then fits f_m(X) to Z, and goes on with its own data."""
+
+    def __init__(self, params: FedMDParams, setting: Setting) -> None:
+        super().__init__(params.own, setting)
+        self._params = params
+        self._consensus: Array | None = None
+        self._heard: list[Array] = []
+
+    @cached_property
+    def _public(self) -> Tensors:
+        """The examples that everyone may see."""
+        public = need_public(self.setting.public, "fedmd")
+        return {"x": public.x} | ({} if public.y is None else {"y": public.y})
+
+    def assignment(self, device: str, round_number: int) -> Assignment:
+        """Public examples first where there is something to learn from them."""
+        stage = PUBLIC if self._public_epochs() else OWN
+        return self._stage(device, round_number, stage)
+
+    def _public_epochs(self) -> int:
+        if self._consensus is not None:
+            return self._params.digest_epochs
+        return self._params.transfer_epochs if "y" in self._public else 0
+
+    def _stage(self, device: str, number: int, stage: int) -> Assignment:
+        recipe, returns = recipe_for(self.setting, number, device), self.setting.returns
+        objective = Objective()
+        if stage == PUBLIC:
+            batch = min(self._params.digest_batch, len(self._public["x"]))
+            if self._consensus is None:
+                batch = self.setting.batch
+            else:
+                objective = Objective(cross_entropy=0.0, match_logits=1.0)
+            seed = derive_seed(recipe.seed, "public")
+            recipe = structs.replace(recipe, epochs=self._public_epochs(), batch=batch, seed=seed, public=True)
+            returns = structs.replace(returns, evaluate=False)
+        else:
+            returns = structs.replace(returns, logits=len(self._public["x"]))
+        structure = Structure(self.specs[device], objective, self.setting.optimizer)
+        return Assignment(structure, recipe, returns, (stage, number))
+
+    def emit(self, device: str, assignment: Assignment) -> Emission:
+        """The device's own weights, the public examples and what all say of them."""
+        sides = {}
+        if assignment.structure.objective.match_logits and self._consensus is not None:
+            sides = {TARGETS: self._consensus}
+        return Emission(self.weights[device], sides, public=self._public)
+
+    def absorb(self, device: str, update: CheckedUpdate) -> Relay | None:
+        """After the public examples the device's own; after those its logits count."""
+        self.take(device, update)
+        stage, number = update.assignment.marks
+        if stage == PUBLIC:
+            return Relay(device, self._stage(device, number, OWN))
+        if PUBLIC_LOGITS in update.tensors:
+            self._heard.append(update.tensors[PUBLIC_LOGITS])
+        return None
+
+    def advance(self) -> dict[str, float]:
+        """Z ← mean_m f_m(X)."""
+        moved = 0.0
+        if self._heard:
+            consensus: Array = np.stack(self._heard).mean(axis=0, dtype=np.float64).astype(np.float32)
+            if self._consensus is not None:
+                moved = float(np.abs(consensus - self._consensus).mean())
+            self._consensus, self._heard = consensus, []
+        return {"consensus_moved": moved}
+
+    def state(self) -> MethodState:
+        """Every device's model and the common logits."""
+        return super().state() | MethodState({} if self._consensus is None else {CONSENSUS: self._consensus})
+
+    def restore(self, state: MethodState) -> None:
+        """Continue from a saved state."""
+        super().restore(state)
+        self._consensus, self._heard = state.tensors.get(CONSENSUS), []
+
+
+register(
+    Entry("fedmd", "models of any kind that agree on public examples", FedMDParams, FedMD,
+          needs_public=True, relays=lambda params: "choose another method")
+)  # fmt: skip

@@ -1,0 +1,80 @@
+"""ScaleFL: submodels that are narrower and shallower at once, with a classifier at every depth that teach each other.
+
+Paper: Ilhan, Su, Liu, ScaleFL: Resource-Adaptive Federated Learning with Heterogeneous Clients (CVPR 2023).
+Implemented: levels of width and depth (first exits); the loss Σ j L_j / (1 + … + l); self-distillation from the last
+exit with temperature T after a number of rounds; entries averaged over the devices that held them, all counting
+the same.
+Left out: the train-time scaler (the model is group-normalised, where it has no effect); the search for level splits.
+Differs: exits are pooled linear classifiers of `cnn-exits` instead of three convolutions each; distillation begins at a
+round number, where the paper says after a quarter of all rounds.
+"""
+
+from dataclasses import dataclass, field, replace
+
+from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.support.settings import check_range
+from fedwright.server_runtime import zoo
+from fedwright.server_runtime.methods.base import Entry, Setting, register
+from fedwright.server_runtime.methods.shared.submodels import LeveledMethod, Levels
+from fedwright.server_runtime.spec import ModelSpec, Objective
+
+EXITS = "exits"
+
+
+@dataclass(frozen=True)
+class ScaleFLParams:
+    """widths, exits: of each level, the same number of both. distill: γ, temperature: T."""
+
+    widths: tuple[float, ...] = field(default=(1.0, 0.75, 0.5), metadata={"help": "width of each level"})
+    exits: tuple[int, ...] = field(default=(3, 2, 1), metadata={"help": "depth of each level, in exits"})
+    distill: float = field(default=0.05, metadata={"help": "weight of the last exit's lesson; 0 = none"})
+    temperature: float = field(default=3.0, metadata={"help": "softens what exits teach"})
+    distill_after: int = field(default=2, metadata={"help": "rounds before exits begin to teach"})
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        Levels(self.widths)
+        if len(self.widths) != len(self.exits):
+            raise ConfigError(
+                f"there are {len(self.widths)} widths but {len(self.exits)} exits; give one of each per level"
+            )
+        check_range("distill", self.distill, low=0)
+        check_range("temperature", self.temperature, above=0)
+        check_range("distill_after", self.distill_after, low=0)
+
+
+class ScaleFL(LeveledMethod):
+    """W_j ← W_j + mean of Δ_ij over the devices i that hold entry j."""
+
+    by_samples = False
+
+    def __init__(self, params: ScaleFLParams, setting: Setting) -> None:
+        self._params = params
+        if EXITS not in zoo.full_sizes(setting.spec):
+            raise ConfigError(f"scalefl needs a model with exits but {setting.spec.model} has none; use cnn-exits")
+        super().__init__(Levels(params.widths), setting)
+
+    def make_specs(self) -> list[ModelSpec]:
+        """Depth first, then width."""
+        depth = zoo.full_sizes(self.setting.spec)[EXITS]
+        specs = []
+        for width, exits in zip(self._params.widths, self._params.exits, strict=True):
+            if not 1 <= exits <= depth:
+                raise ConfigError(f"level with {exits} exits: {self.setting.spec.model} has 1 to {depth}")
+            shallow = self.setting.spec if exits == depth else replace(self.setting.spec, sizes=((EXITS, exits),))
+            specs.append(zoo.scaled(shallow, width))
+        return specs
+
+    def objective_of(self, spec: ModelSpec, round_number: int) -> Objective:
+        """The exits' losses; with one exit plain cross-entropy."""
+        if zoo.sizes_of(spec)[EXITS] == 1:
+            return Objective()
+        teaches = round_number > self._params.distill_after
+        return Objective(
+            exits=True,
+            exit_distill=self._params.distill if teaches else 0.0,
+            exit_temperature=self._params.temperature,
+        )
+
+
+register(Entry("scalefl", "narrower and shallower submodels with exits", ScaleFLParams, ScaleFL, model="cnn-exits"))

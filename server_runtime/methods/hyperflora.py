@@ -1,0 +1,272 @@
+"""HyperFLoRA: a hypernetwork writes low-rank adapters for a frozen base from the classes that a device holds.
+
+Paper: HyperFLoRA: Federated Learning with Instantaneous Personalization (SDM 2024).
+Implemented: pre-training by FedAvg, or a base from a file; frozen base, fetched once; adapters of rank q on the model's
+adapted matrices (linear, attention, LSTM) and its head; class indicators; standard rounds; client pairs that pass one
+adapter to and fro through the server (E exchanges); bystanders, which get a merged model and never train (declared, or
+short of memory); the sequential and the +head variant; logits masked to owned classes as an option; adapters of a
+smaller rank for devices without the budget for q (the first components of what was written; the others learn from other
+devices).
+Left out: choosing the pre-trained checkpoint by validation accuracy; models with running statistics.
+Differs: second factors begin at zero, so that the base is not disturbed at the start. The trunk keeps the size of what
+runs through it and reads r / ||r||, at five times the paper's rate and without weight decay: with torch's start
+descriptions of unlike devices come out alike, and what one needs is learnt by all (thousands of rounds would undo it).
+A pair uses half of the union of its classes, without doubles. A pair whose first device does not answer is dropped.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import numpy as np
+from msgspec import structs
+
+from fedwright.protocol.messages import Report
+from fedwright.protocol.support.settings import check_range
+from fedwright.server_runtime.blocks import lora
+from fedwright.server_runtime.blocks.hypernet import Hypernet, HypernetForm, Start
+from fedwright.server_runtime.blocks.ranks import cut_rank, pad_rank
+from fedwright.server_runtime.methods.base import (
+    Array,
+    Assignment,
+    CheckedUpdate,
+    Emission,
+    Entry,
+    Method,
+    MethodState,
+    Relay,
+    Setting,
+    Tensors,
+    register,
+)
+from fedwright.server_runtime.methods.baselines.heterofl import classifier_names
+from fedwright.server_runtime.methods.shared import generated_models
+from fedwright.server_runtime.methods.shared.budget_fit import BudgetFit, LeftOut, divided, largest_fitting
+from fedwright.server_runtime.methods.shared.frozen_base import BaseParams, FrozenBase
+from fedwright.server_runtime.methods.shared.recipes import recipe_for
+from fedwright.server_runtime.seeds import derive_seed
+from fedwright.server_runtime.spec import ModelSpec
+
+PAIR, TAKEN = "pair/", "taken"
+
+
+def _help(text: str) -> dict[str, str]:
+    return {"help": text}
+
+
+@dataclass(frozen=True)
+class HyperFLoRAParams(BaseParams, generated_models.HypernetParams):
+    """exchanges: E."""
+
+    hidden: int = field(default=128, metadata=_help("width of the hypernetwork"))
+    layers: int = field(default=3, metadata=_help("linear layers of its trunk"))
+    server_rate: float = field(default=0.05, metadata=_help("learning rate of the hypernetwork; the paper has 0.01"))
+    pairs: bool = field(default=True, metadata=_help("also let pairs of devices train an adapter in turn"))
+    exchanges: int = field(default=3, metadata=_help("how often each of a pair has its turn"))
+    sequential: bool = field(default=False, metadata=_help("follow each change on its own instead of their mean"))
+    head: bool = field(default=False, metadata=_help("write the classification layer too"))
+    mask_logits: bool = field(default=False, metadata=_help("let models give only classes that the device holds"))
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        BaseParams.__post_init__(self)
+        generated_models.HypernetParams.__post_init__(self)
+        check_range("exchanges", self.exchanges, low=1)
+
+
+class TurnNote(msgspec.Struct):
+    """What a plan must remember: the classes an adapter was written for; of a pair, its turns and whose it is.
+
+    hop: -1 for a device's own adapter. rank: of the adapter that is sent; of a pair, what both can do. Taken from the
+    method's own where it is 0.
+    """
+
+    round: int
+    classes: list[int] = []
+    turns: list[str] = []
+    drawn: list[int] = []
+    hop: int = -1
+    pretrain: bool = False
+    rank: int = 0
+    pair_rank: int = 0
+
+
+class HyperFLoRA(Method):
+    """φ ← φ − γ mean J' (ρ_init − ρ_fin) over devices and pairs, ρ = h(r; φ), r the classes."""
+
+    def __init__(self, params: HyperFLoRAParams, setting: Setting) -> None:
+        self._params, self._setting = params, setting
+        self._base = base = FrozenBase(params, setting)
+        head = classifier_names(base.weights, setting.spec.classes) if params.head else []
+        self._written = (*base.adapters, *head)
+        self._shapes = {name: {**base.adapters, **base.weights}[name].shape for name in self._written}
+        self._frozen: Tensors = {}
+        self._known = generated_models.Descriptions()
+        self._hypernet: Hypernet | None = None
+        self._made: dict[str, Tensors] = {}
+        # By the first device of a pair: its adapter as it was generated_models, and as it is now.
+        self._passed: dict[str, Array] = {}
+        # How many adapters came back in this round, own ones and pairs'.
+        self._taken = 0
+        self._left = LeftOut()
+
+    def meet(self, reports: Mapping[str, Report]) -> None:
+        """Take in which classes every device holds."""
+        classes = self._setting.spec.classes
+        self._known.meet(
+            reports, lambda device: generated_models.unit(generated_models.indicator_of(reports[device], classes))
+        )
+
+    def assign(self, reports: Mapping[str, Report], round_number: int) -> dict[str, Assignment]:
+        """The base for everyone, then adapters of the rank that fits; those who cannot train are bystanders."""
+        self.meet(reports)
+        able = {device: reports[device] for device in sorted(reports) if device in self._known.rows}
+        fitting = {d: fit for d, report in able.items() if (fit := self._fitting(d, report, round_number))}
+        if not self._base.frozen or not fitting:
+            return {device: fit.assignment for device, fit in fitting.items()}
+        rows = np.stack([self._known.rows[device] for device in fitting])
+        self._net().check_step(rows, self._params.step())
+        self._made = dict(zip(fitting, self._net().generate(rows), strict=True))
+        notes = self._notes({device: fit.size for device, fit in fitting.items()}, round_number)
+        made = {device: self._assignment(device, note) for device, note in notes.items()}
+        return {device: replace(a, recipe=fitting[device].assignment.recipe) for device, a in made.items()}
+
+    def _notes(self, ranks: Mapping[str, int], round_number: int) -> dict[str, TurnNote]:
+        """Everyone's own adapter, and who leads which pair."""
+        owned = {device: np.flatnonzero(self._known.rows[device]).tolist() for device in ranks}
+        notes = {device: TurnNote(round_number, owned[device], rank=rank) for device, rank in ranks.items()}
+        rng = np.random.default_rng(derive_seed(self._setting.seed, "pairs", round_number))
+        for pair in lora.pair_up(owned, self._params.exchanges, rng) if self._params.pairs else ():
+            lead, shared = pair.turns[0], min(ranks[device] for device in pair.turns)
+            notes[lead] = structs.replace(
+                notes[lead], turns=list(pair.turns), drawn=list(pair.classes), pair_rank=shared
+            )
+        return notes
+
+    def _fitting(self, device: str, report: Report, round_number: int) -> BudgetFit[int] | None:
+        """The largest rank, and perhaps a smaller batch, within the device's budget; a pair's turns count too."""
+        if not report.trains:
+            return None
+        pretrain = not self._base.frozen
+        tasks = 1 + (self._params.exchanges if self._params.pairs and not pretrain else 0)
+        fit = largest_fitting(
+            self._setting,
+            device,
+            report=divided(self._setting, report, tasks),
+            sizes=(self._params.rank,) if pretrain else self._base.ranks,
+            make=lambda rank: self._assignment(device, TurnNote(round_number, pretrain=pretrain, rank=rank)),
+        )
+        if fit is None:
+            self._left.out(device, setting=self._setting, report=report)
+        else:
+            self._left.back(device)
+        return fit
+
+    def _assignment(self, device: str, note: TurnNote) -> Assignment:
+        recipe = recipe_for(self._setting, note.round, device)
+        if note.hop >= 0:
+            seed = derive_seed(recipe.seed, note.hop)
+            recipe = structs.replace(recipe, seed=seed, epochs=1, classes=note.drawn)
+        structure = self._base.structure(tuple(self._base.weights) if note.pretrain else self._written, note.rank)
+        return Assignment(structure, recipe, self._setting.returns, tuple(msgspec.msgpack.encode(note)))
+
+    def emit(self, device: str, assignment: Assignment) -> Emission:
+        """The base while it is trained, then an adapter with the base beside it."""
+        note = _note(assignment)
+        if note.pretrain:
+            return Emission(self._base.weights, frozen=self._base.adapters)
+        self._net()
+        own = self._made[device] if note.hop < 0 else lora.unflatten(self._shapes, self._passed[note.turns[0]][1])
+        return Emission(cut_rank(own, note.rank), frozen=self._frozen)
+
+    def absorb(self, device: str, update: CheckedUpdate) -> Relay | None:
+        """Remember a change; a pair's adapter goes on to whoever has the next turn."""
+        note = _note(update.assignment)
+        if note.pretrain:
+            if not self._base.frozen:
+                self._base.add(update)
+            return None
+        self._taken += 1
+        change = pad_rank(update.tensors, self._params.rank)
+        if note.hop < 0:
+            self._net().add(self._row(note.classes), change, update.weight)
+            if not note.turns:
+                return None
+            start = lora.flatten(self._shapes, self._net().generate(self._row(note.drawn)[None])[0])
+            self._passed[note.turns[0]] = np.stack([start, start])
+        else:
+            start, end = self._passed.pop(note.turns[0])
+            end = end + lora.flatten(self._shapes, change)
+            if note.hop + 1 == len(note.turns):
+                self._net().add(self._row(note.drawn), lora.unflatten(self._shapes, end - start), update.weight)
+                return None
+            self._passed[note.turns[0]] = np.stack([start, end])
+        following = structs.replace(note, hop=note.hop + 1, rank=note.pair_rank)
+        target = note.turns[following.hop]
+        return Relay(target, self._assignment(target, following))
+
+    def advance(self) -> dict[str, float]:
+        """A FedAvg step of the base, or a step of the hypernetwork."""
+        norm = self._net().learn(self._params.step()) if self._base.frozen else 0.0
+        self._base.advance()
+        taken, self._taken = self._taken, 0
+        self._made, self._passed = {}, {}
+        return {"hypernet_gradient": norm, "adapters": float(taken)}
+
+    def model_of(self, device: str) -> tuple[ModelSpec, Tensors]:
+        """The base with the adapter for the device's classes merged; without classes, the base."""
+        row = self._known.rows.get(device)
+        own = self._net().generate(row[None])[0] if row is not None and self._base.frozen else {}
+        spec, weights = self._base.merged(own)
+        if row is not None and self._params.mask_logits:
+            weights |= generated_models.mask_logits(weights, row)
+        return spec, weights
+
+    def state(self) -> MethodState:
+        """The base, the classes of devices, the hypernetwork, and adapters that are with pairs."""
+        passed = {PAIR + lead: value.copy() for lead, value in self._passed.items()}
+        own = MethodState.of(passed, taken=self._taken)
+        return own | self._base.state() | self._known.state() | generated_models.hypernet_state(self._hypernet)
+
+    def restore(self, state: MethodState) -> None:
+        """Continue from a saved state."""
+        self._base.restore(state)
+        self._known.restore(state)
+        self._passed = {lead: value.copy() for lead, value in state.below(PAIR).items()}
+        self._made, self._hypernet, self._taken = {}, None, state.record("taken", int)
+        generated_models.restore_hypernet(state, self._net)
+
+    def _net(self) -> Hypernet:
+        """The hypernetwork, made when the base is frozen: a +head variant begins with its head."""
+        if self._hypernet is None:
+            params, whole = self._params, {**self._base.weights, **self._base.adapters}
+            begin = {n: np.zeros_like(whole[n]) if n.endswith(lora.UP) else whole[n] for n in self._written}
+            start = Start(begin, lora.head_spreads(self._written, params.hidden))
+            classes = self._setting.spec.classes
+            form = HypernetForm(classes, params.hidden, params.layers, keep_scale=True, sequential=params.sequential)
+            seed = derive_seed(self._setting.seed, "hypernetwork")
+            self._hypernet = Hypernet(form, start, seed=seed, device=self._setting.device)
+            self._frozen = {name: value for name, value in self._base.weights.items() if name not in self._written}
+        return self._hypernet
+
+    def _row(self, classes: list[int]) -> Array:
+        """What the hypernetwork reads for these classes."""
+        row = np.zeros(self._setting.spec.classes, np.float32)
+        row[classes] = 1
+        return generated_models.unit(row)
+
+
+def _note(assignment: Assignment) -> TurnNote:
+    return msgspec.msgpack.decode(bytes(assignment.marks), type=TurnNote)
+
+
+register(
+    Entry(
+        "hyperflora",
+        "adapters written from a device's classes",
+        HyperFLoRAParams,
+        HyperFLoRA,
+        model="cnn-lora",
+        relays=lambda params: "set pairs = false" if params.pairs else "",
+    )
+)

@@ -1,0 +1,181 @@
+"""What methods share whose server writes a device's weights from what the device says about its data."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.messages import Report
+from fedwright.protocol.support.settings import check_range
+from fedwright.server_runtime import zoo
+from fedwright.server_runtime.blocks.hypernet import Hypernet, Step
+from fedwright.server_runtime.blocks.robust import Mean, make_mean
+from fedwright.server_runtime.methods.base import Array, MethodState, Setting, Tensors
+from fedwright.server_runtime.methods.baselines.heterofl import classifier_names
+
+log = logging.getLogger(__name__)
+
+# Far below any logit, and far from what float32 cannot hold.
+OUT_OF_REACH = 1e4
+KNOWN, RUNNING, HYPERNET = "known/", "running/", "hypernet/"
+
+
+@dataclass(frozen=True)
+class HypernetParams:
+    """A hypernetwork of linear layers, and its optimizer: SGD with momentum."""
+
+    hidden: int = field(default=100, metadata={"help": "width of the trunk"})
+    layers: int = field(default=4, metadata={"help": "linear layers of the trunk"})
+    server_rate: float = field(default=0.01, metadata={"help": "learning rate of the hypernetwork"})
+    momentum: float = field(default=0.9, metadata={"help": "momentum of the hypernetwork's optimizer"})
+    weight_decay: float = field(
+        default=0.0, metadata={"help": "weight decay of the hypernetwork; the papers have 0.001"}
+    )
+    clip_norm: float = field(default=50.0, metadata={"help": "largest norm of the hypernetwork's gradient"})
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        for key in ("hidden", "layers"):
+            check_range(key, getattr(self, key), low=1)
+        check_range("server_rate", self.server_rate, above=0)
+        check_range("clip_norm", self.clip_norm, above=0)
+        check_range("weight_decay", self.weight_decay, low=0)
+        check_range("momentum", self.momentum, low=0, high=0.999)
+
+    def step(self) -> Step:
+        """The optimizer."""
+        return Step(self.server_rate, self.momentum, self.weight_decay, self.clip_norm)
+
+
+def hypernet_state(hypernet: Hypernet | None) -> MethodState:
+    """A hypernetwork's state; empty when there is none yet."""
+    return MethodState({} if hypernet is None else {HYPERNET + n: value for n, value in hypernet.state().items()})
+
+
+def restore_hypernet(state: MethodState, make: Callable[[], Hypernet]) -> None:
+    """Continue from `hypernet_state`; `make` gives the hypernetwork, which is not asked for when there was none."""
+    found = state.below(HYPERNET)
+    if found:
+        make().restore(found)
+
+
+def indicator_of(report: Report, classes: int) -> Array:
+    """1 for every class that the device holds, else 0; a device that does not say holds all.
+
+    A device that knows fewer classes than the model has lacks the others.
+    """
+    counts = report.data.class_counts
+    if counts is None:
+        return np.ones(classes, np.float32)
+    beyond = [label for label, count in enumerate(counts) if count and label >= classes]
+    if beyond:
+        raise ConfigError(
+            f"it holds class {beyond[0]} but the model has only {classes} classes; mend its labels or set model.classes"
+        )
+    found = np.zeros(classes, np.float32)
+    found[: len(counts)] = np.asarray(counts[:classes]) > 0
+    if not found.any():
+        raise ConfigError("it holds no class at all, so no model can be made for it; give it labelled data")
+    return found
+
+
+def unit(indicator: Array) -> Array:
+    """r / ||r||, so that the size of what a hypernetwork reads does not depend on the number of classes."""
+    scaled: Array = indicator / np.sqrt(indicator.sum())
+    return scaled
+
+
+def parameters_of(setting: Setting) -> Tensors:
+    """The initial weights without running statistics."""
+    names = [name for name, _ in zoo.create(setting.spec, seed=0).named_parameters()]
+    return {name: setting.initial[name] for name in names}
+
+
+def bits(row: Array) -> tuple[int, ...]:
+    """Numbers exactly, in the form of a plan's marks."""
+    return tuple(np.asarray(row, np.float32).view(np.uint32).tolist())
+
+
+def floats(marks: tuple[int, ...]) -> Array:
+    """The numbers that `bits` was given."""
+    return np.array(marks, np.uint32).view(np.float32)
+
+
+class RunningStatistics:
+    """Running statistics, which no hypernetwork writes: averaged over devices as in FedAvg."""
+
+    def __init__(self, setting: Setting, generated: Mapping[str, Array]) -> None:
+        self._combine = setting.combine
+        self.values = {name: value for name, value in setting.initial.items() if name not in generated}
+        self._change = self._new_mean()
+
+    def add(self, change: Mapping[str, Array], weight: float) -> None:
+        """Fold in one device's change."""
+        self._change.add({name: change[name] for name in self.values}, {}, weight)
+
+    def advance(self) -> None:
+        """Apply the mean change."""
+        change = self._change.result()
+        self.values = {name: (value + change[name]).astype(value.dtype) for name, value in self.values.items()}
+        self._change = self._new_mean()
+
+    def _new_mean(self) -> Mean:
+        axes = {name: (None,) * value.ndim for name, value in self.values.items()}
+        return make_mean(self._combine, {name: np.zeros_like(value) for name, value in self.values.items()}, axes)
+
+    def state(self) -> MethodState:
+        """To be saved with the method."""
+        return MethodState({RUNNING + name: value for name, value in self.values.items()})
+
+    def restore(self, state: MethodState) -> None:
+        """Continue from a saved state."""
+        self.values = {name: state.tensors[RUNNING + name] for name in self.values}
+        self._change = self._new_mean()
+
+
+class Descriptions:
+    """What each device said of itself when it came; the first word counts, so that its model does not jump."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Array] = {}
+        self._warned: set[str] = set()
+
+    def note(self, device: str, row: Array) -> None:
+        """Remember a description unless there is one."""
+        self.rows.setdefault(device, row)
+
+    def refuse(self, device: str, problem: Exception) -> None:
+        """Leave a device out and say why, once."""
+        if device not in self._warned:
+            self._warned.add(device)
+            log.warning("device %s gets the common model and does not train: %s", device, problem)
+
+    def meet(self, reports: Mapping[str, Report], describe: Callable[[str], Array]) -> None:
+        """Remember the description of every device that is new; one that has none is left out."""
+        for device in self.missing(reports):
+            try:
+                self.note(device, describe(device))
+            except ConfigError as err:
+                self.refuse(device, err)
+
+    def missing(self, reports: Mapping[str, Report]) -> list[str]:
+        """Devices that are not known yet, in the order of their ids."""
+        return [device for device in sorted(reports) if device not in self.rows]
+
+    def state(self) -> MethodState:
+        """To be saved with the method."""
+        return MethodState({KNOWN + device: row for device, row in self.rows.items()})
+
+    def restore(self, state: MethodState) -> None:
+        """Continue from a saved state."""
+        self.rows = state.below(KNOWN)
+
+
+def mask_logits(weights: Mapping[str, Array], owned: Array) -> Tensors:
+    """The classifier's bias with classes that a device lacks put out of reach."""
+    names = [n for n in classifier_names(dict(weights), len(owned)) if weights[n].ndim == 1]
+    if not names:
+        raise ConfigError("the model's last layer has no bias, so classes cannot be masked; choose another model")
+    return {name: np.where(owned > 0, weights[name], np.float32(-OUT_OF_REACH)) for name in names}

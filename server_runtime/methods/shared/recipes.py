@@ -1,0 +1,15 @@
+"""How a device trains in a round, where a method asks for nothing of its own."""
+
+from fedwright.protocol.messages import Recipe
+from fedwright.server_runtime.methods.base import Setting
+from fedwright.server_runtime.seeds import derive_seed
+
+
+def recipe_for(setting: Setting, round_number: int, device: str) -> Recipe:
+    """The run's common recipe with this device's own data order in this round."""
+    return Recipe(
+        batch=setting.batch,
+        learning_rate=setting.learning_rate,
+        seed=derive_seed(setting.seed, "data order", round_number, device),
+        epochs=setting.epochs,
+    )

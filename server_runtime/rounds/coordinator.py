@@ -1,0 +1,269 @@
+"""THE LOOP: round by round plan, send, collect, absorb and advance.
+
+A round's plan is committed before anything is sent and every reply before it is acknowledged. Replies are
+absorbed when the stage is complete, in the order of device ids, so a run that was killed and resumed ends
+with the same bytes as one that was not.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fedwright.protocol.errors import NoQuorum, RoundError
+from fedwright.protocol.messages import Recipe, Returns
+from fedwright.server_runtime.evaluate.costs import round_cost
+from fedwright.server_runtime.methods.base import (
+    Assignment,
+    Emission,
+    Method,
+    MethodState,
+    Relay,
+)
+from fedwright.server_runtime.rounds import events
+from fedwright.server_runtime.rounds.pooled_tasks import PoolTerms, checked_update, merged_tasks, with_pools
+from fedwright.server_runtime.rounds.retry import smaller_tasks
+from fedwright.server_runtime.rounds.secure_sum import introduce
+from fedwright.server_runtime.rounds.store.base import Closed, Planned, Position, Reply
+from fedwright.server_runtime.rounds.task_tracker import TaskTracker
+from fedwright.server_runtime.seeds import sample
+from fedwright.server_runtime.spec import ModelSpec, Structure
+
+# What a device must be able to train at, by its own check, to measure a model; it looks at more samples at a time.
+EVALUATION_BATCH = 8
+
+
+@dataclass(frozen=True)
+class RoundOptions:
+    """How rounds are run.
+
+    devices: how many must be present before a round is planned. per_round, or else sample_ratio of those
+    present: how many take part. quorum_ratio: share of those whose task must end in an update; what is passed
+    on later in the round may get lost.
+    buffer: None for rounds in step; else rounds are asynchronous and advance after this many updates.
+    features: devices behind edges send class means too, for what edges do with them.
+    """
+
+    rounds: int
+    devices: int
+    seed: int
+    per_round: int | None = None
+    sample_ratio: float = 1.0
+    quorum_ratio: float = 0.5
+    buffer: int | None = None
+    deadline_s: float = 600.0
+    join_timeout_s: float = 600.0
+    features: bool = False
+
+
+class Coordinator:
+    """Runs a method over a fleet in step: a round ends when all its devices have answered or its deadline is past."""
+
+    def __init__(self, tracker: TaskTracker, options: RoundOptions) -> None:
+        self._tracker = tracker
+        self._store = tracker.store
+        self._planner = tracker.planner
+        self._options = options
+
+    def run(self, method: Method, spec: ModelSpec) -> None:
+        """All rounds that are still to be done, then one evaluation on every device that is present."""
+        self._tracker.admit(spec)
+        self._tracker.offer_less = smaller_tasks(method, self._planner)
+        start = self._restore(method)
+        for number in range(start.round, self._options.rounds + 1):
+            self._run_round(method, number, start.stage if number == start.round else 0)
+        evaluate_fleet(self._tracker, method, self._options)
+
+    def _restore(self, method: Method) -> Position:
+        """Put the method where the store says the run stands; return the stage to do next."""
+        closed = self._store.closed()
+        if not closed:
+            return Position(1, 0)
+        method.restore(MethodState.read(self._planner.blobs.path(closed[-1].state)))
+        last = closed[-1].position
+        following = Position(last.round, last.stage + 1)
+        return following if self._store.plan(following) is not None else Position(last.round + 1, 0)
+
+    def _run_round(self, method: Method, number: int, stage: int) -> None:
+        began_s = self._tracker.clock()
+        relays: dict[str, Assignment] = {}
+        while True:
+            position = Position(number, stage)
+            plan = self._store.plan(position)
+            if plan is None:
+                plan = self._plan(method, position, relays or self._assign(method, number))
+            else:
+                restore_planning(method, self._store.notes(position))
+            quorum = self._quorum(position, plan)
+            plan = self._ask_again(position, plan, quorum)
+            collect(self._tracker, position, plan, self._options, quorum=quorum)
+            # Devices without the memory for their task were given smaller ones, which are in the plan by now.
+            plan = sorted(self._store.plan(position) or plan, key=lambda planned: planned.device)
+            relays = self._absorb(method, position, plan)
+            if not relays:
+                break
+            following = Position(number, stage + 1)
+            if self._store.plan(following) is None:
+                self._plan(method, following, relays)
+            self._close(method, position, plan, {})
+            stage += 1
+        # A resumed round was planned by another process, which alone had met its devices.
+        method.meet(self._tracker.present())
+        replies = self._store.replies(position)
+        metrics = {**fleet_metrics(replies), **round_cost(plan, replies, self._planner.manifest), **method.advance()}
+        self._close(method, position, plan, metrics)
+        self._tracker.observe(events.RoundClosed(number, metrics, self._tracker.clock() - began_s))
+
+    def _assign(self, method: Method, number: int) -> dict[str, Assignment]:
+        reports = self._tracker.gather(self._options.devices, timeout_s=self._options.join_timeout_s)
+        introduce(self._tracker, method, reports, deadline_s=self._options.deadline_s)
+        training = [device for device, report in reports.items() if report.trains]
+        count = self._options.per_round or max(1, round(self._options.sample_ratio * len(training)))
+        chosen = sample(training, count=count, seed=self._options.seed, round_number=number)
+        assignments = method.assign({device: reports[device] for device in chosen}, number)
+        if not assignments:
+            raise RoundError(
+                f"the method gave nobody anything to do in round {number}; check its settings and the devices' budgets"
+            )
+        return assignments
+
+    def _plan(self, method: Method, position: Position, assignments: Mapping[str, Assignment]) -> list[Planned]:
+        emissions = {device: method.emit(device, assignment) for device, assignment in sorted(assignments.items())}
+        plan = self._planner.plan(position, assignments, emissions)
+        terms = PoolTerms(self._tracker.update_norm, self._options.features)
+        plan = with_pools(plan, method, self._tracker.edge_of, position=position, terms=terms)
+        self._store.save_plan(position, plan, notes=planning_notes(method))
+        return plan
+
+    def _quorum(self, position: Position, plan: list[Planned]) -> int:
+        """How many updates a stage needs; what is passed on in a round that has its quorum may get lost."""
+        devices = len({planned.device for planned in plan})
+        return 0 if position.stage else math.ceil(self._options.quorum_ratio * devices)
+
+    def _ask_again(self, position: Position, plan: list[Planned], quorum: int) -> list[Planned]:
+        """The plan, with fresh tasks for those who failed where the quorum is out of reach without them.
+
+        So it is when a run is resumed that ended for lack of updates: its refusals and rejections are final.
+        """
+        replies = self._store.replies(position)
+        tasks: dict[str, list[Planned]] = {}
+        for planned in plan:
+            tasks.setdefault(planned.device, []).append(planned)
+        lost = {task for task, reply in replies.items() if reply.outcome != "update"}
+        failed = [own for own in tasks.values() if all(planned.task.task in lost for planned in own)]
+        if len(tasks) - len(failed) >= quorum:
+            return plan
+        more = [self._planner.afresh(own[0], own[-1]) for own in failed]
+        self._store.extend_plan(position, more)
+        return [*plan, *more]
+
+    def _absorb(self, method: Method, position: Position, plan: list[Planned]) -> dict[str, Assignment]:
+        """Fold in the stage's updates in the order of device ids; return what relays ask for."""
+        replies = self._store.replies(position)
+        elsewhere = merged_tasks(replies)
+        relays: list[Relay] = []
+        for planned in plan:
+            update = replies[planned.task.task].update
+            if update is None or planned.task.task in elsewhere:
+                continue
+            relay = method.absorb(planned.device, checked_update(planned, update, self._tracker.read(planned, update)))
+            if relay is not None:
+                relays.append(relay)
+        return {relay.device: relay.assignment for relay in relays}
+
+    def _close(self, method: Method, position: Position, plan: list[Planned], metrics: dict[str, float]) -> None:
+        before = self._store.closed()
+        blobs = self._planner.blobs
+        replies = self._store.replies(position)
+        state = blobs.put_bytes(method.state().to_bytes())
+        self._store.close_stage(Closed(position, state, metrics, absorbed=tuple(replies)))
+        following = self._store.plan(Position(position.round, position.stage + 1)) or []
+        needed = {state} | {ref for planned in following for ref in own_blobs(planned, None)}
+        spent = {ref for planned in plan for ref in own_blobs(planned, replies[planned.task.task])}
+        spent |= {closed.state for closed in before[-1:]}
+        for sha256 in spent - needed:
+            blobs.remove(sha256)
+
+
+def collect(
+    tracker: TaskTracker, position: Position, plan: list[Planned], options: RoundOptions, *, quorum: int = 0
+) -> None:
+    """Send what is open and take replies until all are in or the deadline has passed.
+
+    With fewer updates than the quorum the stage stays open, so that a resumed run goes on waiting for it.
+    """
+    replies = tracker.store.replies(position)
+    evaluation = position.round > options.rounds
+    # A device has several tasks in the plan when it was offered less or asked again.
+    devices = tuple(dict.fromkeys(planned.device for planned in plan))
+    tracker.observe(events.StagePlanned(position.round, devices, evaluation))
+    tracker.hand_out(planned for planned in plan if planned.task.task not in replies)
+    deadline = tracker.clock() + options.deadline_s
+    while tracker.out() and tracker.clock() < deadline:
+        tracker.poll(deadline)
+    _require_quorum(tracker.store.replies(position), quorum, position.round)
+    late = [planned.task.task for planned in tracker.out()]
+    tracker.call_in(late, detail=f"no answer within {options.deadline_s:.0f} s")
+    tracker.answered()
+
+
+def _require_quorum(replies: Mapping[str, Reply], quorum: int, number: int) -> None:
+    updates = sum(reply.outcome == "update" for reply in replies.values())
+    if updates < quorum:
+        problems = "; ".join(sorted({reply.detail for reply in replies.values() if reply.detail}))
+        raise NoQuorum(
+            f"round {number} got {updates} of the {quorum} updates it needs "
+            f"({problems or 'no answer before the deadline'}); mend the devices, then resume the run"
+        )
+
+
+def evaluate_fleet(tracker: TaskTracker, method: Method, options: RoundOptions) -> None:
+    """Every present device measures the model it would use now on its own held-out data."""
+    position = Position(options.rounds + 1, 0)
+    plan = tracker.store.plan(position)
+    if plan is None:
+        assignments, emissions = {}, {}
+        method.meet(tracker.present())
+        for device in tracker.present():
+            spec, weights = method.model_of(device)
+            recipe = Recipe(batch=EVALUATION_BATCH, learning_rate=0.0, seed=0, epochs=0)
+            returns = Returns(weights="none", personal=list(method.personal_layers(device)))
+            assignments[device] = Assignment(Structure(spec), recipe, returns)
+            emissions[device] = Emission(weights)
+        plan = tracker.planner.plan(position, assignments, emissions)
+        tracker.store.save_plan(position, plan)
+    collect(tracker, position, plan, options)
+
+
+def planning_notes(method: Method) -> bytes:
+    """What a method has learned while it planned, as it is kept with a plan; empty when that is nothing."""
+    learned = method.planning_state()
+    return learned.to_bytes() if learned else b""
+
+
+def restore_planning(method: Method, notes: bytes) -> None:
+    """Give a method back what it knew when it made a plan."""
+    if notes:
+        method.restore_planning(MethodState.read(notes))
+
+
+def own_blobs(planned: Planned, reply: Reply | None) -> list[str]:
+    """Blobs that belong to one task only; artifacts and frozen bases are shared and stay."""
+    refs = [planned.task.weights, planned.task.sides]
+    if reply is not None and reply.update is not None:
+        refs.append(reply.update.tensors)
+    return [ref.sha256 for ref in refs if ref is not None]
+
+
+def fleet_metrics(replies: Mapping[str, Reply]) -> dict[str, float]:
+    """Accuracy of the model that was sent out and of what the devices made of it, over all held-out samples."""
+    stats = [reply.update.stats for reply in replies.values() if reply.update is not None]
+    metrics = {"updates": float(len(stats))}
+    holdout = sum(s.holdout for s in stats)
+    for name in ("correct_before", "correct_after"):
+        counts = [getattr(s, name) for s in stats if getattr(s, name) is not None]
+        if counts and holdout:
+            metrics[name.replace("correct", "accuracy")] = sum(counts) / holdout
+    losses = [s.loss_last for s in stats if s.loss_last is not None]
+    if losses:
+        metrics["loss"] = sum(losses) / len(losses)
+    return metrics

@@ -1,0 +1,127 @@
+"""Turns assignments into tasks: the artifact for a structure, the blobs a device will pull, a stable task id."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from msgspec import structs
+
+from fedwright.protocol import artifact as artifacts
+from fedwright.protocol import deltas, tensors
+from fedwright.protocol.artifact import Artifact, Manifest
+from fedwright.protocol.blobs import BlobStore, make_ref
+from fedwright.protocol.messages import LARGE_CHUNK_BYTES, BlobRef, Task
+from fedwright.server_runtime.methods.base import Assignment, Emission, Tensors
+from fedwright.server_runtime.rounds.store.base import Planned, Position
+from fedwright.server_runtime.spec import Structure
+
+Refs = dict[tuple[int, deltas.Codec], BlobRef]
+
+
+class Builds(Protocol):
+    """Where artifacts come from."""
+
+    def build(self, structure: Structure) -> Artifact:
+        """The artifact of a structure; the same bytes for the same structure."""
+        ...
+
+
+@dataclass
+class Planner:
+    """Makes tasks; each distinct structure is built once and each distinct set of weights stored once.
+
+    codec: how weights travel to devices that send back a change; it is added to what the server has in full.
+    """
+
+    run: str
+    builder: Builds
+    blobs: BlobStore
+    deadline_s: float
+    chunk_bytes: int = LARGE_CHUNK_BYTES
+    codec: deltas.Codec = "float32"
+    # Told of every artifact that is used, by its blob's name.
+    on_artifact: Callable[[str, Structure], None] = lambda sha256, structure: None
+    _artifacts: dict[Structure, tuple[BlobRef, Manifest]] = field(default_factory=dict)
+
+    def manifest(self, structure: Structure) -> Manifest:
+        """What the artifact of this structure reads and writes."""
+        return self._artifact(structure)[1]
+
+    def plan(
+        self, position: Position, assignments: Mapping[str, Assignment], emissions: Mapping[str, Emission]
+    ) -> list[Planned]:
+        """One task per device, in the order of device ids."""
+        refs: Refs = {}
+        return [
+            Planned(device, self._task(position, device, assignments[device], emissions[device], refs), assignment)
+            for device, assignment in sorted(assignments.items())
+        ]
+
+    def again(self, planned: Planned, assignment: Assignment, emission: Emission) -> Planned:
+        """The same device's task in another form, under an id of its own."""
+        position = Position(planned.task.round, 0)
+        task = self._task(position, planned.device, assignment, emission, {})
+        return Planned(planned.device, structs.replace(task, task=_again(planned)), assignment)
+
+    def resized(self, planned: Planned, assignment: Assignment) -> Planned:
+        """The same device's task with the same tensors in other batches, under an id of its own."""
+        # The pool that it was in may go up without it.
+        task = structs.replace(planned.task, task=_again(planned), recipe=assignment.recipe, pool=None)
+        return Planned(planned.device, task, assignment)
+
+    def afresh(self, first: Planned, last: Planned) -> Planned:
+        """A device's first task of a stage once more, under an id that follows that of its last one."""
+        # The pool that it was in may have gone up without it; its update comes by itself.
+        return replace(first, task=structs.replace(first.task, task=_again(last), pool=None))
+
+    def _task(self, position: Position, device: str, assignment: Assignment, emission: Emission, refs: Refs) -> Task:
+        return Task(
+            task=task_id(self.run, position, device),
+            boot="unsent",
+            run=self.run,
+            round=position.round,
+            artifact=self._artifact(assignment.structure)[0],
+            weights=self._weights(
+                emission, refs, codec=self.codec if assignment.returns.weights == "delta" else "float32"
+            ),
+            recipe=assignment.recipe,
+            returns=assignment.returns,
+            deadline_s=self.deadline_s,
+            sides=self._store(emission.sides, refs) if emission.sides else None,
+            frozen=self._store(emission.frozen, refs) if emission.frozen else None,
+            public=self._store(emission.public, refs) if emission.public else None,
+        )
+
+    def _weights(self, emission: Emission, refs: Refs, *, codec: deltas.Codec) -> BlobRef:
+        """Whole tensors, stored once; of masked ones the values with the shorter form of their indices."""
+        if emission.masks:
+            return self._offer(deltas.encode(emission.weights, codec=codec, keep=emission.masks))
+        return self._store(emission.weights, refs, codec=codec)
+
+    def _store(self, values: Tensors, refs: Refs, *, codec: deltas.Codec = "float32") -> BlobRef:
+        """Methods may emit one dictionary for many devices: it is serialised and hashed once."""
+        key = (id(values), codec)
+        if key not in refs:
+            refs[key] = self._offer(tensors.save(values) if codec == "float32" else deltas.encode(values, codec=codec))
+        return refs[key]
+
+    def _artifact(self, structure: Structure) -> tuple[BlobRef, Manifest]:
+        if structure not in self._artifacts:
+            built = self.builder.build(structure)
+            self._artifacts[structure] = (self._offer(artifacts.pack(built)), built.manifest)
+            self.on_artifact(self._artifacts[structure][0].sha256, structure)
+        return self._artifacts[structure]
+
+    def _offer(self, data: bytes) -> BlobRef:
+        self.blobs.put_bytes(data)
+        return make_ref(data, chunk_bytes=self.chunk_bytes, inline=False)
+
+
+def _again(planned: Planned) -> str:
+    return hashlib.sha256(f"{planned.task.task}\0again".encode()).hexdigest()[:32]
+
+
+def task_id(run: str, position: Position, device: str) -> str:
+    """The same id whenever the same stage is planned again."""
+    return hashlib.sha256(f"{run}\0{position.round}\0{position.stage}\0{device}".encode()).hexdigest()[:32]

@@ -1,0 +1,48 @@
+"""A device that has no memory for its task is offered a smaller one in the same stage."""
+
+from collections import Counter
+from dataclasses import replace
+
+from msgspec import structs
+
+from fedwright.protocol.artifact import Manifest
+from fedwright.protocol.messages import Refusal
+from fedwright.protocol.predictor import need_bytes
+from fedwright.server_runtime.blocks.budget import largest
+from fedwright.server_runtime.methods.base import Assignment, Method
+from fedwright.server_runtime.rounds.planner import Planner
+from fedwright.server_runtime.rounds.store.base import Planned
+from fedwright.server_runtime.rounds.task_tracker import OfferLess
+
+# A device that refuses so often in one round is left out of it.
+MOST_OFFERS = 6
+
+
+def smaller_tasks(method: Method, planner: Planner) -> OfferLess:
+    """The method's own next smaller assignment, or else the same one in smaller batches; so are measurements."""
+    offers: Counter[tuple[str, int]] = Counter()
+
+    def offer_less(planned: Planned, refusal: Refusal) -> Planned | None:
+        recipe = planned.assignment.recipe
+        place = (planned.device, planned.task.round)
+        if offers[place] >= MOST_OFFERS:
+            return None
+        offers[place] += 1
+        trains = recipe.epochs > 0 or recipe.steps is not None
+        less = method.shrink(planned.device, planned.assignment, refusal) if trains else None
+        if less is not None:
+            return planner.again(planned, less, method.emit(planned.device, less))
+        manifest = planner.manifest(planned.assignment.structure)
+        smaller = refit_batch(planned.assignment, manifest, refusal.free_bytes)
+        # The tensors stay what they were: a method that was resumed since may not have them any longer.
+        return None if smaller is None else planner.resized(planned, smaller)
+
+    return offer_less
+
+
+def refit_batch(assignment: Assignment, manifest: Manifest, free_bytes: int) -> Assignment | None:
+    """The assignment at the largest batch that fits into so much memory; at most half of what was refused."""
+    fits = largest(1, assignment.recipe.batch // 2, lambda batch: need_bytes(manifest, batch) <= free_bytes)
+    if fits is None:
+        return None
+    return replace(assignment, recipe=structs.replace(assignment.recipe, batch=fits))

@@ -1,0 +1,1 @@
+"""What a run must not forget, in memory or in SQLite."""

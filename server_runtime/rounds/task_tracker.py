@@ -1,0 +1,398 @@
+"""Who is here, which tasks are out, and every reply made durable before it is acknowledged."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from msgspec import structs
+
+from fedwright.protocol import deltas
+from fedwright.protocol.artifact import CLASS_MEANS
+from fedwright.protocol.errors import BadBlob, BadUpdate, NoQuorum
+from fedwright.protocol.messages import Answer, Ask, BlobRef, Dismiss, Gone, Refusal, Report, Task, Update, Why
+from fedwright.server_runtime.fleet.admission import check_stats, clip_norm, read_update, report_problem
+from fedwright.server_runtime.fleet.registry import Registry
+from fedwright.server_runtime.fleet.speeds import Speeds
+from fedwright.server_runtime.fleet.upload_limits import check_size, most_bytes
+from fedwright.server_runtime.methods.base import Tensors
+from fedwright.server_runtime.rounds import events
+from fedwright.server_runtime.rounds.planner import Planner
+from fedwright.server_runtime.rounds.pooled_tasks import is_pool
+from fedwright.server_runtime.rounds.store.base import Planned, Reply, RoundStore
+from fedwright.server_runtime.spec import ModelSpec
+from fedwright.server_runtime.transport.device_channel import Heard
+from fedwright.server_runtime.transport.upload_puller import Pulled
+
+log = logging.getLogger(__name__)
+
+# The longest wait for a message, so that deadlines and contested ids are looked at in time.
+TICK_S = 0.5
+
+
+class Channel(Protocol):
+    """What the tracker needs of whoever speaks with the devices: a channel over a link, or a fleet in this process."""
+
+    def challenge(self, device: str) -> None:
+        """Ask whoever is alive under this id to report."""
+        ...
+
+    def assign(self, device: str, boot: str, task: Task) -> None:
+        """Send a task to one boot of a device until it is acknowledged."""
+        ...
+
+    def ask(self, device: str, ask: Ask) -> None:
+        """Ask one boot of a device for its part in a sum."""
+        ...
+
+    def withdraw(self, task: str) -> None:
+        """Stop sending a task."""
+        ...
+
+    def acknowledge(self, device: str, task: str, *, problem: str = "") -> None:
+        """Tell a device that its update or refusal is durable here (or was not used, and why)."""
+        ...
+
+    def dismiss(self, device: str, dismissal: Dismiss) -> None:
+        """Tell a device to leave."""
+        ...
+
+    def pull(self, device: str, ref: BlobRef) -> None:
+        """Fetch a blob from a device; a Pulled event tells when it is here."""
+        ...
+
+    def edge_of(self, device: str) -> str | None:
+        """The edge that a device is reached through, if any."""
+        ...
+
+    def recall(self, edge: str, task: str) -> None:
+        """Tell an edge not to count on a task any longer."""
+        ...
+
+    def poll(self, timeout_s: float) -> list[Heard | Pulled]:
+        """Wait for messages at most this long and return what the coordinator must know."""
+        ...
+
+
+@dataclass
+class _Out:
+    """A task that a device has and has not answered."""
+
+    planned: Planned
+    since_s: float
+
+
+OfferLess = Callable[[Planned, Refusal], Planned | None]
+"""What to send a device that refused a task; None gives up on it for this stage."""
+
+
+class TaskTracker:
+    """What sits between a coordinator and its devices; single-threaded, driven by `poll`."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        planner: Planner,
+        *,
+        store: RoundStore,
+        update_norm: float | None = None,
+        observer: events.Observer = events.ignore,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.clock = clock
+        self.planner = planner
+        self.store = store
+        self.observe = observer
+        self._channel = channel
+        self.update_norm = update_norm
+        self.edge_of = channel.edge_of
+        self._registry = Registry()
+        self._spec: ModelSpec | None = None
+        self._out: dict[str, _Out] = {}
+        self._arriving: dict[str, list[Update]] = {}
+        self._answered: list[tuple[Planned, Reply]] = []
+        self._said: list[tuple[str, Answer]] = []
+        self.speeds = Speeds()
+        self.offer_less: OfferLess = lambda planned, refusal: None
+
+    def present(self) -> dict[str, Report]:
+        """Reports of the devices that are here now."""
+        return {device: report for device, report in self._registry.present().items() if not report.edge}
+
+    def gather(self, needed: int, *, timeout_s: float) -> dict[str, Report]:
+        """Wait until enough devices are present; NoQuorum when they do not come in time."""
+        deadline = self.clock() + timeout_s
+        while len(self.present()) < needed:
+            if self.clock() >= deadline:
+                raise NoQuorum(
+                    f"only {len(self.present())} of {needed} devices are present after {timeout_s:.0f} s; "
+                    f"start more devices or lower fleet.devices"
+                )
+            self.poll(deadline)
+        return self.present()
+
+    def admit(self, spec: ModelSpec) -> None:
+        """From now on only devices whose data fits this model may stay."""
+        self._spec = spec
+        for device, report in self.present().items():
+            self._turn_away_misfit(device, report)
+
+    def hand_out(self, plan: Iterable[Planned]) -> None:
+        """Send tasks; they stay out until they are answered or called in."""
+        for planned in plan:
+            # A task that another process planned: from now on its artifact is known here too.
+            self.planner.manifest(planned.assignment.structure)
+            self._out[planned.task.task] = _Out(planned, self.clock())
+            self._send(planned)
+
+    def out(self) -> list[Planned]:
+        """Tasks that are not answered yet."""
+        return [out.planned for out in self._out.values()]
+
+    def call_in(self, tasks: Iterable[str], *, detail: str) -> None:
+        """Give up waiting for these tasks; that too is made durable."""
+        for task in list(tasks):
+            planned = self._out.pop(task).planned
+            self._channel.withdraw(task)
+            reply = Reply(task, "late", detail=detail)
+            self.store.save_reply(reply)
+            self._answered.append((planned, reply))
+            self.observe(events.TaskFailed(planned.task.round, planned.device, detail))
+
+    def answered(self) -> list[tuple[Planned, Reply]]:
+        """Tasks that ended since the last call, in the order in which that became durable."""
+        answered, self._answered = self._answered, []
+        return answered
+
+    def ask(self, device: str, ask: Ask) -> bool:
+        """Ask a device for its part in a sum; False when it is away."""
+        boot = self._registry.boot(device)
+        if boot is not None:
+            self._channel.ask(device, structs.replace(ask, boot=boot))
+        return boot is not None
+
+    def said(self) -> list[tuple[str, Answer]]:
+        """What devices have answered since the last call."""
+        said, self._said = self._said, []
+        return said
+
+    def read(self, planned: Planned, update: Update) -> Tensors:
+        """An update's tensors, checked; a change is held to the norm limit."""
+        # What an edge asked of its device, beyond what the method wants, ends there; an update that came by itself
+        # still has it.
+        wanted = planned.assignment.returns
+        returns = wanted if update.parts else planned.task.returns
+        if update.tensors is None:
+            if returns.weights != "none" or returns.prototypes or returns.logits:
+                raise BadUpdate("it holds no tensors although some were asked for")
+            return {}
+        manifest = self.planner.manifest(planned.assignment.structure)
+        check_size(update.tensors, manifest, planned.task.returns)
+        blobs = self.planner.blobs
+        sent = deltas.load(blobs.path(planned.task.weights.sha256))[1] if returns.masked else None
+        values = read_update(blobs.path(update.tensors.sha256), manifest, returns, sent=sent)
+        if returns.prototypes and not wanted.prototypes:
+            values = {name: value for name, value in values.items() if name not in CLASS_MEANS}
+        return clip_norm(values, self.update_norm) if returns.weights == "delta" else values
+
+    def dismiss_all(self, reason: str) -> None:
+        """Tell every present device that the run is over."""
+        present = self._registry.present()
+        # An edge may leave when it is dismissed, so its devices hear it first.
+        for device in sorted(present, key=lambda device: present[device].edge):
+            self._dismiss(device, self._registry.boot(device), "run_over", reason)
+
+    def poll(self, deadline_s: float) -> None:
+        """Wait for messages, at most until the deadline, and deal with them."""
+        for event in self._channel.poll(max(0.0, min(TICK_S, deadline_s - self.clock()))):
+            if isinstance(event, Pulled):
+                self._take_pulled(event)
+            elif isinstance(event.message, Report):
+                self._take_report(event.device, event.boot, event.message)
+            elif isinstance(event.message, Gone):
+                self._take_gone(event)
+            elif isinstance(event.message, Answer):
+                self._said.append((event.device, event.message))
+            else:
+                self._take_reply(event.device, event.message)
+        for device in self._registry.settle(now_s=self.clock()):
+            self._welcome(device)
+
+    def _take_report(self, device: str, boot: str, report: Report) -> None:
+        self.speeds.hear(device, report)
+        newcomer = self._registry.newcomer_boot(device)
+        verdict = self._registry.hear(device, boot, report, now_s=self.clock())
+        if verdict == "joined":
+            self._welcome(device)
+        elif verdict == "contested":
+            self._channel.challenge(device)
+        elif verdict == "taken":
+            reason = f"another live device already uses the id {device}; give this one another --device"
+            self._dismiss(device, newcomer, "identity_taken", reason)
+            self.observe(events.DeviceTurnedAway(device, reason))
+
+    def _welcome(self, device: str) -> None:
+        member = self._registry.known(device)
+        if member is None or member.report.edge or self._turn_away_misfit(device, member.report):
+            return
+        self.observe(events.DeviceJoined(device, member.report))
+        for out in self._out.values():
+            if out.planned.device == device:
+                self._send(out.planned)
+
+    def _turn_away_misfit(self, device: str, report: Report) -> bool:
+        problem = None if self._spec is None else report_problem(report, self._spec)
+        if problem is None:
+            return False
+        self._dismiss(device, self._registry.boot(device), "misfit", problem)
+        self._registry.remove(device)
+        self.observe(events.DeviceTurnedAway(device, problem))
+        return True
+
+    def _dismiss(self, device: str, boot: str | None, why: Why, reason: str) -> None:
+        if boot is not None:
+            self._channel.dismiss(device, Dismiss(boot, why, reason))
+
+    def _take_gone(self, event: Heard) -> None:
+        if self._registry.lose(event.device, event.boot):
+            self.observe(events.DeviceLost(event.device))
+
+    def _take_reply(self, device: str, reply: Update | Refusal) -> None:
+        out = self._out.get(reply.task)
+        if isinstance(reply, Update) and reply.parts:
+            self._take_pooled(device, reply)
+        elif out is None or out.planned.device != device:
+            self._take_unexpected(device, reply.task)
+        elif isinstance(reply, Refusal):
+            self._take_refusal(out, reply)
+        elif not self._fetch(device, out.planned, reply):
+            self._take_update(out, reply)
+
+    def _fetch(self, device: str, planned: Planned, update: Update) -> bool:
+        """Ask for an update's tensors; False when that is no use: they are here, or more than `read` would take."""
+        ref = update.tensors
+        if ref is None or self.planner.blobs.has(ref.sha256):
+            return False
+        if ref.size_bytes > most_bytes(self.planner.manifest(planned.assignment.structure), planned.task.returns):
+            return False
+        waiting = self._arriving.setdefault(ref.sha256, [])
+        if all(known.task != update.task for known in waiting):
+            waiting.append(update)
+        self._channel.pull(device, ref)
+        return True
+
+    def _take_pooled(self, edge: str, update: Update) -> None:
+        """An edge's mean over several tasks; one of them that is closed cannot be taken out of it here."""
+        outs = [self._out.get(part.task) for part in update.parts]
+        waited = [out for out in outs if out is not None]
+        if len(waited) < len(outs):
+            for part, out in zip(update.parts, outs, strict=True):
+                if out is None and not self.store.is_open(part.task):
+                    self._channel.recall(edge, part.task)
+        elif not is_pool(edge, update, [out.planned for out in waited]):
+            # Another edge's tasks may be among them, which are not this one's to spoil.
+            log.warning("edge %s put updates together that are not one pool of its own; they are not used", edge)
+        elif not self._fetch(edge, waited[0].planned, update):
+            self._finish_pool(edge, waited, update)
+
+    def _finish_pool(self, edge: str, outs: list[_Out], update: Update) -> None:
+        """Check a pooled update whose tensors are here, make it durable for all its tasks, then acknowledge them."""
+        try:
+            for part in update.parts:
+                check_stats(part.stats)
+            self.read(outs[0].planned, update)
+        except (BadUpdate, BadBlob) as err:
+            log.warning("edge %s round %d: update rejected: %s", edge, update.round, err)
+            self._finish_all(outs, [Reply(part.task, "rejected", detail=f"{edge}: {err}") for part in update.parts])
+            return
+        first, *others = update.parts
+        own = [structs.replace(update, stats=first.stats)]
+        own += [Update(part.task, update.round, part.stats) for part in others]
+        self._finish_all(outs, [Reply(one.task, "update", update=one) for one in own])
+
+    def _finish_all(self, outs: list[_Out], replies: list[Reply]) -> None:
+        self.store.save_replies(replies)
+        for out, reply in zip(outs, replies, strict=True):
+            if reply.update is not None:
+                self._learn_speed(out.planned, reply.update)
+            self._settle(out, reply)
+
+    def _take_refusal(self, out: _Out, refusal: Refusal) -> None:
+        """Make the refusal durable together with the smaller task that answers it, then send that."""
+        device = out.planned.device
+        retry = self.offer_less(out.planned, refusal) if refusal.reason == "over_budget" else None
+        reply = Reply(refusal.task, "refused", detail=f"{device} refused: {refusal.detail}")
+        self._finish(out, reply, retry=retry)
+        if retry is not None:
+            self.observe(events.LessOffered(retry.task.round, device, refusal.detail))
+            self.hand_out([retry])
+
+    def _take_unexpected(self, device: str, task: str) -> None:
+        """A reply that nobody waits for: either we have it already and our acknowledgement was lost, or it is late.
+
+        A reply to a task that is still open comes before a resumed server has got to it: silence makes the
+        device keep it until it is asked again.
+        """
+        if not self.store.is_open(task):
+            known = self.store.reply(task)
+            # The same word as before: a device that took a used update for unused would send a part of it again.
+            problem = "this task is closed; its round is over" if known is None else known.detail
+            self._channel.acknowledge(device, task, problem=problem)
+
+    def _take_pulled(self, event: Pulled) -> None:
+        for update in self._arriving.pop(event.sha256, []):
+            out = self._out.get(update.task)
+            if out is None:
+                continue
+            if event.problem and (update.parts or self.edge_of(out.planned.device) is not None):
+                # What an edge cannot give now it announces again, or another does.
+                log.warning("edge %s: %s", event.device, event.problem)
+            elif update.parts and out.planned.task.pool is not None:
+                # The same bytes may have come from somebody else first.
+                self._take_pooled(out.planned.task.pool.edge, update)
+            elif not event.problem:
+                self._take_update(out, update)
+            elif out.planned.device == event.device:
+                self._finish(out, Reply(update.task, "rejected", detail=f"{event.device}: {event.problem}"))
+            else:
+                self._take_reply(out.planned.device, update)
+
+    def _take_update(self, out: _Out, update: Update) -> None:
+        """Check an update whose tensors are here, make it durable, then acknowledge it."""
+        planned = out.planned
+        try:
+            check_stats(update.stats)
+            self.read(planned, update)
+        except (BadUpdate, BadBlob) as err:
+            log.warning("device %s round %d: update rejected: %s", planned.device, planned.task.round, err)
+            self._finish(out, Reply(update.task, "rejected", detail=f"{planned.device}: {err}"))
+            return
+        self._learn_speed(planned, update)
+        self._finish(out, Reply(update.task, "update", update=update))
+
+    def _learn_speed(self, planned: Planned, update: Update) -> None:
+        manifest = self.planner.manifest(planned.assignment.structure)
+        self.speeds.take(planned.device, manifest, update.stats, batch=planned.assignment.recipe.batch)
+
+    def _finish(self, out: _Out, reply: Reply, *, retry: Planned | None = None) -> None:
+        self.store.save_reply(reply, retry=retry)
+        self._settle(out, reply)
+
+    def _settle(self, out: _Out, reply: Reply) -> None:
+        """Tell the device and the observer how a task ended that is durable by now."""
+        planned = self._out.pop(reply.task).planned
+        self._channel.acknowledge(planned.device, reply.task, problem=reply.detail)
+        self._channel.withdraw(reply.task)
+        self._answered.append((planned, reply))
+        number = planned.task.round
+        if reply.update is not None:
+            seconds = self.clock() - out.since_s
+            self.observe(events.UpdateTaken(number, planned.device, reply.update.stats, seconds))
+        else:
+            self.observe(events.TaskFailed(number, planned.device, reply.detail))
+
+    def _send(self, planned: Planned) -> None:
+        boot = self._registry.boot(planned.device)
+        if boot is not None:
+            self._channel.assign(planned.device, boot, planned.task)

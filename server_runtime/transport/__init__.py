@@ -1,0 +1,1 @@
+"""Speaks with devices and edges: tasks, chunks of blobs, uploads, routes."""

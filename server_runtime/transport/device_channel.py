@@ -1,0 +1,322 @@
+"""Speaks with the devices: tasks until acknowledged, blobs on request, uploads pulled a few at a time."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from msgspec import structs
+
+from fedwright.protocol import codec, topics
+from fedwright.protocol.blobs import BlobStore, Uploads, inlined
+from fedwright.protocol.errors import BadMessage
+from fedwright.protocol.link.base import Link, Received
+from fedwright.protocol.messages import (
+    Ack,
+    Answer,
+    Ask,
+    BlobRef,
+    Carried,
+    Challenge,
+    Chunk,
+    Dismiss,
+    Envelope,
+    Get,
+    Gone,
+    Held,
+    Here,
+    Lost,
+    Message,
+    Recall,
+    Refusal,
+    Report,
+    Shown,
+    Task,
+    Update,
+)
+from fedwright.server_runtime.fleet.revocation import Gate
+from fedwright.server_runtime.transport.chunk_server import ChunkServer
+from fedwright.server_runtime.transport.cluster_relay import ClusterRelay
+from fedwright.server_runtime.transport.edge_routes import EdgeRoutes, MaySpeak, anybody
+from fedwright.server_runtime.transport.upload_puller import Pulled, UploadPuller
+
+log = logging.getLogger(__name__)
+
+SERVER = "server"
+# A device acknowledges a task as soon as it is in its journal; silence this long means it was not heard.
+RESEND_S = 5.0
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A device said something that the coordinator decides on; `payload` are the bytes as they came."""
+
+    device: str
+    boot: str
+    message: Report | Update | Refusal | Gone | Answer
+    payload: bytes = b""
+
+
+@dataclass
+class _Outgoing:
+    """A task on its way, made of bytes when somebody else signed it."""
+
+    device: str
+    task: Task | bytes
+    sent_s: float
+
+
+class DeviceChannel:
+    """The server's half of the protocol; single-threaded, driven by `poll`."""
+
+    def __init__(
+        self,
+        link: Link,
+        fleet: str,
+        *,
+        blobs: BlobStore,
+        sign: codec.Sign | None = None,
+        may_speak: MaySpeak = anybody,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.boot = codec.new_id()
+        self._edges = EdgeRoutes(may_speak)
+        self.gate = Gate()
+        """Whom to ignore; replaced where there is a list of them."""
+        self._link = link
+        self._fleet = fleet
+        self._blobs = blobs
+        self._sign = sign
+        self._uploads = Uploads(blobs)
+        self._serving = ChunkServer(self._uploads, self._send_chunk, clock=clock)
+        self._pulling = UploadPuller(blobs, self._send_get, clock=clock)
+        self._showing = ClusterRelay(blobs, self._uploads, pull=self.pull, send=self._send)
+        self._clock = clock
+        self._connects = link.connects
+        self._outgoing: dict[str, _Outgoing] = {}
+        # Tasks that went to an edge: for which device, to which edge.
+        self._at: dict[str, tuple[str, str]] = {}
+        self._warned: set[str] = set()
+        link.subscribe(topics.up_all(fleet))
+        self.challenge_all()
+
+    def challenge_all(self) -> None:
+        """Ask every device that is alive to report."""
+        self._link.send(topics.shared(self._fleet), self._encode(Challenge()))
+
+    def challenge(self, device: str) -> None:
+        """Ask whoever is alive under this id to report."""
+        self._send(device, Challenge())
+
+    def assign(self, device: str, boot: str, task: Task) -> None:
+        """Send a task to one boot of a device until it is acknowledged."""
+        self._serve(task, (task.artifact, task.frozen, task.public))
+        self._edges.settle(device, boot)
+        edge = self._edges.edge_of(device)
+        # The artifact is never inline: a device that has it in its cache need not get it again. Nor is anything that
+        # an edge fetches once for all its devices.
+        weights = inlined(self._blobs, task.weights) if edge is None else task.weights
+        # A device that has gone elsewhere since the plan was made is no longer waited for by the edge it left.
+        pool = task.pool if task.pool is not None and task.pool.edge == edge else None
+        task = structs.replace(task, boot=boot, weights=weights, pool=pool)
+        self._outgoing[task.task] = _Outgoing(device, task, self._clock())
+        if edge is not None:
+            self._at[task.task] = (device, edge)
+        self._send(device, task)
+
+    def pass_on(self, device: str, task: Task, payload: bytes) -> None:
+        """Send a task that somebody else made and signed until it is acknowledged; its blobs are ours to serve."""
+        self.offer(task)
+        self._outgoing[task.task] = _Outgoing(device, payload, self._clock())
+        self._publish(device, payload)
+
+    def offer(self, task: Task) -> None:
+        """Serve the blobs of a task, which are here; its weights are those of its pool."""
+        self._serve(task, (task.artifact, task.weights, task.frozen, task.public))
+
+    def _serve(self, task: Task, common: Sequence[BlobRef | None]) -> None:
+        """Answer for the blobs of a task; those that are common to several devices go out once for all who ask."""
+        for ref in (task.artifact, task.weights, task.sides, task.frozen, task.public):
+            if ref is not None:
+                self._uploads.serve(ref)
+        for ref in common:
+            if ref is not None:
+                self._serving.offer_common(ref.sha256)
+
+    def send_bytes(self, device: str, payload: bytes) -> None:
+        """Send a message that somebody else made."""
+        self._publish(device, payload)
+
+    def say_held(self, device: str, task: str) -> None:
+        """Tell a device that its answer is durable here and will go on."""
+        self._send(device, Held(task))
+
+    def say_here(self) -> None:
+        """Tell every device that somebody serves this fleet."""
+        self._link.send(topics.shared(self._fleet), self._encode(Here()), reliable=False)
+
+    def stop_serving(self, sha256: str) -> None:
+        """A blob is no longer needed by anybody."""
+        self._uploads.withdraw(sha256)
+
+    def edge_of(self, device: str) -> str | None:
+        """The edge that a device is reached through, if any."""
+        return self._edges.edge_of(device)
+
+    def recall(self, edge: str, task: str) -> None:
+        """Tell an edge not to count on a task any longer."""
+        self._publish(edge, self._encode(Recall(task)))
+
+    def ask(self, device: str, ask: Ask) -> None:
+        """Ask one boot of a device for its part in a sum."""
+        self._send(device, ask)
+
+    def withdraw(self, task: str) -> None:
+        """Stop sending a task."""
+        self._outgoing.pop(task, None)
+        self._at.pop(task, None)
+
+    def acknowledge(self, device: str, task: str, *, problem: str = "") -> None:
+        """Tell a device that its update or refusal is durable here (or was not used, and why)."""
+        self._send(device, Ack(task, problem))
+
+    def dismiss(self, device: str, dismissal: Dismiss) -> None:
+        """Tell a device to leave."""
+        self._send(device, dismissal, boot=dismissal.boot)
+
+    def pull(self, device: str, ref: BlobRef) -> None:
+        """Fetch a blob from a device; a Pulled event tells when it is here."""
+        self._pulling.pull(device, ref)
+
+    def poll(self, timeout_s: float) -> list[Heard | Pulled]:
+        """Do what is due, then wait for messages at most this long and return what the coordinator must know."""
+        events: list[Heard | Pulled] = []
+        events += [Heard(device, boot, Gone()) for device, boot in self.gate.leavers()]
+        self._pulling.admit()
+        events += self._pulling.events()
+        self._tend()
+        due_s = self._serving.due_s()
+        received = self._link.receive(0.0 if events else timeout_s if due_s is None else min(timeout_s, due_s))
+        while received is not None:
+            self._take(received, events)
+            events += self._pulling.events()
+            received = self._link.receive(0.0) if len(events) < 64 else None
+        for event in events:
+            if isinstance(event, Pulled) and not event.problem:
+                self._showing.pulled(event.sha256)
+        self._serving.flush()
+        return events
+
+    def _tend(self) -> None:
+        now = self._clock()
+        if self._link.connects != self._connects:
+            self._connects = self._link.connects
+            self.challenge_all()
+            self._pulling.lost_link()
+        for outgoing in self._outgoing.values():
+            if now - outgoing.sent_s >= RESEND_S:
+                outgoing.sent_s = now
+                if isinstance(outgoing.task, bytes):
+                    self._publish(outgoing.device, outgoing.task)
+                else:
+                    self._send(outgoing.device, outgoing.task)
+        self._pulling.tend()
+
+    def _take(self, received: Received, events: list[Heard | Pulled]) -> None:
+        device = topics.device_of(received.topic)
+        if self.gate.bars(device):
+            return
+        try:
+            envelope = codec.decode(received.payload)
+        except BadMessage as err:
+            self._warn(device, str(err))
+            return
+        if envelope.sender != device:
+            self._warn(device, f"message claims to be from {envelope.sender}")
+            return
+        body = envelope.body
+        if isinstance(body, Report | Update | Refusal | Gone | Answer):
+            self._take_word(device, None, envelope, bytes(received.payload), events)
+        elif isinstance(body, Carried):
+            self._take_carried(device, body, events)
+        elif isinstance(body, Shown) and self._edges.is_edge(device):
+            self._showing.take(device, body)
+        elif isinstance(body, Ack):
+            self._outgoing.pop(body.of, None)
+        elif isinstance(body, Get):
+            self._serving.request(device, body)
+        elif isinstance(body, Chunk | Lost):
+            self._pulling.take(device, body)
+
+    def _take_carried(self, edge: str, carried: Carried, events: list[Heard | Pulled]) -> None:
+        try:
+            envelope = self._edges.open(edge, carried)
+        except BadMessage as err:
+            self._warn(edge, str(err))
+            return
+        if not self._edges.is_stale(carried.device, edge, envelope):
+            self._take_word(carried.device, edge, envelope, carried.payload, events)
+
+    def _take_word(
+        self, device: str, edge: str | None, envelope: Envelope, payload: bytes, events: list[Heard | Pulled]
+    ) -> None:
+        """A report, an answer or the end of a connection, straight from a device or by way of an edge."""
+        body = envelope.body
+        if not isinstance(body, Report | Update | Refusal | Gone | Answer) or self.gate.bars(device):
+            return
+        self.gate.note(device, envelope.boot)
+        if isinstance(body, Report) and body.edge:
+            self._edges.hear(device, envelope.boot)
+            self._showing.back(device)
+            self._send(device, Here())
+        elif isinstance(body, Report):
+            self._move(device, edge, envelope, events)
+        elif isinstance(body, Gone):
+            if edge is not None and self._edges.edge_of(device) != edge:
+                return
+            self._pulling.drop(device)
+            if self._edges.is_alive(device, envelope.boot):
+                self._showing.lose(device)
+            events += [Heard(behind, boot, body) for behind, boot in self._edges.lose(device, envelope.boot)]
+        elif isinstance(body, Update) and edge is not None and body.tensors is not None:
+            self._pulling.lies_with(body.tensors.sha256, edge)
+        events.append(Heard(device, envelope.boot, body, payload))
+
+    def _move(self, device: str, edge: str | None, envelope: Envelope, events: list[Heard | Pulled]) -> None:
+        """A device reports; when it comes another way than before, the edge it left shall not wait for it."""
+        left = self._edges.arrive(device, edge, envelope)
+        if left is None:
+            return
+        events.append(Heard(device, left.boot, Gone()))
+        for task, (whose, where) in list(self._at.items()):
+            if whose == device and where == left.edge:
+                del self._at[task]
+                self.recall(where, task)
+
+    def _send_get(self, device: str, get: Get) -> None:
+        self._publish(device, self._encode(get), reliable=False)
+
+    def _send_chunk(self, device: str | None, message: Chunk | Lost) -> None:
+        topic = topics.shared(self._fleet) if device is None else topics.down(self._fleet, device)
+        head, tail = codec.encode_parts(message, sender=SERVER, boot=self.boot)
+        self._link.send(topic, head, tail=tail, reliable=False)
+
+    def _send(self, device: str, message: Message, *, boot: str = "") -> None:
+        """Send to a device, by way of its edge when it has one; `boot` for one whose id is contested."""
+        edge = self._edges.way_to(device, boot)
+        payload = self._encode(message)
+        if edge is None:
+            self._publish(device, payload)
+        else:
+            self._publish(edge, self._encode(Carried(device, payload)))
+
+    def _publish(self, device: str, payload: bytes, *, reliable: bool = True) -> None:
+        self._link.send(topics.down(self._fleet, device), payload, reliable=reliable)
+
+    def _encode(self, message: Message) -> bytes:
+        return codec.encode(message, sender=SERVER, boot=self.boot, sign=self._sign)
+
+    def _warn(self, device: str, problem: str) -> None:
+        level = logging.DEBUG if device in self._warned else logging.WARNING
+        self._warned.add(device)
+        log.log(level, "device %s: %s (further such messages are logged at debug level)", device, problem)

@@ -1,0 +1,209 @@
+"""Models that can be built at any size, by name; a user's own module as `python:package:function`."""
+
+import importlib
+import inspect
+from dataclasses import replace
+from functools import lru_cache
+from math import ceil
+from typing import Literal
+
+import torch
+from torch import nn
+
+from fedwright.protocol.errors import ConfigError
+from fedwright.server_runtime.blocks.convolutions import use_safe_convolutions
+from fedwright.server_runtime.blocks.slicing import Axes, group_size, group_sizes
+from fedwright.server_runtime.spec import ModelSpec
+from fedwright.server_runtime.zoo import exits, gcn, mobilenet, pfedclub_cnns, resnet, sequence, small, stitched, vit
+from fedwright.server_runtime.zoo.adapters import adapter_names
+from fedwright.server_runtime.zoo.base import Input, ModelEntry, ZooModel, build
+from fedwright.server_runtime.zoo.derive_groups import derived_axes, shrink
+
+__all__ = [
+    "MODELS",
+    "Input",
+    "ModelEntry",
+    "ZooModel",
+    "adapter_names",
+    "axes_of",
+    "create",
+    "full_sizes",
+    "named",
+    "scaled",
+    "sizes_of",
+    "spelled",
+    "width_of",
+]
+
+MODELS: dict[str, ModelEntry] = {
+    entry.name: entry
+    for module in (small, pfedclub_cnns, resnet, mobilenet, vit, sequence, gcn, exits)
+    for entry in module.ENTRIES
+}
+
+_OWN = "python:"
+_WIDTH = "@"
+_MADE = (stitched.STITCHED, stitched.DENSE)
+
+
+def create(spec: ModelSpec, *, seed: int) -> nn.Module:
+    """The model at its sizes, initialised from the seed; torch's global generator is left as it was."""
+    use_safe_convolutions()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if spec.model.startswith(_MADE):
+            return stitched.create(spec.model, spec.input_shape, spec.classes, lambda name: _plain(named(name, spec)))
+        return _plain(spec)
+
+
+def _plain(spec: ModelSpec) -> nn.Module:
+    return _own_module(spec) if spec.model.startswith(_OWN) else _zoo_module(spec)
+
+
+def named(name: str, like: ModelSpec) -> ModelSpec:
+    """The model of that name, such as `cnn1` or `mobilenet-v2@0.25` (its width), for the same data as another."""
+    model, at, width = (name, "", "") if name.startswith(_MADE) or _WIDTH not in name else name.rpartition(_WIDTH)
+    whole = ModelSpec(model, like.input_shape, like.classes)
+    if not at:
+        return whole
+    try:
+        share = float(width)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise ConfigError(f"model {name!r} asks for the width {width!r}; give a number above 0 and up to 1")
+    return scaled(whole, share)
+
+
+def spelled(spec: ModelSpec) -> str:
+    """The name from which `named` makes this spec."""
+    if not spec.sizes:
+        return spec.model
+    full = full_sizes(spec)
+    least = max((size / full[group] for group, size in spec.sizes if size > 1), default=0.5 / max(full.values()))
+    for digits in (2, 4, 9):
+        # Rounded up: a width a hair too small would lose a channel.
+        width = ceil(least * 10**digits) / 10**digits
+        if 0 < width <= 1 and scaled(replace(spec, sizes=()), width) == spec:
+            return f"{spec.model}{_WIDTH}{width:g}" if digits < 9 else f"{spec.model}{_WIDTH}{width:.9f}"
+    raise ConfigError(f"model {spec.model} has sizes that no width gives; use it at one width")
+
+
+def full_sizes(spec: ModelSpec) -> dict[str, int]:
+    """The size of every channel group at width 1; derived for a user's own module, none where that fails."""
+    if not spec.model.startswith(_OWN):
+        return dict(_entry(spec.model).sizes)
+    try:
+        return dict(_own_groups(replace(spec, sizes=()))[1])
+    except ConfigError:
+        return {}
+
+
+def axes_of(spec: ModelSpec) -> Axes:
+    """For each parameter and buffer of the whole model, the channel group of every axis (None = fixed)."""
+    whole = replace(spec, sizes=())
+    return _own_groups(whole)[0] if spec.model.startswith(_OWN) else _zoo_axes(whole)
+
+
+def sizes_of(spec: ModelSpec) -> dict[str, int]:
+    """The size of every channel group in this very spec: full ones, replaced by those that the spec names."""
+    full = full_sizes(spec)
+    for group, size in spec.sizes:
+        if group not in full:
+            raise ConfigError(
+                f"model {spec.model} has no channel group {group!r}; it has {', '.join(full) or 'none at all'}"
+            )
+        if not 1 <= size <= full[group]:
+            raise ConfigError(
+                f"channel group {group!r} of {spec.model} cannot have size {size}; choose 1 to {full[group]}"
+            )
+    return full | dict(spec.sizes)
+
+
+def scaled(spec: ModelSpec, width: float, *, rounding: Literal["floor", "ceil"] = "floor") -> ModelSpec:
+    """The spec with every channel group at `width` of its full size, and at least 1; depths and ranks stay."""
+    full = full_sizes(spec)
+    if not full and width != 1:
+        raise ConfigError(_why_uncut(spec))
+    uncut = () if spec.model.startswith(_OWN) else MODELS[spec.model].uncut
+    sizes = {group: group_size(size, width, rounding) for group, size in full.items() if group not in uncut}
+    kept = {group: size for group, size in spec.sizes if group in uncut}
+    return replace(spec, sizes=tuple(sorted((kept if width == 1 else sizes | kept).items())))
+
+
+def width_of(spec: ModelSpec) -> float:
+    """Mean share of the channels that are left in each group; depths and ranks do not count."""
+    if not spec.sizes:
+        return 1.0
+    full, sizes = full_sizes(spec), sizes_of(spec)
+    uncut = () if spec.model.startswith(_OWN) else MODELS[spec.model].uncut
+    shares = [sizes[group] / full[group] for group in full if group not in uncut]
+    return sum(shares) / len(shares) if shares else 1.0
+
+
+def _entry(name: str) -> ModelEntry:
+    if name not in MODELS:
+        raise ConfigError(
+            f"unknown model {name!r}; choose one of {', '.join(sorted(MODELS))} or python:package:function"
+        )
+    return MODELS[name]
+
+
+def _zoo_module(spec: ModelSpec) -> ZooModel:
+    entry = _entry(spec.model)
+    if spec.classes < 1:
+        raise ConfigError(f"model {spec.model} cannot have {spec.classes} classes; give at least 1")
+    return build(entry, spec, sizes_of(spec))
+
+
+@lru_cache(maxsize=32)
+def _zoo_axes(spec: ModelSpec) -> Axes:
+    with torch.random.fork_rng(devices=[]):
+        return _zoo_module(spec).axes()
+
+
+def _own_module(spec: ModelSpec) -> nn.Module:
+    module = _call_own(spec)
+    if spec.sizes:
+        if not full_sizes(spec):
+            raise ConfigError(_why_uncut(spec))
+        shrink(module, axes_of(spec), sizes_of(spec), spec.input_shape)
+    return module
+
+
+@lru_cache(maxsize=32)
+def _own_groups(spec: ModelSpec) -> tuple[Axes, dict[str, int]]:
+    """Axes and full sizes of a user's own module."""
+    with torch.random.fork_rng(devices=[]):
+        module = _call_own(spec)
+        axes = derived_axes(module, spec.input_shape)
+    return axes, group_sizes({name: value.numpy() for name, value in module.state_dict().items()}, axes)
+
+
+def _why_uncut(spec: ModelSpec) -> str:
+    reason = "no channel group was found in it"
+    try:
+        _own_groups(replace(spec, sizes=()))
+    except ConfigError as err:
+        reason = str(err)
+    return f"model {spec.model} can only be used whole: {reason}; give it width 1 or use a model of the zoo"
+
+
+def _call_own(spec: ModelSpec) -> nn.Module:
+    package, _, function = spec.model.removeprefix(_OWN).partition(":")
+    if not package or not function:
+        raise ConfigError(f"model {spec.model!r} is not of the form python:package:function")
+    try:
+        make = getattr(importlib.import_module(package), function)
+    except (ImportError, AttributeError) as err:
+        raise ConfigError(f"model {spec.model!r} cannot be imported: {err}; is it on the Python path?") from err
+    if not callable(make):
+        raise ConfigError(f"model {spec.model!r} names a {type(make).__name__}; it must name a function")
+    try:
+        inspect.signature(make).bind(input_shape=spec.input_shape, classes=spec.classes)
+    except TypeError as err:
+        raise ConfigError(f"model {spec.model!r} must take input_shape and classes by name: {err}") from err
+    module = make(input_shape=spec.input_shape, classes=spec.classes)
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"model {spec.model!r} returned a {type(module).__name__}; it must return a torch.nn.Module")
+    return module

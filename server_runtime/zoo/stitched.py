@@ -1,0 +1,217 @@
+"""Models cut into blocks, and models put together from blocks of others with stitches between.
+
+A stitched model has a name that says what it is made of, `stitched:cnn1#0|cnn3#2|cnn3#8`: block 0 of cnn1, then blocks
+2 and 8 of cnn3. `dense:` has dense stitches and, where the last piece is `classes`, a linear layer for the classes.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedwright.protocol.errors import ConfigError
+from fedwright.server_runtime.blocks.pfedclub.stitching import (
+    BlockShape,
+    Shape,
+    fitting,
+    is_map,
+    pooled_places,
+    stitch_kind,
+)
+from fedwright.server_runtime.zoo.base import ZooModel
+
+STITCHED, DENSE, CLASSES = "stitched:", "dense:", "classes"
+BETWEEN, NUMBER = "|", "#"
+
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.InstanceNorm2d)
+_POINTWISE: dict[int, type[nn.Conv1d] | type[nn.Conv2d]] = {1: nn.Conv1d, 2: nn.Conv2d}
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A model in blocks that follow one another; one that cannot be cut is a single block."""
+
+    blocks: tuple[nn.Module, ...]
+    parts: tuple[BlockShape, ...]
+
+
+def cut(module: nn.Module, shape: Shape) -> Cut:
+    """The blocks of a module: those of a zoo model, the units of a sequential one; anything else stays whole."""
+    still = copy.deepcopy(module).eval()
+    blocks = _units(still)
+    try:
+        x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            states = [x]
+            for block in blocks:
+                states.append(block(states[-1]))
+            # What a module's forward does besides calling its children one after another cannot be cut.
+            whole = len(blocks) > 1 and not torch.allclose(states[-1], still(x), atol=1e-4)
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+        whole = True
+    if whole or len(blocks) < 2:
+        count = sum(value.numel() for value in module.parameters())
+        return Cut((module,), (BlockShape(shape, (), flat=False, head=True, parameters=count),))
+    seams = [tuple(state.shape[1:]) for state in states]
+    parts = tuple(
+        BlockShape(takes, gives, _takes_vectors(block), head=block is blocks[-1], parameters=_size(block))
+        for block, takes, gives in zip(blocks, seams[:-1], seams[1:], strict=True)
+    )
+    return Cut(tuple(_units(module)), parts)
+
+
+def _units(module: nn.Module) -> list[nn.Module]:
+    if any(isinstance(layer, nn.RNNBase) for layer in module.modules()):
+        return [module]
+    if isinstance(module, ZooModel):
+        return [block for _, block in module.blocks()]
+    return _sequential_units(module) if isinstance(module, nn.Sequential) else [module]
+
+
+def _sequential_units(module: nn.Sequential) -> list[nn.Module]:
+    """One unit per layer with weights, with what follows it up to the next; a Flatten opens the unit of its layer."""
+    units: list[list[nn.Module]] = []
+    opened = False
+    for layer in _layers(module):
+        weighs = any(True for _ in layer.parameters()) and not isinstance(layer, _NORMS)
+        if not units or (weighs and not opened) or isinstance(layer, nn.Flatten):
+            units.append([])
+        units[-1].append(layer)
+        # Layers before the first weights, and a Flatten, wait for the layer they belong to.
+        opened = not weighs and not any(_size(other) for other in units[-1])
+    return [unit[0] if len(unit) == 1 else nn.Sequential(*unit) for unit in units]
+
+
+def _layers(module: nn.Sequential) -> list[nn.Module]:
+    return [inner for layer in module for inner in (_layers(layer) if isinstance(layer, nn.Sequential) else [layer])]
+
+
+def _size(module: nn.Module) -> int:
+    return sum(value.numel() for value in module.parameters())
+
+
+def _takes_vectors(block: nn.Module) -> bool:
+    first = next(layer for layer in block.modules() if not list(layer.children()))
+    return isinstance(first, nn.Flatten | nn.Linear)
+
+
+class MapFit(nn.Module):
+    """A map at another size, by adaptive average pooling written as products with constant matrices."""
+
+    def __init__(self, source: Shape, places: Shape) -> None:
+        super().__init__()
+        self.axes = tuple(
+            axis for axis, (now, wanted) in enumerate(zip(source[1:], places, strict=True)) if now != wanted
+        )
+        for axis in self.axes:
+            matrix = torch.from_numpy(fitting(source[1 + axis], places[axis]))
+            self.register_buffer(f"matrix{axis}", matrix if axis < len(places) - 1 else matrix.T, persistent=False)
+        self.last = len(places) - 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The fitted map."""
+        for axis in self.axes:
+            matrix = getattr(self, f"matrix{axis}")
+            x = torch.matmul(x, matrix) if axis == self.last else torch.matmul(matrix, x)
+        return x
+
+
+class Shaped(nn.Module):
+    """A flat vector as a map."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The map."""
+        return x.reshape(-1, *self.shape)
+
+
+def make_stitch(gives: Shape, part: BlockShape, *, dense: bool = False) -> nn.Module:
+    """The layers between a shape and a block."""
+    kind = stitch_kind(gives, part, dense=dense)
+    if kind is None:
+        raise ConfigError(f"a block that takes {part.takes} cannot follow one that gives {gives}; keep another order")
+    if kind == "none":
+        return nn.Identity()
+    if kind == "map":
+        pointwise = _POINTWISE[len(gives) - 1]
+        return nn.Sequential(MapFit(gives, part.takes[1:]), pointwise(gives[0], part.takes[0], 1), nn.ReLU())
+    wanted = math.prod(part.takes)
+    if kind == "pooled":
+        places = pooled_places(gives, part)
+        inputs = gives[0] * math.prod(places)
+        return nn.Sequential(MapFit(gives, places), nn.Flatten(), nn.Linear(inputs, wanted), nn.ReLU())
+    layers = [nn.Flatten(), nn.Linear(math.prod(gives), wanted), nn.ReLU()]
+    return nn.Sequential(*layers, Shaped(part.takes)) if is_map(part.takes) else nn.Sequential(*layers)
+
+
+class Stitched(nn.Module):
+    """Blocks one after another, each behind its stitch."""
+
+    def __init__(self, blocks: Sequence[nn.Module], stitches: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        self.stitches = nn.ModuleList(stitches)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        for stitch, block in zip(self.stitches, self.blocks, strict=True):
+            x = block(stitch(x))
+        return x
+
+
+def assemble(
+    blocks: Sequence[nn.Module], parts: Sequence[BlockShape], shape: Shape, *, dense: bool = False
+) -> Stitched:
+    """Copies of blocks put together; stitches are drawn anew."""
+    gives = [shape, *(part.gives for part in parts[:-1])]
+    stitches = [make_stitch(before, part, dense=dense) for before, part in zip(gives, parts, strict=True)]
+    return Stitched([copy.deepcopy(block) for block in blocks], stitches)
+
+
+def classes_block(gives: Shape, classes: int) -> tuple[nn.Module, BlockShape]:
+    """A new linear layer for the classes, over whatever came before."""
+    width = math.prod(gives)
+    layer = nn.Sequential(nn.Flatten(), nn.Linear(width, classes))
+    return layer, BlockShape((width,), (classes,), flat=True, head=True, parameters=(width + 1) * classes)
+
+
+def spell(pieces: Sequence[tuple[str, int]], *, dense: bool = False) -> str:
+    """The name of a stitched model; a piece is a model's name and the number of its block (`classes`, any number)."""
+    words = [model if model == CLASSES else f"{model}{NUMBER}{index}" for model, index in pieces]
+    return (DENSE if dense else STITCHED) + BETWEEN.join(words)
+
+
+def create(name: str, shape: Shape, classes: int, make: Callable[[str], nn.Module]) -> Stitched:
+    """The model that a name spells; `make` gives a source model by its name."""
+    dense = name.startswith(DENSE)
+    cuts: dict[str, Cut] = {}
+    blocks: list[nn.Module] = []
+    parts: list[BlockShape] = []
+    for word in name.partition(":")[2].split(BETWEEN):
+        if word == CLASSES and parts:
+            block, part = classes_block(parts[-1].gives, classes)
+        else:
+            block, part = _piece(word, name, shape, cuts, make)
+        blocks.append(block)
+        parts.append(part)
+    return assemble(blocks, parts, shape, dense=dense)
+
+
+def _piece(
+    word: str, name: str, shape: Shape, cuts: dict[str, Cut], make: Callable[[str], nn.Module]
+) -> tuple[nn.Module, BlockShape]:
+    model, mark, number = word.rpartition(NUMBER)
+    if not mark or not number.isdigit():
+        raise ConfigError(f"model {name!r} has the piece {word!r}; a piece is a model's name, # and a number")
+    if model not in cuts:
+        cuts[model] = cut(make(model), shape)
+    found = cuts[model]
+    if int(number) >= len(found.blocks):
+        raise ConfigError(f"model {name!r} asks for block {number} of {model}, which has {len(found.blocks)}")
+    return found.blocks[int(number)], found.parts[int(number)]

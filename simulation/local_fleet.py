@@ -1,0 +1,162 @@
+"""A fleet without a broker: stands where the exchange stands and has the tasks done by processes of this machine."""
+
+import multiprocessing
+import queue
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from msgspec import structs
+
+from fedwright.device_runtime.describe.hidden_counts import HiddenCounts
+from fedwright.device_runtime.refusals import refusal_of
+from fedwright.device_runtime.store.personal_layers import PersonalLayers
+from fedwright.device_runtime.store.residual import ErrorFeedback
+from fedwright.device_runtime.train.loop import Evaluation
+from fedwright.protocol.blobs import BlobStore
+from fedwright.protocol.errors import DeviceError, FedwrightError
+from fedwright.protocol.messages import Ask, BlobRef, Dismiss, Refusal, Report, Task, Update
+from fedwright.server_runtime.transport.device_channel import Heard
+from fedwright.server_runtime.transport.upload_puller import Pulled
+from fedwright.simulation.dealing import Dealt
+from fedwright.simulation.worker import EvaluationJob, Worker, WorkerSetup, begin, run_device_task, run_measure
+
+BOOT = "simulated"
+
+
+class WorkerPool:
+    """Processes that do the work of devices; with 0 processes it is done here, at once."""
+
+    def __init__(self, dealt: Dealt, place: WorkerSetup, *, processes: int) -> None:
+        for name, array in (("x", dealt.x), ("y", dealt.y)):
+            np.save(place.data / f"{name}.npy", array)
+        self.devices = sorted(place.shares)
+        self.models = BlobStore(place.models, sync=False)
+        self._here = Worker(place) if processes == 0 else None
+        self._pool: ProcessPoolExecutor | None = None
+        if processes:
+            # Not fork: the runtimes in this process have threads of their own.
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(processes, context, initializer=begin, initargs=(place,))
+
+    def run_task(self, device: str, task: Task) -> "Future[Update | Refusal]":
+        """Do a device's task."""
+        if self._here is not None:
+            return _done(lambda: self._here.run_task(device, task))  # type: ignore[union-attr]
+        assert self._pool is not None
+        return self._pool.submit(run_device_task, device, task)
+
+    def measure(self, jobs: Sequence[EvaluationJob]) -> list[tuple[str, Evaluation]]:
+        """Measure models on devices' data, in the order of the jobs."""
+        if self._here is not None:
+            return [(job.device, self._here.measure(job)) for job in jobs]
+        assert self._pool is not None
+        found = self._pool.map(run_measure, jobs)
+        return [(job.device, evaluation) for job, evaluation in zip(jobs, found, strict=True)]
+
+    def __enter__(self) -> "WorkerPool":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+
+class LocalFleet:
+    """Every device is present from the start, takes each task at once and never goes away."""
+
+    def __init__(
+        self,
+        reports: Mapping[str, Report],
+        pool: WorkerPool,
+        *,
+        devices: Path,
+        hidden: Mapping[str, HiddenCounts] | None = None,
+    ) -> None:
+        self._pool = pool
+        self._hidden = hidden or {}
+        self._devices = devices
+        self._done: queue.SimpleQueue[tuple[str, Future[Update | Refusal]]] = queue.SimpleQueue()
+        self._events: list[Heard | Pulled] = [Heard(device, BOOT, report) for device, report in reports.items()]
+        self._has: dict[str, set[str]] = {device: set() for device in reports}
+        self._sizes: dict[str, tuple[int, int]] = dict.fromkeys(reports, (0, 0))
+
+    def challenge(self, device: str) -> None:
+        """Nobody claims another's id here."""
+
+    def assign(self, device: str, boot: str, task: Task) -> None:
+        """Have the task done; what a device would fetch is counted."""
+        try:
+            if device in self._hidden:
+                self._hidden[device].check(task)
+        except DeviceError as err:
+            self._events.append(Heard(device, BOOT, refusal_of(task.task, err)))
+            return
+        up, down = self._sizes[device]
+        for ref in (task.artifact, task.frozen, task.public):
+            if ref is not None and ref.sha256 not in self._has[device]:
+                self._has[device].add(ref.sha256)
+                down += ref.size_bytes
+        down += sum(ref.size_bytes for ref in (task.weights, task.sides) if ref is not None)
+        self._sizes[device] = (up, down)
+        work = self._pool.run_task(device, task)
+        work.add_done_callback(lambda done: self._done.put((device, done)))
+
+    def ask(self, device: str, ask: Ask) -> None:
+        """The device answers at once."""
+        self._events.append(Heard(device, BOOT, self._hidden[device].answer(ask)))
+
+    def withdraw(self, task: str) -> None:
+        """Tasks that were answered are over."""
+
+    def acknowledge(self, device: str, task: str, *, problem: str = "") -> None:
+        """What rounding left out counts as sent, and what personal layers learned counts, once the update is used."""
+        ErrorFeedback(self._devices / device).settle(task, used=not problem)
+        PersonalLayers(self._devices / device).settle(task, used=not problem)
+
+    def dismiss(self, device: str, dismissal: Dismiss) -> None:
+        """A device that does not fit the run ends the simulation: its data is ours to mend."""
+        if dismissal.why != "run_over":
+            raise FedwrightError(f"simulated device {device} was turned away: {dismissal.reason}")
+
+    def pull(self, device: str, ref: BlobRef) -> None:
+        """Updates lie in the server's own store before they are announced."""
+
+    def edge_of(self, device: str) -> str | None:
+        """No edges here."""
+        del device
+        return None
+
+    def recall(self, edge: str, task: str) -> None:
+        """No edges here."""
+
+    def poll(self, timeout_s: float) -> list[Heard | Pulled]:
+        """Reports at first, then the answers that have come in."""
+        events, self._events = self._events, []
+        try:
+            device, work = self._done.get(timeout=0.0 if events else timeout_s)
+            while True:
+                events.append(Heard(device, BOOT, self._counted(device, work.result())))
+                device, work = self._done.get_nowait()
+        except queue.Empty:
+            return events
+
+    def _counted(self, device: str, answer: Update | Refusal) -> Update | Refusal:
+        """The answer with the bytes that it would have cost over a link."""
+        if isinstance(answer, Refusal):
+            return answer
+        up, down = self._sizes[device]
+        up += 0 if answer.tensors is None else answer.tensors.size_bytes
+        self._sizes[device] = (up, down)
+        return structs.replace(answer, stats=structs.replace(answer.stats, bytes_up=up, bytes_down=down))
+
+
+def _done(work: Callable[[], Any]) -> "Future[Any]":
+    future: Future[Any] = Future()
+    future.set_result(work())
+    return future

@@ -1,0 +1,261 @@
+"""`fedwright simulate`: a config's whole run in this machine, with the same tasks, plans and bytes as over a broker."""
+
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+from msgspec import structs
+
+from fedwright import __version__
+from fedwright.device_runtime import facts
+from fedwright.device_runtime.describe.hidden_counts import HiddenCounts, counts_of, without_counts
+from fedwright.device_runtime.emulate.profiles import load_fleet, load_profile
+from fedwright.device_runtime.store.secret import kept_secret
+from fedwright.device_runtime.train.loop import Evaluation
+from fedwright.protocol import artifact as artifacts
+from fedwright.protocol import tensors
+from fedwright.protocol.blobs import BlobStore
+from fedwright.protocol.crypto.x25519 import KEY_BYTES
+from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.messages import Report
+from fedwright.protocol.support.files import replace_file
+from fedwright.server_runtime import run as runs
+from fedwright.server_runtime.config import RunConfig
+from fedwright.server_runtime.methods.base import Method, MethodState, Tensors
+from fedwright.server_runtime.rounds import events
+from fedwright.server_runtime.rounds.planner import Planner
+from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
+from fedwright.server_runtime.rounds.task_tracker import Channel
+from fedwright.server_runtime.spec import Structure
+from fedwright.simulation.absences import FrailFleet, Frailty, away_ratios, next_round
+from fedwright.simulation.dealing import Dealt, deal, local_data, reserve
+from fedwright.simulation.edged_fleet import EdgedFleet, in_turn, make_edge
+from fedwright.simulation.local_fleet import LocalFleet, WorkerPool
+from fedwright.simulation.worker import EvaluationJob, Part, WorkerSetup
+
+# Devices that share this machine's processors say nothing about deadlines.
+FOREVER_S = 1e7
+EVALUATIONS = "evaluations.json"
+# A line for each round: its number and how long it took.
+SECONDS = "seconds.txt"
+
+Look = Callable[[Method, int], None]
+"""Sees a method as it is after a round."""
+
+
+@dataclass(frozen=True)
+class DeviceAccuracy:
+    """One device's model after a round, on the device's own data."""
+
+    device: str
+    correct: int
+    n: int
+    loss: float
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the samples classified right; 0 without samples."""
+        return self.correct / self.n if self.n else 0.0
+
+
+@dataclass(frozen=True)
+class FleetEvaluation:
+    """All devices after a round; `part` says on which part of their data."""
+
+    round: int
+    part: Part
+    devices: tuple[DeviceAccuracy, ...]
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What a simulation leaves: the run's outcome, periodic measurements, seconds per round."""
+
+    outcome: runs.RunOutcome
+    evaluations: list[FleetEvaluation]
+    round_s: list[float]
+    folder: Path
+
+
+def simulate(
+    config: RunConfig,
+    text: str,
+    *,
+    observer: events.Observer = events.ignore,
+    dealt: Dealt | None = None,
+    parts: tuple[Part, ...] = ("test",),
+    look: Look | None = None,
+) -> Simulated:
+    """Run a config to its end in this machine, or go on where an earlier simulation stopped.
+
+    dealt: data other than what the config names. parts: what to measure on every few rounds. look: called with the
+    method after each of those rounds.
+    """
+    dealt = dealt or deal(config.simulate, seed=config.run.seed)
+    dealt, public = reserve(dealt, config.public, seed=config.run.seed)
+    reports = make_reports(config, dealt)
+    away = away_ratios(config.simulate.profiles, list(reports))
+    fleet = replace(config.fleet, devices=1 if away else len(reports), deadline_s=FOREVER_S)
+    config = replace(config, fleet=fleet)
+    folder = runs.folder_of(config)
+    with tempfile.TemporaryDirectory(prefix="fedwright-simulate-") as data:
+        free = {device: report.free_bytes for device, report in reports.items()}
+        devices = folder.path / "devices"
+        hidden = hide_counts(reports, devices) if config.simulate.hide_counts else {}
+        paths = (Path(data), folder.blobs.absolute(), devices.absolute())
+        place = WorkerSetup(*paths, dealt.classes, dealt.shares, free, config.simulate.backend)
+        processes = config.simulate.processes
+        folder.blobs.mkdir(parents=True, exist_ok=True)
+        with WorkerPool(dealt, place, processes=os.cpu_count() or 1 if processes is None else processes) as pool:
+            watch = _Watch(config, pool, folder.path, observer, parts, look)
+            begin = watch.begin if config.simulate.backend == "portable" else _on_torch(place, watch.begin)
+
+            def talk(blobs: BlobStore) -> Channel:
+                local = LocalFleet(reports, pool, devices=devices, hidden=hidden)
+                if away:
+                    frailty = Frailty(away, config.run.seed, next_round(folder.store))
+                    local = FrailFleet(reports, pool, frailty, devices=devices, hidden=hidden)
+                if not config.simulate.edges:
+                    return local
+                places = in_turn(list(reports), config.simulate.edges)
+                edges = {e: make_edge(e, config.simulate, folder.path / e, blobs) for e in set(places.values())}
+                return EdgedFleet(local, places, blobs=blobs, edges=edges)
+
+            outcome = runs.conduct(config, text, runs.FleetAccess(talk, watch, begin, sync=False, public=public))
+    return Simulated(outcome, watch.evaluations, watch.round_s, folder.path)
+
+
+def _on_torch(place: WorkerSetup, begin: Callable[[Method, Planner], None]) -> Callable[[Method, Planner], None]:
+    """Before the first round: let the processes know what artifacts are built from."""
+    from fedwright.simulation.torch_backend import Structures
+
+    structures = Structures(place.structures)
+
+    def both(method: Method, planner: Planner) -> None:
+        planner.on_artifact = structures.keep
+        begin(method, planner)
+
+    return both
+
+
+def make_reports(config: RunConfig, dealt: Dealt) -> dict[str, Report]:
+    """What each simulated device would report; a fleet of profiles gives it that board's memory."""
+    board, free_bytes = facts.board(threads=1), facts.free_bytes()
+    names: list[str] = []
+    if config.simulate.profiles is not None:
+        names = list(load_fleet(config.simulate.profiles).profiles(len(dealt.shares)))
+    reports = {}
+    for number, (device, share) in enumerate(dealt.shares.items()):
+        if not len(share.train):
+            raise ConfigError(f"simulated device {device} got nothing to train on; take fewer devices or more data")
+        reports[device] = Report(
+            agent=__version__,
+            board=structs.replace(board, profile=names[number]) if names else board,
+            free_bytes=load_profile(names[number]).memory_bytes if names else free_bytes,
+            data=local_data(dealt, share).summary(),
+            trains=number < len(dealt.shares) - config.simulate.bystanders,
+        )
+    return reports
+
+
+def hide_counts(reports: dict[str, Report], folder: Path) -> dict[str, HiddenCounts]:
+    """Take the counts out of the reports; what each device needs for sums that hide them."""
+    hidden = {}
+    for device, report in reports.items():
+        own = folder / device
+        secret = kept_secret(own / "sum-key", KEY_BYTES)
+        hidden[device] = HiddenCounts(device, counts_of(report.data), secret=secret, folder=own)
+        key = hidden[device].public
+        reports[device] = structs.replace(report, data=without_counts(report.data), sum_key=key)
+    return hidden
+
+
+@dataclass
+class _Watch:
+    """Passes events on and measures every device every few rounds, outside of the run's own plan."""
+
+    config: RunConfig
+    pool: WorkerPool
+    folder: Path
+    observer: events.Observer
+    parts: tuple[Part, ...]
+    look: Look | None = None
+    evaluations: list[FleetEvaluation] = field(default_factory=list)
+    round_s: list[float] = field(default_factory=list)
+    method: Method | None = None
+    planner: Planner | None = None
+
+    def begin(self, method: Method, planner: Planner) -> None:
+        """Take up the measurements that an earlier process made."""
+        self.method, self.planner = method, planner
+        measured, seconds = self.folder / EVALUATIONS, self.folder / SECONDS
+        if measured.exists():
+            self.evaluations = msgspec.json.decode(measured.read_bytes(), type=list[FleetEvaluation])
+        if seconds.exists():
+            self.round_s = [float(line.split()[1]) for line in seconds.read_text().splitlines()]
+        self._catch_up(method, planner)
+
+    def _catch_up(self, method: Method, planner: Planner) -> None:
+        """Measure the round after whose end an earlier process stopped, if it did not."""
+        store = SqliteRoundStore(runs.folder_of(self.config).store, sync=False)
+        closed = [entry for entry in store.closed() if entry.metrics][-1:]
+        store.close()
+        measured = {entry.round for entry in self.evaluations}
+        for entry in closed:
+            if self._is_due(entry.position.round) and entry.position.round not in measured:
+                method.restore(MethodState.read(planner.blobs.path(entry.state)))
+                self._measure(entry.position.round)
+
+    def __call__(self, event: events.Event) -> None:
+        """Take an event of the run."""
+        closed = event if isinstance(event, events.RoundClosed) else None
+        if closed is not None:
+            self._note(closed)
+        self.observer(event)
+        if closed is not None and self._is_due(closed.round):
+            self._measure(closed.round)
+
+    def _note(self, closed: events.RoundClosed) -> None:
+        """Keep how long a round took, before anybody can stop here."""
+        self.round_s.append(closed.seconds)
+        with (self.folder / SECONDS).open("a", encoding="utf-8") as file:
+            file.write(f"{closed.round} {closed.seconds}\n")
+
+    def _is_due(self, number: int) -> bool:
+        every = self.config.simulate.evaluate_every
+        return number == self.config.run.rounds or bool(every and number % every == 0)
+
+    def _measure(self, number: int) -> None:
+        if self.method is None or self.planner is None:
+            return
+        self.evaluations += measure_fleet(self.method, self.planner, self.pool, number=number, parts=self.parts)
+        replace_file(self.folder / EVALUATIONS, msgspec.json.encode(self.evaluations))
+        if self.look is not None:
+            self.look(self.method, number)
+
+
+def measure_fleet(
+    method: Method, planner: Planner, pool: WorkerPool, *, number: int, parts: tuple[Part, ...]
+) -> list[FleetEvaluation]:
+    """Each device's own model, at its own width, on the device's own data, with the layers it keeps to itself."""
+    kept: dict[int, tuple[Tensors, str]] = {}
+    jobs: list[EvaluationJob] = []
+    for device in pool.devices:
+        spec, weights = method.model_of(device)
+        if id(weights) not in kept:
+            # The dictionary is kept too: its id must not go to another one while ids are compared.
+            kept[id(weights)] = (weights, pool.models.put_bytes(tensors.save(weights)))
+        artifact = pool.models.put_bytes(artifacts.pack(planner.builder.build(Structure(spec))))
+        personal = method.personal_layers(device)
+        jobs.append(EvaluationJob(device, artifact, kept[id(weights)][1], run=planner.run, personal=personal))
+    results = [_evaluated(number, part, pool.measure([replace(job, part=part) for job in jobs])) for part in parts]
+    for _, sha256 in kept.values():
+        pool.models.remove(sha256)
+    return results
+
+
+def _evaluated(number: int, part: Part, found: list[tuple[str, Evaluation]]) -> FleetEvaluation:
+    return FleetEvaluation(number, part, tuple(DeviceAccuracy(device, e.correct, e.n, e.loss) for device, e in found))

@@ -1,0 +1,226 @@
+"""What one process of a simulation does: tasks as an agent does them, for any device, with sessions kept between."""
+
+import signal
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from fedwright.device_runtime.data.local import LocalData
+from fedwright.device_runtime.run_task import Inputs, Result, Tools, run_task
+from fedwright.device_runtime.store.checkpoint import Checkpoint
+from fedwright.device_runtime.store.personal_layers import PersonalLayers
+from fedwright.device_runtime.store.residual import ErrorFeedback
+from fedwright.device_runtime.train.base import Tensors, Trainer
+from fedwright.device_runtime.train.check import need_bytes
+from fedwright.device_runtime.train.loop import Evaluation, evaluate
+from fedwright.device_runtime.train.portable import PortableTrainer
+from fedwright.protocol import artifact as artifacts
+from fedwright.protocol import tensors
+from fedwright.protocol.artifact import Artifact
+from fedwright.protocol.blobs import BlobStore, make_ref
+from fedwright.protocol.errors import BadArtifact, BadBlob, FedwrightError, OverBudget
+from fedwright.protocol.messages import Recipe, Refusal, Task, Update
+from fedwright.simulation.partition import Share
+
+if TYPE_CHECKING:
+    from fedwright.device_runtime.train.torch import TorchTrainer
+
+# Sessions that one process keeps: as many as a fleet has different widths, without holding every one ever used.
+KEPT_TRAINERS = 16
+NEVER_S = 1e12
+EVALUATION_BATCH = 256
+
+Part = Literal["val", "test"]
+
+
+@dataclass(frozen=True)
+class WorkerSetup:
+    """Where a process finds data and blobs; `free_bytes` of each device is checked against what a task needs."""
+
+    data: Path
+    blobs: Path
+    devices: Path
+    classes: int
+    shares: Mapping[str, Share]
+    free_bytes: Mapping[str, int]
+    backend: Literal["portable", "torch"] = "portable"
+
+    @property
+    def structures(self) -> Path:
+        """What artifacts were built from, for the torch backend."""
+        return self.data / "structures"
+
+    @property
+    def models(self) -> Path:
+        """Models to be measured, apart from the run's own blobs."""
+        return self.data / "models"
+
+
+@dataclass(frozen=True)
+class EvaluationJob:
+    """Measure weights under an artifact's evaluation graph on one part of a device's data.
+
+    personal: layers that the device has of its own, in this run.
+    """
+
+    device: str
+    artifact: str
+    weights: str
+    part: Part = "test"
+    run: str = ""
+    personal: tuple[str, ...] = ()
+
+
+class Worker:
+    """Does tasks for any device of the fleet."""
+
+    def __init__(self, place: WorkerSetup) -> None:
+        self._place = place
+        self._blobs = BlobStore(place.blobs, sync=False)
+        self._models = BlobStore(place.models, sync=False)
+        # Read when touched, so that a fleet of hundreds shares one copy of the data set.
+        self._x = np.load(place.data / "x.npy", mmap_mode="r")
+        self._y = np.load(place.data / "y.npy")
+        self._trainers: OrderedDict[str, tuple[PortableTrainer, Tensors]] = OrderedDict()
+        self._torch: OrderedDict[str, TorchTrainer] = OrderedDict()
+        self._artifact = lru_cache(maxsize=KEPT_TRAINERS)(self._read_artifact)
+
+    def run_task(self, device: str, task: Task) -> Update | Refusal:
+        """Do a task as an agent would; a refusal says why it could not."""
+        try:
+            result = self._run_task(device, task)
+        except OverBudget as err:
+            return Refusal(task.task, "over_budget", str(err), err.need_bytes, err.free_bytes)
+        except (BadArtifact, BadBlob) as err:
+            return Refusal(task.task, "bad_artifact" if isinstance(err, BadArtifact) else "bad_blob", str(err))
+        except FedwrightError as err:
+            return Refusal(task.task, "failed", str(err))
+        ref = None
+        if result.tensors:
+            blob = ErrorFeedback(self._folder(device)).encode(task, result.tensors, result.masks)
+            self._blobs.put_bytes(blob)
+            ref = make_ref(blob, inline=False)
+        return Update(task=task.task, round=task.round, stats=result.stats, tensors=ref)
+
+    def measure(self, job: EvaluationJob) -> Evaluation:
+        """Accuracy and loss of a model on a device's data."""
+        trainer = self._trainer(self._artifact(job.artifact), {}, {})
+        weights = tensors.load(self._models.path(job.weights))
+        trainer.load(PersonalLayers(self._folder(job.device)).over(weights, job.personal, run=job.run))
+        data = self.data(job.device)
+        if job.part == "val":
+            rows = self._place.shares[job.device].val
+            data = replace(data, x_holdout=self._x[rows], y_holdout=self._y[rows])
+        return evaluate(trainer, data, batch=EVALUATION_BATCH)
+
+    def data(self, device: str) -> LocalData:
+        """The device's rows of the data set."""
+        share = self._place.shares[device]
+        y = self._y[share.train]
+        return LocalData(
+            x=self._x[share.train],
+            y=y,
+            x_holdout=self._x[share.test],
+            y_holdout=self._y[share.test],
+            classes=self._place.classes,
+            class_counts=tuple(np.bincount(y, minlength=self._place.classes).tolist()),
+            input_shape=tuple(self._x.shape[1:]),
+        )
+
+    def _run_task(self, device: str, task: Task) -> Result:
+        refs = (task.sides, task.frozen, task.public)
+        paths = [None if ref is None else self._blobs.path(ref.sha256) for ref in refs]
+        inputs = Inputs(
+            artifact=self._blobs.path(task.artifact.sha256),
+            weights=self._blobs.path(task.weights.sha256),
+            sides=paths[0],
+            frozen=paths[1],
+            public=paths[2],
+        )
+        free_bytes = self._place.free_bytes[device]
+
+        def check(artifact: Artifact, recipe: Recipe) -> None:
+            need = need_bytes(artifact.manifest, recipe.batch)
+            if need > free_bytes:
+                raise OverBudget(need, free_bytes)
+
+        make_trainer = self._trainer if self._place.backend == "portable" else partial(self._on_torch, task)
+        folder = self._folder(device)
+        checkpoint = Checkpoint(folder / "checkpoint", every_s=NEVER_S)
+        tools = Tools(make_trainer, check, checkpoint, PersonalLayers(folder))
+        return run_task(task, inputs, self.data(device), tools=tools, should_stop=lambda: False)
+
+    def _trainer(self, artifact: Artifact, sides: Tensors, frozen: Tensors) -> Trainer:
+        """A trainer for the artifact, as new; its sessions are kept for the next task of the same structure."""
+        key = artifact.manifest.files["train.onnx"].sha256
+        kept = self._trainers.pop(key, None)
+        if kept is not None and _same(kept[1], frozen):
+            trainer = kept[0]
+            if sides:
+                trainer.give_sides(sides)
+        elif not sides and artifact.manifest.sides:
+            # Evaluation reads no side inputs; zeros stand in for them.
+            blank = {side.name: np.zeros(side.shape, side.dtype) for side in artifact.manifest.sides}
+            trainer = PortableTrainer(artifact, sides=blank, frozen=frozen)
+        else:
+            # The runtime shares an array's memory, and side inputs are replaced in place.
+            own = {name: np.array(value) for name, value in sides.items()}
+            trainer = PortableTrainer(artifact, sides=own, frozen=frozen)
+        self._trainers[key] = (trainer, frozen)
+        if len(self._trainers) > KEPT_TRAINERS:
+            self._trainers.popitem(last=False)
+        return trainer
+
+    def _on_torch(self, task: Task, artifact: Artifact, sides: Tensors, frozen: Tensors) -> Trainer:
+        """A torch trainer for the artifact of a task; kept for the next task of the same structure."""
+        from fedwright.simulation.torch_backend import Structures, torch_trainer
+
+        del artifact
+        key = task.artifact.sha256
+        trainer = self._torch.pop(key, None) or torch_trainer(Structures(self._place.structures).find(key))
+        trainer.give_sides(sides)
+        trainer.give_frozen(frozen)
+        self._torch[key] = trainer
+        if len(self._torch) > KEPT_TRAINERS:
+            self._torch.popitem(last=False)
+        return trainer
+
+    def _read_artifact(self, sha256: str) -> Artifact:
+        return artifacts.unpack(self._models.read(sha256))
+
+    def _folder(self, device: str) -> Path:
+        folder = self._place.devices / device
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+
+def _same(kept: Tensors, given: Tensors) -> bool:
+    return kept.keys() == given.keys() and all(np.array_equal(kept[name], given[name]) for name in kept)
+
+
+_workers: list[Worker] = []
+
+
+def begin(place: WorkerSetup) -> None:
+    """Make this process a worker; it leaves Ctrl-C to the process that started it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if place.backend == "torch":
+        from fedwright.device_runtime.train.torch import use_threads
+
+        use_threads(1)
+    _workers[:] = [Worker(place)]
+
+
+def run_device_task(device: str, task: Task) -> Update | Refusal:
+    """Do a task in a process that has begun."""
+    return _workers[0].run_task(device, task)
+
+
+def run_measure(job: EvaluationJob) -> Evaluation:
+    """Measure a model in a process that has begun."""
+    return _workers[0].measure(job)

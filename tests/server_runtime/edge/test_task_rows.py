@@ -1,0 +1,388 @@
+"""An edge's tasks: pools that are complete, late, damaged or recalled, over a store that outlives it."""
+
+import numpy as np
+import pytest
+
+from fedwright.protocol import codec, deltas, tensors
+from fedwright.protocol.blobs import BlobStore, make_ref
+from fedwright.protocol.messages import Ack, Recipe, Refusal, Shown, Stats, Update
+from fedwright.server_runtime.edge.pooled_update import Plain
+from fedwright.server_runtime.edge.store import EdgeStore
+from fedwright.server_runtime.edge.task_rows import PATIENCE_RATIO, PEERS_RATIO, RESEND_S, TaskRows
+from fedwright.server_runtime.methods.base import Assignment, Emission
+from fedwright.server_runtime.methods.baselines.fedavg import FedAvg, FedAvgParams
+from fedwright.server_runtime.rounds.planner import Planner
+from fedwright.server_runtime.rounds.pooled_tasks import PoolTerms, with_pools
+from fedwright.server_runtime.rounds.store.base import Position
+from fedwright.server_runtime.spec import Structure
+from helpers.fleet import SPEC, TinyBuilder, setting
+from helpers.tiny_artifact import make_artifact, start_weights
+
+DEADLINE_S = 100.0
+
+
+class Bench:
+    """Tasks with a clock of its own and the tasks of some devices."""
+
+    def __init__(self, folder, devices=("a", "b", "c"), *, grouping=None, edges=None):
+        self.now_s = 1000.0
+        self.grouping = grouping or Plain()
+        self.edges = edges or {}
+        self.folder = folder
+        self.blobs = BlobStore(folder / "blobs")
+        self.devices = devices
+        self.reopen()
+
+    def reopen(self):
+        """As a process that starts again would."""
+        if hasattr(self, "store"):
+            self.store.close()
+        self.store = EdgeStore(self.folder / "edge.sqlite")
+        self.rows = TaskRows("edge", self.store, self.blobs, grouping=self.grouping, clock=lambda: self.now_s)
+
+    def plan(self, number=1):
+        """The tasks of a round, one pool."""
+        planner = Planner("run", TinyBuilder(), self.blobs, DEADLINE_S)
+        recipe = Recipe(batch=8, learning_rate=0.1, seed=1)
+        assignments = {device: Assignment(Structure(SPEC), recipe) for device in self.devices}
+        emissions = dict.fromkeys(self.devices, Emission(start_weights()))
+        position = Position(number, 0)
+        plan = planner.plan(position, assignments, emissions)
+        method = FedAvg(FedAvgParams(), setting())
+        terms = PoolTerms(features=bool(self.edges))
+        plan = with_pools(plan, method, lambda d: self.edges.get(d, "edge"), position=position, terms=terms)
+        return {planned.device: planned.task for planned in plan}
+
+    def take(self, tasks):
+        """Tasks that the host sends."""
+        for device, task in tasks.items():
+            self.rows.take_task(device, task, codec.encode(task, sender="server", boot="s"))
+
+    def answer(self, device, task, value, *, samples=10):
+        """A device's change of every weight by `value`."""
+        change = {name: np.full_like(weight, value) for name, weight in start_weights().items()}
+        if task.returns.prototypes:
+            manifest = make_artifact().manifest
+            change["prototypes"] = np.zeros((manifest.classes, manifest.embedding_size), np.float32)
+            change["prototype_counts"] = np.zeros(manifest.classes, np.float32)
+        ref = make_ref(deltas.encode(change), inline=False)
+        self.blobs.put_bytes(deltas.encode(change))
+        stats = Stats(samples=samples, steps=1, train_s=1.0, cpu_s=1.0, peak_rss_bytes=1)
+        return self.say(device, Update(task.task, task.round, stats, ref))
+
+    def say(self, device, answer):
+        return self.rows.take_answer(device, answer, codec.encode(answer, sender=device, boot="b"))
+
+    def answered(self, devices):
+        """The tasks of a round, all of which these devices have answered."""
+        tasks = self.plan()
+        self.take({device: tasks[device] for device in devices})
+        for device in devices:
+            self.answer(device, tasks[device], 1.0)
+        self.rows.close_pools()
+        return tasks
+
+    def ack(self, task):
+        """The host's word that it has an answer."""
+        return self.rows.take_ack(task.task, codec.encode(Ack(task.task), sender="server", boot="s"))
+
+    def value(self, update):
+        """What a pooled update changes every weight by."""
+        values = tensors.load(self.blobs.path(update.tensors.sha256))
+        [value] = {round(float(entry), 5) for tensor in values.values() for entry in tensor.reshape(-1)}
+        return value
+
+
+@pytest.fixture
+def bench(tmp_path):
+    made = Bench(tmp_path)
+    yield made
+    made.store.close()
+
+
+def test_a_pool_goes_up_when_all_have_answered(bench):
+    tasks = bench.plan()
+    bench.take(tasks)
+    for device, value in (("c", 4.0), ("a", 1.0)):
+        bench.answer(device, tasks[device], value, samples=10)
+        bench.rows.close_pools()
+        assert bench.rows.due_updates() == []
+    bench.answer("b", tasks["b"], 7.0, samples=20)
+    bench.rows.close_pools()
+
+    [update] = bench.rows.due_updates()
+    assert [part.task for part in update.parts] == [tasks[device].task for device in "abc"]
+    assert (bench.value(update), update.stats.samples) == (4.75, 40)
+    assert bench.rows.due_answers() == []
+
+
+def test_what_is_not_acknowledged_is_repeated_also_after_a_restart(bench):
+    tasks = bench.plan()
+    bench.take(tasks)
+    for device in tasks:
+        bench.answer(device, tasks[device], 1.0)
+    bench.rows.close_pools()
+    [first] = bench.rows.due_updates()
+    assert bench.rows.due_updates() == []
+    bench.now_s += RESEND_S
+    assert bench.rows.due_updates() == [first]
+
+    bench.reopen()
+    bench.rows.close_pools()
+    assert bench.rows.due_updates() == [first]
+    spent = [name for task in tasks.values() for name in bench.ack(task)]
+    assert {first.tensors.sha256, tasks["a"].weights.sha256} <= set(spent)
+    assert bench.rows.due_updates() == []
+    bench.now_s += RESEND_S
+    assert bench.rows.due_updates() == []
+
+
+def test_a_pool_does_not_wait_for_a_straggler_beyond_its_time(bench):
+    tasks = bench.plan()
+    bench.take(tasks)
+    bench.answer("a", tasks["a"], 1.0)
+    bench.answer("b", tasks["b"], 3.0)
+    bench.now_s += PATIENCE_RATIO * DEADLINE_S - 1
+    bench.rows.close_pools()
+    assert bench.rows.due_updates() == []
+    bench.now_s += 1
+    bench.rows.close_pools()
+    [update] = bench.rows.due_updates()
+    assert bench.value(update) == 2.0
+
+    # The straggler's own answer follows by itself.
+    bench.answer("c", tasks["c"], 9.0)
+    bench.rows.close_pools()
+    assert [row.device for row in bench.rows.due_answers()] == ["c"]
+
+
+def test_pools_that_go_up_together_do_not_wait_for_one_that_nobody_answers(bench):
+    class Together(Plain):
+        together = True
+
+    bench.rows = TaskRows("edge", bench.store, bench.blobs, grouping=Together(), clock=lambda: bench.now_s)
+    tasks, silent = bench.plan(1), bench.plan(2)
+    bench.take(tasks)
+    bench.take(silent)
+    for device in tasks:
+        bench.answer(device, tasks[device], 1.0)
+    bench.rows.close_pools()
+    assert bench.rows.due_updates() == []
+    bench.now_s += PATIENCE_RATIO * DEADLINE_S
+    bench.rows.close_pools()
+
+    assert [update.round for update in bench.rows.due_updates()] == [1]
+
+
+def test_a_refusal_goes_up_and_is_not_waited_for(bench):
+    tasks = bench.plan()
+    bench.take(tasks)
+    bench.answer("a", tasks["a"], 1.0)
+    bench.answer("b", tasks["b"], 3.0)
+    bench.say("c", Refusal(tasks["c"].task, "over_budget", "no memory"))
+    bench.rows.close_pools()
+
+    [update] = bench.rows.due_updates()
+    assert len(update.parts) == 2
+    assert [row.device for row in bench.rows.due_answers()] == ["c"]
+
+
+def test_a_damaged_update_goes_up_by_itself_for_the_host_to_judge(bench, caplog):
+    tasks = bench.plan()
+    bench.take(tasks)
+    bench.answer("a", tasks["a"], 1.0)
+    bench.answer("b", tasks["b"], 3.0)
+    bench.answer("c", tasks["c"], np.nan)
+    bench.rows.close_pools()
+
+    [update] = bench.rows.due_updates()
+    assert bench.value(update) == 2.0
+    assert [row.device for row in bench.rows.due_answers()] == ["c"]
+    assert "not finite" in caplog.text
+
+
+def test_a_recalled_task_is_taken_out_of_what_was_put_together(bench):
+    tasks = bench.plan()
+    bench.take(tasks)
+    for device, value in (("a", 1.0), ("b", 3.0), ("c", 8.0)):
+        bench.answer(device, tasks[device], value)
+    bench.rows.close_pools()
+    assert bench.value(bench.rows.due_updates()[0]) == 4.0
+
+    bench.rows.recall(tasks["c"].task)
+    bench.reopen()
+    bench.rows.close_pools()
+    [update] = bench.rows.due_updates()
+    assert bench.value(update) == 2.0
+    # The host tells the device what became of it when its own answer comes.
+    assert [row.device for row in bench.rows.due_answers()] == ["c"]
+
+
+def test_a_task_that_was_recalled_before_its_answer_is_not_waited_for(bench):
+    tasks = bench.plan()
+    bench.take(tasks)
+    bench.answer("a", tasks["a"], 1.0)
+    bench.answer("b", tasks["b"], 3.0)
+    bench.rows.recall(tasks["c"].task)
+    bench.rows.close_pools()
+
+    assert len(bench.rows.due_updates()[0].parts) == 2
+
+
+def test_a_device_that_gets_another_task_is_not_waited_for(bench):
+    tasks = bench.plan()
+    bench.take(tasks)
+    bench.answer("a", tasks["a"], 1.0)
+    bench.answer("b", tasks["b"], 3.0)
+    later = bench.plan(2)["c"]
+
+    assert bench.rows.give_up("c", tasks["c"].task) == []
+    assert bench.rows.give_up("c", later.task) == [tasks["c"].task]
+    bench.rows.close_pools()
+    assert len(bench.rows.due_updates()[0].parts) == 2
+
+
+def test_an_answer_before_its_task_comes_with_a_device_from_another_edge(bench):
+    task = bench.plan()["a"]
+    bench.answer("a", task, 1.0)
+
+    assert [row.device for row in bench.rows.due_answers()] == ["a"]
+
+
+def test_one_device_does_not_answer_for_another(bench, caplog):
+    tasks = bench.plan()
+    bench.take(tasks)
+
+    assert bench.answer("b", tasks["a"], 1.0) is None
+    assert "answers what it was not asked" in caplog.text
+
+
+def test_a_device_that_asks_again_gets_the_hosts_word_again(bench):
+    tasks = bench.plan()
+    bench.take(tasks)
+    bench.answer("a", tasks["a"], 1.0)
+    bench.ack(tasks["a"])
+    bench.reopen()
+
+    row = bench.answer("a", tasks["a"], 1.0)
+    assert row.state == "done"
+    assert codec.decode(row.answer).body == Ack(tasks["a"].task)
+
+
+def test_rounds_that_are_over_are_forgotten_when_the_next_begins(bench):
+    for number in (1, 2, 3):
+        tasks = bench.plan(number)
+        bench.take(tasks)
+        for device in tasks:
+            bench.answer(device, tasks[device], float(number))
+        bench.rows.close_pools()
+        bench.rows.due_updates()
+        for task in tasks.values():
+            bench.ack(task)
+
+    assert {row.task.round for row in bench.store.rows()} == {3}
+    assert bench.store.bundles() == {}
+
+
+class Linking(Plain):
+    """One mean for each pool, when other edges have shown something."""
+
+    together = True
+
+    def __init__(self):
+        self.elsewhere = None
+
+    def show(self, pools, reader):
+        return "|".join(sorted(member.device for members in pools.values() for member in members)).encode()
+
+    def group(self, pools, reader, elsewhere):
+        self.elsewhere = dict(elsewhere)
+        return super().group(pools, reader, elsewhere)
+
+
+@pytest.fixture
+def linking(tmp_path):
+    """Tasks whose devices' last layers are linked with those behind another edge."""
+    made = Bench(tmp_path, grouping=Linking(), edges={"a": "edge", "b": "edge", "c": "other"})
+    yield made
+    made.store.close()
+
+
+def test_clusters_are_shown_and_those_of_others_waited_for(linking):
+    tasks = linking.plan()
+    linking.take({device: tasks[device] for device in "ab"})
+    for device in "ab":
+        assert linking.rows.due_shown() == []
+        linking.answer(device, tasks[device], 1.0)
+        linking.rows.close_pools()
+
+    [shown] = linking.rows.due_shown()
+    assert (shown.edge, shown.clusters.inline) == ("edge", b"a|b")
+    assert linking.rows.due_updates() == linking.rows.due_shown() == []
+    linking.now_s += RESEND_S
+    linking.rows.close_pools()
+    assert linking.rows.due_shown() == [shown]
+
+    linking.rows.sharing.take(Shown(shown.stage, "other", make_ref(b"theirs")))
+    linking.rows.close_pools()
+    [update] = linking.rows.due_updates()
+    assert len(update.parts) == 2
+    assert linking.grouping.elsewhere == {"other": b"theirs"}
+    linking.now_s += RESEND_S
+    assert linking.rows.due_shown() == []
+
+
+def test_others_are_waited_for_a_little_longer_than_devices_and_no_longer(linking):
+    tasks = linking.plan()
+    linking.take({device: tasks[device] for device in "ab"})
+    linking.answer("a", tasks["a"], 1.0)
+    linking.now_s += PATIENCE_RATIO * DEADLINE_S
+    linking.rows.close_pools()
+    [shown] = linking.rows.due_shown()
+    assert (shown.clusters.inline, linking.rows.due_updates()) == (b"a", [])
+
+    linking.now_s += (PEERS_RATIO - PATIENCE_RATIO) * DEADLINE_S
+    linking.rows.close_pools()
+    [update] = linking.rows.due_updates()
+    assert [part.task for part in update.parts] == [tasks["a"].task]
+    assert linking.grouping.elsewhere == {}
+
+
+def test_a_killed_edge_shows_the_same_again_and_does_not_ask_for_what_it_has(linking):
+    linking.answered("ab")
+    [shown] = linking.rows.due_shown()
+    linking.rows.sharing.take(Shown(shown.stage, "other", make_ref(b"theirs")))
+    linking.reopen()
+
+    assert linking.rows.due_shown() == [shown]
+    linking.rows.close_pools()
+    assert len(linking.rows.due_updates()) == 1
+    assert linking.grouping.elsewhere == {"other": b"theirs"}
+
+
+def test_what_was_shown_is_shown_anew_without_a_recalled_task(linking):
+    tasks = linking.answered("ab")
+    linking.rows.due_shown()
+    linking.rows.recall(tasks["b"].task)
+    linking.rows.close_pools()
+
+    [shown] = linking.rows.due_shown()
+    assert shown.clusters.inline == b"a"
+
+
+@pytest.mark.parametrize("grouping", [Plain(), Linking()], ids=["no exchange", "no answers"])
+def test_an_edge_without_clusters_says_so(linking, grouping):
+    linking.grouping = grouping
+    linking.reopen()
+    tasks = linking.plan()
+    linking.take({device: tasks[device] for device in "ab"})
+    if grouping.together:
+        for device in "ab":
+            linking.say(device, Refusal(tasks[device].task, "failed", "broken"))
+    linking.rows.close_pools()
+
+    [shown] = linking.rows.due_shown()
+    assert (shown.stage, shown.clusters) == (tasks["a"].pool.stage, None)
+    linking.now_s += RESEND_S
+    linking.rows.close_pools()
+    assert linking.rows.due_shown() == []
