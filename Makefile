@@ -38,7 +38,7 @@ check: $(READY)
 	$(BIN)/mypy --python-version 3.10 --exclude emulate $(ON_DEVICE)
 
 test: check
-	$(BIN)/python -m pytest $(ARGS)
+	@scripts/test $(ARGS)
 
 fuzz: $(READY)
 	$(BIN)/python -m pytest tests/protocol --hypothesis-profile=long --timeout=0 $(ARGS)

@@ -1,14 +1,17 @@
-"""What every test shares: the order in which tiers run, fast ones first."""
+"""What every test shares: the order in which tiers run, and that none leaves anything behind for the others."""
 
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from helpers.tools import build_wheel
+from helpers.global_state import leaves_nothing, module_leaves_nothing
+from helpers.tools import build_wheel, shared_in_run
+from testrun.plan import tier
+
+__all__ = ["leaves_nothing", "module_leaves_nothing"]
 
 TESTS = Path(__file__).parent
-TIERS = {"contracts": 1, "e2e": 2}
 
 # A busy machine makes single examples slow; pytest-timeout ends what really hangs.
 settings.register_profile("fedwright", deadline=None)
@@ -18,10 +21,11 @@ settings.load_profile("fedwright")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Layout and unit tests first, then contracts, then end-to-end; inside a tier the order stays."""
-    items.sort(key=lambda item: TIERS.get(item.path.relative_to(TESTS).parts[0], 0))
+    items.sort(key=lambda item: tier(item.path.relative_to(TESTS)))
 
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this source tree."""
-    return build_wheel(tmp_path_factory.mktemp("wheel"))
+    """The wheel of this source tree, built once for all groups of a run."""
+    [built] = shared_in_run("wheel", tmp_path_factory, build_wheel).glob("*.whl")
+    return built

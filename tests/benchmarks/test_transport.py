@@ -1,5 +1,6 @@
 """The transport benchmark measures what it says, on small numbers."""
 
+import time
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -33,13 +34,15 @@ def test_every_device_is_pulled_from_and_heard(broker: Broker, monkeypatch: pyte
     monkeypatch.setattr(transport, "IDLE_S", 0.1)
     monkeypatch.setattr(transport, "LINKS_PER_PROCESS", 3)
     before = set(psutil.Process().children(recursive=True))
+    started_s = time.monotonic()
 
     uploads = transport.measure_uploads(broker, 4, 300_000)
     crowd = transport.measure_crowd(broker, 4)
 
     assert (uploads["devices"], crowd["devices"]) == (4, 4)
-    assert 0 < uploads["wall_s"] < 60
-    assert 0 < crowd["reports_s"] < 60
+    took_s = time.monotonic() - started_s
+    assert 0 < uploads["wall_s"] < took_s
+    assert 0 < crowd["reports_s"] < took_s
     assert set(psutil.Process().children(recursive=True)) <= before
 
 

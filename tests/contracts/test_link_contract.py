@@ -176,15 +176,14 @@ def test_close_sends_what_is_reliable_first(pair: tuple[Link, Link]) -> None:
 
 def test_wake_ends_a_waiting_receive(bench: Bench) -> None:
     link = bench.link("sleeper")
-    started_s = time.monotonic()
 
     timer = threading.Timer(0.05, link.wake)
     timer.start()
-    got = link.receive(30)
+    # Longer than a test may take.
+    got = link.receive(3600)
     timer.join()
 
     assert got is None
-    assert time.monotonic() - started_s < 10
 
 
 def test_wake_before_receive_is_not_lost_and_loses_no_message(pair: tuple[Link, Link]) -> None:
@@ -198,12 +197,12 @@ def test_wake_before_receive_is_not_lost_and_loses_no_message(pair: tuple[Link, 
     assert receiver.receive(30) == Received("t/x", b"kept")
 
 
-def test_receive_gives_up_in_time(bench: Bench) -> None:
+def test_receive_gives_up_and_not_before_its_time(bench: Bench) -> None:
     link = bench.link("idle")
     started_s = time.monotonic()
 
     assert link.receive(0.05) is None
-    assert 0.04 < time.monotonic() - started_s < 5
+    assert time.monotonic() - started_s > 0.04
 
 
 def test_bytes_are_counted(pair: tuple[Link, Link]) -> None:

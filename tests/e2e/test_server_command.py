@@ -48,7 +48,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             )
             fleet.start(device, "laptop", agent_command(config))
         assert main(["server", "run", "run.toml", "--json", "result.json"]) == 0
-        assert {device: ended.exit_code for device, ended in fleet.wait(30).items()} == {"a": 0, "b": 0}
+        assert {device: ended.exit_code for device, ended in fleet.wait(120).items()} == {"a": 0, "b": 0}
         yield folder
 
 

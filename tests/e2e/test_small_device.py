@@ -59,7 +59,7 @@ def test_a_task_beyond_the_memory_limit_is_refused_and_a_smaller_one_done(tmp_pa
         link = connect(broker.url, client_id="server")
         outcome = execute(config_from_text(text, where="test"), text, link=link, observer=seen.append)
         link.close()
-        exits = {device: ended.exit_code for device, ended in fleet.wait(30).items()}
+        exits = {device: ended.exit_code for device, ended in fleet.wait(120).items()}
 
     (refusal,) = (event for event in seen if isinstance(event, events.TaskFailed) and event.round == 1)
     assert refusal.device == "small"

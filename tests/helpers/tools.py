@@ -41,7 +41,16 @@ def cached(name: str, recipe: list[str], build: Callable[[Path], None]) -> Path:
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedwright"
     base.mkdir(parents=True, exist_ok=True)
     key = hashlib.sha256("\n".join(recipe).encode()).hexdigest()[:16]
-    folder = base / f"{name}-{key}"
+    return _built_once(base / f"{name}-{key}", build)
+
+
+def shared_in_run(name: str, temporary: pytest.TempPathFactory, build: Callable[[Path], object]) -> Path:
+    """A folder built once for all processes of a test run, or for this one where pytest was started by itself."""
+    run_folder = os.environ.get("FEDWRIGHT_TEST_RUN")
+    return _built_once(Path(run_folder) / name if run_folder else temporary.mktemp("shared") / name, build)
+
+
+def _built_once(folder: Path, build: Callable[[Path], object]) -> Path:
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / READY).exists():

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -59,14 +60,16 @@ def start_until_ready(fleet: EmulatedFleet, program: str, flag: Path) -> Emulate
 
 
 def test_a_device_that_ends_by_itself_leaves_its_exit_code_and_log(fleet: EmulatedFleet) -> None:
+    started_s = time.monotonic()
     started = fleet.start("pi", "raspberry-pi-4", [sys.executable, "-m", "fedwright", "--version"])
 
-    outcome = started.wait(30)
+    outcome = started.wait(120)
+    took_s = time.monotonic() - started_s
 
     assert outcome is not None
     assert outcome.exit_code == 0
     assert started.log_file.read_text().startswith("fedwright ")
-    assert 0 < outcome.cpu_s < 10
+    assert 0 < outcome.cpu_s < took_s
     assert outcome.enforced.cpu_share == pytest.approx(23.8 / 60)
 
 
@@ -90,7 +93,7 @@ def test_the_memory_limit_is_real(tmp_path: Path, limit_bytes: int, exit_code: i
     host = Host(tmp_path, Governor(), Meter())
 
     started = EmulatedDevice("small", profile, command=[sys.executable, "-c", HUNGRY], host=host)
-    outcome = started.wait(30)
+    outcome = started.wait(120)
     host.meter.close()
     host.limiter.close()
 
@@ -129,7 +132,7 @@ def test_devices_that_do_not_fit_are_all_slowed_down_alike() -> None:
 
 def test_the_slowdown_divides_the_share(tmp_path: Path) -> None:
     with EmulatedFleet(tmp_path, slowdown=4.0) as fleet:
-        outcome = fleet.start("pc", "laptop", [sys.executable, "-c", "pass"]).wait(30)
+        outcome = fleet.start("pc", "laptop", [sys.executable, "-c", "pass"]).wait(120)
 
     assert outcome is not None
     assert outcome.enforced.cpu_share == 0.25

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import time
 
 import msgspec
 import numpy as np
@@ -86,22 +87,26 @@ def test_a_cache_is_blamed_only_where_enough_lies_beyond_it(share, blamed):
 
 
 def test_a_probe_is_timed_by_operator_and_as_a_whole(few):
+    started_s = time.monotonic()
     times = time_probe(next(probe for probe in few if probe.name == "linear"), threads=1)
+    took_s = time.monotonic() - started_s
 
     small, large = times
     assert (small.batch, large.batch) == (8, 64)
     assert {"Gemm", "LogSoftmax"} <= {operator.kind for operator in small.operators}
-    assert 0 < small.step_s < large.step_s < 1.0
+    assert 0 < small.step_s < large.step_s < took_s
 
 
 def test_a_measured_profile_predicts_a_model_it_never_saw(few):
     shown = []
+    started_s = time.monotonic()
     found = profiles.measure_profile(threads=1, probes=few, progress=lambda *step: shown.append(step))
+    took_s = time.monotonic() - started_s
 
     spec = ModelSpec("mlp", (64,), 10)
     work = build(Structure(spec, optimizer=Optimizer(momentum=0.9)), zoo.create(spec, seed=0)).manifest.work
     prediction = predict(found, work, batch=32)
-    assert 1e-6 < prediction.low_s < prediction.step_s < prediction.high_s < 1.0
+    assert 1e-6 < prediction.low_s < prediction.step_s < prediction.high_s < took_s
     assert all(value >= 0 for row in found.kinds.values() for value in row)
     assert (shown[0][:2], shown[-1][:2]) == ((0, 8), (8, 8))
 

@@ -47,7 +47,7 @@ def test_bytes_pass_unchanged_and_late() -> None:
             took_s = time.monotonic() - started_s
 
     assert received == data
-    assert 0.29 < took_s < 5
+    assert took_s > 0.29
 
 
 def test_lost_packets_come_later_and_ever_later() -> None:
