@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from fedwright.protocol import codec
+from fedwright.protocol.artifact import Manifest
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.link.base import Link
@@ -29,12 +30,14 @@ from fedwright.server_runtime.methods.base import Forecasts, Method, MethodState
 from fedwright.server_runtime.public_data import PublicData, as_dtype, load_public, numbered_as
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.asynchronous import AsynchronousCoordinator
-from fedwright.server_runtime.rounds.coordinator import Coordinator, RoundOptions
+from fedwright.server_runtime.rounds.coordinator import Coordinator
 from fedwright.server_runtime.rounds.notices import noticed
 from fedwright.server_runtime.rounds.planner import Planner
-from fedwright.server_runtime.rounds.store.base import Kind
+from fedwright.server_runtime.rounds.stage import RoundOptions
+from fedwright.server_runtime.rounds.store.base import Kind, RoundStore
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.rounds.task_tracker import Channel, TaskTracker
+from fedwright.server_runtime.rounds.update_reader import UpdateReader
 from fedwright.server_runtime.run_folder import RunFolder, claim_folder, folder_of, plain_storage_errors, record_run
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Structure
@@ -100,13 +103,9 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
         record = record_run(store, folder, config, text, kind=fleet.kind)
         blobs = BlobStore(folder.blobs, sync=fleet.sync)
         builder = Builder(folder.artifacts)
-        tracker = TaskTracker(
-            fleet.talk(blobs),
-            _planner(config, builder, blobs, identity=record.identity),
-            store=store,
-            update_norm=config.update.clip_norm,
-            observer=observer,
-        )
+        planner = _planner(config, builder, blobs, identity=record.identity)
+        reader = UpdateReader(planner, norm_limit=config.update.clip_norm)
+        tracker = TaskTracker(fleet.talk(blobs), planner, store=store, reader=reader, observer=observer)
         spec = record.spec
         if spec is None:
             reports = tracker.gather(config.fleet.devices, timeout_s=config.fleet.join_timeout_s)
@@ -114,24 +113,27 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
             record = replace(record, spec=spec, class_names=class_names)
             store.update_run(record)
         tracker.run_data = _run_data(config, spec, record.class_names)
-        tracker.planner.class_names = record.class_names
+        planner.class_names = record.class_names
         public = numbered_as(fleet.public, record.class_names)
         method = make_method(
-            config, spec, builder, public=public, forecasts=tracker.speeds, class_names=record.class_names
+            config, spec, planner.manifest, public=public, forecasts=tracker.speeds, class_names=record.class_names
         )
-        fleet.started(method, tracker.planner)
-        coordinate(tracker, _options(config)).run(method, spec)
+        fleet.started(method, planner)
+        coordinate(tracker, planner, store=store, reader=reader, options=_options(config)).run(method, spec)
         if fleet.dismiss:
             tracker.dismiss_all(f"run {config.run.name} is complete")
         model = _export(folder, builder, method, record.class_names) if config.export.global_model else None
         metrics = [closed.metrics for closed in store.closed() if closed.metrics]
-        records = device_records(store, rounds=config.run.rounds, manifest=tracker.planner.manifest)
+        records = device_records(store, rounds=config.run.rounds, manifest=planner.manifest)
         return RunOutcome(records, metrics, model)
 
 
-def coordinate(tracker: TaskTracker, options: RoundOptions) -> Coordinator | AsynchronousCoordinator:
+def coordinate(
+    tracker: TaskTracker, planner: Planner, *, store: RoundStore, reader: UpdateReader, options: RoundOptions
+) -> Coordinator | AsynchronousCoordinator:
     """Rounds in step, or asynchronous ones when a buffer is asked for."""
-    return Coordinator(tracker, options) if options.buffer is None else AsynchronousCoordinator(tracker, options)
+    kind = Coordinator if options.buffer is None else AsynchronousCoordinator
+    return kind(tracker, planner, store=store, reader=reader, options=options)
 
 
 def infer_spec(section: ModelSection, reports: Mapping[str, Report]) -> tuple[ModelSpec, tuple[str, ...]]:
@@ -150,7 +152,7 @@ def infer_spec(section: ModelSection, reports: Mapping[str, Report]) -> tuple[Mo
 def make_method(
     config: RunConfig,
     spec: ModelSpec,
-    builder: Builder | None = None,
+    manifest: Callable[[Structure], Manifest] | None = None,
     *,
     public: PublicData | None = None,
     forecasts: Forecasts | None = None,
@@ -158,7 +160,7 @@ def make_method(
 ) -> Method:
     """The configured method at its birth; the same config gives the same method on every machine.
 
-    builder: lets the method ask what a structure needs of a device. public: instead of the config's own file.
+    manifest: tells the method what a structure needs of a device. public: instead of the config's own file.
     forecasts: how long that takes there. class_names: of the run, for a file of public examples that names its own.
     """
     _check_foreign(config)
@@ -175,7 +177,7 @@ def make_method(
             codec=config.update.codec, keep_ratio=config.update.keep_ratio, evaluate=config.update.evaluate
         ),
         combine=Combine(config.update.combine, config.update.trim_ratio),
-        manifest=None if builder is None else lambda structure: builder.build(structure).manifest,
+        manifest=manifest,
         device=_torch_device(config.server.device),
         public=as_dtype(
             public or load_public(config.public, spec, seed=config.run.seed, class_names=class_names),

@@ -79,7 +79,11 @@ def play(config: RunConfig, name: str, scale: Scale) -> Finished:
     first = next(iter(pieces.values()))
     classes = max(int(piece.y.max()) for piece in pieces.values()) + 1
     builder = Builder()
-    method = make_method(config, ModelSpec(config.model.model, first.x.shape[1:], classes), builder)
+    method = make_method(
+        config,
+        ModelSpec(config.model.model, first.x.shape[1:], classes),
+        lambda structure: builder.build(structure).manifest,
+    )
     reports = {
         device: _report(piece, classes, trains=number < scale.devices - scale.bystanders)
         for number, (device, piece) in enumerate(pieces.items())

@@ -22,10 +22,12 @@ from fedwright.server_runtime.methods.base import Setting
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg
 from fedwright.server_runtime.methods.params.submodels import FedAvgParams
 from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.coordinator import Coordinator, RoundOptions
+from fedwright.server_runtime.rounds.coordinator import Coordinator
 from fedwright.server_runtime.rounds.planner import Planner
+from fedwright.server_runtime.rounds.stage import RoundOptions
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.rounds.task_tracker import TaskTracker
+from fedwright.server_runtime.rounds.update_reader import UpdateReader
 from fedwright.server_runtime.spec import ModelSpec, Optimizer
 from fedwright.server_runtime.transport.device_channel import DeviceChannel
 
@@ -58,12 +60,16 @@ def measure(broker: Broker, *, devices: int, rounds: int) -> dict[str, Any]:
                 cpu.append(sum(_cpu_s(process) for process in processes))
 
         planner = Planner("overhead", Builder(), blobs, deadline_s=60.0)
-        tracker = TaskTracker(DeviceChannel(link, FLEET, blobs=blobs), planner, store=store, observer=note)
+        reader = UpdateReader(planner)
+        channel = DeviceChannel(link, FLEET, blobs=blobs)
+        tracker = TaskTracker(channel, planner, store=store, reader=reader, observer=note)
         tracker.gather(devices, timeout_s=60.0)
         module = zoo.create(SPEC, seed=0)
         weights = initial_weights(module)
         setting = Setting(SPEC, Optimizer(), weights, learning_rate=0.0, batch=32, epochs=0, seed=0)
-        Coordinator(tracker, RoundOptions(rounds + 1, devices, seed=0)).run(FedAvg(FedAvgParams(), setting), SPEC)
+        options = RoundOptions(rounds + 1, devices, seed=0)
+        coordinator = Coordinator(tracker, planner, store=store, reader=reader, options=options)
+        coordinator.run(FedAvg(FedAvgParams(), setting), SPEC)
         moved = link.sent_bytes + link.received_bytes
     return {
         "devices": devices,

@@ -26,6 +26,7 @@ from fedwright.server_runtime.artifacts.builder import Builder
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.store.memory import MemoryRoundStore
 from fedwright.server_runtime.rounds.task_tracker import TaskTracker
+from fedwright.server_runtime.rounds.update_reader import UpdateReader
 from fedwright.server_runtime.transport.device_channel import DeviceChannel, Heard
 from fedwright.server_runtime.transport.upload_puller import Pulled
 
@@ -135,7 +136,8 @@ def time_crowd(link: Link, count: int) -> dict[str, float]:
         blobs = BlobStore(Path(folder))
         started_s = time.perf_counter()
         planner = Planner("crowd", Builder(), blobs, deadline_s=WAIT_S)
-        tracker = TaskTracker(DeviceChannel(link, FLEET, blobs=blobs), planner, store=MemoryRoundStore())
+        channel, store = DeviceChannel(link, FLEET, blobs=blobs), MemoryRoundStore()
+        tracker = TaskTracker(channel, planner, store=store, reader=UpdateReader(planner))
         try:
             tracker.gather(count, timeout_s=WAIT_S)
         except NoQuorum as err:

@@ -38,7 +38,6 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-@dataclass(frozen=True)
 class DeviceData:
     """What the allocation knows of a device, from its first report.
 

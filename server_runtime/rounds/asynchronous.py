@@ -10,10 +10,14 @@ from dataclasses import replace
 from msgspec import structs
 
 from fedwright.protocol.errors import NoQuorum
-from fedwright.server_runtime.evaluate.costs import round_cost
 from fedwright.server_runtime.methods.base import CheckedUpdate, Method, MethodState
 from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.coordinator import (
+from fedwright.server_runtime.rounds.costs import round_cost
+from fedwright.server_runtime.rounds.old_tasks import forget_old_tasks
+from fedwright.server_runtime.rounds.planner import Planner
+from fedwright.server_runtime.rounds.retry import smaller_tasks
+from fedwright.server_runtime.rounds.secure_sum import introduce
+from fedwright.server_runtime.rounds.stage import (
     RoundOptions,
     evaluate_fleet,
     fleet_metrics,
@@ -21,11 +25,9 @@ from fedwright.server_runtime.rounds.coordinator import (
     planning_notes,
     restore_planning,
 )
-from fedwright.server_runtime.rounds.old_tasks import forget_old_tasks
-from fedwright.server_runtime.rounds.retry import smaller_tasks
-from fedwright.server_runtime.rounds.secure_sum import introduce
-from fedwright.server_runtime.rounds.store.base import Closed, Planned, Position, Reply
+from fedwright.server_runtime.rounds.store.base import Closed, Planned, Position, Reply, RoundStore
 from fedwright.server_runtime.rounds.task_tracker import TaskTracker
+from fedwright.server_runtime.rounds.update_reader import UpdateReader
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec
 
@@ -35,10 +37,19 @@ MAX_STALENESS = 20
 class AsynchronousCoordinator:
     """Runs a method over a fleet without waiting: one version of the model per `buffer` updates."""
 
-    def __init__(self, tracker: TaskTracker, options: RoundOptions) -> None:
+    def __init__(
+        self,
+        tracker: TaskTracker,
+        planner: Planner,
+        *,
+        store: RoundStore,
+        reader: UpdateReader,
+        options: RoundOptions,
+    ) -> None:
         self._tracker = tracker
-        self._store = tracker.store
-        self._planner = tracker.planner
+        self._planner = planner
+        self._store = store
+        self._reader = reader
         self._options = options
         self._buffer: list[tuple[Planned, Reply]] = []
         self._version = 1
@@ -68,7 +79,7 @@ class AsynchronousCoordinator:
                 self._advance(method)
         self._tracker.call_in([planned.task.task for planned in self._tracker.out()], detail="the run is over")
         self._tracker.answered()
-        evaluate_fleet(self._tracker, method, self._options)
+        evaluate_fleet(self._tracker, self._store, self._planner, method=method, options=self._options)
 
     def _restore(self, method: Method) -> None:
         """Take up the newest state, the updates that are not in it yet, and the tasks that are still out."""
@@ -119,7 +130,7 @@ class AsynchronousCoordinator:
         for planned, reply in batch:
             if reply.update is not None:
                 weight = (1.0 + self._version - planned.task.round) ** -0.5
-                values = self._tracker.read(planned, reply.update)
+                values = self._reader.take(planned, reply.update)
                 one = CheckedUpdate(values, reply.update.stats, planned.assignment, weight, (reply.task,))
                 method.absorb(planned.device, one)
         replies = {reply.task: reply for _, reply in batch}

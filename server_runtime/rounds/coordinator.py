@@ -7,62 +7,53 @@ with the same bytes as one that was not.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from fedwright.protocol.errors import NoQuorum, RoundError
-from fedwright.protocol.messages import Recipe, Returns
-from fedwright.server_runtime.evaluate.costs import round_cost
+from fedwright.protocol.errors import RoundError
 from fedwright.server_runtime.methods.base import (
     Assignment,
-    Emission,
     Method,
     MethodState,
     Relay,
 )
 from fedwright.server_runtime.rounds import events
+from fedwright.server_runtime.rounds.costs import round_cost
 from fedwright.server_runtime.rounds.old_tasks import forget_old_tasks
+from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.pooled_tasks import PoolTerms, checked_update, merged_tasks, with_pools
 from fedwright.server_runtime.rounds.retry import smaller_tasks
 from fedwright.server_runtime.rounds.secure_sum import introduce
-from fedwright.server_runtime.rounds.store.base import Closed, Planned, Position, Reply, evaluation_after
+from fedwright.server_runtime.rounds.stage import (
+    RoundOptions,
+    collect,
+    evaluate_fleet,
+    fleet_metrics,
+    own_blobs,
+    planning_notes,
+    restore_planning,
+)
+from fedwright.server_runtime.rounds.store.base import Closed, Planned, Position, RoundStore
 from fedwright.server_runtime.rounds.task_tracker import TaskTracker
+from fedwright.server_runtime.rounds.update_reader import UpdateReader
 from fedwright.server_runtime.seeds import sample
-from fedwright.server_runtime.spec import ModelSpec, Structure
-
-# What a device must be able to train at, by its own check, to measure a model; it looks at more samples at a time.
-EVALUATION_BATCH = 8
-
-
-@dataclass(frozen=True)
-class RoundOptions:
-    """How rounds are run.
-
-    devices: how many must be present before a round is planned. per_round, or else sample_ratio of those
-    present: how many take part. quorum_ratio: share of those whose task must end in an update; what is passed
-    on later in the round may get lost.
-    buffer: None for rounds in step; else rounds are asynchronous and advance after this many updates.
-    features: devices behind edges send class means too, for what edges do with them.
-    """
-
-    rounds: int
-    devices: int
-    seed: int
-    per_round: int | None = None
-    sample_ratio: float = 1.0
-    quorum_ratio: float = 0.5
-    buffer: int | None = None
-    deadline_s: float = 600.0
-    join_timeout_s: float = 600.0
-    features: bool = False
+from fedwright.server_runtime.spec import ModelSpec
 
 
 class Coordinator:
     """Runs a method over a fleet in step: a round ends when all its devices have answered or its deadline is past."""
 
-    def __init__(self, tracker: TaskTracker, options: RoundOptions) -> None:
+    def __init__(
+        self,
+        tracker: TaskTracker,
+        planner: Planner,
+        *,
+        store: RoundStore,
+        reader: UpdateReader,
+        options: RoundOptions,
+    ) -> None:
         self._tracker = tracker
-        self._store = tracker.store
-        self._planner = tracker.planner
+        self._planner = planner
+        self._store = store
+        self._reader = reader
         self._options = options
 
     def run(self, method: Method, spec: ModelSpec) -> None:
@@ -72,7 +63,7 @@ class Coordinator:
         start = self._restore(method)
         for number in range(start.round, self._options.rounds + 1):
             self._run_round(method, number, start.stage if number == start.round else 0)
-        evaluate_fleet(self._tracker, method, self._options)
+        evaluate_fleet(self._tracker, self._store, self._planner, method=method, options=self._options)
 
     def _restore(self, method: Method) -> Position:
         """Put the method where the store says the run stands; return the stage to do next."""
@@ -96,7 +87,7 @@ class Coordinator:
                 restore_planning(method, self._store.notes(position))
             quorum = self._quorum(position, plan)
             plan = self._ask_again(position, plan, quorum)
-            collect(self._tracker, position, plan, self._options, quorum=quorum)
+            collect(self._tracker, self._store, position=position, plan=plan, options=self._options, quorum=quorum)
             # Devices without the memory for their task were given smaller ones, which are in the plan by now.
             plan = sorted(self._store.plan(position) or plan, key=lambda planned: planned.device)
             relays = self._absorb(method, position, plan)
@@ -130,7 +121,7 @@ class Coordinator:
     def _plan(self, method: Method, position: Position, assignments: Mapping[str, Assignment]) -> list[Planned]:
         emissions = {device: method.emit(device, assignment) for device, assignment in sorted(assignments.items())}
         plan = self._planner.plan(position, assignments, emissions)
-        terms = PoolTerms(self._tracker.update_norm, self._options.features)
+        terms = PoolTerms(self._reader.norm_limit, self._options.features)
         plan = with_pools(plan, method, self._tracker.edge_of, position=position, terms=terms)
         self._store.save_plan(position, plan, notes=planning_notes(method))
         return plan
@@ -166,7 +157,7 @@ class Coordinator:
             update = replies[planned.task.task].update
             if update is None or planned.task.task in elsewhere:
                 continue
-            relay = method.absorb(planned.device, checked_update(planned, update, self._tracker.read(planned, update)))
+            relay = method.absorb(planned.device, checked_update(planned, update, self._reader.take(planned, update)))
             if relay is not None:
                 relays.append(relay)
         return {relay.device: relay.assignment for relay in relays}
@@ -184,87 +175,3 @@ class Coordinator:
         for sha256 in spent - needed:
             blobs.remove(sha256)
         forget_old_tasks(self._store, position.round, self._planner.manifest)
-
-
-def collect(
-    tracker: TaskTracker, position: Position, plan: list[Planned], options: RoundOptions, *, quorum: int = 0
-) -> None:
-    """Send what is open and take replies until all are in or the deadline has passed.
-
-    With fewer updates than the quorum the stage stays open, so that a resumed run goes on waiting for it.
-    """
-    replies = tracker.store.replies(position)
-    # A device has several tasks in the plan when it was offered less or asked again.
-    devices = tuple(dict.fromkeys(planned.device for planned in plan))
-    tracker.observe(events.StagePlanned(position.round, devices, position.is_evaluation))
-    tracker.hand_out(planned for planned in plan if planned.task.task not in replies)
-    deadline = tracker.clock() + options.deadline_s
-    while tracker.out() and tracker.clock() < deadline:
-        tracker.poll(deadline)
-    _require_quorum(tracker.store.replies(position), quorum, position.round)
-    late = [planned.task.task for planned in tracker.out()]
-    tracker.call_in(late, detail=f"no answer within {options.deadline_s:.0f} s")
-    tracker.answered()
-
-
-def _require_quorum(replies: Mapping[str, Reply], quorum: int, number: int) -> None:
-    updates = sum(reply.outcome == "update" for reply in replies.values())
-    if updates < quorum:
-        problems = "; ".join(sorted({reply.detail for reply in replies.values() if reply.detail}))
-        raise NoQuorum(
-            f"round {number} got {updates} of the {quorum} updates it needs "
-            f"({problems or 'no answer before the deadline'}); mend the devices, then resume the run"
-        )
-
-
-def evaluate_fleet(tracker: TaskTracker, method: Method, options: RoundOptions) -> None:
-    """Every present device measures the model it would use now on its own held-out data."""
-    position = evaluation_after(options.rounds)
-    plan = tracker.store.plan(position)
-    if plan is None:
-        assignments, emissions = {}, {}
-        method.meet(tracker.present())
-        for device in tracker.present():
-            spec, weights = method.model_of(device)
-            recipe = Recipe(batch=EVALUATION_BATCH, learning_rate=0.0, seed=0, epochs=0)
-            returns = Returns(weights="none", personal=list(method.personal_layers(device)))
-            assignments[device] = Assignment(Structure(spec), recipe, returns)
-            emissions[device] = Emission(weights)
-        plan = tracker.planner.plan(position, assignments, emissions)
-        tracker.store.save_plan(position, plan)
-    collect(tracker, position, plan, options)
-
-
-def planning_notes(method: Method) -> bytes:
-    """What a method has learned while it planned, as it is kept with a plan; empty when that is nothing."""
-    learned = method.planning_state()
-    return learned.to_bytes() if learned else b""
-
-
-def restore_planning(method: Method, notes: bytes) -> None:
-    """Give a method back what it knew when it made a plan."""
-    if notes:
-        method.restore_planning(MethodState.read(notes))
-
-
-def own_blobs(planned: Planned, reply: Reply | None) -> list[str]:
-    """Blobs that belong to one task only; artifacts and frozen bases are shared and stay."""
-    refs = [planned.task.weights, planned.task.sides]
-    if reply is not None and reply.update is not None:
-        refs.append(reply.update.tensors)
-    return [ref.sha256 for ref in refs if ref is not None]
-
-
-def fleet_metrics(replies: Mapping[str, Reply]) -> dict[str, float]:
-    """Accuracy of the model that was sent out and of what the devices made of it, over all held-out samples."""
-    stats = [reply.update.stats for reply in replies.values() if reply.update is not None]
-    metrics = {"updates": float(len(stats))}
-    holdout = sum(s.holdout for s in stats)
-    for name in ("correct_before", "correct_after"):
-        counts = [getattr(s, name) for s in stats if getattr(s, name) is not None]
-        if counts and holdout:
-            metrics[name.replace("correct", "accuracy")] = sum(counts) / holdout
-    losses = [s.loss_last for s in stats if s.loss_last is not None]
-    if losses:
-        metrics["loss"] = sum(losses) / len(losses)
-    return metrics

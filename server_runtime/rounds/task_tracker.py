@@ -8,20 +8,18 @@ from typing import Protocol
 
 from msgspec import structs
 
-from fedwright.protocol import deltas
-from fedwright.protocol.artifact import CLASS_MEANS
 from fedwright.protocol.errors import BadBlob, BadUpdate, NoQuorum
 from fedwright.protocol.messages import Answer, Ask, BlobRef, Dismiss, Gone, Refusal, Report, Task, Update, Why
-from fedwright.server_runtime.fleet.admission import check_stats, clip_norm, read_update, report_problem
+from fedwright.server_runtime.fleet.admission import check_stats, report_problem
 from fedwright.server_runtime.fleet.class_names import RunData
 from fedwright.server_runtime.fleet.registry import Registry
 from fedwright.server_runtime.fleet.speeds import Speeds
-from fedwright.server_runtime.fleet.upload_limits import check_size, most_bytes
-from fedwright.server_runtime.methods.base import Tensors
+from fedwright.server_runtime.fleet.upload_limits import most_bytes
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.pooled_tasks import is_pool
 from fedwright.server_runtime.rounds.store.base import Planned, Reply, RoundStore
+from fedwright.server_runtime.rounds.update_reader import UpdateReader
 from fedwright.server_runtime.spec import ModelSpec
 from fedwright.server_runtime.transport.device_channel import Heard
 from fedwright.server_runtime.transport.upload_puller import Pulled
@@ -97,16 +95,16 @@ class TaskTracker:
         planner: Planner,
         *,
         store: RoundStore,
-        update_norm: float | None = None,
+        reader: UpdateReader,
         observer: events.Observer = events.ignore,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.clock = clock
-        self.planner = planner
-        self.store = store
+        self._planner = planner
+        self._store = store
+        self._reader = reader
         self.observe = observer
         self._channel = channel
-        self.update_norm = update_norm
         self.edge_of = channel.edge_of
         self._registry = Registry()
         self._spec: ModelSpec | None = None
@@ -144,7 +142,7 @@ class TaskTracker:
         """Send tasks; they stay out until they are answered or called in."""
         for planned in plan:
             # A task that another process planned: from now on its artifact is known here too.
-            self.planner.manifest(planned.assignment.structure)
+            self._planner.manifest(planned.assignment.structure)
             self._out[planned.task.task] = _Out(planned, self.clock())
             self._send(planned)
 
@@ -158,7 +156,7 @@ class TaskTracker:
             planned = self._out.pop(task).planned
             self._channel.withdraw(task)
             reply = Reply(task, "late", detail=detail)
-            self.store.save_reply(reply)
+            self._store.save_reply(reply)
             self._answered.append((planned, reply))
             self.observe(events.TaskFailed(planned.task.round, planned.device, detail, planned.task.evaluation))
 
@@ -178,24 +176,6 @@ class TaskTracker:
         """What devices have answered since the last call."""
         said, self._said = self._said, []
         return said
-
-    def read(self, planned: Planned, update: Update) -> Tensors:
-        """An update's tensors, checked; a change is held to the norm limit."""
-        # What an edge asked for beyond what the method wants ends there; an update that came by itself still has it.
-        wanted = planned.assignment.returns
-        returns = wanted if update.parts else planned.task.returns
-        if update.tensors is None:
-            if returns.weights != "none" or returns.prototypes or returns.logits:
-                raise BadUpdate("it holds no tensors although some were asked for")
-            return {}
-        manifest = self.planner.manifest(planned.assignment.structure)
-        check_size(update.tensors, manifest, planned.task.returns)
-        blobs = self.planner.blobs
-        sent = deltas.load(blobs.path(planned.task.weights.sha256))[1] if returns.masked else None
-        values = read_update(blobs.path(update.tensors.sha256), manifest, returns, sent=sent)
-        if returns.prototypes and not wanted.prototypes:
-            values = {name: value for name, value in values.items() if name not in CLASS_MEANS}
-        return clip_norm(values, self.update_norm) if returns.weights == "delta" else values
 
     def dismiss_all(self, reason: str) -> None:
         """Tell every present device that the run is over."""
@@ -274,9 +254,9 @@ class TaskTracker:
     def _fetch(self, device: str, planned: Planned, update: Update) -> bool:
         """Ask for an update's tensors; False when that is no use: they are here, or more than `read` would take."""
         ref = update.tensors
-        if ref is None or self.planner.blobs.has(ref.sha256):
+        if ref is None or self._planner.blobs.has(ref.sha256):
             return False
-        if ref.size_bytes > most_bytes(self.planner.manifest(planned.assignment.structure), planned.task.returns):
+        if ref.size_bytes > most_bytes(self._planner.manifest(planned.assignment.structure), planned.task.returns):
             return False
         waiting = self._arriving.setdefault(ref.sha256, [])
         if all(known.task != update.task for known in waiting):
@@ -290,7 +270,7 @@ class TaskTracker:
         waited = [out for out in outs if out is not None]
         if len(waited) < len(outs):
             for part, out in zip(update.parts, outs, strict=True):
-                if out is None and not self.store.is_open(part.task):
+                if out is None and not self._store.is_open(part.task):
                     self._channel.recall(edge, part.task)
         elif not is_pool(edge, update, [out.planned for out in waited]):
             # Another edge's tasks may be among them, which are not this one's to spoil.
@@ -303,7 +283,7 @@ class TaskTracker:
         try:
             for part in update.parts:
                 check_stats(part.stats)
-            self.read(outs[0].planned, update)
+            self._reader.check(outs[0].planned, update)
         except (BadUpdate, BadBlob) as err:
             log.warning("edge %s round %d: update rejected: %s", edge, update.round, err)
             self._finish_all(outs, [Reply(part.task, "rejected", detail=f"{edge}: {err}") for part in update.parts])
@@ -314,7 +294,7 @@ class TaskTracker:
         self._finish_all(outs, [Reply(one.task, "update", update=one) for one in own])
 
     def _finish_all(self, outs: list[_Out], replies: list[Reply]) -> None:
-        self.store.save_replies(replies)
+        self._store.save_replies(replies)
         for out, reply in zip(outs, replies, strict=True):
             if reply.update is not None:
                 self._learn_speed(out.planned, reply.update)
@@ -336,8 +316,8 @@ class TaskTracker:
         A reply to a task that is still open comes before a resumed server has got to it: silence makes the
         device keep it until it is asked again.
         """
-        if not self.store.is_open(task):
-            known = self.store.reply(task)
+        if not self._store.is_open(task):
+            known = self._store.reply(task)
             # The same word as before: a device that took a used update for unused would send a part of it again.
             problem = "this task is closed; its round is over" if known is None else known.detail
             self._channel.acknowledge(device, task, problem=problem)
@@ -365,7 +345,7 @@ class TaskTracker:
         planned = out.planned
         try:
             check_stats(update.stats)
-            self.read(planned, update)
+            self._reader.check(planned, update)
         except (BadUpdate, BadBlob) as err:
             log.warning("device %s %s: update rejected: %s", planned.device, planned.task.title, err)
             self._finish(out, Reply(update.task, "rejected", detail=f"{planned.device}: {err}"))
@@ -374,11 +354,11 @@ class TaskTracker:
         self._finish(out, Reply(update.task, "update", update=update))
 
     def _learn_speed(self, planned: Planned, update: Update) -> None:
-        manifest = self.planner.manifest(planned.assignment.structure)
+        manifest = self._planner.manifest(planned.assignment.structure)
         self.speeds.take(planned.device, manifest, update.stats, batch=planned.assignment.recipe.batch)
 
     def _finish(self, out: _Out, reply: Reply, *, retry: Planned | None = None) -> None:
-        self.store.save_reply(reply, retry=retry)
+        self._store.save_reply(reply, retry=retry)
         self._settle(out, reply)
 
     def _settle(self, out: _Out, reply: Reply) -> None:

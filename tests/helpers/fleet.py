@@ -24,10 +24,11 @@ from fedwright.server_runtime.methods.base import Setting
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg
 from fedwright.server_runtime.methods.params.submodels import FedAvgParams
 from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.coordinator import RoundOptions
 from fedwright.server_runtime.rounds.planner import Planner
+from fedwright.server_runtime.rounds.stage import RoundOptions
 from fedwright.server_runtime.rounds.store.memory import MemoryRoundStore
 from fedwright.server_runtime.rounds.task_tracker import TaskTracker
+from fedwright.server_runtime.rounds.update_reader import UpdateReader
 from fedwright.server_runtime.run import coordinate
 from fedwright.server_runtime.spec import ModelSpec, Optimizer
 from fedwright.server_runtime.transport.device_channel import DeviceChannel
@@ -181,14 +182,12 @@ class Server:
 
         try:
             blobs = BlobStore(self.folder / "server-blobs")
-            tracker = TaskTracker(
-                DeviceChannel(link, FLEET, blobs=blobs),
-                Planner("run", TinyBuilder(), blobs, self.options.deadline_s, self.chunk_bytes),
-                store=self.store,
-                observer=observe,
-            )
+            planner = Planner("run", TinyBuilder(), blobs, self.options.deadline_s, self.chunk_bytes)
+            reader = UpdateReader(planner)
+            channel = DeviceChannel(link, FLEET, blobs=blobs)
+            tracker = TaskTracker(channel, planner, store=self.store, reader=reader, observer=observe)
             tracker.gather(self.options.devices, timeout_s=self.options.join_timeout_s)
-            coordinate(tracker, self.options).run(method, SPEC)
+            coordinate(tracker, planner, store=self.store, reader=reader, options=self.options).run(method, SPEC)
             tracker.dismiss_all("done")
         finally:
             link.close()

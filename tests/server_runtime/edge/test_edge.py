@@ -11,6 +11,7 @@ from fedwright.server_runtime.edge.config import edge_from_dict, load_edge
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.store.memory import MemoryRoundStore
 from fedwright.server_runtime.rounds.task_tracker import TaskTracker
+from fedwright.server_runtime.rounds.update_reader import UpdateReader
 from fedwright.server_runtime.transport.device_channel import DeviceChannel
 from helpers.edges import RunningEdge
 from helpers.fleet import FLEET, WAIT_S, TinyBuilder
@@ -30,7 +31,9 @@ def test_two_edges_of_one_name(tmp_path):
     blobs = BlobStore(tmp_path / "blobs")
     link = broker.link("server")
     planner = Planner("run", TinyBuilder(), blobs, 10.0)
-    tracker = TaskTracker(DeviceChannel(link, FLEET, blobs=blobs), planner, store=MemoryRoundStore())
+    tracker = TaskTracker(
+        DeviceChannel(link, FLEET, blobs=blobs), planner, store=MemoryRoundStore(), reader=UpdateReader(planner)
+    )
     first = RunningEdge(broker, "edge", tmp_path / "one")
     tracker.poll(time.monotonic() + WAIT_S)
     second = RunningEdge(broker, "edge", tmp_path / "two")

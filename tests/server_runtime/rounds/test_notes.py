@@ -11,7 +11,7 @@ from fedwright.server_runtime.methods.baselines.fedavg import FedAvg
 from fedwright.server_runtime.methods.hasa import Roster
 from fedwright.server_runtime.methods.params.submodels import FedAvgParams
 from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.coordinator import planning_notes, restore_planning
+from fedwright.server_runtime.rounds.stage import planning_notes, restore_planning
 from fedwright.server_runtime.rounds.store.base import Position
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.simulation import simulate as simulations

@@ -33,14 +33,14 @@ class Fleet:
         self.asked: list[tuple[str, str]] = []
         self.said: list[Answer] = []
         self._events = [Heard(device, BOOT, report()) for device in COUNTS]
-        self.tracker = TaskTracker(self, None, store=MemoryRoundStore())
+        self.tracker = TaskTracker(self, None, store=MemoryRoundStore(), reader=None)
         self.tracker.gather(len(COUNTS), timeout_s=1.0)
 
     def edge_of(self, device):
-        """See Talks."""
+        """See Channel."""
 
     def ask(self, device, ask) -> None:
-        """See Talks."""
+        """See Channel."""
         self.asked.append((ask.stage, device))
         answer = self.hidden[device].answer(ask)
         answer = self.changes.get(device, lambda honest: honest)(answer)
@@ -48,7 +48,7 @@ class Fleet:
         self._events += [Heard(device, BOOT, answer)] if answer is not None else []
 
     def poll(self, timeout_s):
-        """See Talks."""
+        """See Channel."""
         events, self._events = self._events, []
         return events
 

@@ -1,0 +1,119 @@
+"""What rounds in step and asynchronous ones share: settings, one stage from sending to the last reply, figures."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fedwright.protocol.errors import NoQuorum
+from fedwright.server_runtime.methods.base import Method, MethodState
+from fedwright.server_runtime.rounds import events
+from fedwright.server_runtime.rounds.evaluation import evaluation_plan
+from fedwright.server_runtime.rounds.planner import Planner
+from fedwright.server_runtime.rounds.store.base import Planned, Position, Reply, RoundStore, evaluation_after
+from fedwright.server_runtime.rounds.task_tracker import TaskTracker
+
+
+@dataclass(frozen=True)
+class RoundOptions:
+    """How rounds are run.
+
+    devices: how many must be present before a round is planned. per_round, or else sample_ratio of those
+    present: how many take part. quorum_ratio: share of those whose task must end in an update; what is passed
+    on later in the round may get lost.
+    buffer: None for rounds in step; else rounds are asynchronous and advance after this many updates.
+    features: devices behind edges send class means too, for what edges do with them.
+    """
+
+    rounds: int
+    devices: int
+    seed: int
+    per_round: int | None = None
+    sample_ratio: float = 1.0
+    quorum_ratio: float = 0.5
+    buffer: int | None = None
+    deadline_s: float = 600.0
+    join_timeout_s: float = 600.0
+    features: bool = False
+
+
+def collect(
+    tracker: TaskTracker,
+    store: RoundStore,
+    *,
+    position: Position,
+    plan: list[Planned],
+    options: RoundOptions,
+    quorum: int = 0,
+) -> None:
+    """Send what is open and take replies until all are in or the deadline has passed.
+
+    With fewer updates than the quorum the stage stays open, so that a resumed run goes on waiting for it.
+    """
+    replies = store.replies(position)
+    # A device has several tasks in the plan when it was offered less or asked again.
+    devices = tuple(dict.fromkeys(planned.device for planned in plan))
+    tracker.observe(events.StagePlanned(position.round, devices, position.is_evaluation))
+    tracker.hand_out(planned for planned in plan if planned.task.task not in replies)
+    deadline = tracker.clock() + options.deadline_s
+    while tracker.out() and tracker.clock() < deadline:
+        tracker.poll(deadline)
+    _require_quorum(store.replies(position), quorum, position.round)
+    late = [planned.task.task for planned in tracker.out()]
+    tracker.call_in(late, detail=f"no answer within {options.deadline_s:.0f} s")
+    tracker.answered()
+
+
+def _require_quorum(replies: Mapping[str, Reply], quorum: int, number: int) -> None:
+    updates = sum(reply.outcome == "update" for reply in replies.values())
+    if updates < quorum:
+        problems = "; ".join(sorted({reply.detail for reply in replies.values() if reply.detail}))
+        raise NoQuorum(
+            f"round {number} got {updates} of the {quorum} updates it needs "
+            f"({problems or 'no answer before the deadline'}); mend the devices, then resume the run"
+        )
+
+
+def evaluate_fleet(
+    tracker: TaskTracker, store: RoundStore, planner: Planner, *, method: Method, options: RoundOptions
+) -> None:
+    """Measure the run's models on every present device; a plan that an earlier process made goes on."""
+    position = evaluation_after(options.rounds)
+    plan = store.plan(position)
+    if plan is None:
+        plan = evaluation_plan(method, planner, position, tracker.present())
+        store.save_plan(position, plan)
+    collect(tracker, store, position=position, plan=plan, options=options)
+
+
+def planning_notes(method: Method) -> bytes:
+    """What a method has learned while it planned, as it is kept with a plan; empty when that is nothing."""
+    learned = method.planning_state()
+    return learned.to_bytes() if learned else b""
+
+
+def restore_planning(method: Method, notes: bytes) -> None:
+    """Give a method back what it knew when it made a plan."""
+    if notes:
+        method.restore_planning(MethodState.read(notes))
+
+
+def own_blobs(planned: Planned, reply: Reply | None) -> list[str]:
+    """Blobs that belong to one task only; artifacts and frozen bases are shared and stay."""
+    refs = [planned.task.weights, planned.task.sides]
+    if reply is not None and reply.update is not None:
+        refs.append(reply.update.tensors)
+    return [ref.sha256 for ref in refs if ref is not None]
+
+
+def fleet_metrics(replies: Mapping[str, Reply]) -> dict[str, float]:
+    """Accuracy of the model that was sent out and of what the devices made of it, over all held-out samples."""
+    stats = [reply.update.stats for reply in replies.values() if reply.update is not None]
+    metrics = {"updates": float(len(stats))}
+    holdout = sum(s.holdout for s in stats)
+    for name in ("correct_before", "correct_after"):
+        counts = [getattr(s, name) for s in stats if getattr(s, name) is not None]
+        if counts and holdout:
+            metrics[name.replace("correct", "accuracy")] = sum(counts) / holdout
+    losses = [s.loss_last for s in stats if s.loss_last is not None]
+    if losses:
+        metrics["loss"] = sum(losses) / len(losses)
+    return metrics

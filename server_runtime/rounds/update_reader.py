@@ -1,0 +1,57 @@
+"""The tensors of updates: checked when they come, and kept decoded until they are folded in, while there is room."""
+
+from fedwright.protocol import deltas
+from fedwright.protocol.artifact import CLASS_MEANS
+from fedwright.protocol.errors import BadUpdate
+from fedwright.protocol.messages import Update
+from fedwright.server_runtime.fleet.admission import clip_norm, read_update
+from fedwright.server_runtime.fleet.upload_limits import check_size
+from fedwright.server_runtime.methods.base import Tensors
+from fedwright.server_runtime.rounds.planner import Planner
+from fedwright.server_runtime.rounds.store.base import Planned
+
+# Beyond this, updates are decoded again from disk when their turn comes, so that memory does not grow with the fleet.
+ROOM_BYTES = 64 * 1024**2
+
+
+class UpdateReader:
+    """Decodes each update once where it can; `norm_limit` is the largest norm of one device's change."""
+
+    def __init__(self, planner: Planner, *, norm_limit: float | None = None, room_bytes: int = ROOM_BYTES) -> None:
+        self.norm_limit = norm_limit
+        self._planner = planner
+        self._room_bytes = room_bytes
+        self._decoded: dict[str, Tensors] = {}
+
+    def check(self, planned: Planned, update: Update) -> None:
+        """Raise BadUpdate or BadBlob unless a method may fold this in."""
+        values = self._decode(planned, update)
+        size = sum(value.nbytes for value in values.values())
+        if size <= self._room_bytes:
+            self._room_bytes -= size
+            self._decoded[update.task] = values
+
+    def take(self, planned: Planned, update: Update) -> Tensors:
+        """An update's tensors, checked; a change is held to the norm limit."""
+        values = self._decoded.pop(update.task, None)
+        if values is None:
+            return self._decode(planned, update)
+        self._room_bytes += sum(value.nbytes for value in values.values())
+        return values
+
+    def _decode(self, planned: Planned, update: Update) -> Tensors:
+        # What an edge asked for beyond what the method wants ends there; an update that came by itself still has it.
+        wanted = planned.assignment.returns
+        returns = wanted if update.parts else planned.task.returns
+        if update.tensors is None:
+            if returns.weights != "none" or returns.prototypes or returns.logits:
+                raise BadUpdate("it holds no tensors although some were asked for")
+            return {}
+        manifest = self._planner.manifest(planned.assignment.structure)
+        check_size(update.tensors, manifest, planned.task.returns)
+        blobs = self._planner.blobs
+        sent = deltas.load(blobs.path(planned.task.weights.sha256))[1] if returns.masked else None
+        values = read_update(blobs.path(update.tensors.sha256), manifest, returns, sent=sent)
+        if returns.prototypes and not wanted.prototypes:
+            values = {name: value for name, value in values.items() if name not in CLASS_MEANS}
+        return clip_norm(values, self.norm_limit) if returns.weights == "delta" else values
