@@ -20,8 +20,6 @@ from fedwright.server_runtime.artifacts.export import model_inputs
 from fedwright.server_runtime.artifacts.standalone import export_model
 from fedwright.server_runtime.blocks.robust import Combine
 from fedwright.server_runtime.config import ModelSection, RunConfig
-from fedwright.server_runtime.evaluate.device_records import device_records
-from fedwright.server_runtime.evaluate.records import DeviceRecord
 from fedwright.server_runtime.fleet.class_names import RunData, fleet_names
 from fedwright.server_runtime.fleet.revocation import Gate
 from fedwright.server_runtime.fleet.trust import Authority, read_edges
@@ -31,10 +29,12 @@ from fedwright.server_runtime.public_data import PublicData, as_dtype, load_publ
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.asynchronous import AsynchronousCoordinator
 from fedwright.server_runtime.rounds.coordinator import Coordinator
+from fedwright.server_runtime.rounds.device_records import device_records
 from fedwright.server_runtime.rounds.notices import noticed
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.stage import RoundOptions
 from fedwright.server_runtime.rounds.store.base import Kind, RoundStore
+from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.rounds.task_tracker import Channel, TaskTracker
 from fedwright.server_runtime.rounds.update_reader import UpdateReader

@@ -13,9 +13,9 @@ from fedwright.server_runtime.config import (
     SimulateSection,
     config_from_text,
 )
-from fedwright.server_runtime.evaluate.device_records import device_records
-from fedwright.server_runtime.evaluate.records import DeviceRecord
+from fedwright.server_runtime.rounds.device_records import device_records
 from fedwright.server_runtime.rounds.store.base import Kind, RoundStore, RunRecord, evaluation_after
+from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.run_folder import RunFolder, check_kind, folder_of, kind_of, plain_storage_errors
 

@@ -21,9 +21,9 @@ from fedwright.protocol.link import connect
 from fedwright.protocol.link.broker import Broker
 from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.config import RunConfig, config_from_text
-from fedwright.server_runtime.evaluate.records import DeviceRecord
 from fedwright.server_runtime.methods.registry import METHODS
 from fedwright.server_runtime.rounds import events
+from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.simulation import datasets
 from fedwright.simulation.partition import Least, Split, by_dirichlet
 

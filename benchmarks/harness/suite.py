@@ -20,8 +20,8 @@ from fedwright.benchmarks.harness.kept_jobs import place_of
 from fedwright.protocol.support.files import replace_file
 from fedwright.server_runtime.config import config_from_dict
 from fedwright.server_runtime.evaluate.metrics import fleet_summary, paired
-from fedwright.server_runtime.evaluate.records import DeviceRecord
 from fedwright.server_runtime.methods.base import Method
+from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.simulation.dealing import Dealt, deal, thin
 from fedwright.simulation.simulate import FleetEvaluation, simulate
 from fedwright.simulation.worker import Part

@@ -23,10 +23,10 @@ from fedwright.benchmarks.harness.suite import (
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.config import config_from_dict
-from fedwright.server_runtime.evaluate.records import DeviceRecord
 from fedwright.server_runtime.methods.base import Setting
 from fedwright.server_runtime.methods.fedconv.params import FedConvParams
 from fedwright.server_runtime.methods.fedconv.server_training import ServerSide
+from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.server_runtime.spec import ModelSpec
 from fedwright.simulation.dealing import deal, reserve
 

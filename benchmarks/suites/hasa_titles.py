@@ -8,8 +8,9 @@ import numpy as np
 
 from fedwright.benchmarks.harness.suite import Finished, Job, check, mean, merged, read_suite, run_jobs, seeds_of
 from fedwright.device_runtime.describe.word_counts import UNKNOWN
+from fedwright.server_runtime.blocks.allocation import realised_budget
 from fedwright.server_runtime.config import SimulateSection
-from fedwright.server_runtime.evaluate.metrics import LstmCost, paired, realised_budget
+from fedwright.server_runtime.evaluate.metrics import LstmCost, paired
 from fedwright.simulation.dealing import deal
 
 FIGURES = {"mean": "mean", "worst": "worst", "p10": "p10", "weighted_mean": "by size", "perplexity": "PPL"}

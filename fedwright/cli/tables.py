@@ -7,7 +7,7 @@ from rich import box
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from fedwright.server_runtime.evaluate.records import DeviceRecord
+    from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 
 MB = 1e6
 NUMBERS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (

@@ -135,3 +135,8 @@ def _check_caps(limits: Floats, weights: Floats, budget: WidthBudget) -> None:
         raise ConfigError(
             f"the devices' caps allow a budget of {most:.3f} at most but {budget.total} is asked for; lower the budget"
         )
+
+
+def realised_budget(widths: Sequence[float], samples: Sequence[float], *, power: int = 1) -> float:
+    """sum_i (n_i / N) r_i^power: the width (or its square) that the average sample trains."""
+    return float(np.average(np.asarray(widths, np.float64) ** power, weights=np.asarray(samples, np.float64)))

@@ -29,11 +29,6 @@ def fleet_summary(accuracy: Floats, loss: Floats, samples: Sequence[int]) -> dic
     }
 
 
-def realised_budget(widths: Floats, samples: Floats, *, power: int = 1) -> float:
-    """sum_i (n_i / N) r_i^power: the width (or its square) that the average sample trains."""
-    return float(np.average(np.asarray(widths, np.float64) ** power, weights=np.asarray(samples, np.float64)))
-
-
 @dataclass(frozen=True)
 class LstmCost:
     """The cost of HASA's language model at hidden size h = floor(hidden r); both LSTM bias vectors count.

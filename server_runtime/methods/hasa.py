@@ -24,10 +24,9 @@ from numpy.typing import NDArray
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Report
 from fedwright.server_runtime import zoo
-from fedwright.server_runtime.blocks.allocation import allocate
+from fedwright.server_runtime.blocks.allocation import allocate, realised_budget
 from fedwright.server_runtime.blocks.budget import Cost, largest_ratio
 from fedwright.server_runtime.blocks.scores import distances, heterogeneity
-from fedwright.server_runtime.evaluate.metrics import realised_budget
 from fedwright.server_runtime.methods.base import Assignment, MethodState, Setting, SumRequest, SumResult
 from fedwright.server_runtime.methods.params.hasa import HasaParams
 from fedwright.server_runtime.methods.shared.budget_fit import budget_of, cost_of, shown

@@ -1,6 +1,6 @@
 """Lets go of tasks whose rounds are long over, so that a run of any length keeps a bounded number of them."""
 
-from fedwright.server_runtime.evaluate.device_records import ManifestOf, add_up
+from fedwright.server_runtime.rounds.device_records import ManifestOf, add_up
 from fedwright.server_runtime.rounds.store.base import RoundStore
 
 # Rounds whose tasks stay, for whoever looks at them.

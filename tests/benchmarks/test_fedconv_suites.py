@@ -13,7 +13,7 @@ from fedwright.benchmarks.suites import fedconv, fedconv_server
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.config import config_from_dict
-from fedwright.server_runtime.evaluate.records import DeviceRecord
+from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.server_runtime.spec import ModelSpec
 from fedwright.simulation.simulate import DeviceAccuracy, FleetEvaluation
 

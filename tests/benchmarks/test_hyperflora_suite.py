@@ -8,7 +8,7 @@ from fedwright.benchmarks.harness.suite import Finished, mean, read_suite, run_j
 from fedwright.benchmarks.suites import hyperflora_fashion as suite
 from fedwright.protocol import tensors
 from fedwright.server_runtime.config import config_from_dict
-from fedwright.server_runtime.evaluate.records import DeviceRecord
+from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.simulation.simulate import DeviceAccuracy, FleetEvaluation
 
 # Four devices train, two never do.

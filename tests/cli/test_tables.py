@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from fedwright.cli.tables import device_table, record_row
-from fedwright.server_runtime.evaluate.records import DeviceRecord
+from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 
 RECORD = DeviceRecord(
     "pi4-1",

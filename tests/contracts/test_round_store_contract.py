@@ -8,7 +8,6 @@ from msgspec import structs
 from fedwright.protocol.blobs import make_ref
 from fedwright.protocol.errors import RoundError
 from fedwright.protocol.messages import Recipe, Stats, Task, Update
-from fedwright.server_runtime.evaluate.records import DeviceRecord
 from fedwright.server_runtime.methods.base import Assignment
 from fedwright.server_runtime.rounds.store.base import (
     Closed,
@@ -19,6 +18,7 @@ from fedwright.server_runtime.rounds.store.base import (
     RunRecord,
     evaluation_after,
 )
+from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.server_runtime.rounds.store.memory import MemoryRoundStore
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.spec import ModelSpec, Objective, Structure

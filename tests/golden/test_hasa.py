@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.server_runtime.blocks.allocation import WidthBudget, allocate
-from fedwright.server_runtime.evaluate.metrics import LstmCost, realised_budget
+from fedwright.server_runtime.blocks.allocation import WidthBudget, allocate, realised_budget
+from fedwright.server_runtime.evaluate.metrics import LstmCost
 
 SAMPLES = [6054, 2570, 3354, 13215, 1195, 1719, 141]
 JSD = [0.110, 0.120, 0.096, 0.043, 0.105, 0.121, 0.192]

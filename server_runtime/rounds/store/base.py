@@ -8,8 +8,8 @@ from msgspec import structs
 
 from fedwright.protocol.errors import RoundError
 from fedwright.protocol.messages import Task, Update
-from fedwright.server_runtime.evaluate.records import DeviceRecord
 from fedwright.server_runtime.methods.base import Assignment
+from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.server_runtime.spec import ModelSpec
 
 Kind = Literal["served", "simulated"]

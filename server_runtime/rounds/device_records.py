@@ -6,8 +6,8 @@ from dataclasses import replace
 from fedwright.protocol.artifact import Manifest
 from fedwright.protocol.messages import Stats
 from fedwright.protocol.predictor import need_bytes
-from fedwright.server_runtime.evaluate.records import DeviceRecord
 from fedwright.server_runtime.rounds.store.base import Ended, Planned, Remnant, RoundStore
+from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.server_runtime.spec import Structure
 from fedwright.server_runtime.zoo import width_of
 
