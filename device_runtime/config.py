@@ -75,10 +75,18 @@ class AgentConfig:
             raise ConfigError(f"--backend is {self.backend!r}; choose one of {', '.join(BACKENDS)}")
 
     def identity(self) -> "Bundle | None":
-        """Certificate, key and the server's key from the bundle."""
+        """Certificate, key and the server's key from the bundle; ConfigError when that is another device's."""
         from fedwright.protocol.link.security import read_bundle
 
-        return None if self.bundle is None else read_bundle(self.bundle)
+        if self.bundle is None:
+            return None
+        bundle = read_bundle(self.bundle)
+        if bundle.info.device != self.device:
+            raise ConfigError(
+                f"--device is {self.device} but {self.bundle} is the bundle of {bundle.info.device}, whose certificate "
+                "counts; leave out --device or give the bundle of that device"
+            )
+        return bundle
 
     def tls(self) -> "TlsFiles":
         """Files for an mqtts broker."""

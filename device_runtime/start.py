@@ -55,6 +55,8 @@ def run_agent(config: AgentConfig) -> None:
     topics.check_name(config.device, what="device id")
     for fleet in (config.fleet, *config.further):
         topics.check_name(fleet, what="fleet")
+    # A wrong bundle is said before the data is read, which may take long.
+    config.identity()
     threads = config.threads or facts.cores()
     profiles = _profiles(config)
     limits = Limits(config.most_temperature_c, config.least_battery_ratio, config.most_load_ratio)

@@ -116,15 +116,10 @@ def config_of(args: argparse.Namespace) -> AgentConfig:
     if args.edge and args.fleet:
         raise ConfigError("--edge and --fleet are both given; an edge serves the fleet of its own name, keep --edge")
     broker, device, fleets = "", default_device(), ["default"]
-    if args.bundle is not None:
+    if args.bundle is not None and not (args.broker and args.device and (args.fleet or args.edge)):
         from fedwright.protocol.link.security import read_bundle
 
         info = read_bundle(args.bundle).info
-        if args.device not in (None, info.device):
-            raise ConfigError(
-                f"--device is {args.device} but {args.bundle} is the bundle of {info.device}, whose certificate counts;"
-                " leave out --device or give the bundle of that device"
-            )
         broker, device, fleets = info.broker, info.device, info.edges or [info.fleet]
     fleet, *further = args.edge or ([args.fleet] if args.fleet else fleets)
     return AgentConfig(
