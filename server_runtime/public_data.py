@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fedwright.protocol.errors import ConfigError, DataError
 from fedwright.server_runtime.config import PublicSection
+from fedwright.server_runtime.embedded_sets import load_named
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec
 
@@ -28,10 +29,16 @@ class PublicData:
 
 
 def load_public(section: PublicSection, spec: ModelSpec, *, seed: int) -> PublicData | None:
-    """The examples of the file that a config names, as many as it asks for; None without one."""
-    if section.file is None:
+    """The examples of the file or set that a config names, as many as it asks for; None without one."""
+    x: Array
+    y: NDArray[np.int64] | None
+    if section.data is not None:
+        x, labels = load_named(section.data)
+        y = labels if section.labelled else None
+    elif section.file is not None:
+        x, y = _read(Path(section.file), labelled=section.labelled)
+    else:
         return None
-    x, y = _read(Path(section.file), labelled=section.labelled)
     if 0 < section.rows < len(x):
         rng = np.random.default_rng(derive_seed(seed, "public"))
         rows = np.sort(rng.choice(len(x), section.rows, replace=False))
@@ -67,7 +74,7 @@ def check_public(data: PublicData, spec: ModelSpec, *, foreign: bool = False) ->
     if shape != tuple(spec.input_shape):
         raise DataError(
             f"public data has samples of shape {list(shape)} but the model takes {list(spec.input_shape)};"
-            " set public.file to data of the devices' shape"
+            " set public.file to data of the devices' shape instead of what is there now"
         )
     if data.y is not None and len(data.y) and int(data.y.max()) >= spec.classes and not foreign:
         raise DataError(
@@ -80,7 +87,8 @@ def need_public(data: PublicData | None, method: str, *, labels: bool = False) -
     """The examples, or an error that says how to give some."""
     if data is None or not len(data):
         raise ConfigError(
-            f"method {method} needs examples on the server; set public.file, or public.rows in a simulation"
+            f"method {method} needs examples on the server; set public.file, or public.data = 'digits:holdout' where"
+            " the devices have digits, or public.rows in a simulation"
         )
     if labels and data.y is None:
         raise ConfigError(f"method {method} needs labelled examples on the server; set public.labelled = true")

@@ -198,6 +198,7 @@ def make_method(
         public=public or load_public(config.public, spec, seed=config.run.seed),
         budget=config.budget.limits(),
         forecasts=forecasts,
+        rounds=config.run.rounds,
     )
     return registry.find(config.method.name).make(config.method.params, setting)
 

@@ -94,7 +94,7 @@ def simulate(
     dealt: data other than what the config names. parts: what to measure on every few rounds. look: called with the
     method after each of those rounds.
     """
-    dealt = dealt or deal(config.simulate, seed=config.run.seed)
+    dealt = dealt or deal(config.simulate, seed=config.run.seed, public=config.public)
     dealt, public = reserve(dealt, config.public, seed=config.run.seed)
     reports = make_reports(config, dealt)
     away = away_ratios(config.simulate.profiles, list(reports))

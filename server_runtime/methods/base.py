@@ -91,7 +91,7 @@ class Setting:
     returns: how updates travel. combine: how averaging methods average. manifest: what a structure's artifact
     needs (None where nobody builds any). device: the torch device of the server's own maths. public: examples
     that the server has itself. budget: what any device may use in a round, beside the limits that it reports itself
-    (methods/fitting.py). forecasts: how fast devices are.
+    (methods/fitting.py). forecasts: how fast devices are. rounds: how many the run has; 0 where nobody knows.
     """
 
     spec: ModelSpec
@@ -108,6 +108,7 @@ class Setting:
     public: PublicData | None = None
     budget: Budget = field(default_factory=Budget)
     forecasts: Forecasts | None = None
+    rounds: int = 0
 
 
 class Method(Protocol):
@@ -233,7 +234,8 @@ class Entry:
     """One line of the registry; `model` is one that the method can train, to start from.
 
     needs_public: it cannot begin without examples on the server. relays: whether it passes work on inside a round with
-    these parameters, as advice how to do without that; else empty.
+    these parameters, as advice how to do without that; else empty. start: settings, by section, with which its starter
+    config differs from the defaults, so that it learns something on the embedded digits.
     """
 
     name: str
@@ -243,6 +245,7 @@ class Entry:
     model: str = "cnn-small"
     needs_public: bool = False
     relays: Callable[[Any], str] = lambda params: ""
+    start: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 METHODS: dict[str, Entry] = {}

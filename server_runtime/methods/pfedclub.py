@@ -32,7 +32,7 @@ from fedwright.server_runtime.blocks.pfedclub.block_search import Block, Chain, 
 from fedwright.server_runtime.blocks.pfedclub.stitch_tuning import Candidate, Tuning, agreement, logits_of, match, tune
 from fedwright.server_runtime.blocks.pfedclub.stitching import part_work
 from fedwright.server_runtime.methods.base import Entry, Setting, register
-from fedwright.server_runtime.methods.shared.personal_models import Own
+from fedwright.server_runtime.methods.shared.personal_models import TAUGHT_START, Own
 from fedwright.server_runtime.methods.shared.teachers import Known, Pupil, Taught, Teacher, candidate_of, teacher_of
 from fedwright.server_runtime.spec import Structure
 from fedwright.server_runtime.zoo.stitched import Stitched, assemble, spell
@@ -183,5 +183,6 @@ register(
         PFedClubParams,
         PFedClub,
         needs_public=True,
+        start=TAUGHT_START,
     )
 )

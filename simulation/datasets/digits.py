@@ -1,21 +1,12 @@
 """Digits: 1,797 grey 8×8 images of ten digits, embedded in scikit-learn."""
 
-import numpy as np
-
+from fedwright.server_runtime.embedded_sets import load_digits
 from fedwright.simulation.datasets.base import DataSet, Limit
-
-TEST_EVERY = 5
 
 
 def load(limit: Limit) -> DataSet:
     """Every fifth image is for testing; pixels are scaled to 0..1."""
-    # scikit-learn takes over a second to import, which a mere listing of data sets should not pay.
-    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
-
-    bunch = load_digits()
-    x = (bunch.images[:, None] / 16).astype(np.float32)
-    y = bunch.target.astype(np.int64)
-    test = np.arange(len(y)) % TEST_EVERY == TEST_EVERY - 1
+    x, y, test = load_digits()
     return DataSet(
         name="digits",
         kind="image",

@@ -30,7 +30,7 @@ from fedwright.server_runtime.methods.base import (
     Tensors,
     register,
 )
-from fedwright.server_runtime.methods.shared.personal_models import Own, OwnModels
+from fedwright.server_runtime.methods.shared.personal_models import UNLIKE, Own, OwnModels
 from fedwright.server_runtime.spec import ModelSpec
 from fedwright.server_runtime.zoo.stitched import STITCHED, cut, spell
 
@@ -140,4 +140,12 @@ def head_names(spec: ModelSpec, weights: Tensors) -> dict[str, str]:
     return found
 
 
-register(Entry("fedgh", "own extractors under a head that the server trains on class means", FedGHParams, FedGH))
+register(
+    Entry(
+        "fedgh",
+        "own extractors under a head that the server trains on class means",
+        FedGHParams,
+        FedGH,
+        start={"method": UNLIKE},
+    )
+)

@@ -21,6 +21,7 @@ from torch.nn import functional
 from fedwright.protocol.support.settings import check_range
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
+from fedwright.server_runtime.embedded_sets import STARTER_PUBLIC
 from fedwright.server_runtime.methods.base import (
     Absorbed,
     Assignment,
@@ -32,7 +33,7 @@ from fedwright.server_runtime.methods.base import (
     register,
 )
 from fedwright.server_runtime.methods.shared.generated_models import recipe_for
-from fedwright.server_runtime.methods.shared.personal_models import Own, OwnModels
+from fedwright.server_runtime.methods.shared.personal_models import UNLIKE, Own, OwnModels
 from fedwright.server_runtime.methods.shared.teachers import TEACHER, load
 from fedwright.server_runtime.public_data import need_public
 from fedwright.server_runtime.seeds import derive_seed
@@ -158,5 +159,6 @@ class FedKEMF(OwnModels):
 
 register(
     Entry("fedkemf", "own models and a small common network that teach each other", FedKEMFParams, FedKEMF,
-          needs_public=True, relays=lambda params: "choose another method")
+          needs_public=True, relays=lambda params: "choose another method",
+          start={"method": UNLIKE, "public": STARTER_PUBLIC})
 )  # fmt: skip

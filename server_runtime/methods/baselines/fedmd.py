@@ -17,6 +17,7 @@ from msgspec import structs
 
 from fedwright.protocol.artifact import PUBLIC_LOGITS
 from fedwright.protocol.support.settings import check_range
+from fedwright.server_runtime.embedded_sets import STARTER_PUBLIC
 from fedwright.server_runtime.methods.base import (
     Absorbed,
     Array,
@@ -29,7 +30,7 @@ from fedwright.server_runtime.methods.base import (
     register,
 )
 from fedwright.server_runtime.methods.shared.generated_models import recipe_for
-from fedwright.server_runtime.methods.shared.personal_models import Own, OwnModels
+from fedwright.server_runtime.methods.shared.personal_models import UNLIKE, Own, OwnModels
 from fedwright.server_runtime.public_data import need_public
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import Objective, Structure
@@ -137,5 +138,6 @@ class FedMD(OwnModels):
 
 register(
     Entry("fedmd", "models of any kind that agree on public examples", FedMDParams, FedMD,
-          needs_public=True, relays=lambda params: "choose another method")
+          needs_public=True, relays=lambda params: "choose another method",
+          start={"method": UNLIKE, "public": STARTER_PUBLIC})
 )  # fmt: skip

@@ -107,4 +107,8 @@ def common_length(models: list[list[Layer]]) -> int:
     return length
 
 
-register(Entry("flexifed", "own architectures that average the layers they share", FlexiFedParams, FlexiFed))
+# These two have their convolutions in common.
+FAMILY = {"method": {"own": {"models": ("cnn-small", "cnn-lora")}}}
+register(
+    Entry("flexifed", "own architectures that average the layers they share", FlexiFedParams, FlexiFed, start=FAMILY)
+)

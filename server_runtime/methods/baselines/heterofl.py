@@ -106,4 +106,13 @@ def classifier_names(weights: Tensors, classes: int) -> list[str]:
     return [name for name in rows if name.rpartition(".")[0] == owner]
 
 
-register(Entry("heterofl", "nested widths: the first channels of every layer", HeteroFLParams, HeteroFL))
+register(
+    Entry(
+        "heterofl",
+        "nested widths: the first channels of every layer",
+        HeteroFLParams,
+        HeteroFL,
+        model="cnn-gn",
+        start={"method": {"levels": {"sizes": (1.0, 0.5, 0.25)}}},
+    )
+)

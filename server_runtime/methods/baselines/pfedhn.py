@@ -164,4 +164,12 @@ class PFedHN:
         self._made = {}
 
 
-register(Entry("pfedhn", "a hypernetwork writes every device's whole model", PFedHNParams, PFedHN))
+register(
+    Entry(
+        "pfedhn",
+        "a hypernetwork writes every device's whole model",
+        PFedHNParams,
+        PFedHN,
+        start={"method": {"parallel": True, "server_rate": 0.05}},
+    )
+)

@@ -21,7 +21,7 @@ from fedwright.server_runtime.blocks.pfedclub.block_search import DRAWS, Block, 
 from fedwright.server_runtime.blocks.pfedclub.stitch_tuning import Tuning, agreement, logits_of, refresh_norms, tune
 from fedwright.server_runtime.blocks.pfedclub.stitching import joins
 from fedwright.server_runtime.methods.base import Entry, Setting, register
-from fedwright.server_runtime.methods.shared.personal_models import Own
+from fedwright.server_runtime.methods.shared.personal_models import TAUGHT_START, UNLIKE, Own
 from fedwright.server_runtime.methods.shared.teachers import Known, Pupil, Taught, Teacher, candidate_of, teacher_of
 from fedwright.server_runtime.zoo.stitched import CLASSES, Stitched, assemble, classes_block, spell
 
@@ -128,5 +128,6 @@ class PFedHR(Taught):
 
 
 register(
-    Entry("pfedhr", "own architectures, taught by models reassembled for all", PFedHRParams, PFedHR, needs_public=True)
-)
+    Entry("pfedhr", "own architectures, taught by models reassembled for all", PFedHRParams, PFedHR,
+          needs_public=True, start={**TAUGHT_START, "method": {**UNLIKE, "candidates": 2}})
+)  # fmt: skip

@@ -42,7 +42,7 @@ from fedwright.server_runtime.methods.base import (
 )
 from fedwright.server_runtime.methods.baselines.heterofl import classifier_names
 from fedwright.server_runtime.methods.fedconv.exchange import ClassMeans, exchanged
-from fedwright.server_runtime.methods.fedconv.params import FedConvParams
+from fedwright.server_runtime.methods.fedconv.params import START, FedConvParams
 from fedwright.server_runtime.methods.fedconv.server_training import Model, Part, ServerSide
 from fedwright.server_runtime.methods.shared.submodels import Leveled
 from fedwright.server_runtime.spec import ModelSpec
@@ -97,6 +97,8 @@ class FedConv(Leveled):
         self._ready = False
         self._brought: dict[str, Brought] = {}
         self._means = ClassMeans()
+        # How far the last tuning moved any entry of what makes small models.
+        self._tuned = 0.0
 
     def assignment(self, device: str, spec: ModelSpec, round_number: int) -> Assignment:
         """Ordinary training; class means come back too where ratios teach each other, personal layers do not."""
@@ -120,9 +122,11 @@ class FedConv(Leveled):
         self._tune_compression(self.params.compress_epochs)
 
     def _tune_compression(self, epochs: int) -> None:
+        before = self._compress
         self._compress = self._server.tuned_compression(
-            self._compress, self.weights, self._head, epochs=epochs, number=self.advanced
+            before, self.weights, self._head, epochs=epochs, number=self.advanced
         )
+        self._tuned = float((self._compress - before).abs().max()) if before.numel() else 0.0
         self._sent.clear()
 
     def submodel(self, device: str, spec: ModelSpec, marks: tuple[int, ...]) -> Tensors:
@@ -154,12 +158,12 @@ class FedConv(Leveled):
         """Dilate what came, sum it up, and tune the compression for the next round."""
         self._prepare()
         changed = {key: own for key, own in self._brought.items() if any(v.any() for v in own.mean().values())}
-        self._brought = {}
+        self._brought, self._tuned = {}, 0.0
         if changed:
             self._learn(changed)
         self._means = ClassMeans()
         self.advanced += 1
-        return {}
+        return {"tuned": self._tuned}
 
     def _learn(self, changed: dict[str, Brought]) -> None:
         parts = {}
@@ -257,4 +261,12 @@ def _ratio_name(spec: ModelSpec) -> str:
     return f"width-{zoo.width_of(spec):.4f}"
 
 
-register(Entry("fedconv", "small models by convolution of a large one, tuned on the server", FedConvParams, FedConv))
+register(
+    Entry(
+        "fedconv",
+        "small models by convolution of a large one, tuned on the server",
+        FedConvParams,
+        FedConv,
+        start=START,
+    )
+)

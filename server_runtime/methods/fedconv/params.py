@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fedwright.protocol.support.settings import check_range
+from fedwright.server_runtime.embedded_sets import STARTER_PUBLIC
 from fedwright.server_runtime.methods.shared.submodels import Levels
 
 # Slopes of the modified leaky ReLU above and below zero.
@@ -16,6 +17,19 @@ def _help(text: str) -> dict[str, str]:
 
 def _ratios() -> Levels:
     return Levels(sizes=(0.25, 0.5, 0.75, 1.0), choose="budget")
+
+
+# Every ratio is there even where all devices could hold the whole model, and fewer passes than the paper's.
+START = {
+    "method": {
+        "compress_epochs": 10,
+        "again_epochs": 4,
+        "dilate_epochs": 4,
+        "weigh_epochs": 4,
+        "levels": {"choose": "in_turn"},
+    },
+    "public": STARTER_PUBLIC,
+}
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """What methods share that train adapters on a base: where the base comes from, and the model of both together."""
 
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,20 +18,27 @@ from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Structure
 from fedwright.server_runtime.zoo import adapter_models
 
-ADVANCED, BASE = "advanced", "base/"
+log = logging.getLogger(__name__)
+
+ADVANCED, BASE, PRETRAIN = "advanced", "base/", "pretrain_rounds"
+# Where nobody knows how long the run is.
+UNKNOWN_HALF = 20
 
 
 @dataclass(frozen=True)
 class BaseParams:
     """rank: q. The base learns by FedAvg for `pretrain_rounds`, from the start or from the weights in a file."""
 
-    pretrain_rounds: int = field(default=20, metadata={"help": "rounds of FedAvg before the base is frozen"})
+    pretrain_rounds: int | None = field(
+        default=None, metadata={"help": "rounds of FedAvg before the base is frozen; half of the run's without this"}
+    )
     base: str | None = field(default=None, metadata={"help": "safetensors file that the base begins with"})
     rank: int = field(default=1, metadata={"help": "rank of the adapters"})
 
     def __post_init__(self) -> None:
         """Check values."""
-        check_range("pretrain_rounds", self.pretrain_rounds, low=0)
+        if self.pretrain_rounds is not None:
+            check_range("pretrain_rounds", self.pretrain_rounds, low=0)
         check_range("rank", self.rank, low=1)
 
 
@@ -38,7 +46,7 @@ class FrozenBase:
     """W ← W + Σ n_i Δ_i / Σ n_i in the first rounds; then W stays and only adapters learn."""
 
     def __init__(self, params: BaseParams, setting: Setting) -> None:
-        self._rounds, self._rank, self._setting = params.pretrain_rounds, params.rank, setting
+        self._rounds, self._rank, self._setting = _pretraining(params, setting), params.rank, setting
         self.spec = adapter_models.with_rank(setting.spec, params.rank)
         module = zoo.create(self.spec, seed=derive_seed(setting.seed, "adapters"))
         names, initial = zoo.adapter_names(module), initial_weights(module)
@@ -90,19 +98,34 @@ class FrozenBase:
         return self.spec, merged | {name: np.zeros_like(value) for name, value in self.adapters.items()}
 
     def state(self) -> Tensors:
-        """The base and how many rounds there were."""
-        state: Tensors = {ADVANCED: np.array(self._advanced, np.int64)}
+        """The base, how many rounds there were and after how many it is frozen."""
+        state: Tensors = {ADVANCED: np.array(self._advanced, np.int64), PRETRAIN: np.array(self._rounds, np.int64)}
         return state | {BASE + name: value for name, value in self.weights.items()}
 
     def restore(self, state: Tensors) -> None:
         """Continue from a saved state."""
         self._advanced = int(state[ADVANCED])
+        # A run that is made longer does not thaw its base.
+        self._rounds = int(state[PRETRAIN])
         self.weights = {name: state[BASE + name] for name in self.weights}
         self._change = self._new_mean()
 
     def _new_mean(self) -> Mean:
         nothing = {name: np.zeros_like(value) for name, value in self.weights.items()}
         return make_mean(self._setting.combine, nothing, {name: (None,) * v.ndim for name, v in nothing.items()})
+
+
+def _pretraining(params: BaseParams, setting: Setting) -> int:
+    """Rounds before the base is frozen; a warning where they leave none for adapters."""
+    if params.pretrain_rounds is None:
+        return setting.rounds // 2 if setting.rounds else UNKNOWN_HALF
+    if 0 < setting.rounds <= params.pretrain_rounds:
+        log.warning(
+            "method.pretrain_rounds is %d and the run has %d rounds, so that no adapter is trained; take fewer",
+            params.pretrain_rounds,
+            setting.rounds,
+        )
+    return params.pretrain_rounds
 
 
 def _read(file: str, wanted: Tensors) -> Tensors:

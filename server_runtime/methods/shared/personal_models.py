@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,6 +12,7 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Report
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
+from fedwright.server_runtime.embedded_sets import STARTER_PUBLIC
 from fedwright.server_runtime.methods.base import Absorbed, Array, Assignment, Emission, Relay, Setting, Tensors
 from fedwright.server_runtime.methods.shared.budget_fit import Left, fit_batches
 from fedwright.server_runtime.methods.shared.generated_models import recipe_for
@@ -21,6 +23,10 @@ from fedwright.server_runtime.spec import ModelSpec, Objective, Structure
 log = logging.getLogger(__name__)
 
 MODEL, WEIGHTS = "model/", "weights/"
+# What starter configs deal out: two convolutional nets of different kind and one without convolutions.
+UNLIKE: dict[str, Any] = {"own": {"models": ("cnn-small", "cnn-gn", "mlp")}}
+# Each teacher is a graph of its own, which takes its time to build.
+TAUGHT_START: dict[str, dict[str, Any]] = {"run": {"rounds": 4}, "method": UNLIKE, "public": STARTER_PUBLIC}
 
 
 @dataclass(frozen=True)
