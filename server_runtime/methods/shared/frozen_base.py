@@ -53,7 +53,8 @@ class FrozenBase:
         if not names or len(initial) != len(list(module.parameters())):
             choice = ", ".join(sorted(name for name, entry in zoo.MODELS.items() if entry.rank is not None))
             raise ConfigError(
-                f"model {setting.spec.model} has no adapters, or running statistics beside them; choose one of {choice}"
+                f"model {setting.spec.model} has no adapters, or running statistics beside them; choose one of"
+                f" {choice}, or build your own with LoraLinear and without batch normalisation (docs/own-model.md)"
             )
         self.adapters: Tensors = {name: initial[name] for name in names}
         self.weights: Tensors = {name: setting.initial[name] for name in initial if name not in names}
