@@ -22,7 +22,7 @@ def check_server(config: RunConfig) -> None:
         from fedwright.server_runtime.fleet.trust import Authority
 
         Authority(Path(config.fleet.trust))
-    if config.public.file is not None:
+    if config.public.given:
         read_public(config.public)
     for name in sorted(own_models(config)):
         from fedwright.server_runtime.zoo import own_function
@@ -58,7 +58,7 @@ def check_method(
     from fedwright.server_runtime.run import make_method
 
     spec = zoo.named(config.model.model, data)
-    if find(config.method.name).needs_public and config.public.file is None:
+    if find(config.method.name).needs_public and not config.public.given:
         need_public(public, config.method.name)
     try:
         method = make_method(config, spec, public=public)
@@ -83,7 +83,7 @@ def assumed(config: RunConfig) -> ModelSpec:
     section = config.model
     shape, classes = section.input_shape, section.class_count
     entry = zoo.MODELS.get(section.model.partition("@")[0])
-    if config.public.file is not None:
+    if config.public.given:
         found = read_public(config.public)
         shape = shape or tuple(found.x.shape[1:])
         classes = classes or (None if found.y is None else max(2, int(found.y.max(initial=0)) + 1))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fedwright.protocol.class_names import checked_names, places_in
 from fedwright.protocol.errors import ConfigError, DataError
 from fedwright.server_runtime.config import PublicSection
+from fedwright.server_runtime.embedded_sets import load_named
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec
 
@@ -36,8 +37,8 @@ class PublicData:
 def load_public(
     section: PublicSection, spec: ModelSpec, *, seed: int, class_names: Sequence[str] = ()
 ) -> PublicData | None:
-    """The examples of the file that a config names, as many as it asks for, in the run's classes; None without one."""
-    if section.file is None:
+    """The examples that a config names, as many as it asks for, in the run's classes; None where it names none."""
+    if not section.given:
         return None
     whole = read_public(section)
     x, y = whole.x, whole.y
@@ -78,7 +79,10 @@ def as_dtype(data: PublicData | None, dtype: str) -> PublicData | None:
 
 
 def read_public(section: PublicSection) -> PublicData:
-    """All examples of the file that a config names; DataError when it cannot be read."""
+    """All examples of the file or the embedded set that a config names; DataError when they cannot be read."""
+    if section.data is not None:
+        images, digits = load_named(section.data)
+        return PublicData(images, digits if section.labelled else None)
     path, labelled = Path(section.file or ""), section.labelled
     try:
         with np.load(path, allow_pickle=False) as arrays:
@@ -111,7 +115,7 @@ def check_public(data: PublicData, spec: ModelSpec, *, foreign: bool = False) ->
     if shape != tuple(spec.input_shape):
         raise DataError(
             f"public data has samples of shape {list(shape)} but the model takes {list(spec.input_shape)};"
-            " set public.file to data of the devices' shape"
+            " set public.file to data of the devices' shape instead of what is there now"
         )
     if data.y is not None and len(data.y) and int(data.y.max()) >= spec.classes and not foreign:
         raise DataError(
@@ -124,7 +128,8 @@ def need_public(data: PublicData | None, method: str, *, labels: bool = False) -
     """The examples, or an error that says how to give some."""
     if data is None or not len(data):
         raise ConfigError(
-            f"method {method} needs examples on the server; set public.file, or public.rows in a simulation"
+            f"method {method} needs examples on the server; set public.file, or public.data = 'digits:holdout' where"
+            " the devices have digits, or public.rows in a simulation"
         )
     if labels and data.y is None:
         raise ConfigError(f"method {method} needs labelled examples on the server; set public.labelled = true")

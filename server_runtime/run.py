@@ -185,6 +185,7 @@ def make_method(
         ),
         budget=config.budget.limits(),
         forecasts=forecasts,
+        rounds=config.run.rounds,
     )
     return registry.find(config.method.name).make(config.method.params, setting)
 

@@ -30,7 +30,7 @@ def check_config(config: RunConfig, starter: RunConfig) -> list[str]:
     """
     check_server(config)
     notes = []
-    if find(config.method.name).needs_public and config.public.file is None:
+    if find(config.method.name).needs_public and not config.public.given:
         notes.append(f"{config.method.name} over a broker needs public.file; public.rows is for `fedwright simulate`")
     if config.simulate != starter.simulate:
         return notes + check_simulation(config)
@@ -78,7 +78,7 @@ def check_stand_in(config: RunConfig) -> None:
     half = rows // 2
     shares = {f"device-{n}": Share(np.arange(half), np.empty(0, np.int64), np.arange(half, rows)) for n in range(2)}
     public = None
-    if config.public.file is None and config.public.rows:
+    if not config.public.given and config.public.rows:
         public = PublicData(x, y if config.public.labelled else None)
     config = replace(config, simulate=replace(config.simulate, profiles=None, bystanders=0))
     reports = _reports(config, Dealt(x, y, spec.classes, shares))

@@ -11,6 +11,7 @@ from fedwright.device_runtime.data.local import LocalData
 from fedwright.protocol.class_names import places_in
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime.config import PublicSection, SimulateSection
+from fedwright.server_runtime.embedded_sets import HOLDOUT
 from fedwright.server_runtime.public_data import PublicData
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.simulation import datasets, own_data
@@ -62,8 +63,11 @@ def rows_of(x: Array, y: Array, share: Share, *, classes: int, class_names: tupl
     )
 
 
-def deal(section: SimulateSection, *, seed: int, split: Split = SPLIT) -> Dealt:
-    """Load the data set and deal it as the section says; the same seed deals the same rows."""
+def deal(section: SimulateSection, *, seed: int, split: Split = SPLIT, public: PublicSection | None = None) -> Dealt:
+    """Load the data set and deal it as the section says; the same seed deals the same rows.
+
+    public: what of the data set is the server's own by its name, and so no device's.
+    """
     if section.data is not None:
         return _deal_own(section, section.data, seed=seed, split=split)
     tests = None if section.rows is None else max(1, section.rows // 5)
@@ -73,6 +77,8 @@ def deal(section: SimulateSection, *, seed: int, split: Split = SPLIT) -> Dealt:
     if section.partition == "owner":
         return _by_given_owner(data)
     x, y = np.concatenate([data.x_train, data.x_test]), np.concatenate([data.y_train, data.y_test]).astype(np.int64)
+    if public is not None and public.data == section.dataset + HOLDOUT:
+        x, y = data.x_train, data.y_train.astype(np.int64)
     rng = np.random.default_rng(derive_seed(seed, "partition"))
     return Dealt(x, y, len(data.classes), _shares(section, y, rng, split))
 
@@ -110,7 +116,7 @@ def thin(dealt: Dealt, share: float, *, seed: int) -> Dealt:
 
 def reserve(dealt: Dealt, section: PublicSection, *, seed: int) -> tuple[Dealt, PublicData | None]:
     """Take the server's own examples out of what the devices train on, so that no device holds one of them."""
-    if section.file is not None or not section.rows:
+    if section.file is not None or section.data is not None or not section.rows:
         return dealt, None
     rows = np.concatenate([own.train for _, own in sorted(dealt.shares.items())])
     if section.rows >= len(rows):

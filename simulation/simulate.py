@@ -96,7 +96,7 @@ def simulate(
     dealt: data other than what the config names. parts: what to measure on every few rounds. look: called with the
     method after each of those rounds.
     """
-    dealt = dealt or deal(config.simulate, seed=config.run.seed)
+    dealt = dealt or deal(config.simulate, seed=config.run.seed, public=config.public)
     dealt, public = reserve(dealt, config.public, seed=config.run.seed)
     reports = make_reports(config, dealt)
     check_hidden(config, len(reports), setting="the number of simulated devices")

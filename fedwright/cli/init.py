@@ -4,16 +4,22 @@ import argparse
 import dataclasses
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedwright.server_runtime.methods.registry import Entry
 
-# Enough for methods that need examples on the server.
-PUBLIC_ROWS = 200
+# What every starter config has instead of the defaults: enough steps for a few thousand examples to teach something.
+START: dict[str, dict[str, Any]] = {
+    "run": {"rounds": 8},
+    "train": {"epochs": 2, "batch": 16, "optimizer": {"momentum": 0.9}},
+    "simulate": {"devices": 10},
+}
 HEADER = """# {title}
 #
+# Try it here:      fedwright simulate run.toml
 # On the host:      fedwright server run run.toml
 # On each device:   fedwright device run --broker mqtt://HOST:1883 --data npz:data.npz
 # Check this file:  fedwright validate run.toml
@@ -96,12 +102,13 @@ def starter_config(entry: "Entry") -> str:
 
     parts = [HEADER.format(title=f"{entry.name}: {entry.summary}")]
     for name, cls in SECTIONS.items():
-        changed: dict[str, Any] = {"model": entry.model} if name == "model" else {}
-        if name == "public" and entry.needs_public:
-            changed = {"rows": PUBLIC_ROWS}
+        changed = {**START.get(name, {}), **entry.start.get(name, {})}
+        if name == "model":
+            changed["model"] = entry.model
         parts.append(_table(name, cls, changed=changed))
         if name == "model":
-            parts.append(_table("method", entry.params, first=[f'name = "{entry.name}"']))
+            own = entry.start.get("method")
+            parts.append(_table("method", entry.params, first=[f'name = "{entry.name}"'], changed=own))
     return "\n".join(parts)
 
 
@@ -113,14 +120,17 @@ def starter_edge() -> str:
     return "\n".join([EDGE_HEADER, *tables])
 
 
-def _table(name: str, cls: type[Any], *, first: list[str] | None = None, changed: dict[str, Any] | None = None) -> str:
-    """One section and the sections inside it."""
+def _table(
+    name: str, cls: type[Any], *, first: list[str] | None = None, changed: Mapping[str, Any] | None = None
+) -> str:
+    """One section and the sections inside it; changed: values other than the defaults, by name."""
     lines, inner = [f"[{name}]", *(first or [])], []
     for field in dataclasses.fields(cls):
-        value = (changed or {}).get(field.name, _default(field))
-        if dataclasses.is_dataclass(value):
-            inner.append(_table(f"{name}.{field.name}", type(value)))
+        value, other = _default(field), (changed or {}).get(field.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            inner.append(_table(f"{name}.{field.name}", type(value), changed=dataclasses.asdict(value) | (other or {})))
             continue
+        value = value if other is None else other
         text = f"{field.name} = {_toml(value)}" if value is not None else f"# {field.name} ="
         help_text = field.metadata.get("help", "")
         lines.append(f"{text:<24}  # {help_text}" if help_text else text)

@@ -89,7 +89,7 @@ class Setting:
     returns: how updates travel. combine: how averaging methods average. manifest: what a structure's artifact
     needs (None where nobody builds any). device: the torch device of the server's own maths. public: examples
     that the server has itself. budget: what any device may use in a round, beside the limits that it reports itself
-    (methods/fitting.py). forecasts: how fast devices are.
+    (methods/fitting.py). forecasts: how fast devices are. rounds: how many the run has; 0 where nobody knows.
     """
 
     spec: ModelSpec
@@ -106,6 +106,7 @@ class Setting:
     public: PublicData | None = None
     budget: Budget = field(default_factory=Budget)
     forecasts: Forecasts | None = None
+    rounds: int = 0
 
 
 @dataclass(frozen=True)

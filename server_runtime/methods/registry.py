@@ -10,6 +10,7 @@ from fedwright.server_runtime.methods.fedconv.params import FedConvParams
 from fedwright.server_runtime.methods.framp.params import FrampParams
 from fedwright.server_runtime.methods.params import generated_models, personal_models, submodels
 from fedwright.server_runtime.methods.params.hasa import HasaParams
+from fedwright.server_runtime.methods.starts import STARTS, Start
 
 if TYPE_CHECKING:
     from fedwright.server_runtime.methods.base import Method, Setting
@@ -31,6 +32,11 @@ class Entry:
     model: str = "cnn-small"
     needs_public: bool = False
     relays: Callable[[Any], str] = lambda params: ""
+
+    @property
+    def start(self) -> Start:
+        """What its starter config sets to other values than the defaults."""
+        return STARTS.get(self.name, {})
 
     @property
     def method(self) -> "type[Method]":
@@ -143,6 +149,7 @@ METHODS: dict[str, Entry] = {
             "nested widths: the first channels of every layer",
             submodels.HeteroFLParams,
             "baselines.heterofl:HeteroFL",
+            model="cnn-gn",
         ),
         Entry(
             "hyperflora",

@@ -1,11 +1,11 @@
 """Models that can be built at any size, by name; a user's own module as `python:package:function`."""
 
-import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from math import ceil
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -18,9 +18,11 @@ from fedwright.server_runtime.spec import ModelSpec
 from fedwright.server_runtime.zoo import exits, gcn, mobilenet, pfedclub_cnns, resnet, sequence, small, stitched, vit
 from fedwright.server_runtime.zoo.adapters import adapter_names
 from fedwright.server_runtime.zoo.base import Input, ModelEntry, ZooModel, build
-from fedwright.server_runtime.zoo.derive_groups import derived_axes, shrink
+from fedwright.server_runtime.zoo.current_folder import import_from_here
+from fedwright.server_runtime.zoo.derive_groups import HOW_TO_DECLARE, declared_axes, derived_axes, shrink
 
 __all__ = [
+    "HOW_TO_DECLARE",
     "MODELS",
     "Input",
     "ModelEntry",
@@ -178,17 +180,17 @@ def _own_groups(spec: ModelSpec) -> tuple[Axes, dict[str, int]]:
     """Axes and full sizes of a user's own module."""
     with torch.random.fork_rng(devices=[]):
         module = _call_own(spec)
-        axes = derived_axes(module, spec.input_shape)
+        axes = declared_axes(module) or derived_axes(module, spec.input_shape)
     return axes, group_sizes({name: value.numpy() for name, value in module.state_dict().items()}, axes)
 
 
 def _why_uncut(spec: ModelSpec) -> str:
-    reason = "no channel group was found in it"
+    reason = f"no channel group was found in it; {HOW_TO_DECLARE}"
     try:
         _own_groups(replace(spec, sizes=()))
     except ConfigError as err:
         reason = str(err)
-    return f"model {spec.model} can only be used whole: {reason}; give it width 1 or use a model of the zoo"
+    return f"model {spec.model} can only be used whole: {reason}, give it width 1 or use a model of the zoo"
 
 
 def own_function(model: str) -> Callable[..., object]:
@@ -197,9 +199,11 @@ def own_function(model: str) -> Callable[..., object]:
     if not package or not function:
         raise ConfigError(f"model {model!r} is not of the form python:package:function")
     try:
-        make = getattr(importlib.import_module(package), function)
+        make = getattr(import_from_here(package), function)
     except (ImportError, AttributeError) as err:
-        raise ConfigError(f"model {model!r} cannot be imported: {err}; is it on the Python path?") from err
+        raise ConfigError(
+            f"model {model!r} cannot be imported: {err}; is it in this folder, {Path.cwd()}, or installed?"
+        ) from err
     if not callable(make):
         raise ConfigError(f"model {model!r} names a {type(make).__name__}; it must name a function")
     found: Callable[..., object] = make

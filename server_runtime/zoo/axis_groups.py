@@ -24,12 +24,17 @@ FIXED: Tag = ()
 
 
 class AxisGroups:
-    """Unknown groups, merged when their axes meet and fixed when an axis meets something that cannot be cut."""
+    """Unknown groups, merged when their axes meet and fixed when an axis meets something that cannot be cut.
+
+    A group may turn out to be made of another one: where attention reads a trunk of 64 channels with heads of 16,
+    these are 4 channels of a group of heads, 16 entries each.
+    """
 
     def __init__(self) -> None:
         self._parent: list[int] = []
         self._names: list[str] = []
         self._fixed: set[int] = set()
+        self._made_of: dict[int, AxisPart] = {}
 
     def new(self, name: str, length: int, *, outer: int = 1) -> Tag:
         """An axis of a group nobody has met yet; the earliest name of merged groups stays."""
@@ -38,16 +43,44 @@ class AxisGroups:
         return (AxisPart(self._parent[-1], length, outer),)
 
     def unify(self, one: Tag, other: Tag) -> Tag:
-        """These two axes hold the same channels; axes of different form are not cut at all."""
-        if [_form(part) for part in one] != [_form(part) for part in other]:
+        """These two axes hold the same channels; axes that no common group can describe are not cut at all."""
+        if [part.length for part in one] != [part.length for part in other]:
             self.fix([one, other])
             return FIXED
         for a, b in zip(one, other, strict=True):
-            if a.unknown is not None and b.unknown is not None:
-                self._merge(a.unknown, b.unknown)
-            else:
-                self.fix([(a,), (b,)])
+            self._meet(self._plain(a), self._plain(b))
         return one
+
+    def split(self, tag: Tag, name: str, *, outer: int = 1, inner: int = 1) -> Tag:
+        """The channels of an axis that is outer × channels × inner long, as an axis of their own."""
+        if not tag:
+            return FIXED
+        length = sum(part.length for part in tag)
+        channels = self.new(name, length // (outer * inner))
+        self.unify(tag, tuple(replace(part, length=length, outer=outer, inner=inner) for part in channels))
+        return channels
+
+    def _meet(self, a: AxisPart, b: AxisPart) -> None:
+        """Make two stretches of equal length one, or keep both whole."""
+        if a == b:
+            return
+        if a.unknown is None or b.unknown is None or a.unknown == b.unknown:
+            self.fix([(a,), (b,)])
+        elif (a.outer, a.inner) == (b.outer, b.inner):
+            self._merge(a.unknown, b.unknown)
+        elif b.outer % a.outer == 0 and b.inner % a.inner == 0:
+            self._made_of[a.unknown] = replace(b, outer=b.outer // a.outer, inner=b.inner // a.inner)
+        elif a.outer % b.outer == 0 and a.inner % b.inner == 0:
+            self._made_of[b.unknown] = replace(a, outer=a.outer // b.outer, inner=a.inner // b.inner)
+        else:
+            self.fix([(a,), (b,)])
+
+    def _plain(self, part: AxisPart) -> AxisPart:
+        """The stretch in terms of a group that is not made of another."""
+        while part.unknown is not None and (root := self._root(part.unknown)) in self._made_of:
+            made = self._made_of[root]
+            part = AxisPart(made.unknown, part.length, part.outer * made.outer, part.inner * made.inner)
+        return part if part.unknown is None else replace(part, unknown=self._root(part.unknown))
 
     def fix(self, tags: Iterable[Tag]) -> None:
         """None of these axes may be cut."""
@@ -61,12 +94,10 @@ class AxisGroups:
         return parts[0][0] if len(parts) == 1 else Joined(tuple(parts))
 
     def _part_axis(self, part: AxisPart) -> Axis | None:
-        if part.unknown is None:
+        plain = self._plain(part)
+        if plain.unknown is None or plain.unknown in {self._plain(AxisPart(fixed, 0)).unknown for fixed in self._fixed}:
             return None
-        root = self._root(part.unknown)
-        if root in {self._root(number) for number in self._fixed}:
-            return None
-        return Axis(self._names[root], part.outer, part.inner)
+        return Axis(self._names[plain.unknown], plain.outer, plain.inner)
 
     def _root(self, number: int) -> int:
         while self._parent[number] != number:
@@ -98,7 +129,3 @@ def flattened(groups: AxisGroups, tags: Sequence[Tag], shape: Sequence[int]) -> 
 def joined(tags: Sequence[Tag], lengths: Sequence[int]) -> Tag:
     """The axis made of these axes end to end."""
     return tuple(part for tag, length in zip(tags, lengths, strict=True) for part in (tag or (AxisPart(None, length),)))
-
-
-def _form(part: AxisPart) -> tuple[bool, int, int, int]:
-    return part.unknown is None, part.length, part.outer, part.inner

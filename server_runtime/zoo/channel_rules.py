@@ -160,7 +160,7 @@ def _flatten_layer(walk: Walk, node: fx.Node) -> Made:
 
 
 def _flatten_call(walk: Walk, node: fx.Node) -> Made:
-    return _flat(walk, node, _argument(node, 1, "start_dim", 0), _argument(node, 2, "end_dim", -1))
+    return _flat(walk, node, argument(node, 1, "start_dim", 0), argument(node, 2, "end_dim", -1))
 
 
 def _flat(walk: Walk, node: fx.Node, start: int, end: int) -> Made:
@@ -171,7 +171,7 @@ def _flat(walk: Walk, node: fx.Node, start: int, end: int) -> Made:
     return (*source[:first], inside, *source[last + 1 :])
 
 
-def _view(walk: Walk, node: fx.Node) -> Made:
+def view(walk: Walk, node: fx.Node) -> Made:
     """Only `view(n, -1)`: any other target names sizes that would not fit a cut model."""
     target = node.args[1] if isinstance(node.args[1], tuple | list) else node.args[1:]
     source = walk.source(node)
@@ -201,7 +201,7 @@ def _cat(walk: Walk, node: fx.Node) -> Made:
     if not isinstance(pieces, list | tuple):
         return None
     tags = [walk.tags[piece] for piece in pieces]
-    along = _argument(node, 1, "dim", 0) % len(tags[0])
+    along = argument(node, 1, "dim", 0) % len(tags[0])
     made = list(tags[0])
     for other in tags[1:]:
         made = [one if at == along else walk.groups.unify(one, other[at]) for at, one in enumerate(made)]
@@ -211,13 +211,13 @@ def _cat(walk: Walk, node: fx.Node) -> Made:
 
 def _mean(walk: Walk, node: fx.Node) -> Made:
     source = walk.source(node)
-    named = _argument(node, 1, "dim", None)
+    named = argument(node, 1, "dim", None)
     if named is None:
         return None
     gone = {at % len(source) for at in ([named] if isinstance(named, int) else named)}
     if any(source[at] for at in gone):
         return None
-    keep = _argument(node, 2, "keepdim", False)
+    keep = argument(node, 2, "keepdim", False)
     return tuple(tag for at, tag in enumerate(source) if keep or at not in gone)
 
 
@@ -242,7 +242,7 @@ def _getitem(walk: Walk, node: fx.Node) -> Made:
 
 def _transpose(walk: Walk, node: fx.Node) -> Made:
     made = list(walk.source(node))
-    one, other = _argument(node, 1, "dim0", 0), _argument(node, 2, "dim1", 1)
+    one, other = argument(node, 1, "dim0", 0), argument(node, 2, "dim1", 1)
     made[one], made[other] = made[other], made[one]
     return tuple(made)
 
@@ -258,7 +258,8 @@ def _size(walk: Walk, node: fx.Node) -> Made:
     return () if node.target is not getattr or node.args[1] in ("shape", "dtype", "device") else None
 
 
-def _argument(node: fx.Node, position: int, name: str, default: Any) -> Any:
+def argument(node: fx.Node, position: int, name: str, default: Any) -> Any:
+    """An argument of a call, given by place or by name."""
     return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
 
 
@@ -293,7 +294,7 @@ FUNCTIONS: dict[Any, Rule] = {
     **dict.fromkeys(_SAME, _keep),
     **dict.fromkeys(_PAIRS, _binary),
     **dict.fromkeys((torch.flatten, "flatten"), _flatten_call),
-    **dict.fromkeys(("view", "reshape", torch.reshape), _view),
+    **dict.fromkeys(("view", "reshape", torch.reshape), view),
     **dict.fromkeys((torch.cat, torch.concat), _cat),
     **dict.fromkeys((torch.mean, "mean", torch.sum, "sum"), _mean),
     **dict.fromkeys((torch.transpose, "transpose"), _transpose),

@@ -12,9 +12,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.server_runtime.blocks.slicing import TensorAxes, group_sizes, prefix_plan, take
+from fedwright.server_runtime.blocks.slicing import Axis, AxisLike, TensorAxes, group_sizes, prefix_plan, take
+from fedwright.server_runtime.zoo.attention_rules import FUNCTIONS, MODULES
 from fedwright.server_runtime.zoo.axis_groups import FIXED
-from fedwright.server_runtime.zoo.channel_rules import FUNCTIONS, MODULES, Walk
+from fedwright.server_runtime.zoo.channel_rules import Walk
+
+HOW_TO_DECLARE = "say in a method channel_groups() of the module which axes are cut together (docs/own-model.md)"
 
 
 def example_input(module: nn.Module, shape: tuple[int, ...]) -> Tensor:
@@ -44,11 +47,45 @@ def derived_axes(module: nn.Module, shape: tuple[int, ...]) -> dict[str, TensorA
             _Shapes(traced).run(example_input(still, shape))
     except (fx.proxy.TraceError, RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError) as err:
         reason = str(err).strip().partition("\n")[0]
-        raise ConfigError(f"the channel groups of {type(module).__name__} cannot be derived: {reason}") from err
+        raise ConfigError(
+            f"the channel groups of {type(module).__name__} cannot be derived: {reason}; {HOW_TO_DECLARE}"
+        ) from err
     walk = Walk(module)
     for node in traced.graph.nodes:
         _visit(walk, node)
     return {name: walk.tensor_axes(name, value.ndim) for name, value in module.state_dict().items()}
+
+
+def declared_axes(module: nn.Module) -> dict[str, TensorAxes] | None:
+    """What a module's own `channel_groups()` says, checked; tensors that it does not name are fixed. None without one.
+
+    It gives a tuple with an entry per axis for each name in `state_dict()`: None, a group, or (group, outer, inner).
+    """
+    say = getattr(module, "channel_groups", None)
+    if not callable(say):
+        return None
+    said, state = say(), module.state_dict()
+    where = f"channel_groups() of {type(module).__name__}"
+    if not isinstance(said, Mapping):
+        raise ConfigError(f"{where} gives a {type(said).__name__}; it must give a dict of tensor name to axes")
+    for name, axes in said.items():
+        if name not in state:
+            raise ConfigError(f"{where} names {name!r}, which is no tensor of it; see state_dict() for the names")
+        if not isinstance(axes, tuple | list) or len(axes) != state[name].ndim:
+            raise ConfigError(f"{where} must give {state[name].ndim} axes for {name}, not {axes!r}")
+    found = {name: tuple(_declared_axis(one, where) for one in said.get(name, ())) for name in state}
+    return {name: axes or (None,) * state[name].ndim for name, axes in found.items()}
+
+
+def _declared_axis(said: object, where: str) -> AxisLike:
+    if said is None or isinstance(said, Axis):
+        return said
+    if isinstance(said, str):
+        return Axis(said)
+    match said:
+        case (str(group), int(outer), int(inner)) if outer > 0 and inner > 0:
+            return Axis(group, outer, inner)
+    raise ConfigError(f"{where} has {said!r} for an axis; give None, 'group' or ('group', outer, inner)")
 
 
 def shrink(module: nn.Module, axes: Mapping[str, TensorAxes], sizes: Mapping[str, int], shape: tuple[int, ...]) -> None:
@@ -71,7 +108,7 @@ def shrink(module: nn.Module, axes: Mapping[str, TensorAxes], sizes: Mapping[str
     except (RuntimeError, ValueError, TypeError) as err:
         raise ConfigError(
             f"{type(module).__name__} cannot be cut to {dict(sizes)}: {err}; "
-            f"does its forward name channel counts that it could read off its input?"
+            f"does its forward name channel counts that it could read off its input or weights?"
         ) from err
     module.train(training)
 
@@ -93,6 +130,9 @@ def _adjust(layer: nn.Module) -> None:
         layer.normalized_shape = tuple(layer.weight.shape)
     elif isinstance(layer, nn.Embedding):
         layer.embedding_dim = layer.weight.shape[1]
+    elif isinstance(layer, nn.MultiheadAttention) and layer._qkv_same_embed_dim:
+        layer.embed_dim = layer.kdim = layer.vdim = layer.in_proj_weight.shape[1]
+        layer.num_heads = layer.embed_dim // layer.head_dim
     elif isinstance(layer, nn.RNNBase):
         shapes = {name: tuple(value.shape) for name, value in layer.named_parameters()}
         layer.hidden_size, layer.input_size = shapes["weight_hh_l0"][1], shapes["weight_ih_l0"][1]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import DataSummary, Refusal, Stats
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
@@ -36,18 +37,38 @@ PUBLIC = PublicData(np.random.default_rng(3).random((20, *SHAPE), np.float32), n
 STATS = Stats(samples=10, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
 
 every_method = pytest.mark.parametrize("name", sorted(METHODS))
+# What a user might bring: batch normalisation, attention, or nothing special.
+OWN = {kind: f"python:helpers.own_models:{kind}" for kind in ("cnn", "transformer", "mlp")}
+# Methods that cannot take such a model, and what they say.
+REFUSED = {
+    ("adapters-private", "cnn"): r"has no adapters.*LoraLinear",
+    ("adapters-private", "mlp"): r"has no adapters.*LoraLinear",
+    ("adapters-private", "transformer"): r"has no adapters.*LoraLinear",
+    ("fedgh", "transformer"): r"cannot be cut into blocks, so it gives no head; make it an nn\.Sequential",
+    ("hyperflora", "cnn"): r"has no adapters.*LoraLinear",
+    ("hyperflora", "mlp"): r"has no adapters.*LoraLinear",
+    ("hyperflora", "transformer"): r"has no adapters.*LoraLinear",
+    ("scalefl", "cnn"): r"needs a model of the zoo with exits.*use cnn-exits",
+    ("scalefl", "mlp"): r"needs a model of the zoo with exits.*use cnn-exits",
+    ("scalefl", "transformer"): r"needs a model of the zoo with exits.*use cnn-exits",
+}
+PAIRS = [(name, METHODS[name].model) for name in sorted(METHODS)] + [
+    (name, OWN[kind]) for name in sorted(METHODS) for kind in OWN if (name, kind) not in REFUSED
+]
+every_pair = pytest.mark.parametrize(("name", "model"), PAIRS, ids=lambda word: word.rpartition(":")[2])
 
 
-def make(name: str):
+def make(name: str, model: str | None = None):
+    """A method at its birth, on the model it is meant for or on another."""
     entry = find(name)
-    spec = ModelSpec(entry.model, SHAPE, CLASSES)
+    spec = ModelSpec(model or entry.model, SHAPE, CLASSES)
     initial = initial_weights(zoo.create(spec, seed=1))
     return entry.make(entry.params(), setting(spec=spec, initial=initial, public=PUBLIC))
 
 
-def made_known(name: str):
+def made_known(name: str, model: str):
     """A method that has met the devices."""
-    method = make(name)
+    method = make(name, model)
     method.assign(REPORTS, 1)
     return method
 
@@ -75,21 +96,22 @@ def test_a_method_says_what_it_is(name):
         assert word in module.__doc__, f"the ledger of {name} lacks {word}"
 
 
-@every_method
-def test_devices_that_learn_nothing_change_nothing(name):
-    method = made_known(name)
+@every_pair
+def test_devices_that_learn_nothing_change_nothing(name, model):
+    method = made_known(name, model)
     before = {key: value.copy() for key, value in method.model_of("a")[1].items()}
     play_round(method, 1, change=0.0)
     for key, value in method.model_of("a")[1].items():
         np.testing.assert_allclose(value, before[key], atol=1e-6)
 
 
-@every_method
-def test_a_round_changes_the_model(name):
-    method = made_known(name)
+@every_pair
+def test_a_round_changes_the_model(name, model):
+    method = made_known(name, model)
     before = {key: value.copy() for key, value in method.model_of("a")[1].items()}
     play_round(method, 1, change=0.25)
-    assert any(not np.allclose(value, before[key]) for key, value in method.model_of("a")[1].items())
+    after = method.model_of("a")[1]
+    assert any(before[key].shape != value.shape or not np.allclose(value, before[key]) for key, value in after.items())
 
 
 @every_method
@@ -100,20 +122,20 @@ def test_a_method_that_passes_work_on_says_so_at_its_registration(name):
     assert not relays or entry.relays(entry.params())
 
 
-@every_method
-def test_planning_again_gives_the_same_plan(name):
-    method = make(name)
+@every_pair
+def test_planning_again_gives_the_same_plan(name, model):
+    method = make(name, model)
     assert method.assign(REPORTS, 1) == method.assign(REPORTS, 1)
 
 
-@every_method
-def test_a_restored_method_goes_on_to_the_same_bytes(name):
-    method = make(name)
+@every_pair
+def test_a_restored_method_goes_on_to_the_same_bytes(name, model):
+    method = make(name, model)
     play_round(method, 1, change=0.25)
     saved = MethodState.read(method.state().to_bytes())
     play_round(method, 2, change=-0.125)
 
-    restored = make(name)
+    restored = make(name, model)
     restored.restore(saved)
     play_round(restored, 2, change=-0.125)
 
@@ -205,8 +227,14 @@ def test_a_mean_of_updates_does_what_each_of_them_does(name):
         np.testing.assert_allclose(models[1][key], value, atol=1e-5)
 
 
-@every_method
-def test_devices_that_do_not_train_get_no_training_task(name):
-    method = make(name)
+@every_pair
+def test_devices_that_do_not_train_get_no_training_task(name, model):
+    method = make(name, model)
     assignments = method.assign({"a": described("a"), "watcher": described("b", trains=False)}, 1)
     assert "watcher" not in assignments or assignments["watcher"].recipe.epochs == 0
+
+
+@pytest.mark.parametrize(("name", "kind"), REFUSED)
+def test_a_model_that_a_method_cannot_take_is_refused_with_what_to_do(name, kind):
+    with pytest.raises(ConfigError, match=REFUSED[name, kind]):
+        make(name, OWN[kind]).assign(REPORTS, 1)

@@ -73,7 +73,7 @@ class AdaptersPrivate(Method):
     def advance(self) -> dict[str, float]:
         """A step of the base while it learns; adapters have moved already."""
         self._base.advance()
-        return {}
+        return {"adapters": float(len(self._own))}
 
     def model_of(self, device: str) -> tuple[ModelSpec, Tensors]:
         """The base with the device's adapter merged; without one, the base."""

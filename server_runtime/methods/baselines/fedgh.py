@@ -28,6 +28,7 @@ from fedwright.server_runtime.methods.base import (
     Setting,
     Tensors,
 )
+from fedwright.server_runtime.methods.baselines.heterofl import classifier_names
 from fedwright.server_runtime.methods.params.personal_models import FedGHParams
 from fedwright.server_runtime.methods.shared.personal_models import PersonalModels
 from fedwright.server_runtime.spec import ModelSpec
@@ -44,7 +45,10 @@ class FedGH(PersonalModels):
         self._pieces = len(cut(zoo.create(setting.spec, seed=0), setting.spec.input_shape).blocks)
         super().__init__(params.own, setting)
         if self._pieces < 2:
-            raise ConfigError(f"model {setting.spec.model} cannot be cut, so it gives no head; choose another")
+            raise ConfigError(
+                f"model {setting.spec.model} cannot be cut into blocks, so it gives no head; make it an nn.Sequential"
+                " that ends with a linear layer, or choose one of the zoo"
+            )
         names = head_names(setting.spec, setting.initial)
         self._head: Tensors = {kind: setting.initial[name] for kind, name in names.items()}
         self._means: list[tuple[Array, Array]] = []
@@ -56,7 +60,10 @@ class FedGH(PersonalModels):
             return spec
         blocks = len(cut(zoo.create(spec, seed=0), spec.input_shape).blocks)
         if blocks < 2:
-            raise ConfigError(f"model {name} cannot be cut, so it cannot get the common head; choose another")
+            raise ConfigError(
+                f"model {name} cannot be cut into blocks, so it cannot get the common head; make it an nn.Sequential"
+                " that ends with a linear layer, or choose one of the zoo"
+            )
         own = [(zoo.spelled(spec), index) for index in range(blocks - 1)]
         return replace(spec, model=spell([*own, (self.setting.spec.model, self._pieces - 1)]), sizes=())
 
@@ -117,9 +124,14 @@ class FedGH(PersonalModels):
 def head_names(spec: ModelSpec, weights: Tensors) -> dict[str, str]:
     """weight and bias of the last block, by their names in a model."""
     prefix = "head."
-    if spec.model.startswith(STITCHED):
+    if spec.model.startswith("python:"):
+        prefix = (classifier_names(weights, spec.classes) or [""])[0].rpartition(".")[0] + "."
+    elif spec.model.startswith(STITCHED):
         prefix = f"blocks.{max(int(name.split('.')[1]) for name in weights if name.startswith('blocks.'))}."
     found = {name.removeprefix(prefix): name for name in weights if name.startswith(prefix)}
     if "weight" not in found or not found.keys() <= {"weight", "bias"}:
-        raise ConfigError(f"the last block of {spec.model} is no linear layer; choose a model of the zoo for the run")
+        raise ConfigError(
+            f"the last block of {spec.model} is no linear layer, so it is no head; let it end with one, or choose a"
+            " model of the zoo for the run"
+        )
     return found

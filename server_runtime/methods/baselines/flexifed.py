@@ -83,7 +83,7 @@ def shared_layers(
     found = []
     for (depth, prefix), devices in groups.items():
         layer, tensors = prefix[depth - 1]
-        found.append(([f"{layer}.{name}" for name, _ in tensors], devices))
+        found.append(([f"{layer}.{name}" if layer else name for name, _ in tensors], devices))
     return found
 
 

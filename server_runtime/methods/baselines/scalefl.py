@@ -29,7 +29,10 @@ class ScaleFL(LeveledMethod):
     def __init__(self, params: ScaleFLParams, setting: Setting) -> None:
         self._params = params
         if EXITS not in zoo.full_sizes(setting.spec):
-            raise ConfigError(f"scalefl needs a model with exits but {setting.spec.model} has none; use cnn-exits")
+            raise ConfigError(
+                f"scalefl needs a model of the zoo with exits but {setting.spec.model} has none; use cnn-exits, or"
+                " heterofl, which cuts widths alone"
+            )
         super().__init__(Levels(params.widths), setting)
 
     def make_specs(self) -> list[ModelSpec]:

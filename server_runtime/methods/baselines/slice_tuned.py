@@ -11,6 +11,8 @@ Left out: whatever FedConv does besides: kernels, weights of the sum, personal l
 Differs: nothing to differ from.
 """
 
+import numpy as np
+
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.blocks.slicing import prefix_plan, take
@@ -39,7 +41,9 @@ class SliceTuned(FedConv):
     def _trained_slice(self, spec: ModelSpec, epochs: int) -> Tensors:
         cut = take(self.weights, self.axes, prefix_plan(self.full, zoo.sizes_of(spec)))
         # Slices stand where FedConv tunes kernels, so they learn at that rate.
-        return self._server.improved(cut, spec, epochs, f"slice {self.advanced}", rate=self.params.kernel_rate)
+        made = self._server.improved(cut, spec, epochs, f"slice {self.advanced}", rate=self.params.kernel_rate)
+        self._tuned = max([self._tuned, *(float(np.abs(value - cut[name]).max()) for name, value in made.items())])
+        return made
 
     def compressed(self, spec: ModelSpec) -> Tensors:
         """The trained slice of a ratio."""

@@ -96,6 +96,8 @@ class FedConv(LeveledMethod):
         self._ready = False
         self._brought: dict[str, PendingUpdate] = {}
         self._means = ClassMeans()
+        # How far the last tuning moved any entry of what makes small models.
+        self._tuned = 0.0
 
     def assignment(self, device: str, spec: ModelSpec, round_number: int) -> Assignment:
         """Ordinary training; class means come back too where ratios teach each other, personal layers do not."""
@@ -119,9 +121,11 @@ class FedConv(LeveledMethod):
         self._tune_compression(self.params.compress_epochs)
 
     def _tune_compression(self, epochs: int) -> None:
+        before = self._compress
         self._compress = self._server.tuned_compression(
-            self._compress, self.weights, self._head, epochs=epochs, number=self.advanced
+            before, self.weights, self._head, epochs=epochs, number=self.advanced
         )
+        self._tuned = float((self._compress - before).abs().max()) if before.numel() else 0.0
         self._sent.clear()
 
     def submodel(self, device: str, spec: ModelSpec, marks: tuple[int, ...]) -> Tensors:
@@ -153,12 +157,12 @@ class FedConv(LeveledMethod):
         """Dilate what came, sum it up, and tune the compression for the next round."""
         self._prepare()
         changed = {key: own for key, own in self._brought.items() if any(v.any() for v in own.mean().values())}
-        self._brought = {}
+        self._brought, self._tuned = {}, 0.0
         if changed:
             self._learn(changed)
         self._means = ClassMeans()
         self.advanced += 1
-        return {}
+        return {"tuned": self._tuned}
 
     def _learn(self, changed: dict[str, PendingUpdate]) -> None:
         parts = {}

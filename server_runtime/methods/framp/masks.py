@@ -29,12 +29,19 @@ class SubmodelMasks:
         norms = norm_names(setting.spec)
         self._names = list(initial)
         self._maskable = [name for name, value in initial.items() if value.ndim > 1 and name not in norms]
-        self.axes: Axes = zoo.axes_of(setting.spec) if zoo.full_sizes(setting.spec) else {}
+        axes = zoo.axes_of(setting.spec) if zoo.full_sizes(setting.spec) else {}
+        # Counters of normalisation layers are no weights: they stay where they are.
+        self.axes: Axes = {name: axes[name] for name in setting.initial if name in axes}
+        # Of the user's own module nobody knows whether its activations leave zeros as they are.
+        self._compact = not setting.spec.model.startswith("python:")
         normed = [axis for name in norms for axis in self.axes.get(name, ())]
         self._fixed = {axis.group for axis in normed if isinstance(axis, Axis)}
         self.by_element = params.granularity == "element"
         if not self.by_element and not self.axes:
-            raise ConfigError(f"model {setting.spec.model} has no channel groups; use granularity = 'element'")
+            raise ConfigError(
+                f"model {setting.spec.model} has no channel groups; use granularity = 'element', or"
+                f" {zoo.HOW_TO_DECLARE}"
+            )
 
     def levels(self, device: str) -> list[int]:
         """The sizes that a device may get, smallest first: up to the one it would have if it could do anything."""
@@ -74,7 +81,7 @@ class SubmodelMasks:
     def live(self, weights: Tensors) -> Mapping[str, Array]:
         """The channels that a masked model needs to compute the same, and some dead ones to make the number round."""
         full = zoo.full_sizes(self._spec)
-        found = live_plan(weights, self.axes, fixed=self._fixed) if self.axes else {}
+        found = live_plan(weights, self.axes, fixed=self._fixed) if self.axes and self._compact else {}
         return {group: _rounded(kept, full[group]) for group, kept in found.items()}
 
     def spec(self, plan: Mapping[str, Array]) -> ModelSpec:

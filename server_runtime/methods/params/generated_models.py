@@ -46,13 +46,16 @@ class HypernetParams:
 class BaseParams:
     """rank: q. The base learns by FedAvg for `pretrain_rounds`, from the start or from the weights in a file."""
 
-    pretrain_rounds: int = field(default=20, metadata={"help": "rounds of FedAvg before the base is frozen"})
+    pretrain_rounds: int | None = field(
+        default=None, metadata={"help": "rounds of FedAvg before the base is frozen; half of the run's without this"}
+    )
     base: str | None = field(default=None, metadata={"help": "safetensors file that the base begins with"})
     rank: int = field(default=1, metadata={"help": "rank of the adapters"})
 
     def __post_init__(self) -> None:
         """Check values."""
-        check_range("pretrain_rounds", self.pretrain_rounds, low=0)
+        if self.pretrain_rounds is not None:
+            check_range("pretrain_rounds", self.pretrain_rounds, low=0)
         check_range("rank", self.rank, low=1)
 
 

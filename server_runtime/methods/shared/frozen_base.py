@@ -1,5 +1,6 @@
 """What methods share that train adapters on a base: where the base comes from, and the model of both together."""
 
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -16,21 +17,26 @@ from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Structure
 from fedwright.server_runtime.zoo import adapter_models
 
+log = logging.getLogger(__name__)
+
 BASE = "base/"
+# Where nobody knows how long the run is.
+UNKNOWN_HALF = 20
 
 
 class FrozenBase:
     """W ← W + Σ n_i Δ_i / Σ n_i in the first rounds; then W stays and only adapters learn."""
 
     def __init__(self, params: BaseParams, setting: Setting) -> None:
-        self._rounds, self._rank, self._setting = params.pretrain_rounds, params.rank, setting
+        self._rounds, self._rank, self._setting = _pretraining(params, setting), params.rank, setting
         self.spec = adapter_models.with_rank(setting.spec, params.rank)
         module = zoo.create(self.spec, seed=derive_seed(setting.seed, "adapters"))
         names, initial = zoo.adapter_names(module), initial_weights(module)
         if not names or len(initial) != len(list(module.parameters())):
             choice = ", ".join(sorted(name for name, entry in zoo.MODELS.items() if entry.rank is not None))
             raise ConfigError(
-                f"model {setting.spec.model} has no adapters, or running statistics beside them; choose one of {choice}"
+                f"model {setting.spec.model} has no adapters, or running statistics beside them; choose one of"
+                f" {choice}, or build your own with LoraLinear and without batch normalisation (docs/own-model.md)"
             )
         self.adapters: Tensors = {name: initial[name] for name in names}
         self.weights: Tensors = {name: setting.initial[name] for name in initial if name not in names}
@@ -75,18 +81,34 @@ class FrozenBase:
         return self.spec, merged | {name: np.zeros_like(value) for name, value in self.adapters.items()}
 
     def state(self) -> MethodState:
-        """The base and how many rounds there were."""
-        return MethodState.of({BASE + name: value for name, value in self.weights.items()}, advanced=self._advanced)
+        """The base, how many rounds there were and after how many it is frozen."""
+        weights = {BASE + name: value for name, value in self.weights.items()}
+        return MethodState.of(weights, advanced=self._advanced, pretrain_rounds=self._rounds)
 
     def restore(self, state: MethodState) -> None:
         """Continue from a saved state."""
         self._advanced = state.record("advanced", int)
+        # A run that is made longer does not thaw its base.
+        self._rounds = state.record("pretrain_rounds", int)
         self.weights = {name: state.tensors[BASE + name] for name in self.weights}
         self._change = self._new_mean()
 
     def _new_mean(self) -> Mean:
         nothing = {name: np.zeros_like(value) for name, value in self.weights.items()}
         return make_mean(self._setting.combine, nothing, {name: (None,) * v.ndim for name, v in nothing.items()})
+
+
+def _pretraining(params: BaseParams, setting: Setting) -> int:
+    """Rounds before the base is frozen; a warning where they leave none for adapters."""
+    if params.pretrain_rounds is None:
+        return setting.rounds // 2 if setting.rounds else UNKNOWN_HALF
+    if 0 < setting.rounds <= params.pretrain_rounds:
+        log.warning(
+            "method.pretrain_rounds is %d and the run has %d rounds, so that no adapter is trained; take fewer",
+            params.pretrain_rounds,
+            setting.rounds,
+        )
+    return params.pretrain_rounds
 
 
 def _read(file: str, wanted: Tensors) -> Tensors:
