@@ -116,7 +116,7 @@ def thin(dealt: Dealt, share: float, *, seed: int) -> Dealt:
 
 def reserve(dealt: Dealt, section: PublicSection, *, seed: int) -> tuple[Dealt, PublicData | None]:
     """Take the server's own examples out of what the devices train on, so that no device holds one of them."""
-    if section.file is not None or section.data is not None or not section.rows:
+    if section.given or not section.rows:
         return dealt, None
     rows = np.concatenate([own.train for _, own in sorted(dealt.shares.items())])
     if section.rows >= len(rows):
