@@ -32,9 +32,10 @@ from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.store.base import Kind
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.rounds.task_tracker import Desk, Talks
-from fedwright.server_runtime.run_folder import RunFolder, claim_folder, folder_of, plain_storage_errors, record_run
+from fedwright.server_runtime.run_folder import RunFolder, claim_folder, folder_of, record_run
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Structure
+from fedwright.server_runtime.storage_errors import plain_storage_errors
 from fedwright.server_runtime.transport.device_channel import Exchange
 from fedwright.server_runtime.transport.edge_routes import MaySpeak, anybody
 
@@ -87,7 +88,7 @@ def execute(
 def meet(config: RunConfig, text: str, meeting: Meeting) -> Outcome:
     """`execute` over any way to speak with devices."""
     folder = folder_of(config)
-    with plain_storage_errors(folder), ExitStack() as stack:
+    with plain_storage_errors(folder.store), ExitStack() as stack:
         folder.path.mkdir(parents=True, exist_ok=True)
         stack.enter_context(claim_folder(folder))
         store = stack.enter_context(closing(SqliteRoundStore(folder.store, sync=meeting.sync)))
@@ -182,7 +183,7 @@ def _check_foreign(config: RunConfig) -> None:
 def export_device(config: RunConfig, device: str, target: Path) -> None:
     """Write the model that a device should use now as a plain ONNX file; that of no device is the global one."""
     folder = folder_of(config)
-    with plain_storage_errors(folder), closing(SqliteRoundStore(folder.store)) as store:
+    with plain_storage_errors(folder.store), closing(SqliteRoundStore(folder.store)) as store:
         record = store.run()
         closed = store.closed()
         if record is None or record.spec is None or not closed:

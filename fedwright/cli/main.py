@@ -1,6 +1,7 @@
 """The one command `fedwright`: imports only the command that was asked for, and turns errors into one sentence."""
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -95,3 +96,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output left, as `head` does; Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as err:
+        if err.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        file = err.filename or "a file"
+        print(f"fedwright: {file} cannot be written ({err.strerror}); free some space there", file=sys.stderr)
+        return 1
