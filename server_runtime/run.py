@@ -38,9 +38,10 @@ from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.rounds.task_tracker import Channel, TaskTracker
 from fedwright.server_runtime.rounds.update_reader import UpdateReader
-from fedwright.server_runtime.run_folder import RunFolder, claim_folder, folder_of, plain_storage_errors, record_run
+from fedwright.server_runtime.run_folder import RunFolder, claim_folder, folder_of, record_run
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Structure
+from fedwright.server_runtime.storage_errors import plain_storage_errors
 from fedwright.server_runtime.transport.device_channel import DeviceChannel
 from fedwright.server_runtime.transport.edge_routes import MaySpeak, anybody
 
@@ -95,7 +96,7 @@ def execute(
 def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
     """`execute` over any way to speak with devices."""
     folder = folder_of(config)
-    with plain_storage_errors(folder), ExitStack() as stack:
+    with plain_storage_errors(folder.store), ExitStack() as stack:
         folder.path.mkdir(parents=True, exist_ok=True)
         stack.enter_context(claim_folder(folder))
         observer = stack.enter_context(noticed(folder.path, fleet.observer))
@@ -202,7 +203,7 @@ def _check_foreign(config: RunConfig) -> None:
 def export_device(config: RunConfig, device: str, target: Path) -> None:
     """Write the model that a device should use now as a plain ONNX file; that of no device is the global one."""
     folder = folder_of(config)
-    with plain_storage_errors(folder), closing(SqliteRoundStore(folder.store)) as store:
+    with plain_storage_errors(folder.store), closing(SqliteRoundStore(folder.store)) as store:
         record = store.run()
         closed = store.closed()
         if record is None or record.spec is None or not closed:

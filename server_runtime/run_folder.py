@@ -1,20 +1,16 @@
-"""A run's folder: whose it is, which run it holds, and what is said when its files cannot be used."""
+"""A run's folder: whose it is, and which run it holds."""
 
-import errno
-import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedwright.protocol import codec
-from fedwright.protocol.errors import ConfigError, DeviceError, StorageError
+from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.support.files import lock_folder
 from fedwright.server_runtime.config import RunConfig
 from fedwright.server_runtime.rounds.store.base import Kind, Reply, RoundStore, RunRecord
 
-# Of a disk, a user's share of it, or a file that may not grow.
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # What a simulation writes into its folder after its first round.
 SIMULATED_FILE = "seconds.txt"
 SIMULATED_SUFFIX = ".simulated"
@@ -117,30 +113,3 @@ def _give_up_measurements(store: RoundStore, rounds: int) -> None:
     for planned, reply in store.pending():
         if reply is None and planned.task.evaluation and planned.task.round != rounds:
             store.save_reply(Reply(planned.task.task, "late", detail="the run was given more rounds"))
-
-
-@contextmanager
-def plain_storage_errors(folder: RunFolder) -> Iterator[None]:
-    """Turn what SQLite and a full disk raise into a sentence that says what to do."""
-    go_on = "the same command then goes on where it stopped"
-    try:
-        yield
-    except sqlite3.DatabaseError as err:
-        if isinstance(err, sqlite3.OperationalError):
-            raise StorageError(
-                f"{folder.store} cannot be used ({err}); free some space there and see that it may be written, {go_on}"
-            ) from err
-        raise StorageError(
-            f"{folder.store} is damaged ({err}); put a copy of it back, or start anew with --anew, which keeps the "
-            f"damaged folder under another name"
-        ) from err
-    except DeviceError as err:
-        if isinstance(err.__cause__, OSError) and err.__cause__.errno in FULL:
-            raise StorageError(f"{err}, {go_on}") from err
-        raise
-    except OSError as err:
-        if err.errno not in FULL:
-            raise
-        raise StorageError(
-            f"{err.filename or folder.path} cannot be written ({err.strerror}); free some space there, {go_on}"
-        ) from err

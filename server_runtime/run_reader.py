@@ -17,7 +17,8 @@ from fedwright.server_runtime.rounds.device_records import device_records
 from fedwright.server_runtime.rounds.store.base import Kind, RoundStore, RunRecord, evaluation_after
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
-from fedwright.server_runtime.run_folder import RunFolder, check_kind, folder_of, kind_of, plain_storage_errors
+from fedwright.server_runtime.run_folder import RunFolder, check_kind, folder_of, kind_of
+from fedwright.server_runtime.storage_errors import plain_storage_errors
 
 # Settings of the fleet that must stay what they were; addresses, times and least numbers may change.
 LASTING = ("name", "sample_ratio", "per_round", "buffer")
@@ -52,7 +53,7 @@ def open_run(path: Path) -> PastRun:
     folder = RunFolder(path)
     if not folder.store.exists():
         raise ConfigError(f"{path} holds no run; give the folder of one, such as runs/NAME")
-    with plain_storage_errors(folder), closing(SqliteRoundStore(folder.store)) as store:
+    with plain_storage_errors(folder.store), closing(SqliteRoundStore(folder.store)) as store:
         record = store.run()
         if record is None:
             raise ConfigError(f"the run in {path} has no config yet; start it with `fedwright server run CONFIG`")
@@ -104,7 +105,7 @@ def find_run(config: RunConfig) -> PastRun | None:
     folder = folder_of(config)
     if not folder.store.exists():
         return None
-    with plain_storage_errors(folder), closing(SqliteRoundStore(folder.store)) as store:
+    with plain_storage_errors(folder.store), closing(SqliteRoundStore(folder.store)) as store:
         record = store.run()
     return None if record is None or record.spec is None else open_run(folder.path)
 
@@ -118,7 +119,7 @@ def continued(config: RunConfig, *, kind: Kind, rounds: int | None = None) -> Ru
     wanted = config if rounds is None else with_rounds(config, rounds)
     if not folder.store.exists():
         return wanted
-    with plain_storage_errors(folder), closing(SqliteRoundStore(folder.store)) as store:
+    with plain_storage_errors(folder.store), closing(SqliteRoundStore(folder.store)) as store:
         record = store.run()
         closed = store.closed()
     if record is None or record.spec is None:

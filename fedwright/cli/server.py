@@ -163,10 +163,11 @@ def _play(config: "RunConfig", text: str, args: argparse.Namespace) -> None:
     from fedwright.cli.progress import Progress
     from fedwright.cli.signals import terminable
     from fedwright.server_runtime.run import execute
-    from fedwright.server_runtime.run_folder import folder_of, plain_storage_errors
+    from fedwright.server_runtime.run_folder import folder_of
+    from fedwright.server_runtime.storage_errors import plain_storage_errors
 
     folder = folder_of(config)
-    with plain_storage_errors(folder), terminable(), ExitStack() as stack:
+    with plain_storage_errors(folder.store), terminable(), ExitStack() as stack:
         folder.path.mkdir(parents=True, exist_ok=True)
         start_logging(args, file=folder.path / "server.log")
         link = _link(config.fleet, folder.path, stack, as_json=args.log_json)

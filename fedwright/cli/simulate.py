@@ -52,8 +52,9 @@ def run(args: argparse.Namespace) -> int:
     from fedwright.cli.progress import Progress
     from fedwright.cli.tables import device_table
     from fedwright.server_runtime.config import read_text
-    from fedwright.server_runtime.run_folder import folder_of, plain_storage_errors
+    from fedwright.server_runtime.run_folder import folder_of
     from fedwright.server_runtime.run_reader import find_run
+    from fedwright.server_runtime.storage_errors import plain_storage_errors
     from fedwright.simulation.simulate import simulate
 
     text = read_text(args.config)
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     before = find_run(config)
     done = before is not None and before.complete and before.config.run.rounds == config.run.rounds
     with (
-        plain_storage_errors(folder),
+        plain_storage_errors(folder.store),
         Progress(config.run.rounds, config.simulate.devices, silent=args.log_json) as progress,
     ):
         folder.path.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ import logging
 import platform
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import psutil
@@ -24,6 +24,7 @@ from fedwright.server_runtime.edge.host_channel import HostChannel, Presence
 from fedwright.server_runtime.edge.pooled_update import Grouping, Plain
 from fedwright.server_runtime.edge.store import EdgeStore
 from fedwright.server_runtime.edge.task_rows import TaskRows
+from fedwright.server_runtime.storage_errors import plain_storage_errors
 from fedwright.server_runtime.transport.device_channel import DeviceChannel
 
 log = logging.getLogger(__name__)
@@ -61,20 +62,21 @@ def serve(
     lock = lock_folder(folder)
     if lock is None:
         raise ConfigError(f"another edge is at work in {folder}; stop it, or give this one another name")
-    blobs = BlobStore(folder / "blobs", limit_bytes=BLOB_LIMIT_BYTES)
-    store = EdgeStore(folder / "edge.sqlite")
-    upward = HostChannel(up, presence, blobs=blobs, wake=down.wake)
-    try:
+    file = folder / "edge.sqlite"
+    with (
+        plain_storage_errors(file, otherwise=f"remove {folder}: devices still have what the host has not"),
+        ExitStack() as stack,
+    ):
+        stack.enter_context(lock)
+        blobs = BlobStore(folder / "blobs", limit_bytes=BLOB_LIMIT_BYTES)
+        store = stack.enter_context(closing(EdgeStore(file)))
+        upward = stack.enter_context(closing(HostChannel(up, presence, blobs=blobs, wake=down.wake)))
         rows = TaskRows(presence.name, store, blobs, grouping=grouping_of(config, store), clock=time.monotonic)
         options = EdgeOptions(config.edge.once, config.host.timeout_s)
         edge = Edge(upward, DeviceChannel(down, presence.name, blobs=blobs), rows=rows, blobs=blobs, options=options)
         started(edge)
         log.info("edge %s serves fleet %s", presence.name, presence.fleet)
         edge.run()
-    finally:
-        upward.close()
-        store.close()
-        lock.close()
 
 
 def grouping_of(config: EdgeConfig, store: EdgeStore) -> Grouping:
