@@ -12,8 +12,8 @@ from fedwright.protocol.topics import check_name
 from fedwright.server_runtime import model_names
 from fedwright.server_runtime.blocks.budget import Budget
 from fedwright.server_runtime.blocks.robust import Combine
-from fedwright.server_runtime.embedded_sets import check_public_source
 from fedwright.server_runtime.fleet.class_names import check_classes
+from fedwright.server_runtime.public_section import PublicSection
 from fedwright.server_runtime.spec import Optimizer
 
 EMBEDDED = "embedded"
@@ -213,29 +213,6 @@ class ServerSection:
     device: Literal["auto", "cpu", "cuda"] = field(
         default="auto", metadata=_help("'auto' takes CUDA when it is there, else 'cpu' or 'cuda'")
     )
-
-
-@dataclass(frozen=True)
-class PublicSection:
-    """Examples that the server itself may use; some methods, such as FedMD, need them."""
-
-    file: str | None = field(default=None, metadata=_help("an .npz with arrays x and y"))
-    data: str | None = field(
-        default=None, metadata=_help("or 'digits:holdout': images that come with the server, for devices with digits")
-    )
-    rows: int = field(default=0, metadata=_help("how many; 0 = all. Without file or data a simulation takes its own"))
-    labelled: bool = field(default=True, metadata=_help("false: the server does not look at the labels"))
-    foreign: bool = field(default=False, metadata=_help("true: labels of another task, for FedConv's transfer"))
-
-    def __post_init__(self) -> None:
-        """Check values."""
-        check_range("rows", self.rows, low=0, high=10_000_000)
-        check_public_source(self.file, self.data)
-
-    @property
-    def given(self) -> bool:
-        """Whether the examples are named here; else a simulation may take some of its own data."""
-        return self.file is not None or self.data is not None
 
 
 @dataclass(frozen=True)
