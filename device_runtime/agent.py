@@ -59,18 +59,18 @@ class Agent:
         self,
         link: Link,
         identity: DeviceIdentity,
-        holdings: Resources,
+        resources: Resources,
         *,
         leave_when_over: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._link = link
         self._identity = identity
-        self._have = holdings
+        self._have = resources
         self._leave_when_over = leave_when_over
         self._clock = clock
         self._downloads: dict[str, Download] = {}
-        self._uploads = Uploads(holdings.blobs)
+        self._uploads = Uploads(resources.blobs)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="train")
         self._work: Future[Result] | None = None
         self._give_up = threading.Event()

@@ -13,7 +13,7 @@ from fedwright.device_runtime.config import AgentConfig
 def steps(tmp_path, monkeypatch):
     """Runs an agent that does nothing, started with a priority; returns how far it steps back from there."""
     np.savez(tmp_path / "d.npz", x=np.zeros((20, 3), np.float32), y=np.arange(20) % 2)
-    monkeypatch.setattr(start, "_run", lambda config, holdings: None)
+    monkeypatch.setattr(start, "_run", lambda config, resources: None)
 
     def run(started: int, **asked: int) -> int:
         taken = []

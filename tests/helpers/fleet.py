@@ -123,7 +123,7 @@ class Running:
             checkpoint=Checkpoint(folder / device / "checkpoint", every_s=changes.get("checkpoint_s", 60.0)),
             personal=PersonalLayers(folder / device),
         )
-        holdings = Resources(
+        resources = Resources(
             board=BOARD,
             data=changes.get("data", make_data(device)),
             blobs=BlobStore(folder / device / "blobs"),
@@ -138,7 +138,7 @@ class Running:
         fleet = changes.get("fleet", FLEET)
         further, patience_s = changes.get("further", ()), changes.get("patience_s", WAIT_S)
         identity = DeviceIdentity(device, fleet, self.boot, changes.get("verify"), further, patience_s)
-        self.agent = changes.get("make_agent", Agent)(self.link, identity, holdings)
+        self.agent = changes.get("make_agent", Agent)(self.link, identity, resources)
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()

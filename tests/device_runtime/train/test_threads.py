@@ -86,7 +86,7 @@ def test_the_same_number_of_threads_gives_the_same_bytes(threads):
 
 def holdings_of(config, monkeypatch):
     got = []
-    monkeypatch.setattr(start, "_run", lambda config, holdings: got.append(holdings))
+    monkeypatch.setattr(start, "_run", lambda config, resources: got.append(resources))
     start.run_agent(config)
     return got[0]
 

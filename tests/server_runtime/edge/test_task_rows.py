@@ -3,100 +3,17 @@
 import numpy as np
 import pytest
 
-from fedwright.protocol import codec, deltas, tensors
-from fedwright.protocol.blobs import BlobStore, make_ref
-from fedwright.protocol.messages import Ack, Recipe, Refusal, Shown, Stats, Update
+from fedwright.protocol import codec
+from fedwright.protocol.blobs import make_ref
+from fedwright.protocol.messages import Ack, Refusal, Shown
 from fedwright.server_runtime.edge.pooled_update import Plain
-from fedwright.server_runtime.edge.store import EdgeStore
 from fedwright.server_runtime.edge.task_rows import PATIENCE_RATIO, PEERS_RATIO, RESEND_S, TaskRows
-from fedwright.server_runtime.methods.base import Assignment, Emission
-from fedwright.server_runtime.methods.baselines.fedavg import FedAvg
-from fedwright.server_runtime.methods.params.submodels import FedAvgParams
-from fedwright.server_runtime.rounds.planner import Planner
-from fedwright.server_runtime.rounds.pooled_tasks import PoolTerms, with_pools
-from fedwright.server_runtime.rounds.store.base import Position
-from fedwright.server_runtime.spec import Structure
-from helpers.fleet import SPEC, TinyBuilder, setting
-from helpers.tiny_artifact import make_artifact, start_weights
-
-DEADLINE_S = 100.0
-
-
-class Bench:
-    """Tasks with a clock of its own and the tasks of some devices."""
-
-    def __init__(self, folder, devices=("a", "b", "c"), *, grouping=None, edges=None):
-        self.now_s = 1000.0
-        self.grouping = grouping or Plain()
-        self.edges = edges or {}
-        self.folder = folder
-        self.blobs = BlobStore(folder / "blobs")
-        self.devices = devices
-        self.reopen()
-
-    def reopen(self):
-        """As a process that starts again would."""
-        if hasattr(self, "store"):
-            self.store.close()
-        self.store = EdgeStore(self.folder / "edge.sqlite")
-        self.rows = TaskRows("edge", self.store, self.blobs, grouping=self.grouping, clock=lambda: self.now_s)
-
-    def plan(self, number=1, *, identity=""):
-        """The tasks of a round, one pool."""
-        planner = Planner("run", TinyBuilder(), self.blobs, DEADLINE_S, identity=identity)
-        recipe = Recipe(batch=8, learning_rate=0.1, seed=1)
-        assignments = {device: Assignment(Structure(SPEC), recipe) for device in self.devices}
-        emissions = dict.fromkeys(self.devices, Emission(start_weights()))
-        position = Position(number, 0)
-        plan = planner.plan(position, assignments, emissions)
-        method = FedAvg(FedAvgParams(), setting())
-        terms = PoolTerms(features=bool(self.edges))
-        plan = with_pools(plan, method, lambda d: self.edges.get(d, "edge"), position=position, terms=terms)
-        return {planned.device: planned.task for planned in plan}
-
-    def take(self, tasks):
-        """Tasks that the host sends."""
-        for device, task in tasks.items():
-            self.rows.take_task(device, task, codec.encode(task, sender="server", boot="s"))
-
-    def answer(self, device, task, value, *, samples=10):
-        """A device's change of every weight by `value`."""
-        change = {name: np.full_like(weight, value) for name, weight in start_weights().items()}
-        if task.returns.prototypes:
-            manifest = make_artifact().manifest
-            change["prototypes"] = np.zeros((manifest.classes, manifest.embedding_size), np.float32)
-            change["prototype_counts"] = np.zeros(manifest.classes, np.float32)
-        ref = make_ref(deltas.encode(change), inline=False)
-        self.blobs.put_bytes(deltas.encode(change))
-        stats = Stats(samples=samples, steps=1, train_s=1.0, cpu_s=1.0, peak_rss_bytes=1)
-        return self.say(device, Update(task.task, task.round, stats, ref))
-
-    def say(self, device, answer):
-        return self.rows.take_answer(device, answer, codec.encode(answer, sender=device, boot="b"))
-
-    def answered(self, devices):
-        """The tasks of a round, all of which these devices have answered."""
-        tasks = self.plan()
-        self.take({device: tasks[device] for device in devices})
-        for device in devices:
-            self.answer(device, tasks[device], 1.0)
-        self.rows.close_pools()
-        return tasks
-
-    def ack(self, task):
-        """The host's word that it has an answer."""
-        return self.rows.take_ack(task.task, codec.encode(Ack(task.task), sender="server", boot="s"))
-
-    def value(self, update):
-        """What a pooled update changes every weight by."""
-        values = tensors.load(self.blobs.path(update.tensors.sha256))
-        [value] = {round(float(entry), 5) for tensor in values.values() for entry in tensor.reshape(-1)}
-        return value
+from helpers.edge_tasks import DEADLINE_S, EdgeTasks
 
 
 @pytest.fixture
 def bench(tmp_path):
-    made = Bench(tmp_path)
+    made = EdgeTasks(tmp_path)
     yield made
     made.store.close()
 
@@ -323,7 +240,7 @@ class Linking(Plain):
 @pytest.fixture
 def linking(tmp_path):
     """Tasks whose devices' last layers are linked with those behind another edge."""
-    made = Bench(tmp_path, grouping=Linking(), edges={"a": "edge", "b": "edge", "c": "other"})
+    made = EdgeTasks(tmp_path, grouping=Linking(), edges={"a": "edge", "b": "edge", "c": "other"})
     yield made
     made.store.close()
 
