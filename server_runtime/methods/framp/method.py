@@ -66,7 +66,7 @@ class Framp:
         self._parts = Parts(params, setting, self._initial)
         self._descriptors, self._running = (
             Descriptors(params, setting),
-            generated_models.Running(setting, self._initial),
+            generated_models.Running(setting, self._initial, self._parts.axes),
         )
         self._step = Step(params.server_rate)
         self._hypernet: Hypernet | None = None
@@ -141,7 +141,7 @@ class Framp:
         self._net(len(row)).add(row, change, reply.weight)
         if self._params.describe == "updated":
             self._descriptors.pull(device, self._net(len(row)).input_gradient(row, change))
-        self._running.add(tensors, reply.stats.samples * reply.weight)
+        self._running.add(tensors, reply.stats.samples * reply.weight, note.channels)
         if "prototypes" in tensors:
             rng = np.random.default_rng(derive_seed(self._setting.seed, "prototypes", self._advanced, device))
             shared = disturbed(tensors["prototypes"], self._params.disturb, scale=self._params.noise, rng=rng)
