@@ -5,8 +5,8 @@ The path of one round with edges:
 1. A device reports to its edge as to any server. The edge carries the report to the host, byte for byte; the host
    plans for every device, as it does without edges.
 2. Tasks that differ in nothing but the device are one pool at their edge (`rounds/pooled_tasks.py`). The host signs
-   each task and sends it to the edge, which makes it durable, acknowledges it, fetches the blobs once, and passes the signed
-   bytes on: a device obeys the host alone, an edge cannot forge an order and has no key to sign one.
+   each task and sends it to the edge, which makes it durable, acknowledges it, fetches the blobs once, and passes the
+   signed bytes on: a device obeys the host alone, an edge cannot forge an order and has no key to sign one.
 3. A device fetches from its edge, trains and answers. The edge fetches the update, makes it durable and says `held`,
    so that the device stops repeating itself; the device keeps its answer until the host's own signed acknowledgement.
 4. When all tasks of a pool have been answered (or most of its time has passed) the edge puts the updates together:

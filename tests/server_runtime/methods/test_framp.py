@@ -321,3 +321,17 @@ def test_variants_run_to_the_end(tmp_path, changes):
         simulate={"rows": 120, "evaluate_every": 0},
     )
     assert all(record.rounds == 2 for record in simulate(config, text).outcome.devices.values())
+
+
+@pytest.mark.parametrize("granularity", ["element", "channel"])
+def test_a_model_with_batch_normalisation(tmp_path, granularity):
+    config, text = make_config(
+        tmp_path,
+        model={"model": "python:helpers.own_models:cnn"},
+        method={"name": "framp", "sizes": [1.0, 0.5], "granularity": granularity},
+    )
+
+    found = simulate(config, text)
+
+    assert all(record.rounds == 2 for record in found.outcome.devices.values())
+    assert len(found.evaluations[-1].devices) == 4

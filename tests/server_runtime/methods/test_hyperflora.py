@@ -16,6 +16,7 @@ from fedwright.server_runtime.blocks.hypernet import Hypernet, HypernetForm, Sta
 from fedwright.server_runtime.methods.base import CheckedUpdate, MethodState
 from fedwright.server_runtime.methods.hyperflora import HyperFLoRA
 from fedwright.server_runtime.methods.params.generated_models import HyperFLoRAParams
+from fedwright.server_runtime.methods.shared.frozen_base import FrozenBase
 from fedwright.server_runtime.methods.shared.generated_models import unit
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.spec import ModelSpec
@@ -303,3 +304,31 @@ def test_the_base_travels_once(tmp_path):
     assert "head.weight" in tensors.load(BlobStore(tmp_path / "run/blobs").path(frozen.pop()))
     adapters = {planned.task.weights.size_bytes for planned in plans if planned.task.round > 1}
     assert max(adapters) < 4 * (544 + 42) + 1000
+
+
+def test_without_a_number_half_of_the_run_is_pre_training(caplog):
+    initial = initial_weights(zoo.create(SPEC, seed=1))
+    born = setting(spec=SPEC, initial=initial, rounds=5)
+
+    def frozen_after(params):
+        base = FrozenBase(params, born)
+        return [base.advance() or base.frozen for _ in range(5)].index(True) + 1
+
+    assert frozen_after(HyperFLoRAParams()) == 2
+    assert frozen_after(HyperFLoRAParams(pretrain_rounds=3)) == 3
+    assert not caplog.messages
+    FrozenBase(HyperFLoRAParams(pretrain_rounds=5), born)
+    assert "pretrain_rounds is 5 and the run has 5 rounds, so that no adapter is trained" in caplog.text
+
+
+def test_a_run_that_is_made_longer_does_not_thaw_its_base():
+    initial = initial_weights(zoo.create(SPEC, seed=1))
+    base = FrozenBase(HyperFLoRAParams(), setting(spec=SPEC, initial=initial, rounds=4))
+    base.advance()
+    base.advance()
+
+    longer = FrozenBase(HyperFLoRAParams(), setting(spec=SPEC, initial=initial, rounds=40))
+    longer.restore(base.state())
+
+    assert base.frozen
+    assert longer.frozen
