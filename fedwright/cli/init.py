@@ -15,7 +15,7 @@ PUBLIC_ROWS = 200
 HEADER = """# {title}
 #
 # On the host:      fedwright server run run.toml
-# On each device:   fedwright device run --broker mqtt://HOST:1883 --data npz:data.npz
+# On each device:   the line that the host prints, or fedwright device run --broker mqtt://HOST:1883 --data npz:data.npz
 # Check this file:  fedwright validate run.toml
 """
 
@@ -68,12 +68,13 @@ def run_init(args: argparse.Namespace) -> int:
 
 def run_validate(args: argparse.Namespace) -> int:
     """Check one config."""
+    from fedwright.protocol.address import mask
     from fedwright.server_runtime.config import load_config
 
     config = load_config(args.config)
     print(
         f"{args.config} is good: {config.method.name} on {config.model.model}, {config.run.rounds} rounds, "
-        f"at least {config.fleet.devices} devices, broker {config.fleet.broker}"
+        f"at least {config.fleet.devices} devices, broker {mask(config.fleet.broker)}"
     )
     return 0
 

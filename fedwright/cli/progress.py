@@ -1,5 +1,6 @@
 """What a person sees while a run goes on: a live table on a terminal, plain lines elsewhere."""
 
+import logging
 import time
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -12,11 +13,22 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from fedwright.protocol.messages import Stats
-    from fedwright.server_runtime.rounds.events import Event, RoundClosed
+    from fedwright.server_runtime.rounds.events import (
+        DeviceJoined,
+        DeviceLost,
+        DeviceTurnedAway,
+        Event,
+        RoundClosed,
+        Waiting,
+    )
 
+
+log = logging.getLogger(__name__)
 
 # Devices that a screen has lines for.
 SHOWN = 16
+# States of a device that a round waits for.
+BUSY = ("training", "measuring")
 
 
 class Progress:
@@ -30,6 +42,7 @@ class Progress:
         self._closed = 0
         self._headline = f"waiting for {devices} devices"
         self._states: dict[str, str] = {}
+        self._lost: dict[str, str] = {}
         self._accuracy: dict[str, float] = {}
         self._seconds: dict[str, float] = {}
         self._live = (
@@ -53,20 +66,14 @@ class Progress:
         """Take an event of the run."""
         from fedwright.server_runtime.rounds import events
 
-        if isinstance(event, events.DeviceJoined):
-            known = event.device in self._states
-            self._states[event.device] = "joined"
-            if not known:
-                self._headline = f"{len(self._states)} of {self._devices} devices are here"
-                self._say(f"{event.device} joined with {event.report.data.samples} samples ({self._headline})")
-        elif isinstance(event, events.DeviceLost):
-            self._states[event.device] = "[red]lost[/red]"
-            self._say(f"{event.device} lost its connection")
-        elif isinstance(event, events.DeviceTurnedAway):
-            self._say(f"{event.device} was turned away: {event.reason}")
+        if isinstance(event, events.Waiting):
+            self._wait(event)
+        elif isinstance(event, events.DeviceJoined | events.DeviceLost | events.DeviceTurnedAway):
+            self._take_member(event)
         elif isinstance(event, events.StagePlanned):
             self._headline = "measuring" if event.evaluation else f"round {event.round} of {self._rounds}"
-            self._states.update(dict.fromkeys(event.devices, "measuring" if event.evaluation else "training"))
+            for device in event.devices:
+                (self._lost if device in self._lost else self._states)[device] = BUSY[event.evaluation]
         elif isinstance(event, events.UpdateTaken):
             self._take_stats(event.device, event.stats, event.seconds)
         elif isinstance(event, events.TaskFailed):
@@ -79,6 +86,47 @@ class Progress:
             self._closed = event.round
             self._say(round_line(event, self._rounds))
 
+    def watch(self, here: bool) -> None:
+        """Take the news that the broker has gone or is back; the link itself writes it into the log."""
+        self._show("the broker is back" if here else "the broker is gone; trying until it is back")
+
+    def _take_member(self, event: "DeviceJoined | DeviceLost | DeviceTurnedAway") -> None:
+        """Somebody came, went or may not stay."""
+        from fedwright.server_runtime.rounds import events
+
+        if isinstance(event, events.DeviceJoined):
+            self._join(event)
+        elif isinstance(event, events.DeviceLost):
+            self._lose(event.device)
+        else:
+            self._say(f"{event.device} was turned away: {event.reason}")
+
+    def _wait(self, event: "Waiting") -> None:
+        here = f"; here: {', '.join(event.present)}" if event.present else ""
+        missing = event.needed - len(event.present)
+        self._headline = f"waiting for {missing} of {event.needed} devices"
+        self._say(f"{self._headline}{here}")
+
+    def _join(self, event: "DeviceJoined") -> None:
+        device, known = event.device, event.device in self._states
+        # What it was at goes on when it comes back.
+        before = self._lost.pop(device, self._states.get(device, "joined"))
+        self._states[device] = before
+        said = "came back" if known else f"joined with {event.report.data.samples} samples"
+        self._say(f"{device} {said} ({self._count()})")
+
+    def _lose(self, device: str) -> None:
+        before = self._lost.setdefault(device, self._states.get(device, "joined"))
+        self._states[device] = "[red]lost[/red]"
+        waits = f"; {self._headline} waits for it" if before in BUSY else ""
+        self._say(f"{device} lost its connection{waits} ({self._count()})")
+
+    def _count(self) -> str:
+        here = f"{len(self._states) - len(self._lost)} of {self._devices} devices are here"
+        if not self._closed and not any(state in BUSY for state in self._states.values()):
+            self._headline = here
+        return here
+
     def _take_stats(self, device: str, stats: "Stats", seconds: float) -> None:
         self._states[device] = "[green]done[/green]"
         self._seconds[device] = seconds
@@ -86,6 +134,10 @@ class Progress:
             self._accuracy[device] = stats.correct_before / stats.holdout
 
     def _say(self, line: str) -> None:
+        log.info("%s", line)
+        self._show(line)
+
+    def _show(self, line: str) -> None:
         self._console.print(line, highlight=False, soft_wrap=True, markup=False)
 
     def _render(self) -> RenderableType:

@@ -5,31 +5,46 @@ import json
 import logging
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedwright.cli.arguments import command, new_file
+from fedwright.cli.server_link import add_broker_options, open_link, with_options
 
 if TYPE_CHECKING:
-    from fedwright.server_runtime.config import FleetSection, RunConfig
+    from fedwright.server_runtime.config import RunConfig
     from fedwright.server_runtime.run_reader import PastRun
 
-EMBEDDED_PORT = 1883
+EXAMPLES = """examples:
+  fedwright server run run.toml                                     start a broker, wait for devices, run to the end
+  fedwright server run run.toml --broker mqtt://server@host:1883    the same over a broker that is running
+  fedwright server resume runs/run                                  go on with a run that was stopped
+  fedwright server status                                           how far the newest run has come
+  fedwright server export --device pi-07 model.onnx                 a trained model as one ONNX file
+  fedwright server enroll pi-01 pi-02 --broker mqtts://host:8883    certificates for devices
+  fedwright server revoke pi-02                                     shut a device out again
+  fedwright server edge edge.toml                                   serve the devices of a site
+"""
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the commands of the host."""
-    server = subparsers.add_parser("server", help="run, resume, look at or export a run on the host; serve as an edge")
+    server = command(
+        subparsers, "server", "run, resume, look at or export a run on the host; serve as an edge", EXAMPLES
+    )
     commands = server.add_subparsers(metavar="COMMAND", required=True)
     run = command(commands, "run", "run a config to its end", "example:\n  fedwright server run run.toml")
     run.add_argument("config", metavar="CONFIG", type=Path, help="a TOML file; `fedwright init` writes one")
     run.add_argument("--json", type=new_file, metavar="FILE", help="write the result as JSON too")
+    add_broker_options(run, default="the config's, else its own")
     run.set_defaults(run=_run)
     resume = command(
         commands, "resume", "go on with a run that was stopped", "example:\n  fedwright server resume runs/run"
     )
     resume.add_argument("run_folder", metavar="RUN", type=Path, help="the folder of the run")
     resume.add_argument("--json", type=new_file, metavar="FILE", help="write the result as JSON too")
+    add_broker_options(resume, default="the run's, else its own")
     resume.set_defaults(run=_resume)
     edge = command(
         commands,
@@ -38,6 +53,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "example:\n  fedwright server edge edge.toml",
     )
     edge.add_argument("config", metavar="CONFIG", type=Path, help="a TOML file; `fedwright init edge` writes one")
+    add_broker_options(edge, default="the config's host.broker")
     edge.set_defaults(run=_edge)
     status = command(
         commands, "status", "say how far a run has come", "example:\n  fedwright server status runs/run --json"
@@ -87,20 +103,23 @@ def _add_trust(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def _run(args: argparse.Namespace) -> int:
+    from fedwright.protocol.address import mask
     from fedwright.server_runtime.config import config_from_text, read_text
     from fedwright.server_runtime.run_reader import check_unclaimed
 
     text = read_text(args.config)
     config = config_from_text(text, where=args.config.name)
+    # What is kept with the run holds no password.
+    text = mask(text)
     check_unclaimed(config, text)
-    return _execute(config, text, args.json)
+    return _execute(replace(config, fleet=with_options(config.fleet, args)), text, args.json)
 
 
 def _resume(args: argparse.Namespace) -> int:
     from fedwright.server_runtime.run_reader import open_run
 
     past = open_run(args.run_folder)
-    return _execute(past.config, past.text, args.json)
+    return _execute(replace(past.config, fleet=with_options(past.config.fleet, args)), past.text, args.json)
 
 
 def _edge(args: argparse.Namespace) -> int:
@@ -109,6 +128,8 @@ def _edge(args: argparse.Namespace) -> int:
     from fedwright.server_runtime.edge.run import run_edge
 
     config = load_edge(args.config)
+    changed = {"broker": args.broker, "password_file": args.password_file and str(args.password_file)}
+    config = replace(config, host=replace(config.host, **{key: value for key, value in changed.items() if value}))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     with terminable():
         run_edge(config)
@@ -131,8 +152,9 @@ def _execute(config: "RunConfig", text: str, json_file: Path | None) -> int:
         level=logging.INFO, filename=folder.path / "server.log", format="%(asctime)s %(levelname)s %(message)s"
     )
     with terminable(), ExitStack() as stack:
-        link = _link(config.fleet, folder.path, stack)
-        progress = stack.enter_context(Progress(config.run.rounds, config.fleet.devices))
+        progress = Progress(config.run.rounds, config.fleet.devices)
+        link = open_link(config.fleet, folder.path, stack, progress.watch)
+        stack.enter_context(progress)
         try:
             outcome = execute(config, text, link=link, observer=progress)
         except KeyboardInterrupt:
@@ -146,28 +168,6 @@ def _execute(config: "RunConfig", text: str, json_file: Path | None) -> int:
     if json_file is not None:
         json_file.write_text(json.dumps(result, indent=2) + "\n")
     return 0
-
-
-def _link(fleet: "FleetSection", folder: Path, stack: ExitStack) -> Any:
-    """The link to the configured broker; an embedded one is started first."""
-    from fedwright.protocol.link import connect
-    from fedwright.protocol.link.broker import Broker
-    from fedwright.server_runtime.config import EMBEDDED
-    from fedwright.server_runtime.fleet.trust import Authority, enroll_server
-
-    url = fleet.broker
-    if url == EMBEDDED:
-        (folder / "broker").mkdir(exist_ok=True)
-        url = stack.enter_context(Broker(port=EMBEDDED_PORT, folder=folder / "broker")).url
-        print(f"broker: {url}", file=sys.stderr)
-    name = f"fedwright-server-{fleet.name}"
-    if fleet.trust is None:
-        print("DEVELOPMENT MODE: no certificates and no signed tasks; see fedwright server enroll", file=sys.stderr)
-        link = connect(url, client_id=name)
-    else:
-        link = connect(url, client_id=name, tls=enroll_server(Authority(Path(fleet.trust))))
-    stack.callback(link.close)
-    return link
 
 
 def _status(args: argparse.Namespace) -> int:
@@ -191,18 +191,22 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _enroll(args: argparse.Namespace) -> int:
+    from fedwright.protocol.address import parse_url
     from fedwright.protocol.errors import ConfigError
-    from fedwright.protocol.link.mqtt import parse_url
     from fedwright.server_runtime.fleet import trust
 
     address = parse_url(args.broker)
+    if address.password is not None:
+        raise ConfigError("--broker holds a password, which enrolled devices do not need; leave it out")
     if not address.secure:
         raise ConfigError(f"broker is {args.broker!r} but enrolled devices need an mqtts:// address")
     authority = trust.Authority.open(args.trust)
     if not (args.trust / "broker" / "mosquitto.conf").exists():
-        trust.secure_broker(authority, fleet=args.fleet, hosts=[address.host, *args.host], port=address.port)
+        hosts = [address.host, *args.host, "localhost"]
+        trust.secure_broker(authority, fleet=args.fleet, hosts=hosts, port=address.port)
         folder = args.trust / "broker"
-        print(f"broker: run mosquitto -c {folder / 'mosquitto.conf'} on {address.host}")
+        print("broker: `fedwright server run` on this machine starts it; to run it elsewhere or all the time:")
+        print(f"        mosquitto -c {folder / 'mosquitto.conf'} on {address.host}")
         print(f"        (started by root it runs as mosquitto, so first: chown -R mosquitto {folder})")
     for edge in args.edge:
         bundle = trust.enroll_edge(authority, edge, fleet=args.fleet, broker=args.broker)
@@ -215,7 +219,8 @@ def _enroll(args: argparse.Namespace) -> int:
     if args.edge:
         acl = trust.write_access(authority, fleet=args.fleet)
         print(f"broker: {acl} has changed; make a running mosquitto read it again with SIGHUP")
-    print(f'server: set trust = "{args.trust}" and broker = "{args.broker}" in the section [fleet]')
+    print(f'server: set trust = "{args.trust}" in the section [fleet]; for a broker that runs by itself also')
+    print(f'        broker = "{args.broker}"')
     return 0
 
 

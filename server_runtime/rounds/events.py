@@ -7,6 +7,14 @@ from fedwright.protocol.messages import Report, Stats
 
 
 @dataclass(frozen=True)
+class Waiting:
+    """A round cannot begin before so many devices are here; `present` are."""
+
+    needed: int
+    present: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class DeviceJoined:
     """A device reported for the first time, or came back under a new boot."""
 
@@ -76,7 +84,15 @@ class RoundClosed:
 
 
 Event = (
-    DeviceJoined | DeviceLost | DeviceTurnedAway | StagePlanned | LessOffered | UpdateTaken | TaskFailed | RoundClosed
+    Waiting
+    | DeviceJoined
+    | DeviceLost
+    | DeviceTurnedAway
+    | StagePlanned
+    | LessOffered
+    | UpdateTaken
+    | TaskFailed
+    | RoundClosed
 )
 Observer = Callable[[Event], None]
 
