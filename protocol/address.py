@@ -17,7 +17,7 @@ DEVICE_USER = "device"
 EDGE_USER = "edge"
 HIDDEN = "***"
 # Up to the last @ of the word: a password may hold one.
-_PASSWORD = re.compile(r"(mqtts?://[^\s\"'/@:]*):[^\s\"']*@")
+_PASSWORD = re.compile(r"([\w+.-]+://[^\s\"'/@:]*):[^\s\"']*@")
 # Of a documentation network; connecting a datagram socket sends nothing.
 _ELSEWHERE = ("198.51.100.1", 9)
 

@@ -68,7 +68,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         commands,
         "install-service",
         "write a systemd unit that keeps the agent running",
-        "example:\n  sudo fedwright device install-service --broker mqtts://host:8883 --data /srv/data.npz",
+        "example:\n  sudo fedwright device install-service --bundle pi-07 --data npz:/srv/data.npz",
     )
     _agent_options(install, required=True)
     install.add_argument("--user", action="store_true", help="a unit of your own instead of a system unit")
