@@ -130,6 +130,8 @@ class Agent:
     def _came_up(self) -> None:
         """After every (re)connection: the server may have missed us, and chunks under way are lost."""
         self._report()
+        if self._have.journal.entry is None:
+            log.info("reported to fleet %s; waiting for a task", self._home.fleet)
         for download in self._downloads.values():
             download.lost_link()
         self._send_answer()
@@ -345,8 +347,8 @@ class Agent:
         entry = self._have.journal.entry
         if entry is None or entry.answer is None or entry.task.task != ack.of:
             return
-        if ack.problem:
-            log.warning("%s: the server did not use the answer: %s", entry.task.title, ack.problem)
+        word = f"did not use the answer: {ack.problem}" if ack.problem else "has the answer; waiting for a task"
+        log.log(logging.WARNING if ack.problem else logging.INFO, "%s: the server %s", entry.task.title, word)
         self._have.residual.settle(ack.of, used=not ack.problem)
         self._have.tools.personal.settle(ack.of, used=not ack.problem)
         self._have.journal.finish()

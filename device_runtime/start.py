@@ -191,7 +191,7 @@ def _run(config: AgentConfig, resources: Resources) -> None:
     gone = codec.encode(Gone(), sender=identity.device, boot=identity.boot)
     if bundle is None:
         log.warning("DEVELOPMENT MODE: no certificate and no signed tasks; enroll this device before it leaves the lab")
-    link = connect(config.broker, client_id=identity.device, will=(up, gone), tls=config.tls())
+    link = connect(config.broker, client_id=identity.device, will=(up, gone), tls=config.tls(), login=config.login)
     agent = Agent(link, identity, resources, leave_when_over=config.once)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.stop())

@@ -1,4 +1,4 @@
-"""Files that survive a power cut, and folders that belong to one process at a time."""
+"""Files that survive a power cut, files that nobody else reads, and folders that belong to one process at a time."""
 
 import fcntl
 import os
@@ -19,6 +19,16 @@ def replace_file(path: Path, data: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def write_private(file: Path, text: str) -> None:
+    """Write a file that nobody but its owner may read; after a crash it is whole or not there."""
+    part = file.with_suffix(".new")
+    part.unlink(missing_ok=True)
+    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w") as writing:
+        writing.write(text)
+    part.replace(file)
 
 
 def lock_folder(folder: Path) -> IO[bytes] | None:

@@ -11,6 +11,7 @@ from fedwright.cli.device import config_of
 from fedwright.cli.main import build_parser
 from fedwright.device_runtime import service
 from fedwright.device_runtime.config import AgentConfig
+from fedwright.protocol.address import Login
 from fedwright.protocol.errors import ConfigError, DeviceError
 
 
@@ -118,3 +119,30 @@ def test_mistakes(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     with pytest.raises(ConfigError, match="no command"):
         service.make_unit(config(tmp_path), system=False)
+
+
+def test_a_password_goes_into_a_file_of_its_own(tmp_path):
+    unit = service.make_unit(
+        config(tmp_path, login=Login("device", "secret")), system=False, unit_dir=tmp_path / "units"
+    )
+
+    service.install(unit)
+
+    [secret] = (tmp_path / "units").glob("*.env")
+    assert line(unit.text, "EnvironmentFile") == str(secret)
+    assert secret.read_text() == "FEDWRIGHT_BROKER_PASSWORD=secret\n"
+    assert secret.stat().st_mode & 0o777 == 0o600
+    assert "secret" not in unit.text + repr(unit)
+
+
+def test_a_password_file_is_read_where_it_lies(tmp_path):
+    file = tmp_path / "fleet.password"
+    file.write_text("secret\n")
+    wanted = config(tmp_path, login=Login("device", "secret"), password_file=file)
+
+    unit = service.make_unit(wanted, system=False, unit_dir=tmp_path / "units")
+    service.install(unit)
+
+    args = build_parser("device").parse_args(shlex.split(line(unit.text, "ExecStart"))[1:])
+    assert config_of(args) == wanted
+    assert list((tmp_path / "units").glob("*.env")) == []

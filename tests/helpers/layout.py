@@ -16,7 +16,7 @@ OPTIONAL = {
     TORCH_BACKEND: {"torch"},
     "fedwright.device_runtime.data.images": {"PIL"},
     "fedwright.device_runtime.facts": {"jtop"},
-    "fedwright.protocol.link.broker_child": {"amqtt"},
+    "fedwright.protocol.link.broker_child": {"amqtt", "pwdlib"},
 }
 # They run in the environment of the system that is compared with.
 ELSEWHERE = {f"fedwright.benchmarks.peers.flower_app.{side}_app" for side in ("client", "server")}
