@@ -145,7 +145,7 @@ class Method(ABC):
 
     @abstractmethod
     def emit(self, device: str, assignment: Assignment) -> Emission:
-        """The weights made for this device. It MUST NOT change the method."""
+        """The weights made for this device. A second call MUST give the same (a round may be planned anew)."""
 
     @abstractmethod
     def absorb(self, device: str, update: CheckedUpdate) -> Relay | None:
