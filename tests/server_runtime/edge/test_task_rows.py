@@ -97,17 +97,17 @@ def test_the_first_task_of_another_run_of_the_same_name_ends_all_of_the_one_befo
     bench.take(before)
     for device in before:
         bench.answer(device, before[device], 1.0)
-    bench.shelf.close_pools()
-    assert len(bench.shelf.due_updates()) == 1
+    bench.rows.close_pools()
+    assert len(bench.rows.due_updates()) == 1
     bench.now_s += RESEND_S
     bench.take(after)
 
-    assert bench.shelf.due_updates() == []
+    assert bench.rows.due_updates() == []
     assert {row.id for row in bench.store.rows()} == {task.task for task in after.values()}
     for device in after:
         bench.answer(device, after[device], 3.0)
-    bench.shelf.close_pools()
-    [update] = bench.shelf.due_updates()
+    bench.rows.close_pools()
+    [update] = bench.rows.due_updates()
     assert bench.value(update) == 3.0
 
 
