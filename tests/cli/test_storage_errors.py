@@ -150,8 +150,8 @@ def test_a_full_disk_where_blobs_are_is_one_sentence_too(whole, tmp_path, monkey
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("fedwright: blobs cannot be written to ")
     assert last.endswith(
-        "runs/run.simulated/blobs (No space left on device); free some space there, the same command then goes on where "
-        "it stopped"
+        "runs/run.simulated/blobs (No space left on device); free some space there, the same command then goes on "
+        "where it stopped"
     )
     assert main(["simulate", "run.toml"]) == 0
     assert (tmp_path / "runs/run.simulated/model.onnx").read_bytes() == (whole / "model.onnx").read_bytes()
