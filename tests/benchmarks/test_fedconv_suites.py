@@ -58,7 +58,7 @@ def test_the_whole_suite_has_the_papers_divisions_and_sensitivity():
 def test_tables_and_checks_are_those_of_the_runs(monkeypatch):
     monkeypatch.setattr(fedconv, "run_jobs", lambda jobs: [finished(job) for job in jobs])
     monkeypatch.setattr(fedconv, "server_alone", lambda found, division, seed: 0.5)
-    found = fedconv.run(SimpleNamespace(quick=False, seeds=2, json=None))
+    found = fedconv.run(SimpleNamespace(suite="fedconv-fashion", quick=False, seeds=2, json=None))
     rows = {row["method"]: row for row in found["tables"]["accuracy in percent"]}
     assert rows["fedconv"]["alpha 0.1: global"] == pytest.approx(90)
     assert rows["fedmd"]["alpha 0.1: global"] is None
@@ -135,7 +135,7 @@ def test_the_global_model_is_measured_on_all_test_rows():
     watcher = GlobalAccuracy(None, dealt)
     weights = {name: np.zeros_like(value) for name, value in initial_weights(zoo.create(spec, seed=0)).items()}
     weights["head.bias"] = np.array([1, 0], np.float32)
-    watcher(SimpleNamespace(personal=lambda device: (spec, weights)), 1)
+    watcher(SimpleNamespace(model_of=lambda device: (spec, weights)), 1)
     # always class 0: right in rows 0 and 3, wrong in row 1
     assert watcher.seen() == {GLOBAL: [pytest.approx(2 / 3)]}
 
