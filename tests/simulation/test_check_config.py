@@ -48,7 +48,7 @@ def test_what_init_writes_goes_together(method: str) -> None:
         ("fedavg", f"[model]\n{OWN.format('make')}\ninput_shape = [7]", "for samples of shape [7]"),
         ("hyperflora", '[model]\nmodel = "cnn-small"', "model cnn-small has no adapters"),
         ("pfedclub", '[method.own]\nmodels = ["cnn9"]\n[public]\nrows = 60', "unknown model 'cnn9'"),
-        ("scalefl", '[model]\nmodel = "lenet"', "needs a model with exits but lenet has none"),
+        ("scalefl", '[model]\nmodel = "lenet"', "needs a model of the zoo with exits but lenet has none"),
         ("fedmd", "", "method fedmd needs examples on the server"),
         ("fedavg", '[public]\nfile = "absent.npz"', "public.file absent.npz cannot be read"),
         ("fedavg", '[fleet]\ntrust = "absent"', "absent holds no usable authority"),
