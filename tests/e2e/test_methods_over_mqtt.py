@@ -1,6 +1,8 @@
 """Every method over a real broker, with agents that know nothing of it, ends with the bytes of its simulation."""
 
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -24,7 +26,7 @@ PARAMS = {
 
 
 @pytest.fixture(scope="module")
-def links():
+def links() -> Iterator[Links]:
     """A real broker."""
     with Broker() as broker:
         yield Links(broker.url)
@@ -32,7 +34,7 @@ def links():
 
 @pytest.mark.broker
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_a_method_over_mqtt(tmp_path, links, method):
+def test_a_method_over_mqtt(tmp_path: Path, links: Links, method: str) -> None:
     config, text = make_config(
         tmp_path / "mqtt",
         public=public_file(tmp_path) if METHODS[method].needs_public else {},

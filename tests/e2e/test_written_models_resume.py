@@ -1,6 +1,7 @@
 """Methods whose server writes models, over a real broker: the server dies within rounds and the run ends the same."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -24,7 +25,7 @@ CASES = {
 
 @pytest.mark.broker
 @pytest.mark.parametrize("case", sorted(CASES))
-def test_a_killed_server_goes_on_to_the_same_bytes(tmp_path, case):
+def test_a_killed_server_goes_on_to_the_same_bytes(tmp_path: Path, case) -> None:
     method, params = CASES[case]
     config, text = make_config(
         tmp_path / "mqtt",

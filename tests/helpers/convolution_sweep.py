@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
-from fedwright.server_runtime.artifacts.structure import ModelSpec
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.blocks.joint_tuning import forward_of
+from fedwright.server_runtime.spec import ModelSpec
 
 TOLERANCE = 1e-4
 

@@ -1,12 +1,16 @@
 """Edge servers in threads of the test, between a host and agents on one broker."""
 
 import threading
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from fedwright.protocol import codec, topics
+from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.protocol.messages import Gone
 from fedwright.server_runtime.edge.config import edge_from_dict
+from fedwright.server_runtime.edge.edge import Edge
 from fedwright.server_runtime.edge.host_channel import Presence
 from fedwright.server_runtime.edge.run import edge_board, serve
 from helpers.fleet import FLEET, WAIT_S
@@ -15,7 +19,7 @@ from helpers.fleet import FLEET, WAIT_S
 class RunningEdge:
     """A real edge in a thread; `links` has a method `link(name)`, as a broker in memory has."""
 
-    def __init__(self, links, name: str, folder: Path, **sections) -> None:
+    def __init__(self, links: Any, name: str, folder: Path, **sections: Any) -> None:
         edge = {"name": name, "folder": str(folder), **sections.pop("edge", {})}
         self.config = edge_from_dict({"edge": edge, "host": {"fleet": FLEET}, **sections}, where="test")
         boot = codec.new_id()
@@ -38,7 +42,7 @@ class RunningEdge:
         finally:
             self._started.set()
 
-    def _begin(self, edge) -> None:
+    def _begin(self, edge: Edge) -> None:
         self._edge = edge
         self._started.set()
 
@@ -52,7 +56,7 @@ class RunningEdge:
 
 
 @contextmanager
-def run_edges(links, folder: Path, *names: str, **sections):
+def run_edges(links: MemoryBroker, folder: Path, *names: str, **sections: Any) -> Iterator[list[RunningEdge]]:
     """Edges that run while the block does."""
     with ExitStack() as stack:
         edges = []

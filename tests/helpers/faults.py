@@ -2,24 +2,27 @@
 
 import random
 from collections import deque
+from collections.abc import Callable
+from typing import Any
 
 from fedwright.protocol import codec
 from fedwright.protocol.errors import BadMessage
 from fedwright.protocol.link.base import Received
+from fedwright.protocol.link.memory import MemoryLink
 from fedwright.protocol.messages import Chunk
 
 
 class FaultyLink:
     """Wraps a link and mistreats what arrives; reliable messages are never lost, only delayed and repeated."""
 
-    def __init__(self, link, *, seed: str, rate: float) -> None:
+    def __init__(self, link: MemoryLink, *, seed: str, rate: float) -> None:
         self._link = link
         self._random = random.Random(seed)
         self._rate = rate
         self._held: deque[Received] = deque()
         self.faults = {"twice": 0, "late": 0, "damaged": 0, "lost": 0}
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Callable[..., Any] | int:
         return getattr(self._link, name)
 
     def receive(self, timeout_s: float) -> Received | None:

@@ -7,18 +7,30 @@ and `sides`.
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedwright.device_runtime.start import make_tools
+from fedwright.device_runtime.train.portable import PortableTrainer
+from fedwright.device_runtime.train.torch import TorchTrainer
 from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import tensors
+from fedwright.protocol.artifact import Artifact
 from fedwright.protocol.errors import BadBlob
 
 RATE = 0.01
 
 
-def write_folder(folder, built, *, weights, batch, sides=None):
+def write_folder(
+    folder: Path,
+    built: dict[str, Artifact],
+    *,
+    weights: dict[str, NDArray[Any]],
+    batch: dict[str, NDArray[Any]],
+    sides: Any = None,
+) -> None:
     """Lay out FOLDER; `built` has an artifact per backend."""
     for backend, artifact in built.items():
         (folder / f"{backend}.artifact").write_bytes(artifacts.pack(artifact))
@@ -27,7 +39,7 @@ def write_folder(folder, built, *, weights, batch, sides=None):
     np.savez(folder / "batch.npz", **batch)
 
 
-def make_trainer(folder, backend):
+def make_trainer(folder: Path, backend: str) -> PortableTrainer:
     """The trainer an agent would make of the folder's artifact."""
     tools = make_tools(backend, threads=1, folder=folder)
     artifact = artifacts.unpack((folder / f"{backend}.artifact").read_bytes())
@@ -37,26 +49,26 @@ def make_trainer(folder, backend):
 class Subject:
     """A trainer under test with its weights and a batch."""
 
-    def __init__(self, folder, backend, trainer=None):
+    def __init__(self, folder: Path, backend: str, trainer: PortableTrainer | TorchTrainer | None = None) -> None:
         self.trainer = make_trainer(folder, backend) if trainer is None else trainer
         self.weights = tensors.load(folder / "weights")
         self.batch = dict(np.load(folder / "batch.npz"))
 
-    def steps(self, count):
+    def steps(self, count: int) -> list[float]:
         """The losses of some steps."""
         return [self.trainer.step(self.batch, learning_rate=RATE, seed=n).loss for n in range(count)]
 
-    def inputs(self):
+    def inputs(self) -> dict[str, NDArray[Any]]:
         """The batch without its labels."""
         return {name: value for name, value in self.batch.items() if name != "y"}
 
 
-def same(first, second):
+def same(first: dict[str, NDArray[Any]], second: dict[str, NDArray[Any]]) -> bool:
     """Whether two sets of tensors are equal to the bit."""
     return first.keys() == second.keys() and all(np.array_equal(first[name], second[name]) for name in first)
 
 
-def load_starts_afresh(subject):
+def load_starts_afresh(subject: Subject) -> None:
     """The same weights give the same steps, whatever was trained before: optimizer state is reset."""
     subject.trainer.load(subject.weights)
     first = subject.steps(3)
@@ -124,7 +136,7 @@ def snapshot_round_trips_to_the_bit(subject):
     assert same(subject.trainer.weights(), after)
 
 
-def predict_uses_the_present_weights(subject):
+def predict_uses_the_present_weights(subject: Subject) -> None:
     """Evaluation follows training and changes nothing."""
     subject.trainer.load(subject.weights)
     before, _ = subject.trainer.predict(subject.inputs())

@@ -1,9 +1,12 @@
 """Tasks with public rows: a device fits its logits to others' and says its own; rows that do not fit are refused."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from fedwright.device_runtime.run_task import Inputs, Tools, run_task
 from fedwright.device_runtime.store.checkpoint import Checkpoint
@@ -26,7 +29,7 @@ ROWS = 20
 
 
 @pytest.fixture
-def bench(tmp_path):
+def bench(tmp_path: Path) -> Any:
     """A digest task with its blobs on disk."""
     module = zoo.create(SPEC, seed=1)
     built = build(Structure(SPEC, Objective(cross_entropy=0.0, match_logits=1.0)), module)
@@ -67,7 +70,7 @@ def away(result) -> float:
     return float(np.abs(result.tensors[PUBLIC_LOGITS] - 0.5).mean())
 
 
-def test_a_device_comes_nearer_to_the_common_logits_on_public_rows(bench):
+def test_a_device_comes_nearer_to_the_common_logits_on_public_rows(bench: Any) -> None:
     before, after = bench.perform(epochs=0), bench.perform()
     assert before.tensors[PUBLIC_LOGITS].shape == (ROWS, CLASSES)
     assert after.stats.samples == ROWS
@@ -82,12 +85,12 @@ def test_a_device_comes_nearer_to_the_common_logits_on_public_rows(bench):
         ("sides", {"target_logits": np.zeros((3, CLASSES), np.float32)}, "another number of rows"),
     ],
 )
-def test_rows_that_do_not_fit_are_refused(bench, blob, content, says):
+def test_rows_that_do_not_fit_are_refused(bench: Any, blob: str, content: dict[str, NDArray[Any]], says: str) -> None:
     (bench.folder / blob).write_bytes(tensors.save(content))
     with pytest.raises(BadBlob, match=says):
         bench.perform()
 
 
-def test_a_task_that_speaks_of_rows_it_does_not_bring_is_refused(bench):
+def test_a_task_that_speaks_of_rows_it_does_not_bring_is_refused(bench: Any) -> None:
     with pytest.raises(BadBlob, match="names no blob"):
         bench.perform(inputs=replace(bench.inputs, public=None))

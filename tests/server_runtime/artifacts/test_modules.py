@@ -1,5 +1,7 @@
 """Torch modules as they are exported, compared with torch: no module needs any annotation."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -152,7 +154,7 @@ def test_messages_along_fixed_edges() -> None:
     assert relative_error(found, torch_gradients(module, batch)[1]) < 1e-4
 
 
-def test_a_users_function_needs_no_annotation(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_function_needs_no_annotation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine_to_train.py").write_text(
         "from torch import nn\n"
         "def make_model(input_shape, classes):\n"

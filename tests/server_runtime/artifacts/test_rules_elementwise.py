@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from fedwright.server_runtime.artifacts.autodiff.engine import RULES
+from fedwright.server_runtime.artifacts.autodiff.graph import Graph
 from helpers.layer_gradients import layer_gradients, relative_error, torch_gradients
 
 SHAPES = st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 5))
@@ -113,7 +114,7 @@ def test_mean_of_two() -> None:
 def test_clip(low: float | None, high: float | None) -> None:
     arrays = {"x": _normal((3, 7), scale=5.0)}
 
-    def layer(g):
+    def layer(g: Graph) -> str:
         return g.op("Clip", "x", "" if low is None else g.scalar(low), "" if high is None else g.scalar(high))
 
     found = layer_gradients(layer, arrays)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedwright.protocol.errors import UnsupportedOperator
+from fedwright.server_runtime.artifacts.autodiff.graph import Graph
 from helpers.layer_gradients import layer_gradients, relative_error, torch_gradients
 
 SIZE = st.integers(1, 5)
@@ -96,14 +97,14 @@ def test_many_uses_of_one_weight_make_one_product() -> None:
     arrays = {"x": _normal(3, 4), "w": _normal(4, 4, seed=1), "b": _normal(4, seed=2)}
     built = []
 
-    def layer(g):
+    def layer(g: Graph) -> str:
         built.append(g)
         value = "x"
         for _ in range(3):
             value = g.op("Tanh", g.op("Gemm", value, "w", "b"))
         return value
 
-    def reference(x, w, b):
+    def reference(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         for _ in range(3):
             x = torch.tanh(x @ w + b)
         return x

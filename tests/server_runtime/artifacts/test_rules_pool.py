@@ -1,5 +1,8 @@
 """Pooling gradients against torch, flat image regions included."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -20,7 +23,7 @@ def _image(batch: int, rank: int, size: int) -> dict[str, np.ndarray]:
 
 @settings(deadline=None, max_examples=25)
 @given(batch=st.integers(1, 3), rank=st.integers(1, 2), size=st.integers(6, 9), window=WINDOWS, ceil=st.booleans())
-def test_max_pool(batch, rank, size, window, ceil):
+def test_max_pool(batch: int, rank: int, size: int, window: tuple[int, int, int], ceil: bool) -> None:
     kernel, stride, pad = window
     # Elsewhere ONNX and torch do not agree on whether a window that starts in the padding exists.
     assume(not ceil or (pad == 0 and stride <= kernel))
@@ -42,7 +45,9 @@ def test_max_pool(batch, rank, size, window, ceil):
     ceil=st.booleans(),
     count_pad=st.booleans(),
 )
-def test_average_pool(batch, rank, size, window, ceil, count_pad):
+def test_average_pool(
+    batch: int, rank: int, size: int, window: tuple[int, int, int], ceil: bool, count_pad: bool
+) -> None:
     kernel, stride, pad = window
     # Elsewhere ONNX and torch do not agree on whether a window that starts in the padding exists.
     assume(not ceil or (pad == 0 and stride <= kernel))
@@ -67,7 +72,7 @@ def test_average_pool(batch, rank, size, window, ceil, count_pad):
     ],
     ids=["average", "max"],
 )
-def test_global_pool(operator, reference):
+def test_global_pool(operator: str, reference: Callable[..., Any]) -> None:
     arrays = _image(3, 2, 5)
 
     found = layer_gradients(lambda g: g.op(operator, "x"), arrays)
@@ -76,7 +81,7 @@ def test_global_pool(operator, reference):
 
 
 @pytest.mark.parametrize("operator", ["MaxPool", "GlobalMaxPool"])
-def test_equal_maxima_share_the_gradient(operator):
+def test_equal_maxima_share_the_gradient(operator: str) -> None:
     """A flat 4x4 image: each window (or the whole image) hands out its gradient once, in equal parts."""
     attrs = {"MaxPool": {"kernel_shape": [2, 2], "strides": [2, 2]}, "GlobalMaxPool": {}}[operator]
     arrays = {"x": np.full((1, 1, 4, 4), 0.5, np.float32)}
@@ -90,7 +95,7 @@ def test_equal_maxima_share_the_gradient(operator):
     np.testing.assert_allclose(found["x"], wanted * windows / 16, rtol=1e-6)
 
 
-def test_overlapping_flat_windows_keep_the_sum():
+def test_overlapping_flat_windows_keep_the_sum() -> None:
     arrays = {"x": np.zeros((2, 3, 7, 7), np.float32)}
 
     found = layer_gradients(

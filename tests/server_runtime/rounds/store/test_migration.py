@@ -1,6 +1,7 @@
 """Files of runs that an earlier release wrote are opened and go on; those of a later one are not touched."""
 
 import sqlite3
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -38,7 +39,7 @@ CREATE TABLE closed (
 CONFIG = '[run]\nname = "night"\nrounds = 2\n[method]\nname = "fedavg"\n'
 
 
-def write_old_run(folder) -> None:
+def write_old_run(folder: Path) -> None:
     """A finished run of two rounds with one device, without what later releases keep."""
     folder.mkdir(parents=True)
     db = sqlite3.connect(folder / "rounds.sqlite")
@@ -65,7 +66,7 @@ def write_old_run(folder) -> None:
     db.close()
 
 
-def test_a_run_of_the_first_release_is_opened_whole(tmp_path):
+def test_a_run_of_the_first_release_is_opened_whole(tmp_path: Path) -> None:
     write_old_run(tmp_path / "night")
     past = open_run(tmp_path / "night")
 
@@ -76,7 +77,7 @@ def test_a_run_of_the_first_release_is_opened_whole(tmp_path):
     assert (record.accuracy_before, record.accuracy_after) == (0.25, 0.75)
 
 
-def test_its_measurement_leaves_the_place_of_the_round_that_may_follow(tmp_path):
+def test_its_measurement_leaves_the_place_of_the_round_that_may_follow(tmp_path: Path) -> None:
     write_old_run(tmp_path / "night")
     # Opened twice: what was brought up to date stays as it is.
     for _ in range(2):
@@ -91,13 +92,13 @@ def test_its_measurement_leaves_the_place_of_the_round_that_may_follow(tmp_path)
         store.close()
 
 
-def test_a_simulation_of_the_first_release_is_known_by_its_files(tmp_path):
+def test_a_simulation_of_the_first_release_is_known_by_its_files(tmp_path: Path) -> None:
     write_old_run(tmp_path / "night")
     (tmp_path / "night/seconds.txt").write_text("1 0.5\n")
     assert open_run(tmp_path / "night").kind == "simulated"
 
 
-def test_a_run_of_a_later_release_is_left_alone(tmp_path):
+def test_a_run_of_a_later_release_is_left_alone(tmp_path: Path) -> None:
     write_old_run(tmp_path / "night")
     db = sqlite3.connect(tmp_path / "night/rounds.sqlite")
     db.execute("PRAGMA user_version = 99")
