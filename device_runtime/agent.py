@@ -227,7 +227,7 @@ class Agent:
         try:
             if self._have.hidden is not None:
                 self._have.hidden.check(entry.task)
-            for ref in _refs(entry.task):
+            for ref in entry.task.blobs:
                 self._fetch(ref)
         except (BadBlob, DeviceError) as err:
             self._refuse_for(err)
@@ -359,12 +359,12 @@ class Agent:
 
     def _forget_blobs(self, entry: JournalEntry) -> None:
         """Weights that were sent, one way or the other, are used once."""
-        used = [entry.task.weights, entry.task.sides]
-        used.append(entry.answer.tensors if isinstance(entry.answer, Update) else None)
+        used = entry.task.own_blobs
+        if isinstance(entry.answer, Update) and entry.answer.tensors is not None:
+            used.append(entry.answer.tensors)
         for ref in used:
-            if ref is not None:
-                self._uploads.withdraw(ref.sha256)
-                self._have.blobs.remove(ref.sha256)
+            self._uploads.withdraw(ref.sha256)
+            self._have.blobs.remove(ref.sha256)
 
     def _drop_work(self) -> None:
         """The server moved on: what is in hand is no longer wanted."""
@@ -392,8 +392,3 @@ class Agent:
     def _send(self, message: Message, *, reliable: bool = True) -> None:
         head, tail = codec.encode_parts(message, sender=self._identity.device, boot=self._identity.boot)
         self._link.send(self._home.up, head, tail=tail, reliable=reliable)
-
-
-def _refs(task: Task) -> list[BlobRef]:
-    refs = (task.artifact, task.weights, task.sides, task.frozen, task.public)
-    return [ref for ref in refs if ref is not None]

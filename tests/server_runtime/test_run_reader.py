@@ -6,13 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.errors import ConfigError, NoQuorum
+from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.server_runtime.config import RunConfig, config_from_text
 from fedwright.server_runtime.rounds.store.base import Closed, Position, RunRecord
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
+from fedwright.server_runtime.run import execute
 from fedwright.server_runtime.run_folder import folder_of, record_run, set_aside
 from fedwright.server_runtime.run_reader import continued, find_run, open_run, with_rounds
 from fedwright.server_runtime.spec import ModelSpec
+from fedwright.simulation.dealing import deal
+from helpers.simulation import local_data, make_config, run_agents
 
 TEXT = """
 [run]
@@ -125,3 +129,18 @@ def test_each_run_that_is_begun_anew_gets_a_folder(tmp_path: Path) -> None:
     assert [open_run(tmp_path / f"night.{number}").rounds_done for number in (1, 2, 3)] == [0, 1, 2]
     # What is set aside can be gone on with where it is.
     assert open_run(tmp_path / "night.3").config.run.name == "night.3"
+
+
+def test_a_run_that_gave_up_waiting_for_devices_goes_on_with_the_config_that_was_mended(tmp_path):
+    broker = MemoryBroker()
+    hasty, text = make_config(tmp_path, rounds=1, fleet={"devices": 9, "join_timeout_s": 0.1})
+    with pytest.raises(NoQuorum, match="only 0 of 9 devices are present"):
+        execute(hasty, text, link=broker.link("server"))
+    waiting = open_run(tmp_path / "run")
+    mended, text = make_config(tmp_path, rounds=1, train={"learning_rate": 0.2})
+    with run_agents(broker, tmp_path / "devices", local_data(deal(mended.simulate, seed=5))):
+        execute(continued(mended, kind="served"), text, link=broker.link("server"))
+
+    done = open_run(tmp_path / "run")
+    assert (waiting.begun, waiting.rounds_done, waiting.devices) == (False, 0, {})
+    assert (done.complete, done.config.train.learning_rate, len(done.devices)) == (True, 0.2, 4)

@@ -98,21 +98,14 @@ def test_pools_that_go_up_together_do_not_wait_for_one_that_nobody_answers(bench
 
 def test_the_first_task_of_another_run_of_the_same_name_ends_all_of_the_one_before(bench: EdgeTasks) -> None:
     before, after = bench.plan(1, identity="aa"), bench.plan(1, identity="bb")
-    bench.take(before)
-    for device in before:
-        bench.answer(device, before[device], 1.0)
-    bench.rows.close_pools()
-    assert len(bench.rows.due_updates()) == 1
-    bench.now_s += RESEND_S
-    bench.take(after)
-
-    assert bench.rows.due_updates() == []
+    for tasks, value in ((before, 1.0), (after, 3.0)):
+        bench.take(tasks)
+        for device in tasks:
+            bench.answer(device, tasks[device], value)
+        bench.rows.close_pools()
+        bench.now_s += RESEND_S
+        assert [bench.value(update) for update in bench.rows.due_updates()] == [value]
     assert {row.id for row in bench.store.rows()} == {task.task for task in after.values()}
-    for device in after:
-        bench.answer(device, after[device], 3.0)
-    bench.rows.close_pools()
-    [update] = bench.rows.due_updates()
-    assert bench.value(update) == 3.0
 
 
 def test_a_refusal_goes_up_and_is_not_waited_for(bench: Any) -> None:

@@ -283,7 +283,7 @@ BAD = {
     "no sizes": ("feddropout", {"levels": {"sizes": []}}, "sizes is empty"),
     "fiarse size": ("fiarse", {"sizes": [2.0]}, "needs numbers above 0 and up to 1"),
     "levels unequal": ("scalefl", {"widths": [1.0], "exits": [3, 2]}, "there are 1 widths but 2 exits"),
-    "model without exits": ("scalefl", {}, "needs a model with exits but mlp has none"),
+    "model without exits": ("scalefl", {}, "needs a model of the zoo with exits but mlp has none"),
     "negative mu": ("fedprox", {"mu": -1.0}, "mu is -1.0 but must be at least 0"),
     "budget": ("hasa", {"budget": 0.95}, "budget 0.95 cannot be met by widths from 0.2 to 0.8"),
     "hasa cap": ("hasa", {"caps": {"nano": 0.1}}, r"caps.nano is 0.1 but must be at least 0.2"),
