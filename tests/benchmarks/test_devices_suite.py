@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from argparse import Namespace
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +42,7 @@ def test_every_device_is_measured_beside_what_was_predicted(
     kept = SimpleNamespace(TemporaryDirectory=lambda **_: nullcontext(str(tmp_path)))
     monkeypatch.setattr(devices, "tempfile", kept)
 
-    found = devices.run(SimpleNamespace(quick=True, methods=["heterofl"]))
+    found = devices.run(Namespace(quick=True, methods=["heterofl"]))
 
     rows = found["tables"]["heterofl: every device, per round"]
     assert len(rows) == 8

@@ -1,9 +1,10 @@
 """The FedConv suites: valid configs, tables and checks from what was measured, costs that are counted, pictures."""
 
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -60,7 +61,7 @@ def test_the_whole_suite_has_the_papers_divisions_and_sensitivity() -> None:
 def test_tables_and_checks_are_those_of_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fedconv, "run_jobs", lambda jobs: [finished(job) for job in jobs])
     monkeypatch.setattr(fedconv, "server_alone", lambda found, division, seed: 0.5)
-    found = fedconv.run(SimpleNamespace(quick=False, seeds=2, json=None))
+    found = fedconv.run(Namespace(quick=False, seeds=2, json=None))
     rows = {row["method"]: row for row in found["tables"]["accuracy in percent"]}
     assert rows["fedconv"]["alpha 0.1: global"] == pytest.approx(90)
     assert rows["fedmd"]["alpha 0.1: global"] is None
@@ -125,7 +126,7 @@ def test_the_motion_suite_is_split_by_person(monkeypatch: pytest.MonkeyPatch) ->
     seen = []
     monkeypatch.setattr(fedconv, "run_jobs", lambda jobs: [seen.append(job) or finished(job) for job in jobs])
     monkeypatch.setattr(fedconv, "server_alone", lambda found, division, seed: 0.5)
-    found = fedconv.run(SimpleNamespace(suite="fedconv-har", quick=True, seeds=1, json=None))
+    found = fedconv.run(Namespace(suite="fedconv-har", quick=True, seeds=1, json=None))
     assert {job.config["simulate"]["partition"] for job in seen} == {"owner"}
     assert found["tables"]["accuracy in percent"][0]["by person: devices"] == pytest.approx(80)
 
@@ -134,10 +135,10 @@ def test_the_global_model_is_measured_on_all_test_rows() -> None:
     shares = {"a": SimpleNamespace(test=np.array([0, 1])), "b": SimpleNamespace(test=np.array([3]))}
     dealt = SimpleNamespace(x=np.eye(4, 2, dtype=np.float32), y=np.array([0, 1, 1, 0]), shares=shares)
     spec = ModelSpec("mlp", (2,), 2)
-    watcher = GlobalAccuracy(None, dealt)
+    watcher = GlobalAccuracy(None, cast(Any, dealt))
     weights = {name: np.zeros_like(value) for name, value in initial_weights(zoo.create(spec, seed=0)).items()}
     weights["head.bias"] = np.array([1, 0], np.float32)
-    watcher(SimpleNamespace(personal=lambda device: (spec, weights)), 1)
+    watcher(cast(Any, SimpleNamespace(personal=lambda device: (spec, weights))), 1)
     # always class 0: right in rows 0 and 3, wrong in row 1
     assert watcher.seen() == {GLOBAL: [pytest.approx(2 / 3)]}
 

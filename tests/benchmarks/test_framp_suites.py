@@ -114,14 +114,22 @@ def small_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four rings of ten papers, each about one subject, in the place of Cora."""
     labels = np.repeat(np.arange(4), 10).astype(np.int8)
     rings = np.concatenate([np.stack([np.arange(10), (np.arange(10) + 1) % 10], axis=1) + 10 * n for n in range(4)])
-    words = {"indptr": np.arange(41), "indices": np.repeat(np.arange(4), 10), "shape": np.array([40, 6])}
+    words: dict[str, Any] = {
+        "indptr": np.arange(41),
+        "indices": np.repeat(np.arange(4), 10),
+        "shape": np.array([40, 6]),
+    }
     np.savez(tmp_path / "cora.npz", labels=labels, edges=rings, **words)
     monkeypatch.setenv("FEDWRIGHT_DATA", str(tmp_path))
 
 
 @pytest.mark.parametrize("method", ["framp", "heterofl"])
-def test_rounds_on_pieces_of_a_graph(small_graph: Any, method: str) -> None:
-    sizes = {"framp": {"sizes": [1.0, 0.5]}, "heterofl": {"levels": {"sizes": [1.0, 0.5]}}}[method]
+def test_rounds_on_pieces_of_a_graph(small_graph: None, method: str) -> None:
+    every: dict[str, dict[str, Any]] = {
+        "framp": {"sizes": [1.0, 0.5]},
+        "heterofl": {"levels": {"sizes": [1.0, 0.5]}},
+    }
+    sizes = every[method]
     data = {
         "run": {"rounds": 2, "seed": 1},
         "model": {"model": "gcn4"},
@@ -135,7 +143,7 @@ def test_rounds_on_pieces_of_a_graph(small_graph: Any, method: str) -> None:
     assert len(found.seen["union"]) == 4
 
 
-def test_pieces_are_disjoint_and_train_without_their_test_nodes(small_graph: Any) -> None:
+def test_pieces_are_disjoint_and_train_without_their_test_nodes(small_graph: None) -> None:
     pieces = graph_rounds.cut(4, seed=1)
     assert sum(len(piece.y) for piece in pieces.values()) == 40
     for piece in pieces.values():

@@ -1,7 +1,7 @@
 """The suites of unlike models: valid configs, checks as measured, a figure, and the server's costs."""
 
+from argparse import Namespace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -87,7 +87,7 @@ def test_the_picture_of_sizes_is_listed(
 ) -> None:
     main = read_suite("pfedclub-fashion", quick=True)["suite"]["settings"][0]
     monkeypatch.setattr(pfedclub, "finished_runs", lambda found, seeds: {main: by})
-    found = pfedclub.run(SimpleNamespace(suite="pfedclub-fashion", quick=True, seeds=1, json=tmp_path / "result.json"))
+    found = pfedclub.run(Namespace(suite="pfedclub-fashion", quick=True, seeds=1, json=tmp_path / "result.json"))
     assert found["pictures"] == ["result.sizes.png"]
     assert (tmp_path / "result.sizes.png").exists()
 

@@ -1,6 +1,7 @@
 """The suite `predictor`: its scores by hand, and one small case measured from end to end."""
 
 from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def test_the_best_of_every_other_pass_stands_against_the_best_of_the_rest(monkey
     monkeypatch.setattr(suite, "_memory", lambda cases: [MEASURED])
     artifact = SimpleNamespace(manifest=SimpleNamespace(work={}))
 
-    found = suite.score([("m", 1.0, artifact)], passes_of(5.0, 4.0, 3.0, 3.6))
+    found = suite.score([("m", 1.0, cast(Any, artifact))], passes_of(5.0, 4.0, 3.0, 3.6))
 
     # 3.0 of the first and third against 3.6 of the second and fourth: 17 % apart.
     assert [row["measured ms"] for row in found["tables"]["steps"]] == [3000.0] * 3

@@ -1,6 +1,6 @@
 """Suites: their files are read strictly, their jobs run, and their checks say what was measured."""
 
-from types import SimpleNamespace
+from argparse import Namespace
 
 import numpy as np
 import pytest
@@ -119,7 +119,7 @@ def test_seeds_as_asked() -> None:
 
 
 def test_aggregate_measures_against_a_copy() -> None:
-    found = aggregate.run(SimpleNamespace(quick=True))
+    found = aggregate.run(Namespace(quick=True))
     names = {entry["name"] for entry in found["checks"]}
     widths = {f"speed against a copy at width {width} (prefix)" for width in aggregate.WIDTHS}
     windows = {f"speed against a copy at width {width} (window)" for width in aggregate.WIDTHS[1:]}
@@ -132,7 +132,7 @@ def test_aggregate_measures_against_a_copy() -> None:
 def test_the_titles_suite_puts_tables_and_checks_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hasa_titles, "run_jobs", lambda jobs: [finished(job.name, seed=job.seed) for job in jobs])
     monkeypatch.setattr(hasa_titles, "always_unknown", lambda section: (3437, [0.1, 0.2]))
-    found = hasa_titles.run(SimpleNamespace(quick=True, seeds=2))
+    found = hasa_titles.run(Namespace(quick=True, seeds=2))
     rows, pairs, curve, floor = found["tables"].values()
     assert [row["rule"] for row in rows] == ["hasa", "uniform", "size", "inverse"]
     assert (rows[0]["mean"], rows[0]["paper mean"]) == (pytest.approx(20.0), 14.32)
@@ -144,7 +144,7 @@ def test_the_titles_suite_puts_tables_and_checks_together(monkeypatch: pytest.Mo
 
 def test_the_sizes_suite_puts_tables_and_checks_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sizes_fashion, "run_jobs", lambda jobs: [finished(job.name, seed=job.seed) for job in jobs])
-    found = sizes_fashion.run(SimpleNamespace(quick=True, seeds=1))
+    found = sizes_fashion.run(Namespace(quick=True, seeds=1))
     rows = next(iter(found["tables"].values()))
     assert {row["method"] for row in rows} == {"heterofl", "fedrolex", "feddropout", "fiarse", "scalefl"}
     assert rows[0]["0.0156"] == pytest.approx(30.0)

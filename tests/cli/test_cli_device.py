@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from fedwright.protocol.crypto.secure_sum import LEAST_DEVICES
 
 
 def test_run_hands_the_arguments_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    got = []
+    got: list[Any] = []
     monkeypatch.setattr(start, "run_agent", got.append)
 
     words = "device run --broker mqtt://h:1 --data npz:d.npz --device pi --threads 2 --holdout 0.5 --evaluate-only"
@@ -126,7 +127,9 @@ def test_a_bundle_of_another_device_is_an_error(tmp_path: Path, capsys: pytest.C
 
 @pytest.mark.parametrize(("option", "value"), [("--provider", "cud"), ("--backend", "portabel")])
 @pytest.mark.parametrize("command", ["run", "doctor"])
-def test_a_misspelt_choice_is_found_at_the_start(command, option, value, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_misspelt_choice_is_found_at_the_start(
+    command: str, option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["device", command, "--data", "npz:d.npz", "--broker", "mqtt://h:1", option, value]) == 1
 
     assert f"{option} is {value!r}; choose one of" in capsys.readouterr().err

@@ -35,7 +35,11 @@ sys.exit(main(sys.argv[3:]))
 
 def write_config(rounds: int = 8) -> None:
     _, text = make_config(
-        "runs", rounds=rounds, model={"model": "mlp"}, export={"global_model": True}, simulate={"evaluate_every": 0}
+        Path("runs"),
+        rounds=rounds,
+        model={"model": "mlp"},
+        export={"global_model": True},
+        simulate={"evaluate_every": 0},
     )
     with open("run.toml", "w") as file:
         file.write(text)
@@ -145,13 +149,14 @@ def test_a_full_disk_where_blobs_are_is_one_sentence_too(
     write_config()
     kept = iter(range(12))
 
-    def adopt(self, file: Path, sha256: str) -> Path:
+    adopt_blob = BlobStore._adopt
+
+    def adopt(self: BlobStore, file: Path, sha256: str) -> Path:
         if next(kept, None) is None:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return BlobStore.adopt(self, file, sha256)
+        return adopt_blob(self, file, sha256)
 
     with monkeypatch.context() as patch:
-        patch.setattr(BlobStore, "adopt", BlobStore._adopt, raising=False)
         patch.setattr(BlobStore, "_adopt", adopt)
         assert main(["simulate", "run.toml"]) == 1
     last = capsys.readouterr().err.splitlines()[-1]

@@ -69,7 +69,7 @@ def make(name: str, model: str | None = None) -> Method:
     return entry.make(entry.params(), setting(spec=spec, initial=initial, public=PUBLIC))
 
 
-def made_known(name: str, model: str) -> Method:
+def made_known(name: str, model: str | None = None) -> Method:
     """A method that has met the devices."""
     method = make(name, model)
     method.assign(REPORTS, 1)
@@ -100,7 +100,7 @@ def test_a_method_says_what_it_is(name: str) -> None:
 
 
 @every_pair
-def test_devices_that_learn_nothing_change_nothing(name: str, model) -> None:
+def test_devices_that_learn_nothing_change_nothing(name: str, model: str) -> None:
     method = made_known(name, model)
     before = {key: value.copy() for key, value in method.model_of("a")[1].items()}
     play_round(method, 1, change=0.0)
@@ -109,7 +109,7 @@ def test_devices_that_learn_nothing_change_nothing(name: str, model) -> None:
 
 
 @every_pair
-def test_a_round_changes_the_model(name: str, model) -> None:
+def test_a_round_changes_the_model(name: str, model: str) -> None:
     method = made_known(name, model)
     before = {key: value.copy() for key, value in method.model_of("a")[1].items()}
     play_round(method, 1, change=0.25)
@@ -126,13 +126,13 @@ def test_a_method_that_passes_work_on_says_so_at_its_registration(name: str) -> 
 
 
 @every_pair
-def test_planning_again_gives_the_same_plan(name: str, model) -> None:
+def test_planning_again_gives_the_same_plan(name: str, model: str) -> None:
     method = make(name, model)
     assert method.assign(REPORTS, 1) == method.assign(REPORTS, 1)
 
 
 @every_pair
-def test_a_restored_method_goes_on_to_the_same_bytes(name: str, model) -> None:
+def test_a_restored_method_goes_on_to_the_same_bytes(name: str, model: str) -> None:
     method = make(name, model)
     play_round(method, 1, change=0.25)
     saved = MethodState.read(method.state().to_bytes())
@@ -166,7 +166,7 @@ def test_meeting_devices_twice_is_meeting_them_once(name: str) -> None:
 
 
 @every_method
-def test_emitting_again_gives_the_same(name) -> None:
+def test_emitting_again_gives_the_same(name: str) -> None:
     method = make(name)
     assignments = method.assign(REPORTS, 1)
     first, again = (
@@ -233,13 +233,13 @@ def test_a_mean_of_updates_does_what_each_of_them_does(name: str) -> None:
 
 
 @every_pair
-def test_devices_that_do_not_train_get_no_training_task(name: str, model) -> None:
+def test_devices_that_do_not_train_get_no_training_task(name: str, model: str) -> None:
     method = make(name, model)
     assignments = method.assign({"a": described("a"), "watcher": described("b", trains=False)}, 1)
     assert "watcher" not in assignments or assignments["watcher"].recipe.epochs == 0
 
 
 @pytest.mark.parametrize(("name", "kind"), REFUSED)
-def test_a_model_that_a_method_cannot_take_is_refused_with_what_to_do(name, kind) -> None:
+def test_a_model_that_a_method_cannot_take_is_refused_with_what_to_do(name: str, kind: str) -> None:
     with pytest.raises(ConfigError, match=REFUSED[name, kind]):
         make(name, OWN[kind]).assign(REPORTS, 1)

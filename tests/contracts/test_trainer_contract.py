@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fedwright.device_runtime.data.local import LocalData
 from fedwright.device_runtime.train import loop
+from fedwright.device_runtime.train.base import Trainer
 from fedwright.device_runtime.train.check import check_artifact
 from fedwright.device_runtime.train.portable import PortableTrainer
 from fedwright.device_runtime.train.torch import TorchTrainer, proximal
@@ -32,7 +33,7 @@ def data_for(spec: ModelSpec, n: int = 20) -> LocalData:
     return LocalData(x, y, x[:6], y[:6], spec.classes, (n // spec.classes,) * spec.classes, spec.input_shape)
 
 
-@pytest.fixture(scope="module", params=CASES.values(), ids=CASES)
+@pytest.fixture(scope="module", params=CASES.values(), ids=list(CASES))
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelSpec, Optimizer, Path]:
     """A structure with its weights and a batch in a folder."""
     spec, optimizer = request.param
@@ -46,7 +47,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return spec, optimizer, folder
 
 
-def make_trainer(case: tuple[ModelSpec, Optimizer, Path], backend: str) -> PortableTrainer | TorchTrainer:
+def make_trainer(case: tuple[ModelSpec, Optimizer, Path], backend: str) -> Trainer:
     spec, optimizer, folder = case
     makers = {
         "portable": lambda: trainer_contract.make_trainer(folder, "portable"),
@@ -61,15 +62,15 @@ def test_contract(check: Callable[..., Any], backend: str, case: tuple[ModelSpec
     check(trainer_contract.Subject(case[2], backend, trainer=make_trainer(case, backend)))
 
 
-def change(trainer: PortableTrainer | TorchTrainer, start: dict[str, NDArray[Any]]) -> NDArray[Any]:
+def change(trainer: Trainer, start: dict[str, NDArray[Any]]) -> NDArray[Any]:
     """All that training changed, as one vector."""
     now = trainer.weights()
     return np.concatenate([(now[name] - start[name]).ravel() for name in sorted(start)])
 
 
 def assert_same_update(
-    first: PortableTrainer | TorchTrainer,
-    second: PortableTrainer | TorchTrainer,
+    first: Trainer,
+    second: Trainer,
     start: dict[str, NDArray[Any]],
     *,
     ratio: float,
@@ -94,8 +95,10 @@ def test_the_same_task_gives_the_same_update(case: tuple[ModelSpec, Optimizer, P
     assert_same_update(portable, torch, start, ratio=1e-3)
     logits = [trainer.predict({"x": data.x})[0] for trainer in (portable, torch)]
     embeddings = [trainer.predict({"x": data.x})[1] for trainer in (portable, torch)]
-    assert np.allclose(*logits, atol=1e-3)
-    assert np.allclose(*embeddings, atol=1e-3)
+    first, second = logits
+    assert np.allclose(first, second, atol=1e-3)
+    first, second = embeddings
+    assert np.allclose(first, second, atol=1e-3)
 
 
 def test_a_snapshot_of_one_backend_continues_on_the_other(case: tuple[ModelSpec, Optimizer, Path]) -> None:
@@ -147,4 +150,5 @@ def test_a_frozen_base_is_supplied_from_memory_and_only_the_head_moves() -> None
     assert set(start) == {"head.weight", "head.bias"}
     assert_same_update(portable, torch, start, ratio=1e-3)
     logits = [trainer.predict({"x": data_for(spec).x})[0] for trainer in (portable, torch)]
-    assert np.allclose(*logits, atol=1e-4)
+    first, second = logits
+    assert np.allclose(first, second, atol=1e-4)

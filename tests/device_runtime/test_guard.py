@@ -14,7 +14,7 @@ class Board:
     def __init__(self, *states: BoardState) -> None:
         self.states = list(states)
         self.now_s = 0.0
-        self.waits = []
+        self.waits: list[float] = []
 
     def look(self) -> BoardState:
         return self.states.pop(0) if len(self.states) > 1 else self.states[0]

@@ -18,8 +18,8 @@ def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]
     np.savez(tmp_path / "d.npz", x=np.zeros((20, 3), np.float32), y=np.arange(20) % 2)
     monkeypatch.setattr(start, "_run", lambda config, resources: None)
 
-    def run(started: int, **asked: int) -> int:
-        taken = []
+    def run(started: int, **asked: Any) -> int:
+        taken: list[int] = []
         monkeypatch.setattr(os, "nice", lambda step: taken.append(step) or started + sum(taken))
         data, state = f"npz:{tmp_path / 'd.npz'}", tmp_path / "state"
         start.run_agent(AgentConfig("mqtt://h:1", "pi", data, state=state, **asked))

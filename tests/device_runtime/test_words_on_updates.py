@@ -38,7 +38,7 @@ class Server:
         refs = make_ref(artifacts.pack(make_artifact())), make_ref(tensors.save(start_weights()))
         self.say(Task(f"t{number}", self._device.boot, "run", number, *refs, recipe, RETURNS, 60.0))
 
-    def hear(self, *kinds: type[Ack | Update]) -> Ack | Update:
+    def hear(self, *kinds: type[Ack | Update]) -> Any:
         """The next message of these kinds."""
         while True:
             received = self.link.receive(WAIT_S)
@@ -48,17 +48,18 @@ class Server:
                 return body
 
 
-def start(folder: Path) -> Running:
+class Served(Running):
     """A device and its server."""
-    broker = MemoryBroker()
-    running = Running(broker, "a", folder)
-    running.server = Server(broker, running)
-    return running
+
+    def __init__(self, folder: Path) -> None:
+        broker = MemoryBroker()
+        super().__init__(broker, "a", folder)
+        self.server = Server(broker, self)
 
 
 @pytest.fixture
-def device(tmp_path: Path) -> Iterator[Running]:
-    running = start(tmp_path)
+def device(tmp_path: Path) -> Iterator[Served]:
+    running = Served(tmp_path)
     yield running
     running.stop()
 
@@ -70,7 +71,7 @@ def changes(update: Update) -> dict[str, NDArray[Any]]:
 
 
 @pytest.mark.parametrize("problem", ["", "too late"], ids=["used", "not used"])
-def test_the_word_on_an_update_comes_before_the_next_task(tmp_path: Path, device: Running, problem: str) -> None:
+def test_the_word_on_an_update_comes_before_the_next_task(tmp_path: Path, device: Served, problem: str) -> None:
     server = device.server
     server.task(1)
     first = server.hear(Update)
@@ -81,7 +82,7 @@ def test_the_word_on_an_update_comes_before_the_next_task(tmp_path: Path, device
     assert server.hear(Update, Ack) == Ack("t2")
     second = server.hear(Update)
 
-    calm = start(tmp_path / "calm")
+    calm = Served(tmp_path / "calm")
     calm.server.task(1)
     calm.server.hear(Update)
     calm.server.say(Ack("t1", problem))
@@ -94,7 +95,7 @@ def test_the_word_on_an_update_comes_before_the_next_task(tmp_path: Path, device
 
 
 def test_a_server_that_never_answers_is_not_waited_for_for_ever(
-    device: Running, monkeypatch: pytest.MonkeyPatch
+    device: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = device.server
     server.task(1)

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from fedwright.protocol.link import connect
+from fedwright.protocol.link.base import Link
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.link.memory import MemoryBroker
-from fedwright.protocol.link.mqtt import MqttLink
 from fedwright.server_runtime.rounds import events
 from helpers.fleet import Server, agents
 
@@ -22,7 +22,7 @@ class Real:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
 
-    def link(self, client_id: str, *, will: Any = None) -> MqttLink:
+    def link(self, client_id: str, *, will: Any = None) -> Link:
         return connect(self.broker.url, client_id=client_id, will=will)
 
 
@@ -35,7 +35,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["mosquitto", "amqtt"])
-def test_a_run_outlives_its_broker_and_ends_with_the_same_bytes(kind: str, tmp_path: Path, undisturbed: bytes) -> None:
+def test_a_run_outlives_its_broker_and_ends_with_the_same_bytes(kind: Any, tmp_path: Path, undisturbed: bytes) -> None:
     with Broker(kind=kind) as broker:
         real = Real(broker)
 

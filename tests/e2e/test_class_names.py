@@ -98,7 +98,7 @@ def fleet(tmp_path: Path) -> Path:
     return root
 
 
-def load_all(root: Path) -> dict:
+def load_all(root: Path) -> dict[str, Any]:
     return {
         path.name: data.load(str(path), holdout_ratio=AgentConfig.holdout_ratio, seed=SPLIT_SEED)
         for path in sorted(root.iterdir())
@@ -170,7 +170,9 @@ def test_a_class_that_the_run_does_not_know_is_named(tmp_path: Path, fleet: Path
     """A device that comes later with such a class is turned away with its name; the run goes on."""
     late = write_folder(tmp_path / "late", {"wolf": 8, "fox": 8})
     config, text = make(tmp_path / "real", fleet)
-    broker, newcomers, turned = MemoryBroker(), [], []
+    broker = MemoryBroker()
+    newcomers: list[Any] = []
+    turned: list[Any] = []
 
     def observe(event: Any) -> None:
         if isinstance(event, events.RoundClosed) and not newcomers:

@@ -127,7 +127,7 @@ class Site:
         except subprocess.TimeoutExpired:
             return None
 
-    def closed(self):
+    def closed(self) -> list[Any]:
         """The rounds that are over."""
         path = self.folder / "run/rounds.sqlite"
         if not path.exists():

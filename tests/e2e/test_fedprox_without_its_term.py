@@ -7,6 +7,7 @@ import pytest
 
 from fedwright.protocol.link.broker import Broker
 from fedwright.server_runtime import run as runs
+from fedwright.server_runtime.config import RunConfig
 from fedwright.simulation.dealing import deal
 from fedwright.simulation.simulate import simulate
 from helpers.resume import Links, final_state
@@ -16,7 +17,7 @@ SMALL = {"rows": 160, "devices": 3, "evaluate_every": 0}
 TRAIN = {"epochs": 2, "optimizer": {"momentum": 0.9, "weight_decay": 0.001}}
 
 
-def configured(folder, **method: Any):
+def configured(folder: Path, **method: Any) -> tuple[RunConfig, str]:
     return make_config(folder, rounds=3, method=method, train=TRAIN, fleet={"devices": 3}, simulate=SMALL)
 
 

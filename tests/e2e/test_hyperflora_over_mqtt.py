@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ from helpers.resume import Killed, Links, die_after, final_state
 from helpers.simulation import local_data, make_config
 
 ROUNDS, ADAPTER, BASE = 3, 586, 21_546
-VARIANTS = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "pairs": {"exchanges": 2},
     "no pairs": {"pairs": False},
     "sequential": {"exchanges": 1, "sequential": True},
@@ -106,7 +106,7 @@ def test_a_killed_server_goes_on_to_the_bytes_of_the_simulation(tmp_path: Path, 
 @pytest.mark.broker
 def test_bystanders_only_ever_get_a_merged_model_and_the_base_travels_once(tmp_path: Path) -> None:
     config, text = configured(tmp_path / "mqtt", exchanges=2)
-    outcome = live(config, text, tmp_path, **{"device-2": {"make_agent": Small}})
+    outcome = live(config, text, tmp_path, **cast(Any, {"device-2": {"make_agent": Small}}))
     seen = planned_and_stats(tmp_path / "mqtt")
 
     # one says that it does not train, the other has no memory for it: both get one task, to evaluate

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from fedwright.simulation.simulate import simulate
 from helpers.resume import Links, final_state
 from helpers.simulation import local_data, make_config, public_file, run_agents
 
-PARAMS = {
+PARAMS: dict[str, dict[str, Any]] = {
     "framp": {"sizes": [1.0, 0.25]},
     "hyperflora": {"pretrain_rounds": 1, "exchanges": 1},
     "adapters-private": {"pretrain_rounds": 1},
@@ -34,7 +35,7 @@ def links() -> Iterator[Links]:
 
 @pytest.mark.broker
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_a_method_over_mqtt(tmp_path: Path, links: Links, method: str) -> None:
+def test_a_method_over_mqtt(tmp_path: Path, links: Any, method: str) -> None:
     config, text = make_config(
         tmp_path / "mqtt",
         public=public_file(tmp_path) if METHODS[method].needs_public else {},

@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from fedwright.device_runtime.data.local import LocalData
 from fedwright.protocol import codec, topics
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.link.broker import Broker
@@ -46,7 +45,7 @@ class Spy:
             if received is not None:
                 self.payloads.append(bytes(received.payload))
 
-    def close(self) -> list:
+    def close(self) -> list[Any]:
         """All messages that were heard."""
         self._over.set()
         self._thread.join()
@@ -54,7 +53,7 @@ class Spy:
         return [codec.decode(payload).body for payload in self.payloads]
 
 
-def notes(folder: Path) -> dict:
+def notes(folder: Path) -> dict[str, Any]:
     store = SqliteRoundStore(folder / "run/rounds.sqlite")
     try:
         return msgspec.json.decode(store.notes(Position(1, 0)))
@@ -75,9 +74,7 @@ def spellings(counts: tuple[int, ...]) -> list[bytes]:
     ]
 
 
-def run_over_mqtt(
-    config: RunConfig, text: str, folder: Path, data: dict[str, LocalData]
-) -> tuple[RunOutcome, list[Any]]:
+def run_over_mqtt(config: RunConfig, text: str, folder: Path, data: dict[str, Any]) -> tuple[RunOutcome, list[Any]]:
     """The run's outcome and all that its devices said."""
     with Broker() as broker:
         links = Links(broker.url)

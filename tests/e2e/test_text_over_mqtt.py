@@ -60,7 +60,7 @@ def load_all(folder: Path) -> dict[str, LocalData]:
     }
 
 
-def make(folder: Path, texts: Path, method: dict[str, float | str]) -> tuple[RunConfig, str]:
+def make(folder: Path, texts: Path, method: dict[str, Any]) -> tuple[RunConfig, str]:
     return make_config(
         folder,
         method=method,
@@ -108,7 +108,8 @@ def test_fractions_are_turned_away_from_a_model_that_takes_words(tmp_path: Path,
     np.savez(tmp_path / "late.npz", x=sentences(0)[0] + 0.5, y=sentences(0)[1], classes=VOCABULARY)
     own = data.load(str(tmp_path / "late.npz"), holdout_ratio=0.2, seed=0)
     config, text = make(tmp_path / "run", texts, {"name": "fedavg"})
-    broker, newcomers = MemoryBroker(), []
+    broker = MemoryBroker()
+    newcomers: list[Any] = []
 
     def observe(event: Any) -> None:
         if isinstance(event, events.RoundClosed) and not newcomers:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,7 +55,15 @@ def test_a_round_through_an_enrolled_edge(trust: Path, tmp_path: Path) -> None:
         processes = [start("server", "edge", tmp_path / "edge.toml")]
         for device in ("pi-1", "pi-2"):
             np.savez(tmp_path / f"{device}.npz", x=rng.normal(size=(40, 1, 8, 8)), y=np.arange(40) % 4)
-            words = ["--bundle", trust / "devices" / device, "--broker", broker.url, "--once", "--threads", 1]
+            words: list[Any] = [
+                "--bundle",
+                trust / "devices" / device,
+                "--broker",
+                broker.url,
+                "--once",
+                "--threads",
+                1,
+            ]
             words += ["--data", f"npz:{tmp_path}/{device}.npz", "--state", tmp_path / "state"]
             processes.append(start("device", "run", *words))
         config = config_from_dict(

@@ -83,7 +83,9 @@ def accuracy(method: FedConv, device: str, data: PublicData) -> float:
 def digits() -> tuple[PublicData, PublicData]:
     """Rows that the server has, and others to measure on."""
     data = datasets.load("digits", limit=Limit(train=600, test=300))
-    return PublicData(data.x_train, data.y_train.astype(np.int64)), PublicData(data.x_test, data.y_test)
+    return PublicData(data.x_train, data.y_train.astype(np.int64)), PublicData(
+        data.x_test, data.y_test.astype(np.int64)
+    )
 
 
 def tuned(public: PublicData, **changes: Any) -> FedConv:

@@ -1,5 +1,7 @@
 """FRAMP's own numbers: what travels for a ResNet-18, what a descriptor and prototypes weigh, the sign of the step."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -30,7 +32,8 @@ def test_a_descriptor_and_prototypes_weigh_little() -> None:
     """0.5 kB at join; 20 kB of prototypes for ten classes of a ResNet-18's 512 features."""
     assert 4 * SIZE == 512
     spec = ModelSpec("resnet18-gn", (3, 32, 32), 10)
-    width = zoo.create(spec, seed=0).head.in_features
+    module: Any = zoo.create(spec, seed=0)
+    width = module.head.in_features
     assert 4 * 10 * width == 20_480
 
 

@@ -47,7 +47,7 @@ class EdgeTasks:
         """As a process that starts again would."""
         if hasattr(self, "store"):
             self.store.close()
-        self.store = EdgeStore(self.folder / "edge.sqlite")
+        self.store: EdgeStore = EdgeStore(self.folder / "edge.sqlite")
         self.rows = TaskRows("edge", self.store, self.blobs, grouping=self.grouping, clock=lambda: self.now_s)
 
     def plan(self, number: int = 1, *, identity: str = "") -> dict[str, Task]:

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from fedwright.device_runtime.train.portable import PortableTrainer
 from fedwright.protocol import codec, topics
 from fedwright.protocol.artifact import Artifact
 from fedwright.protocol.blobs import BlobStore
+from fedwright.protocol.link.base import Link
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.protocol.messages import (
     LARGE_CHUNK_BYTES,
@@ -30,7 +31,7 @@ from fedwright.protocol.messages import (
     Gone,
     Report,
 )
-from fedwright.server_runtime.methods.base import Setting
+from fedwright.server_runtime.methods.base import Method, Setting
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg
 from fedwright.server_runtime.methods.params.submodels import FedAvgParams
 from fedwright.server_runtime.rounds import events
@@ -79,6 +80,14 @@ def report(**changes: Any) -> Report:
     return Report(**{"agent": "test", "board": BOARD, "free_bytes": 10**9, "data": summary, **changes})
 
 
+class LinkMaker(Protocol):
+    """What gives links by name: a broker in memory, or one at an address."""
+
+    def link(self, name: str, /) -> Link:
+        """A new connection."""
+        ...
+
+
 class TinyBuilder:
     """Builds the same tiny artifact whatever is asked for."""
 
@@ -124,7 +133,7 @@ class Scripted:
 class Running:
     """A real agent in a thread."""
 
-    def __init__(self, broker: MemoryBroker, device: str, folder: Path, **changes: Any) -> None:
+    def __init__(self, broker: LinkMaker, device: str, folder: Path, **changes: Any) -> None:
         self.link = broker.link(device)
         self.journal = Journal(folder / device)
         tools = Tools(
@@ -171,7 +180,7 @@ class Server:
     """A coordinator over a store that outlives it, as a server process over its folder."""
 
     def __init__(
-        self, broker: MemoryBroker, folder: Path, *, devices: int, chunk_bytes: int = LARGE_CHUNK_BYTES, **options: Any
+        self, broker: LinkMaker, folder: Path, *, devices: int, chunk_bytes: int = LARGE_CHUNK_BYTES, **options: Any
     ) -> None:
         self.chunk_bytes = chunk_bytes
         self.broker = broker
@@ -180,7 +189,7 @@ class Server:
         self.events: list[events.Event] = []
         self.options = RoundOptions(**{"rounds": 2, "devices": devices, "seed": 7, "join_timeout_s": WAIT_S, **options})
 
-    def run(self, *, observer: Callable[..., Any] | None = None, method: FedAvg | None = None) -> FedAvg:
+    def run(self, *, observer: Callable[..., Any] | None = None, method: Method | None = None) -> Method:
         """One life of the server process, from its start to the end of the run."""
         method = method or FedAvg(FedAvgParams(), setting())
         link = self.broker.link("server")
@@ -203,13 +212,13 @@ class Server:
             link.close()
         return method
 
-    def seen(self, kind: type) -> list:
+    def seen(self, kind: type) -> list[Any]:
         """Events of a kind, in order."""
         return [event for event in self.events if isinstance(event, kind)]
 
 
 @contextmanager
-def agents(broker: MemoryBroker, folder: Path, *devices: str) -> Iterator[list[Running]]:
+def agents(broker: LinkMaker, folder: Path, *devices: str) -> Iterator[list[Running]]:
     """Real agents that run while the block does."""
     with ExitStack() as stack:
         running = []

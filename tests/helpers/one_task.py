@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from fedwright.device_runtime.data import load
 from fedwright.device_runtime.run_task import Inputs, run_task
 from fedwright.device_runtime.start import make_tools
-from fedwright.device_runtime.train.base import StepResult
-from fedwright.device_runtime.train.portable import PortableTrainer
+from fedwright.device_runtime.train.base import StepResult, Trainer
 from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import tensors
 from fedwright.protocol.artifact import Artifact
@@ -59,13 +58,13 @@ def do_task(folder: Path, backend: str, result: Path) -> dict[str, int | list[fl
         deadline_s=600,
     )
     tools = make_tools(backend, threads=1, folder=result.parent)
-    losses = []
+    losses: list[float] = []
 
-    def make_trainer(*arguments: Artifact | dict[Any, Any]) -> PortableTrainer:
+    def make_trainer(*arguments: Any) -> Trainer:
         trainer = tools.make_trainer(*arguments)
         step = trainer.step
 
-        def recorded(*batch: dict[str, NDArray[Any]], **options: Any) -> StepResult:
+        def recorded(*batch: Any, **options: Any) -> StepResult:
             done = step(*batch, **options)
             losses.append(done.loss)
             return done

@@ -11,17 +11,16 @@ import numpy as np
 from fedwright.device_runtime.data.local import LocalData
 from fedwright.device_runtime.describe.hidden_counts import HiddenCounts, counts_of, without_counts
 from fedwright.device_runtime.store.secret import kept_secret
-from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.server_runtime.config import RunConfig, config_from_text
 from fedwright.simulation import datasets
 from fedwright.simulation.datasets import Limit
 from fedwright.simulation.dealing import Dealt
-from helpers.fleet import FLEET, Running
+from helpers.fleet import FLEET, LinkMaker, Running
 
 
 def make_config(folder: Path, *, rounds: int = 2, processes: int = 0, **sections: Any) -> tuple[RunConfig, str]:
     """A config of a small run on digits, as data and as text; `sections` adds or replaces keys."""
-    tables = {
+    tables: dict[str, dict[str, Any]] = {
         "run": {"name": "run", "folder": str(folder), "rounds": rounds, "seed": 5},
         "fleet": {"devices": 4, "name": "test"},
         "model": {"model": "cnn-small"},
@@ -59,7 +58,7 @@ def local_data(dealt: Dealt) -> dict[str, LocalData]:
 
 @contextmanager
 def run_agents(
-    broker: MemoryBroker, folder: Path, data: dict[str, LocalData], *, fleets: dict[str, str] | None = None
+    broker: LinkMaker, folder: Path, data: dict[str, LocalData], *, fleets: dict[str, str] | None = None
 ) -> Iterator[None]:
     """Real agents in threads, one per device; `fleets` says which serve behind an edge."""
     with ExitStack() as stack:
@@ -70,7 +69,7 @@ def run_agents(
 
 
 @contextmanager
-def run_hiding_agents(broker: MemoryBroker, folder: Path, data: dict[str, LocalData]) -> Iterator[None]:
+def run_hiding_agents(broker: LinkMaker, folder: Path, data: dict[str, LocalData]) -> Iterator[None]:
     """Real agents that tell nothing of their data but sums that hide it."""
     with ExitStack() as stack:
         for device, own in data.items():

@@ -18,7 +18,7 @@ def _value(name: str, shape: list[int | str], dtype: int = _FLOAT) -> onnx.Value
 
 
 def _constants() -> list[onnx.TensorProto]:
-    arrays = {
+    arrays: dict[str, NDArray[Any]] = {
         "momentum": np.array(MOMENTUM, np.float32),
         "depth": np.array([CLASSES], np.int64),
         "off_on": np.array([0, 1], np.float32),

@@ -3,6 +3,7 @@
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ def written(folder: Path, *, rounds: int = 10, host: str = "here", rate: float =
     return config_from_text(text, where="run.toml"), text
 
 
-def begin(config: RunConfig, text: str, *, done: int = 0, kind: str = "served", begun: bool = True) -> RunRecord:
+def begin(config: RunConfig, text: Any, *, done: int = 0, kind: Any = "served", begun: bool = True) -> RunRecord:
     """A run in its folder after so many rounds."""
     folder = folder_of(config)
     folder.path.mkdir(parents=True, exist_ok=True)
@@ -120,7 +121,7 @@ def test_a_folder_holds_one_kind_of_run(tmp_path: Path) -> None:
 def test_each_run_that_is_begun_anew_gets_a_folder(tmp_path: Path) -> None:
     config, text = written(tmp_path)
     assert set_aside(folder_of(config)) is None
-    records = []
+    records: list[Any] = []
     for _ in range(3):
         records.append(begin(config, text, done=len(records)))
         assert set_aside(folder_of(config)) == tmp_path / f"night.{len(records)}"
@@ -131,7 +132,7 @@ def test_each_run_that_is_begun_anew_gets_a_folder(tmp_path: Path) -> None:
     assert open_run(tmp_path / "night.3").config.run.name == "night.3"
 
 
-def test_a_run_that_gave_up_waiting_for_devices_goes_on_with_the_config_that_was_mended(tmp_path):
+def test_a_run_that_gave_up_waiting_for_devices_goes_on_with_the_config_that_was_mended(tmp_path: Path) -> None:
     broker = MemoryBroker()
     hasty, text = make_config(tmp_path, rounds=1, fleet={"devices": 9, "join_timeout_s": 0.1})
     with pytest.raises(NoQuorum, match="only 0 of 9 devices are present"):

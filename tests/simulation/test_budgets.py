@@ -63,7 +63,7 @@ def test_of_two_devices_with_the_same_seconds_the_slower_gets_less(
 
     monkeypatch.setattr(simulations, "make_reports", told)
     config, text = make_config(tmp_path, rounds=1, method=METHOD, simulate=NO_MODELS)
-    seen = []
+    seen: list[Any] = []
     simulate(config, text, observer=seen.append)
 
     found = widths(tmp_path)
@@ -76,7 +76,7 @@ def test_what_the_server_offers_no_device_refuses(tmp_path: Path, monkeypatch: p
     config, text = make_config(tmp_path, rounds=1, method=METHOD, simulate=NO_MODELS)
     need = 25_000_000
     monkeypatch.setattr("fedwright.device_runtime.facts.free_bytes", lambda: need)
-    seen = []
+    seen: list[Any] = []
     simulate(config, text, observer=seen.append)
 
     assert set(widths(tmp_path).values()) < {1.0, 0.5, 0.25}

@@ -5,18 +5,18 @@ from typing import Any
 
 import pytest
 
+from fedwright.device_runtime import facts
 from fedwright.protocol.predictor import need_bytes
 from fedwright.server_runtime.artifacts.builder import Builder
 from fedwright.server_runtime.methods.registry import METHODS
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.store.base import Position
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
-from fedwright.simulation import simulate as simulations
 from fedwright.simulation.simulate import simulate
 from helpers.simulation import make_config
 
 ROUNDS = 2
-PARAMS = {
+PARAMS: dict[str, dict[str, Any]] = {
     "pfedhn": {"server_rate": 0.06, "momentum": 0.0, "parallel": True},
     "hyperflora": {"pretrain_rounds": 1, "exchanges": 1},
     "adapters-private": {"pretrain_rounds": 1},
@@ -61,7 +61,7 @@ def test_devices_that_lost_memory_are_offered_less_by_a_resumed_server(
     with pytest.raises(Stopped):
         simulate(config, text, observer=stop_when_planned)
     free = least_need(tmp_path) - 1
-    monkeypatch.setattr(simulations.facts, "free_bytes", lambda: free)
+    monkeypatch.setattr(facts, "free_bytes", lambda: free)
     offered = []
 
     def note(event: Any) -> None:

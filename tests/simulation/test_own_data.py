@@ -16,7 +16,7 @@ from helpers.image_folders import write_folder
 from helpers.simulation import make_config
 
 
-def rows(count: int, *, seed: int = 0) -> dict:
+def rows(count: int, *, seed: int = 0) -> dict[str, Any]:
     x = np.random.default_rng(seed).normal(size=(count, 4)).astype(np.float32)
     return {"x": x, "y": (x.sum(axis=1) > 0).astype(np.int64)}
 
@@ -94,7 +94,7 @@ def test_public_rows_of_named_devices_are_in_one_numbering(tmp_path: Path) -> No
     assert sum(len(share.train) for share in rest.shares.values()) == 64 - 30
 
 
-def write_unlike(folder):
+def write_unlike(folder: Path) -> None:
     np.savez(folder / "a.npz", x=np.zeros((4, 2)), y=[0, 1, 0, 1])
     np.savez(folder / "b.npz", x=np.zeros((4, 3)), y=[0, 1, 0, 1])
 

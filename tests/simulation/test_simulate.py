@@ -135,7 +135,7 @@ def test_devices_whose_memory_went_refuse_and_the_run_says_so(tmp_path: Path, mo
     config, text = make_config(tmp_path)
     # What the devices report is not what they have when the task comes.
     monkeypatch.setattr("fedwright.simulation.worker.need_bytes", lambda manifest, batch: 10**15)
-    seen = []
+    seen: list[Any] = []
     with pytest.raises(NoQuorum, match="refused: needs"):
         simulate(config, text, observer=seen.append)
     assert {event.device for event in seen if isinstance(event, events.TaskFailed)} == {
@@ -144,7 +144,7 @@ def test_devices_whose_memory_went_refuse_and_the_run_says_so(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("partition", ["iid", "dirichlet", "balanced-dirichlet", "shards", "few-classes"])
-def test_every_partition_deals_disjoint_rows(partition: str) -> None:
+def test_every_partition_deals_disjoint_rows(partition: Any) -> None:
     section = SimulateSection(partition=partition, devices=5, per_device=2)
     dealt = deal(section, seed=3)
     rows = np.concatenate([share.rows for share in dealt.shares.values()])

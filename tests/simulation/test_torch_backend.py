@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ def final_weights(folder: Path) -> dict[str, np.ndarray]:
         store.close()
 
 
-def on(config: RunConfig, backend: str, folder: Path) -> RunConfig:
+def on(config: RunConfig, backend: Any, folder: Path) -> RunConfig:
     """The same run on another backend, elsewhere."""
     section = replace(config.simulate, backend=backend)
     return replace(config, simulate=section, run=replace(config.run, folder=str(folder)))

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from fedwright.device_runtime import data
 from fedwright.device_runtime.data import sources
@@ -17,7 +16,7 @@ def load(source: Path | str, holdout_ratio: float = 0.2, seed: int = 3) -> Local
     return data.load(str(source), holdout_ratio=holdout_ratio, seed=seed)
 
 
-def arrays(n: int = 10) -> dict[str, NDArray[Any]]:
+def arrays(n: int = 10) -> dict[str, Any]:
     return {"x": np.arange(n * 2, dtype=np.float32).reshape(n, 2), "y": np.arange(n) % 3}
 
 
@@ -138,7 +137,7 @@ def test_python_function_returns_a_pair_or_a_mapping(tmp_path: Path, monkeypatch
         pytest.param({"classes": 0.5}, "whole number", id="classes"),
     ],
 )
-def test_npz_mistakes(tmp_path: Path, changes: dict[str, NDArray[Any] | float], message: str) -> None:
+def test_npz_mistakes(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     np.savez(tmp_path / "d.npz", **{**arrays(), **changes})
     with pytest.raises(DataError, match=message):
         load(tmp_path / "d.npz")

@@ -80,7 +80,7 @@ def test_png_palette_gives_colours() -> None:
 
 
 @pytest.mark.parametrize("kind", [{"depth": 16}, {"interlace": 1}], ids=["16 bit", "interlaced"])
-def test_other_kinds_of_png_are_left_to_an_image_library(kind: dict[str, int]) -> None:
+def test_other_kinds_of_png_are_left_to_an_image_library(kind: dict[str, Any]) -> None:
     assert pixels.read_png(png(picture(1), 0, **kind), where="here") is None
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from fedwright.device_runtime import data
 from fedwright.device_runtime.data.local import LocalData
@@ -58,9 +57,7 @@ def test_text_labels_of_a_table_are_names(tmp_path: Path) -> None:
         pytest.param({"y": [1, 0, 1, 1], "classes": 5}, (), [1, 0, 1, 1], id="number"),
     ],
 )
-def test_names_of_arrays(
-    tmp_path: Path, changes: dict[str, int | list[int | str]], names: tuple[str, ...], y: list[int]
-) -> None:
+def test_names_of_arrays(tmp_path: Path, changes: dict[str, Any], names: tuple[str, ...], y: list[int]) -> None:
     np.savez(tmp_path / "d.npz", x=X, **changes)
     for name, array in {"x": X, **changes}.items():
         np.save(tmp_path / f"{name}.npy", np.asarray(array))
@@ -87,9 +84,7 @@ def test_a_holdout_part_is_numbered_alike(tmp_path: Path) -> None:
         pytest.param({"y": [0, 1, 1, 0], "classes": [["a", "b"]]}, "", "or a list of names", id="table of names"),
     ],
 )
-def test_mistakes_in_names(
-    tmp_path: Path, changes: dict[str, NDArray[Any] | list[int | list[str] | str]], option: str, message: str
-) -> None:
+def test_mistakes_in_names(tmp_path: Path, changes: dict[str, Any], option: str, message: str) -> None:
     np.savez(tmp_path / "d.npz", x=X, **changes)
     with pytest.raises(DataError, match=message):
         load(f"npz:{tmp_path}/d.npz{option}")

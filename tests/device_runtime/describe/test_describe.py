@@ -10,7 +10,7 @@ from fedwright.device_runtime.describe.descriptor import GRAPHS, SEED, SIZE, WOR
 from make_extractor import graphs
 
 RNG = np.random.default_rng(0)
-KINDS = {
+KINDS: dict[str, NDArray[Any]] = {
     "image": RNG.normal(size=(70, 3, 9, 9)).astype(np.float32),
     "dot": RNG.normal(size=(5, 1, 1, 1)).astype(np.float32),
     "vector": RNG.normal(size=(5, 12)).astype(np.float32),
@@ -32,7 +32,7 @@ def test_a_descriptor_is_finite_and_repeatable(x: NDArray[Any]) -> None:
 def test_it_is_the_mean_over_samples() -> None:
     x = KINDS["vector"]
     single = np.mean([describe(x[row : row + 1]) for row in range(len(x))], axis=0)
-    np.testing.assert_allclose(describe(x), single, rtol=1e-5)
+    np.testing.assert_allclose(np.array(describe(x)), single, rtol=1e-5)
 
 
 def test_no_samples_give_zeros() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedwright.cli.main import main
+from fedwright.device_runtime import facts
 from fedwright.device_runtime.facts import Clocks, Health
 from fedwright.device_runtime.profiler import profile as profiles
 from fedwright.device_runtime.profiler import store
@@ -157,7 +158,7 @@ def test_what_makes_a_profile_doubtful_is_said(repeat: float, before: Health, af
 
 def test_profiles_for_other_threads_stay_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "sub" / "profile.json"
-    mine = Profile(profiles.facts.board_model(), profiles.facts.runtime(), 1)
+    mine = Profile(facts.board_model(), facts.runtime(), 1)
     store.save_profile(path, mine)
     store.save_profile(path, Profile(mine.board, mine.runtime, 2, kinds={"Add": [0.0] * len(FEATURES)}))
 

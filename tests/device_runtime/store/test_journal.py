@@ -1,9 +1,11 @@
 """The journal and the checkpoint: what survives a restart, and what a damaged file costs."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.journal import KEEP_FINISHED, Journal
@@ -76,7 +78,7 @@ def test_a_damaged_journal_is_set_aside_not_fatal(tmp_path: Path, content: bytes
 
 def test_a_checkpoint_comes_back_for_its_own_task_only(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "checkpoint")
-    slots = {"w": np.arange(3, dtype=np.float32), "step": np.array(4, np.int64)}
+    slots: dict[str, NDArray[Any]] = {"w": np.arange(3, dtype=np.float32), "step": np.array(4, np.int64)}
     checkpoint.save("t1", 12, 0.1 + 0.2, slots)
 
     saved = checkpoint.load("t1")

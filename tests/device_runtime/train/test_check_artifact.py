@@ -117,9 +117,7 @@ def test_operators_are_names_of_standard_onnx() -> None:
         pytest.param({"inputs_extra": [value("minus", [])]}, "'minus'", id="input that has a value"),
     ],
 )
-def test_graphs_that_are_not_what_the_manifest_says(
-    model: dict[str, int | list[onnx.OperatorSetIdProto | onnx.ValueInfoProto]], message: str
-) -> None:
+def test_graphs_that_are_not_what_the_manifest_says(model: dict[str, Any], message: str) -> None:
     refused(message, train_model(**model))
 
 
@@ -154,7 +152,7 @@ def slots(**changes: Any) -> list[Slot]:
         pytest.param({"classes": 0}, "0 classes", id="no classes"),
     ],
 )
-def test_manifests_that_are_not_what_the_graph_says(changes: dict[str, int | list[Slot | str]], message: str) -> None:
+def test_manifests_that_are_not_what_the_graph_says(changes: dict[str, Any], message: str) -> None:
     refused(message, **changes)
 
 

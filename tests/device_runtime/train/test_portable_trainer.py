@@ -35,7 +35,7 @@ def trained(steps: int) -> PortableTrainer:
 
 def reference_step(
     w: NDArray[Any], b: NDArray[Any], v: NDArray[Any], data: dict[str, NDArray[Any]], rate: float
-) -> tuple[NDArray[Any] | float, ...]:
+) -> tuple[Any, ...]:
     logits = data["x"].astype(np.float64) @ w + b
     p = np.exp(logits - logits.max(1, keepdims=True))
     p /= p.sum(1, keepdims=True)

@@ -1,6 +1,7 @@
 """Threads: one for small graphs, all cores where that pays, the same choice every time."""
 
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -71,9 +72,9 @@ def test_tools_follow_the_choice_and_the_owners_word(
     trainer = tools.make_trainer(make_artifact(), {}, {})
 
     # The tiny graph counts no work, so that nothing speaks against all cores.
-    assert trainer._threads == (asked or 4)
+    assert cast(PortableTrainer, trainer)._threads == (asked or 4)
     small = tools.make_trainer(structs.replace(make_artifact(), manifest=MANIFEST), {}, {})
-    assert small._threads == (asked or 1)
+    assert cast(PortableTrainer, small)._threads == (asked or 1)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -107,7 +108,7 @@ def test_an_agent_reports_its_owners_limits_and_the_profile_for_its_threads(
         save_profile(tmp_path / "state" / PROFILE_NAME, Profile(board, runtime, threads))
     data, state = f"npz:{tmp_path / 'd.npz'}", tmp_path / "state"
     # The process of the tests keeps its priority.
-    fields = {"broker": "mqtt://h:1", "device": "pi", "data": data, "state": state, "nice": 0}
+    fields: dict[str, Any] = {"broker": "mqtt://h:1", "device": "pi", "data": data, "state": state, "nice": 0}
 
     open_ = holdings_of(AgentConfig(**fields, round_s=20.0, round_mb=1.5), monkeypatch)
     told = holdings_of(AgentConfig(**fields, threads=4), monkeypatch)
@@ -118,6 +119,6 @@ def test_an_agent_reports_its_owners_limits_and_the_profile_for_its_threads(
 
 
 @pytest.mark.parametrize("limit", [{"round_s": 0.0}, {"round_mb": -1.0}, {"round_s": float("nan")}])
-def test_a_limit_that_allows_nothing_is_refused(limit: dict[str, float]) -> None:
+def test_a_limit_that_allows_nothing_is_refused(limit: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="must be above 0; leave it out"):
         AgentConfig(broker="mqtt://h:1", device="pi", data="d", **limit)

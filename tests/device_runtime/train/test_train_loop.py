@@ -15,11 +15,12 @@ from fedwright.protocol.messages import Recipe
 from helpers.tiny_artifact import CLASSES, FEATURES, make_artifact, start_weights
 
 
-class Recorder:
+class Recorder(PortableTrainer):
     """A trainer that only remembers what it was given."""
 
     def __init__(self) -> None:
-        self.batches, self.seeds = [], []
+        self.batches: list[Any] = []
+        self.seeds: list[int] = []
 
     def step(self, batch: dict[str, NDArray[Any]], *, learning_rate: float, seed: int) -> StepResult:
         self.batches.append(batch["y"].tolist())

@@ -12,6 +12,7 @@ import pytest
 from fedwright.device_runtime.store import journal as journals
 from fedwright.protocol import blobs as blob_files
 from fedwright.protocol.link.memory import MemoryBroker
+from fedwright.protocol.support.files import replace_file
 from fedwright.server_runtime.rounds import events
 from helpers.faults import FaultyLink
 from helpers.fleet import Running, Server, agents
@@ -33,7 +34,7 @@ class FaultyBroker(MemoryBroker):
         self.seed = seed
         self.faulty: list[FaultyLink] = []
 
-    def link(self, client_id: str, *, will: Any = None) -> FaultyLink:
+    def link(self, client_id: str, *, will: Any = None) -> Any:
         link = FaultyLink(super().link(client_id, will=will), seed=f"{self.seed} {client_id}", rate=0.6)
         self.faulty.append(link)
         return link
@@ -70,7 +71,7 @@ def test_a_device_with_a_full_disk_refuses_and_the_others_go_on(
 
         return write
 
-    monkeypatch.setattr(journals, "replace_file", failing(journals.replace_file))
+    monkeypatch.setattr(journals, "replace_file", failing(replace_file))
     monkeypatch.setattr(blob_files, "_sync", failing(blob_files._sync))
     full.set()
     running = Running(broker, "full", tmp_path)

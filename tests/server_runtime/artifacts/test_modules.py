@@ -30,6 +30,8 @@ class Attention(nn.Module):
 class Causal(nn.Module):
     """Attention by hand with einsum and a mask, logits at every place."""
 
+    mask: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.qkv = nn.Linear(8, 24)
@@ -59,6 +61,8 @@ class Positions(nn.Module):
 
 class Graph(nn.Module):
     """One round of messages over fixed edges with index_add, as graph libraries write it."""
+
+    edges: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()

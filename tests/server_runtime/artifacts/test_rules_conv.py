@@ -1,5 +1,7 @@
 """Convolution gradients against torch, for random sizes and for every form of the table."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -40,7 +42,7 @@ def test_convolution(
             "b": (group * outer,),
         }
     )
-    attrs = {
+    attrs: dict[str, Any] = {
         "strides": [stride] * rank,
         "pads": [pad] * 2 * rank,
         "dilations": [dilation] * rank,
@@ -77,7 +79,12 @@ def test_transposed_convolution(
             "b": (3 * group,),
         }
     )
-    attrs = {"strides": [stride] * rank, "pads": [pad] * 2 * rank, "dilations": [dilation] * rank, "group": group}
+    attrs: dict[str, Any] = {
+        "strides": [stride] * rank,
+        "pads": [pad] * 2 * rank,
+        "dilations": [dilation] * rank,
+        "group": group,
+    }
 
     found = layer_gradients(
         lambda g: g.op("ConvTranspose", "x", "w", "b", output_padding=[more] * rank, **attrs), arrays
@@ -131,7 +138,7 @@ def test_no_form_is_left_untested() -> None:
 def _error_of_form(channels_in: int, channels_out: int, group: int, stride: int) -> float:
     """Uneven image, kernel and padding; built for any batch size and run at three."""
     arrays = _arrays({"x": (3, channels_in, 9, 11), "w": (channels_out, channels_in // group, 3, 2)})
-    attrs = {"strides": [stride] * 2, "pads": [1, 0, 2, 1], "dilations": [1, 2], "group": group}
+    attrs: dict[str, Any] = {"strides": [stride] * 2, "pads": [1, 0, 2, 1], "dilations": [1, 2], "group": group}
 
     found = layer_gradients(lambda g: g.op("Conv", "x", "w", **attrs), arrays)
 

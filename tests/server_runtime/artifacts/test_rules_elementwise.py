@@ -1,6 +1,8 @@
 """Gradients of elementwise operators against torch over random shapes."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from helpers.layer_gradients import layer_gradients, relative_error, torch_gradi
 
 SHAPES = st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 5))
 
-UNARY = {
+UNARY: dict[str, tuple[dict[str, Any], Callable[..., torch.Tensor]]] = {
     "Neg": ({}, lambda x: -x),
     "Identity": ({}, lambda x: x),
     "Relu": ({}, torch.relu),
@@ -40,7 +42,7 @@ POSITIVE = {
     "Reciprocal": torch.reciprocal,
 }
 STEPS = {"Sign": torch.sign, "Floor": torch.floor, "Ceil": torch.ceil, "Round": torch.round}
-BINARY = {
+BINARY: dict[str, Callable[..., torch.Tensor]] = {
     "Add": torch.add,
     "Sub": torch.sub,
     "Mul": torch.mul,

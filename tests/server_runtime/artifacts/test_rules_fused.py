@@ -1,6 +1,7 @@
 """Groups of nodes that are differentiated as one, against torch."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ def test_gelu() -> None:
 def test_relu_before_max_pooling(window: tuple[int, int, int]) -> None:
     kernel, stride, pad = window
     arrays = {"x": _normal(2, 3, 8, 8)}
-    attrs = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [pad] * 4}
+    attrs: dict[str, Any] = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [pad] * 4}
 
     found = layer_gradients(lambda g: g.op("MaxPool", g.op("Relu", "x"), **attrs), arrays)
 

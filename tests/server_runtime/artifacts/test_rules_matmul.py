@@ -1,5 +1,7 @@
 """Gradients of matrix products against torch over random shapes."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -19,13 +21,13 @@ def _normal(*shape: int, seed: int = 0) -> np.ndarray:
 
 @settings(deadline=None, max_examples=12)
 @given(m=SIZE, k=SIZE, n=SIZE, flips=st.tuples(st.booleans(), st.booleans()), factors=st.sampled_from([1.0, 0.7]))
-def test_gemm(m: int, k: int, n: int, flips: tuple[bool, bool], factors: float) -> None:
+def test_gemm(m: int, k: int, n: int, flips: Any, factors: float) -> None:
     arrays = {
         "x": _normal(*((k, m) if flips[0] else (m, k))),
         "w": _normal(*((n, k) if flips[1] else (k, n)), seed=1),
         "b": _normal(n, seed=2),
     }
-    attrs = {"transA": int(flips[0]), "transB": int(flips[1]), "alpha": factors, "beta": 2 * factors}
+    attrs: dict[str, Any] = {"transA": int(flips[0]), "transB": int(flips[1]), "alpha": factors, "beta": 2 * factors}
 
     found = layer_gradients(
         lambda g: g.op("Gemm", "x", "w", "b", **attrs), arrays, batch_axes={"x": 1 if flips[0] else 0}

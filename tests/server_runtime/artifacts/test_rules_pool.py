@@ -28,7 +28,7 @@ def test_max_pool(batch: int, rank: int, size: int, window: tuple[int, int, int]
     # Elsewhere ONNX and torch do not agree on whether a window that starts in the padding exists.
     assume(not ceil or (pad == 0 and stride <= kernel))
     arrays = _image(batch, rank, size)
-    attrs = {"kernel_shape": [kernel] * rank, "strides": [stride] * rank, "pads": [pad] * 2 * rank}
+    attrs: dict[str, Any] = {"kernel_shape": [kernel] * rank, "strides": [stride] * rank, "pads": [pad] * 2 * rank}
 
     found = layer_gradients(lambda g: g.op("MaxPool", "x", ceil_mode=int(ceil), **attrs), arrays)
 
@@ -52,7 +52,7 @@ def test_average_pool(
     # Elsewhere ONNX and torch do not agree on whether a window that starts in the padding exists.
     assume(not ceil or (pad == 0 and stride <= kernel))
     arrays = _image(batch, rank, size)
-    attrs = {"kernel_shape": [kernel] * rank, "strides": [stride] * rank, "pads": [pad] * 2 * rank}
+    attrs: dict[str, Any] = {"kernel_shape": [kernel] * rank, "strides": [stride] * rank, "pads": [pad] * 2 * rank}
     attrs |= {"ceil_mode": int(ceil), "count_include_pad": int(count_pad)}
 
     found = layer_gradients(lambda g: g.op("AveragePool", "x", **attrs), arrays)
@@ -83,7 +83,8 @@ def test_global_pool(operator: str, reference: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("operator", ["MaxPool", "GlobalMaxPool"])
 def test_equal_maxima_share_the_gradient(operator: str) -> None:
     """A flat 4x4 image: each window (or the whole image) hands out its gradient once, in equal parts."""
-    attrs = {"MaxPool": {"kernel_shape": [2, 2], "strides": [2, 2]}, "GlobalMaxPool": {}}[operator]
+    every: dict[str, dict[str, Any]] = {"MaxPool": {"kernel_shape": [2, 2], "strides": [2, 2]}, "GlobalMaxPool": {}}
+    attrs = every[operator]
     arrays = {"x": np.full((1, 1, 4, 4), 0.5, np.float32)}
 
     found = layer_gradients(lambda g: g.op(operator, "x", **attrs), arrays)

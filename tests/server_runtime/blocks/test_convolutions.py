@@ -47,7 +47,7 @@ def sweep(preparation: str, *, threads: int, vectors: str) -> subprocess.Complet
         ("a module is tuned", 1, "DEFAULT"),
     ],
 )
-def test_no_convolution_damages_memory(preparation, threads, vectors) -> None:
+def test_no_convolution_damages_memory(preparation: str, threads: int, vectors: str) -> None:
     done = sweep(preparation, threads=threads, vectors=vectors)
     assert (done.returncode, done.stdout) == (0, SWEPT), done.stderr
 
@@ -60,7 +60,7 @@ def test_damage_would_be_seen() -> None:
 
 @pytest.mark.parametrize("shape", [(2, 3, 6, 8), (3, 6, 8)], ids=["batch", "single"])
 @pytest.mark.parametrize("padding", [0, "valid"])
-def test_every_second_point_is_convolved(shape, padding) -> None:
+def test_every_second_point_is_convolved(shape: tuple[int, ...], padding: int | str) -> None:
     use_safe_convolutions()
     layer, x = nn.Conv2d(3, 5, 1, (2, 3), padding), torch.randn(shape, generator=torch.Generator().manual_seed(0))
     weight, bias = layer.weight.detach()[:, :, 0, 0], layer.bias.detach()

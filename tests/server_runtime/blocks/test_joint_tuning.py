@@ -1,5 +1,7 @@
 """Tuning of several members at once: schedule, held-out rows, goals; and sums with learned weights."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -78,7 +80,7 @@ def test_flat_weights_come_back() -> None:
     torch.testing.assert_close(back["b"], weights["b"])
 
 
-def weighing(granularity: str) -> Weighing:
+def weighing(granularity: Any) -> Weighing:
     """Two devices with three and one samples, on a base of tens."""
     parts = [{"w": torch.full((2, 2), 4.0), "b": torch.full((2,), 8.0)}, {"w": torch.zeros(2, 2), "b": torch.zeros(2)}]
     base = {"w": torch.full((2, 2), 10.0), "b": torch.full((2,), 10.0)}

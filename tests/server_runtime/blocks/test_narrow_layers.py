@@ -1,6 +1,7 @@
 """Faster layers against torch's own: the same maps and the same gradients."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +38,8 @@ def test_relu_after_pooling_is_relu_before_it(pool: str, side: int) -> None:
     module = nn.Sequential(nn.Sequential(nn.ReLU(), POOLS[pool]))
     faster = copy.deepcopy(module)
     hasten(faster)
-    assert isinstance(faster[0][1], nn.ReLU)
+    inner: Any = faster[0]
+    assert isinstance(inner[1], nn.ReLU)
     for found, expected in zip(outcome(faster, maps(2, 3, side, 7)), outcome(module, maps(2, 3, side, 7)), strict=True):
         assert torch.equal(found, expected)
 
@@ -45,10 +47,11 @@ def test_relu_after_pooling_is_relu_before_it(pool: str, side: int) -> None:
 @pytest.mark.parametrize("channels", [1, 3, 4, 12])
 @pytest.mark.parametrize("last", [True, False], ids=["channels last", "channels first"])
 def test_narrow_normalisation_is_batch_normalisation(channels: int, last: bool) -> None:
-    module = nn.Sequential(nn.BatchNorm2d(channels, eps=1e-3))
+    norm = nn.BatchNorm2d(channels, eps=1e-3)
+    module = nn.Sequential(norm)
     with torch.no_grad():
-        module[0].weight.copy_(torch.linspace(0.5, 2, channels))
-        module[0].bias.copy_(torch.linspace(-1, 1, channels))
+        norm.weight.copy_(torch.linspace(0.5, 2, channels))
+        norm.bias.copy_(torch.linspace(-1, 1, channels))
     faster = copy.deepcopy(module)
     hasten(faster)
     assert isinstance(faster[0], NarrowNorm)

@@ -1,5 +1,7 @@
 """Robust averages on numbers that can be checked by head."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -13,7 +15,7 @@ AXES = {"w": (Axis("c"),)}
 MEDIAN = Combine("median")
 
 
-def combined(combine: Combine, *devices: tuple[list[float], list[int]]) -> list[float]:
+def combined(combine: Combine, *devices: tuple[Sequence[float], list[int]]) -> list[float]:
     mean = make_mean(combine, CURRENT, AXES)
     for values, kept in devices:
         mean.add({"w": np.array(values, np.float32)}, {"c": np.array(kept)}, 1.0)

@@ -20,14 +20,14 @@ from fedwright.server_runtime.transport.cluster_relay import ClusterRelay
 CLASSES = 3
 
 
-class Notes(dict):
+class Notes(dict[str, Any]):
     """Notes in memory."""
 
     note = dict.get
     save_note = dict.__setitem__
 
 
-def view(width: int = 4, *, form: str = "eq8", seed: int = 0) -> ClusterView:
+def view(width: int = 4, *, form: Any = "eq8", seed: int = 0) -> ClusterView:
     """Of a cluster with classes 0 and 2."""
     rng = np.random.default_rng(seed)
     head = Head(rng.normal(size=(CLASSES, width)).astype(np.float32).astype(np.float64), np.zeros(CLASSES))

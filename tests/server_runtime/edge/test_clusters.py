@@ -1,7 +1,7 @@
 """What an edge keeps of its clusters: projections that a repeated round starts from again, labels, the last layer."""
 
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -21,7 +21,7 @@ REF = BlobRef("0" * 64, 0, 1024, [])
 STATS = Stats(samples=1, steps=1, train_s=0.0, cpu_s=0.0, peak_rss_bytes=0)
 
 
-class Notes(dict):
+class Notes(dict[str, Any]):
     """Notes in memory."""
 
     note = dict.get

@@ -40,7 +40,7 @@ def settings(
 
 
 def play(
-    folder: Path, *, edges: int, grouping: dict[str, dict[str, int | str]] | None = None, **given: Any
+    folder: Path, *, edges: int, grouping: dict[str, Any] | None = None, **given: Any
 ) -> tuple[dict[str, NDArray[Any]], MemoryLink]:
     """The run by real agents and edges; returns its final state and the host's link."""
     config, text = settings(folder, edges=edges, **given)
@@ -96,7 +96,11 @@ def first_replies(folder: Path) -> dict[str, Reply]:
 def test_hierarchical_averages_are_flat_averages(
     tmp_path: Path, method: dict[str, dict[str, list[float] | str] | int | str]
 ) -> None:
-    given = {"method": method, "public": {"rows": 24}, "rounds": 1 if method["name"] == "fedconv" else 2}
+    given: dict[str, Any] = {
+        "method": method,
+        "public": {"rows": 24},
+        "rounds": 1 if method["name"] == "fedconv" else 2,
+    }
     flat = simulated(tmp_path / "flat", edges=0, **given)
     state = simulated(tmp_path / "edges", edges=2, **given)
 
@@ -185,7 +189,7 @@ def test_an_edge_makes_do_with_few_devices(
 
 def test_clusters_of_different_size_teach_each_other_and_the_host_sees_no_features(tmp_path: Path) -> None:
     method = {"name": "heterofl", "masked": False, "levels": {"sizes": [1.0, 0.5]}}
-    given = {"method": method, "update": {"features": True}, "edges": 1, "rounds": 1}
+    given: dict[str, Any] = {"method": method, "update": {"features": True}, "edges": 1, "rounds": 1}
     folded = {"exchange": "folded"}
 
     state, _ = play(tmp_path / "edges", grouping={"exchange": {"form": "folded"}}, **given)
@@ -203,7 +207,7 @@ RATIOS = {"name": "heterofl", "masked": False, "levels": {"sizes": [1.0, 0.5], "
 
 @pytest.mark.parametrize("form", ["folded", "eq8"])
 def test_an_edge_for_each_ratio_does_what_one_edge_for_all_does(tmp_path: Path, form: str) -> None:
-    given = {"method": RATIOS, "update": {"features": True}}
+    given: dict[str, Any] = {"method": RATIOS, "update": {"features": True}}
 
     state, _ = play(tmp_path / "edges", edges=2, grouping={"exchange": {"form": form}}, **given)
     apart = simulated(tmp_path / "apart", edges=2, simulate={"exchange": form}, **given)
@@ -248,7 +252,7 @@ def test_a_simulation_whose_edges_exchange_goes_on_where_it_stopped(tmp_path: Pa
         if sum(isinstance(one, events.UpdateTaken) and one.round == 2 for one in taken) == 2:
             raise Stopped
 
-    given = {"method": RATIOS, "update": {"features": True}, "simulate": {"exchange": "eq8"}}
+    given: dict[str, Any] = {"method": RATIOS, "update": {"features": True}, "simulate": {"exchange": "eq8"}}
     config, text = settings(tmp_path / "stopped", edges=2, **given)
     with pytest.raises(Stopped):
         simulate(config, text, observer=stop_between_two_edges)
@@ -285,7 +289,7 @@ def test_personal_layers_never_leave_their_device_with_or_without_edges(
     rng = np.random.default_rng(4)
     (tmp_path / "real").mkdir()
     np.savez(tmp_path / "public.npz", x=rng.random((40, 1, 8, 8), np.float32), y=np.arange(40) % 10)
-    given = {
+    given: dict[str, Any] = {
         "edges": edges,
         "method": {**method, **FEDCONV},
         "public": {"file": str(tmp_path / "public.npz")},

@@ -29,6 +29,7 @@ from fedwright.protocol.messages import (
     Task,
     Update,
 )
+from fedwright.server_runtime.methods.base import Method
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.transport.device_channel import DeviceChannel, Heard
 from helpers.fleet import FLEET, WAIT_S, Scripted, Server, report
@@ -69,7 +70,7 @@ class ScriptedEdge(Scripted):
 
     def tasks(self) -> dict[str, Task]:
         """The tasks of all its devices."""
-        found = {}
+        found: dict[str, Any] = {}
         while len(found) < len(self.devices):
             device, task = self.hear_for(Task)
             self.say(Ack(task.task))
@@ -83,18 +84,22 @@ class ScriptedEdge(Scripted):
         return Update(tasks[0].task, tasks[0].round, STATS, make_ref(deltas.encode(change)), parts)
 
 
+class Serving(Server):
+    """A host that keeps the method of its run."""
+
+    method: Method
+
+
 @contextmanager
-def serving(broker: MemoryBroker, folder: Path, *, devices: int = 2) -> Iterator[Server]:
+def serving(broker: MemoryBroker, folder: Path, *, devices: int = 2) -> Iterator[Serving]:
     """A host in a thread, one round long; leaving the block waits for its end."""
-    server = Server(broker, folder, devices=devices, rounds=1, deadline_s=WAIT_S)
-    found = {}
+    server = Serving(broker, folder, devices=devices, rounds=1, deadline_s=WAIT_S)
 
     def work() -> None:
-        found["method"] = server.run()
+        server.method = server.run()
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    server.found = found
     yield server
     thread.join(WAIT_S)
     assert not thread.is_alive()
@@ -106,8 +111,8 @@ def finish(edge: ScriptedEdge) -> None:
         edge.carry(device, Refusal(task.task, "failed", "no"))
 
 
-def weights_of(server: Server) -> dict[str, NDArray[Any]]:
-    return server.found["method"].state().tensors
+def weights_of(server: Serving) -> dict[str, NDArray[Any]]:
+    return server.method.state().tensors
 
 
 def test_a_pooled_update_counts_for_all_its_tasks(tmp_path: Path) -> None:

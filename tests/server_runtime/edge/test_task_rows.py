@@ -1,6 +1,6 @@
 """An edge's tasks: pools that are complete, late, damaged or recalled, over a store that outlives it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -224,12 +224,14 @@ class Linking(Plain):
     together = True
 
     def __init__(self) -> None:
-        self.elsewhere = None
+        self.elsewhere: dict[str, bytes] | None = None
 
     def show(self, pools: dict[str, list[PooledReply]], reader: Reader) -> bytes:
         return "|".join(sorted(member.device for members in pools.values() for member in members)).encode()
 
-    def group(self, pools: dict[str, list[PooledReply]], reader: Reader, elsewhere: dict[str, bytes]) -> list[Update]:
+    def group(
+        self, pools: dict[str, list[PooledReply]], reader: Reader, elsewhere: Mapping[str, bytes]
+    ) -> list[Update]:
         self.elsewhere = dict(elsewhere)
         return super().group(pools, reader, elsewhere)
 

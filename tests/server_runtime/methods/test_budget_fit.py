@@ -1,7 +1,7 @@
 """Every method's `assign` keeps to a device's memory, seconds and bytes: real artifacts, reports that differ."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -73,7 +73,7 @@ def make(
         forecasts=forecasts,
         budget=budget or Budget(),
     )
-    return entry.make(from_dict(entry.params, {**usual, **params}, where="test"), born), born
+    return entry.make(from_dict(entry.params, {**cast(Any, usual), **params}, where="test"), born), born
 
 
 def given(

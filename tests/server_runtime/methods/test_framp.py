@@ -17,7 +17,8 @@ from fedwright.protocol.predictor import need_bytes
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
 from fedwright.server_runtime.methods.base import CheckedUpdate
-from fedwright.server_runtime.methods.framp.method import Framp, FrampParams
+from fedwright.server_runtime.methods.framp.method import Framp
+from fedwright.server_runtime.methods.framp.params import FrampParams
 from fedwright.server_runtime.methods.shared.submodels import count_params
 from fedwright.server_runtime.spec import ModelSpec, Objective, Structure
 from fedwright.simulation.simulate import simulate
@@ -89,7 +90,8 @@ def test_bytes_down_are_values_and_indices_and_bytes_up_are_values(device: str, 
 
 def test_only_what_was_sent_changes() -> None:
     method = make(sizes=(0.25,))
-    before = method.assign(reports(), 1) and dict(method._made["d-0"])
+    method.assign(reports(), 1)
+    before = dict(method._made["d-0"])
     masks = method.emit("d-0", method.assign(reports(), 1)["d-0"]).masks
     play(method, {"d-0": 0.1})
     method.assign(reports(), 2)
@@ -166,7 +168,8 @@ def test_every_layer_keeps_a_part_of_its_own_share() -> None:
 def test_an_entry_follows_those_who_had_it() -> None:
     """d-0 has everything, d-3 little: where both train, their mean counts; elsewhere d-0 alone, and not half of it."""
     method = make(own=1e-6)
-    before = method.assign(reports(), 1) and {d: dict(method._made[d]) for d in ("d-0", "d-3")}
+    method.assign(reports(), 1)
+    before = {d: dict(method._made[d]) for d in ("d-0", "d-3")}
     masks = method.emit("d-3", method.assign(reports(), 1)["d-3"]).masks["head.weight"]
     play(method, {"d-0": 0.1, "d-3": 0.3})
     method.assign(reports(), 2)
@@ -177,7 +180,8 @@ def test_an_entry_follows_those_who_had_it() -> None:
 
 def test_a_descriptor_is_learnt_every_few_rounds() -> None:
     method = make(describe="updated", update_every=2, sizes=(1.0,))
-    first = method.assign(reports(), 1) and method._descriptors.rows(list(WORDS))
+    method.assign(reports(), 1)
+    first = method._descriptors.rows(list(WORDS))
     for number in (1, 2):
         np.testing.assert_array_equal(method._descriptors.rows(list(WORDS)), first)
         play(method, {"d-0": 0.1, "d-1": -0.1}, number)
@@ -329,7 +333,7 @@ def test_variants_run_to_the_end(tmp_path: Path, changes: dict[str, float | str]
 
 
 @pytest.mark.parametrize("granularity", ["element", "channel"])
-def test_a_model_with_batch_normalisation(tmp_path: Path, granularity) -> None:
+def test_a_model_with_batch_normalisation(tmp_path: Path, granularity: Any) -> None:
     config, text = make_config(
         tmp_path,
         model={"model": "python:helpers.own_models:cnn"},

@@ -94,7 +94,7 @@ TWO = {"a.w": tensor(3, 1), "a.b": tensor(3), "c.w": tensor(2, 3), "head.w": ten
         ("max", {"a.w": "xyz", "a.b": "xyz", "b.w": "xy", "head.w": "xy"}),
     ],
 )
-def test_flexifed_shares_what_is_common_from_the_input_on(strategy: str, wanted: dict[str, str]) -> None:
+def test_flexifed_shares_what_is_common_from_the_input_on(strategy: Any, wanted: dict[str, str]) -> None:
     layers = {"x": layers_of(ONE), "y": layers_of(ONE), "z": layers_of(TWO)}
     shared = {n: "".join(who) for names, who in shared_layers(layers, strategy) for n in names if len(who) > 1}
     assert shared == wanted

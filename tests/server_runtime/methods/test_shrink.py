@@ -1,5 +1,7 @@
 """Methods with several sizes offer the next smaller one to a device without the memory for its own."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -16,7 +18,7 @@ SPEC = ModelSpec("cnn-small", (1, 8, 8), 10)
 
 
 @pytest.fixture
-def method() -> FedRolex:
+def method() -> Any:
     entry = METHODS["fedrolex"]
     initial = initial_weights(zoo.create(SPEC, seed=0))
     setting = Setting(SPEC, Optimizer(), initial, learning_rate=0.1, batch=8, epochs=1, seed=3)

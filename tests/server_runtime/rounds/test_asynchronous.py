@@ -13,6 +13,7 @@ from fedwright.protocol.blobs import make_ref
 from fedwright.protocol.errors import NoQuorum
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.protocol.messages import Ack, Stats, Task, Update
+from fedwright.server_runtime.methods.base import CheckedUpdate, Relay
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg
 from fedwright.server_runtime.methods.params.submodels import FedAvgParams
 from fedwright.server_runtime.rounds import events
@@ -48,7 +49,12 @@ def test_an_update_from_an_older_model_counts_less(broker: MemoryBroker, tmp_pat
     method = FedAvg(FedAvgParams(), setting())
     weights: list[float] = []
     absorb = method.absorb
-    method.absorb = lambda device, reply: weights.append(reply.weight) or absorb(device, reply)
+
+    def weighed(device: str, update: CheckedUpdate) -> Relay | None:
+        weights.append(update.weight)
+        return absorb(device, update)
+
+    method.absorb = weighed
 
     def play(device: Scripted, value: float, before: Event) -> None:
         task = device.hear(Task)

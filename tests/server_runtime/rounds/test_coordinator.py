@@ -18,7 +18,7 @@ from fedwright.protocol import codec, tensors
 from fedwright.protocol.artifact import Artifact
 from fedwright.protocol.blobs import make_ref
 from fedwright.protocol.errors import DeviceError, IdentityTaken, NoQuorum, OverBudget
-from fedwright.protocol.link.memory import MemoryBroker
+from fedwright.protocol.link.memory import MemoryBroker, MemoryLink
 from fedwright.protocol.messages import Ack, DataSummary, Dismiss, Get, Recipe, Refusal, Stats, Task, Update
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg
 from fedwright.server_runtime.methods.params.submodels import FedAvgParams
@@ -211,7 +211,7 @@ def test_an_agent_that_is_turned_away_ends_with_the_reason(broker: MemoryBroker,
 
 
 def test_a_task_over_budget_is_refused_with_numbers_and_the_round_goes_on(broker: MemoryBroker, tmp_path: Path) -> None:
-    def too_large(artifact: Artifact, recipe: Recipe):
+    def too_large(artifact: Artifact, recipe: Recipe) -> None:
         raise OverBudget(212_000_000, 180_000_000)
 
     server = Server(broker, tmp_path, devices=2, rounds=1)
@@ -228,7 +228,7 @@ def test_a_task_over_budget_is_refused_with_numbers_and_the_round_goes_on(broker
 
 
 def test_too_few_updates_stop_the_run_with_a_sentence(broker: MemoryBroker, tmp_path: Path) -> None:
-    def too_large(artifact: Artifact, recipe: Recipe):
+    def too_large(artifact: Artifact, recipe: Recipe) -> None:
         raise OverBudget(2, 1)
 
     server = Server(broker, tmp_path, devices=1, rounds=1)
@@ -325,6 +325,7 @@ def test_a_device_that_restarts_in_the_middle_of_training_continues_its_task(
     first = Running(broker, "a", tmp_path, make_trainer=lambda a, s, f: Dying(a), checkpoint_s=0.0)
     thread = in_background(server.run)
     first.thread.join(WAIT_S)
+    assert isinstance(first.link, MemoryLink)
     first.link.drop()
     first.journal.close()
     second = Running(broker, "a", tmp_path, make_trainer=lambda a, s, f: Dying(a), checkpoint_s=0.0)

@@ -2,6 +2,7 @@
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,15 +20,15 @@ from helpers.tiny_artifact import make_artifact, start_weights
 STATS = Stats(samples=10, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
 
 
-def words_until(device: Scripted, kind: type) -> list:
+def words_until(device: Scripted, kind: type) -> list[Any]:
     """All that a device is told up to the first message of a kind."""
-    words: list = []
+    words: list[Any] = []
     while not words or not isinstance(words[-1], kind):
         words.append(codec.decode(device.link.receive(WAIT_S).payload).body)
     return words
 
 
-def send_too_much(device: Scripted) -> list:
+def send_too_much(device: Scripted) -> list[Any]:
     """Answer a task with two megabytes; what was said to that. Then take part in the closing measurement."""
     task = device.hear(Task)
     device.say(Ack(task.task))
@@ -41,7 +42,7 @@ def test_a_blob_over_the_limit_is_not_fetched_and_its_sender_told(tmp_path: Path
     broker = MemoryBroker()
     server = Server(broker, tmp_path, devices=2, rounds=1, deadline_s=WAIT_S)
     greedy = Scripted(broker, "greedy")
-    said: list = []
+    said: list[Any] = []
 
     def play() -> None:
         greedy.join()
@@ -76,7 +77,7 @@ def test_an_edge_does_not_fetch_it_either_and_the_host_turns_it_down(tmp_path: P
     host, behind = MemoryBroker(), MemoryBroker()
     server = Server(host, tmp_path, devices=2, rounds=1, deadline_s=WAIT_S)
     greedy = Scripted(behind, "greedy")
-    said: list = []
+    said: list[Any] = []
 
     def play() -> None:
         greedy.hear(Here)
@@ -99,7 +100,7 @@ def test_an_edge_does_not_fetch_it_either_and_the_host_turns_it_down(tmp_path: P
 
 @pytest.mark.parametrize("keep", [None, 0.5, 0.999], ids=["whole", "half", "nearly all"])
 @pytest.mark.parametrize("kind", ["float32", "bf16", "int8"])
-def test_every_form_of_an_update_is_within_the_limit(kind: str, keep: float | None) -> None:
+def test_every_form_of_an_update_is_within_the_limit(kind: Any, keep: float | None) -> None:
     rng = np.random.default_rng(3)
     change = {name: rng.normal(size=value.shape).astype(np.float32) for name, value in start_weights().items()}
 

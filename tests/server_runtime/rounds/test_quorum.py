@@ -107,7 +107,7 @@ def test_a_device_is_asked_again_each_time_that_the_run_is_resumed(broker: Memor
 
 
 def test_a_device_that_was_offered_less_begins_anew_with_its_first_task(broker: MemoryBroker, tmp_path: Path) -> None:
-    def too_large(artifact: Artifact, recipe: Recipe):
+    def too_large(artifact: Artifact, recipe: Recipe) -> None:
         raise OverBudget(212_000_000, 180_000_000)
 
     server = Server(broker, tmp_path, devices=1, rounds=1)

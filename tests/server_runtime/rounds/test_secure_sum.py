@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,8 +14,8 @@ from fedwright.protocol.crypto.x25519 import public_key
 from fedwright.protocol.errors import NoQuorum, ProtocolError
 from fedwright.protocol.messages import Answer, Ask, Gone
 from fedwright.server_runtime.blocks.scores import heterogeneity
-from fedwright.server_runtime.methods.base import SumResult
-from fedwright.server_runtime.rounds.secure_sum import SumRequest, add_up
+from fedwright.server_runtime.methods.base import SumRequest, SumResult
+from fedwright.server_runtime.rounds.secure_sum import add_up
 from fedwright.server_runtime.rounds.store.memory import MemoryRoundStore
 from fedwright.server_runtime.rounds.task_tracker import TaskTracker
 from fedwright.server_runtime.transport.device_channel import Heard
@@ -37,10 +37,10 @@ class Fleet:
         self.asked: list[tuple[str, str]] = []
         self.said: list[Answer] = []
         self._events = [Heard(device, BOOT, report()) for device in COUNTS]
-        self.tracker = TaskTracker(self, None, store=MemoryRoundStore(), reader=None)
+        self.tracker = TaskTracker(cast(Any, self), None, store=MemoryRoundStore(), reader=None)
         self.tracker.gather(len(COUNTS), timeout_s=1.0)
 
-    def edge_of(self, device):
+    def edge_of(self, device: str) -> str | None:
         """See Channel."""
 
     def ask(self, device: str, ask: Ask) -> None:

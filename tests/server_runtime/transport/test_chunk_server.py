@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ def test_a_blob_of_one_device_is_answered_at_once(bench: SimpleNamespace) -> Non
     assert bench.serving.due_s() is None
 
 
-def test_requests_of_many_devices_for_a_common_blob_become_one_message_for_all(bench: SimpleNamespace) -> None:
+def test_requests_of_many_devices_for_a_common_blob_become_one_message_for_all(bench: Any) -> None:
     bench.serving.offer_common(bench.ref.sha256)
     for device in ("a", "b", "c"):
         bench.serving.request(device, Get(bench.ref.sha256, [0, 1]))
@@ -45,7 +46,7 @@ def test_requests_of_many_devices_for_a_common_blob_become_one_message_for_all(b
     bench.serving.flush()
 
     assert indices(bench.sent) == [(None, 0), (None, 1), ("c", 3)]
-    assert bench.sent[0][1] == Chunk(bench.ref.sha256, 0, BLOB[:1024])
+    assert bench.sent[0][1] == Chunk(bench.ref.sha256, 0, memoryview(BLOB[:1024]))
 
 
 def test_a_repeated_request_is_answered_again(bench: SimpleNamespace) -> None:

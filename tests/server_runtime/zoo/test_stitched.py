@@ -1,5 +1,7 @@
 """Models cut into blocks and put together anew: every zoo model, a user's own, names, and the same logits as ONNX."""
 
+from typing import Any
+
 import numpy as np
 import onnxruntime as ort
 import pytest
@@ -51,7 +53,7 @@ def test_a_module_that_is_more_than_its_children_stays_whole() -> None:
 def test_a_models_own_blocks_in_order_are_the_model() -> None:
     spec = zoo.named("cnn2", LIKE)
     model = zoo.create(spec, seed=3).eval()
-    again = zoo.create(ModelSpec(spell([("cnn2", i) for i in range(5)]), (1, 28, 28), 10), seed=3).eval()
+    again: Any = zoo.create(ModelSpec(spell([("cnn2", i) for i in range(5)]), (1, 28, 28), 10), seed=3).eval()
     again.blocks.load_state_dict(
         {f"{i}.{k}": v for i, b in enumerate(cut(model, (1, 28, 28)).blocks) for k, v in b.state_dict().items()}
     )

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,7 +75,7 @@ def test_folding_follows_torch() -> None:
 
 @pytest.mark.parametrize("form", ["folded", "eq8"])
 @pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])
-def test_the_loss_falls_however_wide_and_large_the_features_are(form: str, scale: float) -> None:
+def test_the_loss_falls_however_wide_and_large_the_features_are(form: Any, scale: float) -> None:
     heads = {"a": head(800, seed=1), "b": head(1600, seed=2)}
     given = {name: features(one.weight.shape[1], noise=1.0) for name, one in heads.items()}
     given = {name: replace(own, x=scale * own.x) for name, own in given.items()}
@@ -131,7 +132,7 @@ def test_eq8_keeps_projections_and_learns_from_paired_labels() -> None:
 
 
 @pytest.mark.parametrize("form", ["folded", "eq8"])
-def test_clusters_that_are_elsewhere_teach_as_if_they_were_here(form: str) -> None:
+def test_clusters_that_are_elsewhere_teach_as_if_they_were_here(form: Any) -> None:
     heads = {"a": head(4, seed=1), "b": head(7, seed=2), "c": head(5, seed=3)}
     given = {name: features(one.weight.shape[1], seed=number) for number, (name, one) in enumerate(heads.items())}
     options = replace(OPTIONS, form=form, quantile=0.6)

@@ -32,7 +32,7 @@ def grouped(*labelled: tuple[tuple[Block, ...], list[int]]) -> BlockGroups:
 
 
 @pytest.fixture
-def fleet() -> tuple[tuple[Block, Block, Block], BlockGroups]:
+def fleet() -> tuple[tuple[Block, ...], BlockGroups]:
     """Three models of 3, 4 and 5 blocks; group 0 first blocks, 1 the middle, 2 heads."""
     own, four, five = model("a", 3), model("b", 4), model("c", 5)
     return own, grouped((own, [0, 1, 2]), (four, [0, 1, 1, 2]), (five, [0, 0, 1, 1, 2]))
@@ -51,9 +51,7 @@ def found(
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_blocks_keep_their_order_and_their_groups(
-    fleet: tuple[tuple[Block, Block, Block], BlockGroups], seed: int
-) -> None:
+def test_blocks_keep_their_order_and_their_groups(fleet: tuple[tuple[Block, ...], BlockGroups], seed: int) -> None:
     own, groups = fleet
     chains = found(own, groups, seed=seed)
     assert chains
@@ -88,14 +86,14 @@ def test_order_by_relative_depth_lets_every_head_stand_for_a_head() -> None:
     assert {chain[-1].owner for chain in relative if chain[0].owner == "b"} == {"a", "b"}
 
 
-def test_a_model_keeps_its_own_head_unless_any_will_do(fleet: tuple[tuple[Block, Block, Block], BlockGroups]) -> None:
+def test_a_model_keeps_its_own_head_unless_any_will_do(fleet: tuple[tuple[Block, ...], BlockGroups]) -> None:
     own, groups = fleet
     assert {chain[-1] for seed in range(4) for chain in found(own, groups, seed=seed)} == {own[-1]}
     free = {chain[-1].owner for seed in range(4) for chain in found(own, groups, Rules(head="any"), seed=seed)}
     assert free - {"a"}
 
 
-def test_anchors_of_the_ablations(fleet: tuple[tuple[Block, Block, Block], BlockGroups]) -> None:
+def test_anchors_of_the_ablations(fleet: tuple[tuple[Block, ...], BlockGroups]) -> None:
     own, groups = fleet
     assert {chain[0] for chain in found(own, groups, Rules(anchor="first"))} == {own[0]}
     assert {chain[0].owner for chain in found(own, groups, Rules(anchor="similar"))} <= {"b", "c"}
@@ -119,7 +117,7 @@ def test_groups_of_one_leave_the_model_as_it_is() -> None:
 
 
 def test_fewer_substitutions_are_tried_when_none_is_allowed(
-    fleet: tuple[tuple[Block, Block, Block], BlockGroups],
+    fleet: tuple[tuple[Block, ...], BlockGroups],
 ) -> None:
     own, groups = fleet
 

@@ -1,6 +1,7 @@
 """Stitches fitted and tuned: only they move, together as alone, and the loss without labels is the paper's."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -77,7 +78,7 @@ def test_equal_beginnings_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> 
     ran = []
     plain = Candidate.run
 
-    def counted(self, x: torch.Tensor, start: int = 0, end: int | None = None) -> torch.Tensor:
+    def counted(self: Candidate, x: torch.Tensor, start: int = 0, end: int | None = None) -> torch.Tensor:
         ran.append((start, end))
         return plain(self, x, start, end)
 
@@ -90,7 +91,8 @@ def test_equal_beginnings_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> 
 def test_norms_are_those_of_what_reaches_them_now() -> None:
     own = candidate(4)
     refresh_norms(own, 5.0 + X)
-    norm, conv = own.blocks[0][1], own.blocks[0][0]
+    block: Any = own.blocks[0]
+    norm, conv = block[1], block[0]
     with torch.no_grad():
         made = conv(5.0 + X)
     torch.testing.assert_close(norm.running_mean, made.mean((0, 2, 3)), rtol=1e-4, atol=1e-4)
@@ -108,16 +110,17 @@ def test_ridge_finds_a_linear_map_from_few_and_from_many_rows() -> None:
 
 def test_a_fitted_stitch_undoes_what_stands_before_its_block() -> None:
     plain, mixed = candidate(9), candidate(9)
-    taken = {"a": X, "b": plain.blocks[0].eval()(X).detach()}
+    taken: dict[Any, torch.Tensor] = {"a": X, "b": plain.blocks[0].eval()(X).detach()}
     taken["c"] = plain.blocks[1](taken["b"]).detach()
     own = plain.blocks[2](taken["c"]).detach()
     # The first block gives other channels, doubled; a 1×1 convolution can put them right.
     order = torch.tensor([2, 0, 3, 1])
+    block: Any = mixed.blocks[0]
     with torch.no_grad():
-        norm = mixed.blocks[0][1].eval()
+        norm = block[1].eval()
         norm.weight.copy_(2 * norm.weight[order])
-        mixed.blocks[0][0].weight.copy_(mixed.blocks[0][0].weight[order])
-        mixed.blocks[0][0].bias.copy_(mixed.blocks[0][0].bias[order])
+        block[0].weight.copy_(block[0].weight[order])
+        block[0].bias.copy_(block[0].bias[order])
     refresh_norms(Candidate(plain.stitches, plain.blocks, plain.keys), X)
     before = agreement(own, logits_of(mixed, X))
     fitted = match([mixed], X, taken.__getitem__)[0]

@@ -2,6 +2,7 @@
 
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -51,7 +52,14 @@ def write_old_run(folder: Path) -> None:
     recipe = Recipe(batch=8, learning_rate=0.1, seed=3)
     for number in (1, 2, 3):
         name = task_id("night", Position(number, 0), "a")
-        task = {"type": "task", "task": name, "boot": "unsent", "run": "night", "round": number, "artifact": ref}
+        task: dict[str, Any] = {
+            "type": "task",
+            "task": name,
+            "boot": "unsent",
+            "run": "night",
+            "round": number,
+            "artifact": ref,
+        }
         task |= {"weights": ref, "recipe": recipe, "returns": Returns(), "deadline_s": 5.0}
         stats = Stats(samples=3, steps=1, train_s=0.1, cpu_s=0.5, peak_rss_bytes=1, holdout=4, correct_before=number)
         update = Update(name, number, stats, make_ref(b"delta"))
