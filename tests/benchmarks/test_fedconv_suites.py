@@ -61,7 +61,7 @@ def test_the_whole_suite_has_the_papers_divisions_and_sensitivity() -> None:
 def test_tables_and_checks_are_those_of_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fedconv, "run_jobs", lambda jobs: [finished(job) for job in jobs])
     monkeypatch.setattr(fedconv, "server_alone", lambda found, division, seed: 0.5)
-    found = fedconv.run(Namespace(quick=False, seeds=2, json=None))
+    found = fedconv.run(Namespace(suite="fedconv-fashion", quick=False, seeds=2, json=None))
     rows = {row["method"]: row for row in found["tables"]["accuracy in percent"]}
     assert rows["fedconv"]["alpha 0.1: global"] == pytest.approx(90)
     assert rows["fedmd"]["alpha 0.1: global"] is None
@@ -138,7 +138,7 @@ def test_the_global_model_is_measured_on_all_test_rows() -> None:
     watcher = GlobalAccuracy(None, cast(Any, dealt))
     weights = {name: np.zeros_like(value) for name, value in initial_weights(zoo.create(spec, seed=0)).items()}
     weights["head.bias"] = np.array([1, 0], np.float32)
-    watcher(cast(Any, SimpleNamespace(personal=lambda device: (spec, weights))), 1)
+    watcher(cast(Any, SimpleNamespace(model_of=lambda device: (spec, weights))), 1)
     # always class 0: right in rows 0 and 3, wrong in row 1
     assert watcher.seen() == {GLOBAL: [pytest.approx(2 / 3)]}
 

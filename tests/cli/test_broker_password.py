@@ -94,7 +94,7 @@ def test_a_run_keeps_its_config_without_the_password(
     from fedwright.cli import server
 
     kept: list[tuple[FleetSection, str]] = []
-    monkeypatch.setattr(server, "_execute", lambda config, text, _: kept.append((config.fleet, text)) or 0)
+    monkeypatch.setattr(server, "_execute", lambda config, text, _, **again: kept.append((config.fleet, text)) or 0)
     file = tmp_path / "run.toml"
     file.write_text(CONFIG.format(folder=tmp_path / "runs", secret=SECRET, port=1883))
 

@@ -25,9 +25,9 @@ import resource, sys
 from fedwright.cli.main import main
 from fedwright.server_runtime import run
 def limit(): resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
-meet = run.meet
-def meet_limited(*args): limit(); return meet(*args)
-run.meet = meet_limited
+conduct = run.conduct
+def conduct_limited(*args): limit(); return conduct(*args)
+run.conduct = conduct_limited
 if sys.argv[2] == "from the start": limit()
 sys.exit(main(sys.argv[3:]))
 """

@@ -106,12 +106,12 @@ def _losses(module: nn.Module, batch: dict[str, Any], steps: int) -> list[float]
 
 
 def _perturbed(module: nn.Module) -> nn.Module:
-    """The module with its parameters off by about one unit in the last place."""
+    """The module with its parameters off by some units in the last place, about what a step's sums are rounded by."""
     twin = copy.deepcopy(module)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in twin.parameters():
-            parameter.mul_(1 + 6e-8 * torch.randn(parameter.shape, generator=generator))
+            parameter.mul_(1 + 6e-7 * torch.randn(parameter.shape, generator=generator))
     return twin
 
 
@@ -129,5 +129,5 @@ def test_twenty_steps_follow_torch_within_float_noise(name: str) -> None:
     found = [float(stepper.step(batch, learning_rate=0.02)["loss"]) for _ in range(20)]
 
     drift = np.abs(np.subtract(control, wanted)).max()
-    assert np.abs(np.subtract(found, wanted)).max() <= max(1e-3, 10 * drift)
+    assert np.abs(np.subtract(found, wanted)).max() <= max(1e-3, 3 * drift)
     assert found[-1] < found[0]
