@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ TEXT = (REPO / "docs" / "own-model.md").read_text()
 FILES = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", TEXT, flags=re.DOTALL))
 LEVELS = {"levels": {"sizes": [1.0, 0.5]}}
 # Which method each file of the document is about.
-RUNS = {
+RUNS: dict[str, tuple[str, dict[str, Any], str, int]] = {
     "my_model": ("heterofl", LEVELS, "portable", 0),
     "my_gated": ("fedrolex", LEVELS, "torch", 1),
     "my_adapters": ("hyperflora", {"pretrain_rounds": 1, "exchanges": 1}, "portable", 0),
@@ -55,7 +56,7 @@ def test_the_declared_groups_of_the_document_are_cut(tmp_path: Path, monkeypatch
     monkeypatch.syspath_prepend(tmp_path)
     spec = ModelSpec("python:my_gated:make", (1, 8, 8), 10)
 
-    half = zoo.create(zoo.scaled(spec, 0.5), seed=1)
+    half: Any = zoo.create(zoo.scaled(spec, 0.5), seed=1)
 
     assert zoo.full_sizes(spec) == {"hidden": 24}
     assert half.both.weight.shape == (24, 64)

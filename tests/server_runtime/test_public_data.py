@@ -1,6 +1,7 @@
 """Examples on the server: read from a file, or taken out of what simulated devices train on."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,7 +87,7 @@ def test_labels_of_another_task_are_for_transfer(tmp_path: Path) -> None:
         ({"x": np.array([{"a": 1}] * 4), "y": np.arange(4)}, "cannot be read"),
     ],
 )
-def test_a_file_of_something_else_is_refused_with_a_sentence(tmp_path: Path, arrays: dict, says: str) -> None:
+def test_a_file_of_something_else_is_refused_with_a_sentence(tmp_path: Path, arrays: dict[str, Any], says: str) -> None:
     np.savez(tmp_path / "public.npz", **arrays)
     with pytest.raises(DataError, match=says):
         load_public(PublicSection(str(tmp_path / "public.npz")), SPEC, seed=1)

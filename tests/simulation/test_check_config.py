@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,7 +102,7 @@ def test_a_public_file_says_what_the_model_is_made_for(validate: Say, tmp_path: 
     assert "would not run: public data has samples of shape [9]" in text
 
 
-def test_the_config_of_an_edge_is_checked_too(validate: Say, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_config_of_an_edge_is_checked_too(validate: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "edge"]) == 0
     text = capsys.readouterr().out
 

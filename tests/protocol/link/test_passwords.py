@@ -3,6 +3,7 @@
 import logging
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.broker
 @pytest.mark.parametrize("kind", ["mosquitto", "amqtt"])
-def test_who_has_the_password_gets_in_and_a_device_speaks_upwards_only(kind: str, tmp_path: Path) -> None:
+def test_who_has_the_password_gets_in_and_a_device_speaks_upwards_only(kind: Any, tmp_path: Path) -> None:
     passwords = kept_passwords(tmp_path / "passwords")
     with Broker(kind=kind, folder=tmp_path, passwords=passwords) as broker:
         for login in (None, Login("device", "wrong"), Login("server", passwords.users["device"])):
@@ -78,7 +79,7 @@ def test_it_listens_on_the_machines_other_addresses_and_a_taken_port_is_said(tmp
 @pytest.mark.broker
 @pytest.mark.parametrize("kind", ["mosquitto", "amqtt"])
 def test_a_link_says_when_the_broker_goes_and_comes(
-    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    kind: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="fedwright.protocol.link.mqtt")
     passwords = kept_passwords(tmp_path / "passwords")
