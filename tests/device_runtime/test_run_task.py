@@ -149,7 +149,7 @@ def test_a_task_that_is_given_up_stops_measuring(bench):
 
 
 def test_prototypes_leave_with_noise(bench):
-    class_mean_noise = ClassMeanNoise(0.5, b"secret", told=(3, 0, 5, 1))
+    class_mean_noise = ClassMeanNoise(0.5, b"0123456789abcdef", told=(3, 0, 5, 1))
     plain = bench.perform(bench.tools(), bench.task(prototypes=True)).tensors
     hidden = bench.perform(
         replace(bench.tools(), class_mean_noise=class_mean_noise), bench.task(prototypes=True)
