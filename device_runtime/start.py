@@ -15,7 +15,7 @@ from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.data import load
 from fedwright.device_runtime.data.local import LocalData
 from fedwright.device_runtime.describe.hidden_counts import HiddenCounts, counts_of, without_counts
-from fedwright.device_runtime.describe.noise import ClassMeanNoise, with_noise
+from fedwright.device_runtime.describe.noise import SECRET_BYTES, ClassMeanNoise, with_noise
 from fedwright.device_runtime.guard import Guard, Limits, board_state
 from fedwright.device_runtime.profiler.store import PROFILE_NAME, find_profile
 from fedwright.device_runtime.resources import Resources
@@ -114,12 +114,7 @@ def _mean_noise(told: DataSummary, config: AgentConfig, folder: Path) -> ClassMe
 
 def _secret(folder: Path) -> bytes:
     """What this device's noise is drawn from; it never leaves."""
-    secret = folder / "noise"
-    if not secret.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        secret.touch(mode=0o600)
-        secret.write_bytes(os.urandom(16))
-    return secret.read_bytes()
+    return kept_secret(folder / "noise", SECRET_BYTES)
 
 
 def _hiding(resources: Resources, device: str, folder: Path) -> Resources:

@@ -153,7 +153,7 @@ def test_a_task_that_is_given_up_stops_measuring(bench: Any) -> None:
 
 
 def test_prototypes_leave_with_noise(bench: Any) -> None:
-    class_mean_noise = ClassMeanNoise(0.5, b"secret", told=(3, 0, 5, 1))
+    class_mean_noise = ClassMeanNoise(0.5, b"0123456789abcdef", told=(3, 0, 5, 1))
     plain = bench.run_task(bench.tools(), bench.task(prototypes=True)).tensors
     hidden = bench.run_task(
         replace(bench.tools(), class_mean_noise=class_mean_noise), bench.task(prototypes=True)

@@ -55,6 +55,7 @@ SERVER_LAYERS = [
     "run_folder",
     "run",
     "run_reader",
+    "verify_run",
     "check_run",
     "edge",
 ]

@@ -67,7 +67,7 @@ def test_prototypes_get_noise_of_the_size_that_was_asked_for_and_always_the_same
     assert np.std(given[2]) == pytest.approx(0.4, rel=0.05)
     np.testing.assert_array_equal(class_mean_noise(prototypes, np.array([50, 30, 0]))[0], given)
     assert not np.array_equal(
-        ClassMeanNoise(0.2, b"another", class_mean_noise.told)(prototypes, np.array([50, 30, 0]))[0], given
+        ClassMeanNoise(0.2, b"fedcba9876543210", class_mean_noise.told)(prototypes, np.array([50, 30, 0]))[0], given
     )
 
 
