@@ -14,6 +14,7 @@ from fedwright.protocol import topics
 from fedwright.protocol.address import PASSWORD_VARIABLE
 from fedwright.protocol.errors import ConfigError, DeviceError
 from fedwright.protocol.support.files import write_private
+from fedwright.protocol.support.plugins import PYTHON, is_reference
 
 SYSTEM_UNITS = Path("/etc/systemd/system")
 # systemd makes this folder for the account of the unit (StateDirectory).
@@ -159,10 +160,13 @@ def _program() -> list[str]:
 
 
 def _environment(config: AgentConfig) -> str:
-    path = os.environ.get("PYTHONPATH")
-    if not path or not config.data.startswith("python:"):
+    """Where the module of a `python:` source is found, because a service starts in the root folder."""
+    if not is_reference(config.data):
         return ""
-    return f"Environment={quoted('PYTHONPATH=' + path)}\n"
+    root = Path.cwd() / config.data.removeprefix(PYTHON).partition(":")[0].partition(".")[0]
+    here = [str(root.parent)] if root.is_dir() or root.with_suffix(".py").exists() else []
+    path = os.pathsep.join([*here, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return f"Environment={quoted('PYTHONPATH=' + path)}\n" if path else ""
 
 
 def _account(wanted: str | None) -> str:

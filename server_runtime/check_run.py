@@ -6,12 +6,13 @@ from pathlib import Path
 from fedwright.protocol.crypto.secure_sum import LEAST_DEVICES
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Report
+from fedwright.protocol.support import plugins
 from fedwright.server_runtime.config import RunConfig
-from fedwright.server_runtime.methods.registry import find
+from fedwright.server_runtime.methods.registry import METHODS, find
+from fedwright.server_runtime.model_names import resolve
 from fedwright.server_runtime.public_data import PublicData, need_public, read_public
 from fedwright.server_runtime.spec import ModelSpec
 
-OWN = "python:"
 # What a user's own code may raise when it is given data that it was not made for.
 OWN_ERRORS = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
 
@@ -35,7 +36,12 @@ def own_models(config: RunConfig) -> set[str]:
     """The models that a config names by a user's own code."""
     own = getattr(config.method.params, "own", None)
     named = {config.model.model, *getattr(own, "models", ()), *getattr(own, "devices", {}).values()}
-    return {name for name in named if name.startswith(OWN)}
+    return {name for name in map(resolve, named) if plugins.is_reference(name)}
+
+
+def own_code(config: RunConfig) -> set[str]:
+    """The models and the method of a config that are a user's own code."""
+    return own_models(config) | ({config.method.name} - METHODS.keys())
 
 
 def check_hidden(config: RunConfig, devices: int, *, setting: str) -> None:
@@ -67,9 +73,9 @@ def check_method(
             method.meet(reports)
             method.assign(reports, 1)
     except OWN_ERRORS as err:
-        if not own_models(config):
+        names = ", ".join(sorted(own_code(config)))
+        if not names:
             raise
-        names = ", ".join(sorted(own_models(config)))
         raise ConfigError(
             f"{names} cannot be used for samples of shape {list(spec.input_shape)} and {spec.classes} classes: "
             f"{type(err).__name__}: {err}; mend it, or set model.input_shape if your samples differ"

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from fedwright.protocol.address import mask, parse_url
 from fedwright.protocol.errors import ConfigError
-from fedwright.protocol.support.settings import check_range, from_dict, suggest, unknown
+from fedwright.protocol.support import plugins
+from fedwright.protocol.support.settings import check_range, from_dict, unknown
 from fedwright.protocol.topics import check_name
 from fedwright.server_runtime import model_names
 from fedwright.server_runtime.blocks.budget import Budget
@@ -99,7 +100,7 @@ class ModelSection:
     model: str = field(
         default="cnn-small",
         metadata=_help(
-            "a name from `fedwright models`, such as lenet or lenet@0.5 (its width), or python:package:function"
+            "a name from `fedwright models`, such as lenet or lenet@0.5 (its width), or python:module:function"
         ),
     )
     input_shape: tuple[int, ...] | None = field(
@@ -114,8 +115,8 @@ class ModelSection:
         """Check values."""
         if not self.model:
             raise ConfigError("model is empty; choose a name from `fedwright models`")
-        if self.model.startswith("python:") and self.model.count(":") != 2:
-            raise ConfigError(f"model is {self.model!r} but must look like python:package:function")
+        if plugins.is_reference(self.model):
+            plugins.parse(plugins.MODELS, self.model)
         check_classes(self.classes)
         if self.input_shape is not None:
             if not 1 <= len(self.input_shape) <= 8:
@@ -229,7 +230,7 @@ class ExportSection:
 class SimulateSection:
     """The fleet that `fedwright simulate` runs in this machine; a server over a broker does not read it."""
 
-    dataset: str = field(default="digits", metadata=_help("a name from `fedwright datasets`"))
+    dataset: str = field(default="digits", metadata=_help("of `fedwright datasets`, or python:module:function"))
     data: str | None = field(default=None, metadata=_help("own data: npz:FILE, csv:FILE, images:DIR; devices:DIR"))
     partition: Literal["iid", "dirichlet", "balanced-dirichlet", "shards", "few-classes", "owner"] = field(
         default="dirichlet", metadata=_help("iid, dirichlet, balanced-dirichlet, shards, few-classes or owner")
@@ -241,7 +242,7 @@ class SimulateSection:
     least: int = field(default=10, metadata=_help("rows that every device gets at least (dirichlet)"))
     least_classes: int = field(default=1, metadata=_help("classes that every device gets at least (dirichlet)"))
     rows: int | None = field(default=None, metadata=_help("use only so many training examples"))
-    profiles: str | None = field(default=None, metadata=_help("a fleet of `fedwright profiles`: memory, absences"))
+    profiles: str | None = field(default=None, metadata=_help("a fleet of `fedwright profiles`, or its TOML file"))
     backend: Literal["portable", "torch"] = field(
         default="portable", metadata=_help("portable: the graphs of real devices; torch: faster, same but for rounding")
     )
@@ -368,9 +369,10 @@ def _method(data: Any, *, where: str, asynchronous: bool) -> MethodSection:
     name = data.get("name")
     if not isinstance(name, str):
         raise ConfigError(f"{where} lacks the key 'name'; choose one of {', '.join(sorted(registry.METHODS))}")
-    if name not in registry.METHODS:
-        raise ConfigError(f"{where} name is {name!r}; {suggest(name, registry.METHODS)}")
-    entry = registry.METHODS[name]
+    try:
+        entry = registry.find(name)
+    except ConfigError as err:
+        raise ConfigError(f"{where} name: {err}") from err
     params = from_dict(entry.params, {key: value for key, value in data.items() if key != "name"}, where=where)
     remedy = entry.relays(params)
     if asynchronous and remedy:
@@ -382,8 +384,7 @@ def _method(data: Any, *, where: str, asynchronous: bool) -> MethodSection:
 
 
 def _check_model(name: str, *, where: str) -> None:
-    plain = name.partition("@")[0]
-    if plain not in model_names.SUMMARIES and not name.startswith("python:"):
-        raise ConfigError(
-            f"{where} model is {name!r}; {suggest(plain, model_names.SUMMARIES)}, or python:package:function"
-        )
+    try:
+        model_names.check(name)
+    except ConfigError as err:
+        raise ConfigError(f"{where} model: {err}") from err

@@ -1,5 +1,9 @@
 """The models of the zoo by name, and what each is; known without torch, which making one needs."""
 
+from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.support import plugins
+from fedwright.protocol.support.settings import suggest
+
 SUMMARIES = {
     "mlp": "two hidden layers",
     "mlp-lora": "the mlp, wider, with low-rank adapters on every layer",
@@ -30,3 +34,23 @@ SUMMARIES = {
     "gcn4": "four graph convolutions over an edge list, for node classification",
     "cnn-exits": "three normalised convolutions with a classifier after each; `exits` is the depth",
 }
+
+
+def resolve(name: str) -> str:
+    """The name from which a model is made: what an installed package offers becomes `python:module:function`."""
+    plain, at, width = name.partition("@")
+    plugin = plugins.find(plugins.MODELS, plain, taken=SUMMARIES)
+    return name if plugin is None else f"{plugin.reference}{at}{width}"
+
+
+def offered() -> list[plugins.Plugin]:
+    """The models of installed packages; none of them is imported."""
+    return plugins.offered(plugins.MODELS, taken=SUMMARIES)
+
+
+def check(name: str) -> None:
+    """Raise ConfigError unless it is one of ours, of an installed package, or a reference; nothing is imported."""
+    plain = name.partition("@")[0]
+    if plain not in SUMMARIES and not plugins.is_reference(resolve(name)):
+        names = [*SUMMARIES, *(plugin.name for plugin in offered())]
+        raise ConfigError(f"there is no model {name!r}; {suggest(plain, names)}, or python:module:function")

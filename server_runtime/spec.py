@@ -11,7 +11,7 @@ import msgspec
 class ModelSpec:
     """A model at a size.
 
-    model: a zoo name or `python:package:function`. sizes: (channel group, size) pairs, empty = full size.
+    model: a zoo name or `python:module:function`. sizes: (channel group, size) pairs, empty = full size.
     """
 
     model: str

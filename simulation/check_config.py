@@ -7,9 +7,10 @@ import numpy as np
 from fedwright.device_runtime.emulate.profiles import load_fleet
 from fedwright.protocol.errors import ConfigError, FedwrightError
 from fedwright.protocol.messages import Report
-from fedwright.server_runtime.check_run import OWN, assumed, check_hidden, check_method, check_server
+from fedwright.server_runtime.check_run import assumed, check_hidden, check_method, check_server, own_models
 from fedwright.server_runtime.config import RunConfig, SimulateSection
 from fedwright.server_runtime.methods.registry import find
+from fedwright.server_runtime.model_names import resolve
 from fedwright.server_runtime.public_data import PublicData
 from fedwright.server_runtime.spec import ModelSpec
 from fedwright.simulation.datasets import DATASETS, available
@@ -39,7 +40,7 @@ def check_config(config: RunConfig, starter: RunConfig) -> list[str]:
     try:
         return notes + check_simulation(config)
     except FedwrightError as err:
-        if config.model.input_shape is None and config.model.model.startswith(OWN):
+        if config.model.input_shape is None and resolve(config.model.model) in own_models(config):
             raise
         check_stand_in(config)
         return [*notes, f"`fedwright simulate` would not run: {err}"]

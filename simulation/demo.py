@@ -21,7 +21,7 @@ from fedwright.protocol.link import connect
 from fedwright.protocol.link.broker import Broker
 from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.config import RunConfig, config_from_text
-from fedwright.server_runtime.methods.registry import METHODS
+from fedwright.server_runtime.methods.registry import find
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.simulation import datasets
@@ -145,7 +145,7 @@ def demo_config(options: DemoOptions, folder: Path, broker: str) -> tuple[RunCon
         broker=json.dumps(broker),
         devices=options.devices,
         method=json.dumps(options.method),
-        model=json.dumps(METHODS[options.method].model if options.method in METHODS else "cnn-small"),
+        model=json.dumps(find(options.method).model),
         params=_hasa_params(options.fleet) if options.method == "hasa" else "",
         public=json.dumps(str(folder / "data" / PUBLIC)),
     )
@@ -155,7 +155,7 @@ def demo_config(options: DemoOptions, folder: Path, broker: str) -> tuple[RunCon
 def _hasa_params(fleet: str) -> str:
     """Half of the model for the average sample; a board's speed caps its width, because a step's work grows as r²."""
     profiles = sorted(set(load_fleet(fleet).profiles()))
-    caps = ", ".join(f"{profile} = {load_profile(profile).cpu_share ** 0.5:.2f}" for profile in profiles)
+    caps = ", ".join(f"{json.dumps(profile)} = {load_profile(profile).cpu_share ** 0.5:.2f}" for profile in profiles)
     return f"budget = 0.5\nleast = 0.3\nmost = 1.0\ntolerance = 1e-3\ncaps = {{ {caps} }}"
 
 

@@ -1,10 +1,11 @@
 """One line of text names a data set: `npz:file`, `npy:folder`, `csv:file`, `images:folder`, `python:module:function`.
 
 A plain path is guessed by its suffix. Options follow a question mark: `npz:data.npz?classes=10`,
-`csv:data.csv?label=species&shape=1,8,8`. Whatever the source, the result is checked here.
+`csv:data.csv?label=species&shape=1,8,8`. An installed package may offer further schemes in the entry-point group
+`fedwright.sources`: each a function of the place and the options, which takes out of the options those that it knows.
+Whatever the source, the result is checked here.
 """
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from fedwright.device_runtime.data import tables
 from fedwright.device_runtime.data.labels import count_classes, numbered
 from fedwright.device_runtime.data.local import Array, Labels, LocalData, Raw
 from fedwright.protocol.errors import DataError
+from fedwright.protocol.support import plugins
 
 Options = dict[str, str]
 Rows = NDArray[np.int64] | slice
@@ -31,7 +33,7 @@ def load(source: str, *, holdout_ratio: float, seed: int) -> LocalData:
         raise DataError(f"holdout ratio {holdout_ratio} must be at least 0 and below 1")
     scheme, place, options = parse(source)
     classes = _integer_option(options, "classes")
-    raw = READERS[scheme](place, options)
+    raw = _reader(scheme)(place, options)
     if options:
         raise DataError(f"data source {source!r} has an unknown option {sorted(options)[0]!r}")
     if classes is not None and raw.class_names:
@@ -44,7 +46,7 @@ def load(source: str, *, holdout_ratio: float, seed: int) -> LocalData:
 def parse(source: str) -> tuple[str, str, Options]:
     """Scheme, place and options of a source."""
     head, colon, rest = source.partition(":")
-    if not colon or head not in READERS:
+    if not colon or (head not in READERS and _plugin(head) is None):
         head, rest = _guess(source), source
     place, _, query = rest.partition("?")
     if not place:
@@ -55,7 +57,7 @@ def parse(source: str) -> tuple[str, str, Options]:
 def absolute(source: str) -> str:
     """The same source, independent of the present folder."""
     scheme, place, _ = parse(source)
-    if scheme == "python":
+    if scheme == "python" or (scheme not in READERS and not Path(place).expanduser().exists()):
         return source
     _, mark, query = source.partition("?")
     return f"{scheme}:{Path(place).expanduser().absolute()}{mark}{query}"
@@ -69,11 +71,9 @@ def _guess(source: str) -> str:
         return "npy" if (path / "x.npy").exists() else "images"
     if path.exists():
         raise DataError(
-            f"data source {source!r} is of unknown kind; put one of {', '.join(sorted(READERS))} and ':' before it"
+            f"data source {source!r} is of unknown kind; put one of {', '.join(_schemes())} and ':' before it"
         )
-    raise DataError(
-        f"data source {source!r} does not exist; give a path or one of {', '.join(sorted(READERS))} with ':'"
-    )
+    raise DataError(f"data source {source!r} does not exist; give a path or one of {', '.join(_schemes())} with ':'")
 
 
 def assemble(raw: Raw, *, where: str, holdout_ratio: float, seed: int) -> LocalData:
@@ -161,22 +161,44 @@ def _integer_option(options: Options, name: str) -> int | None:
 
 
 def _read_python(place: str, options: Options) -> Raw:
-    """What `module:function` returns: (x, y), or a dict with the same names as an npz file."""
-    module_name, colon, function_name = place.partition(":")
-    if not colon or not function_name:
-        raise DataError(f"data source 'python:{place}' must be python:module:function")
-    try:
-        function = getattr(importlib.import_module(module_name), function_name)
-    except ImportError as err:
-        raise DataError(f"cannot import {module_name!r}: {err}; install it or set PYTHONPATH") from err
-    except AttributeError as err:
-        raise DataError(f"module {module_name!r} has no function {function_name!r}") from err
-    found = function()
+    """What `module:function` returns."""
+    name = f"{plugins.PYTHON}{place}"
+    return _raw(_function(plugins.parse(plugins.SOURCES, name))(), where=name)
+
+
+def _raw(found: object, *, where: str) -> Raw:
+    """What a user's function returned: (x, y), or a dict with the same names as an npz file."""
     if isinstance(found, Mapping):
-        return tables.from_mapping({name: np.asarray(array) for name, array in found.items()}, where=f"python:{place}")
+        return tables.from_mapping({name: np.asarray(array) for name, array in found.items()}, where=where)
     if isinstance(found, tuple) and len(found) == 2:
         return Raw(np.asarray(found[0]), np.asarray(found[1]))
-    raise DataError(f"python:{place} must return (x, y) or a dict with x and y, not {type(found).__name__}")
+    raise DataError(f"{where} must return (x, y) or a dict with x and y, not {type(found).__name__}")
+
+
+def _function(plugin: plugins.Plugin) -> Callable[..., object]:
+    found = plugin.load()
+    if not callable(found):
+        raise plugin.problem(f"it is a {type(found).__name__}; it must be a function")
+    function: Callable[..., object] = found
+    return function
+
+
+def _plugin(scheme: str) -> plugins.Plugin | None:
+    """Who reads a scheme that is not one of ours."""
+    return plugins.find(plugins.SOURCES, scheme, taken=READERS)
+
+
+def _schemes() -> list[str]:
+    """All that may stand before the colon."""
+    return sorted([*READERS, *(plugin.name for plugin in plugins.offered(plugins.SOURCES, taken=READERS))])
+
+
+def _reader(scheme: str) -> Reader:
+    plugin = None if scheme in READERS else _plugin(scheme)
+    if plugin is None:
+        return READERS[scheme]
+    read = _function(plugin)
+    return lambda place, options: _raw(read(place, options), where=f"{scheme}:{place}")
 
 
 def _read_images(place: str, options: Options) -> Raw:

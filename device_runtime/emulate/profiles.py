@@ -1,13 +1,18 @@
-"""Device profiles and fleets read from the package's TOML files."""
+"""Device profiles and fleets in TOML files: ours, those of other packages, or any file by its path."""
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib import resources
+from importlib.util import find_spec
 from itertools import chain, cycle, islice, repeat
+from pathlib import Path
 from typing import Any, Literal
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.link.shaping import Shape
+from fedwright.protocol.support import plugins
 from fedwright.protocol.support.settings import check_range, from_dict, suggest
 from fedwright.protocol.topics import check_name
 
@@ -15,6 +20,10 @@ from fedwright.protocol.topics import check_name
 REFERENCE_CORE_GFLOPS = 60.0
 # Below a tenth of a core an agent needs half a minute just to import its libraries.
 MIN_SHARE = 0.1
+
+OURS = "fedwright"
+SUFFIX = ".toml"
+_log = logging.getLogger(__name__)
 
 Folder = Literal["devices", "fleets"]
 
@@ -134,26 +143,86 @@ class FleetProfile:
 
 def names(folder: Folder) -> list[str]:
     """The profiles or fleets there are."""
-    files = resources.files("fedwright.profiles").joinpath(folder).iterdir()
-    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+    return sorted(_files(folder))
+
+
+def package_of(folder: Folder, name: str) -> str:
+    """The package that a profile or fleet comes from."""
+    return _files(folder)[name][0]
 
 
 def load_profile(name: str) -> DeviceProfile:
-    """One device profile by name."""
+    """One device profile by name, or by the path of its TOML file."""
     return from_dict(DeviceProfile, {"name": name, **_read("devices", name)}, where=f"profile {name}")
 
 
 def load_fleet(name: str) -> FleetProfile:
-    """One fleet by name."""
-    return from_dict(FleetProfile, {"name": name, **_read("fleets", name)}, where=f"fleet {name}")
+    """One fleet by name, or by the path of its TOML file, beside which its members' own files lie."""
+    found = from_dict(FleetProfile, {"name": name, **_read("fleets", name)}, where=f"fleet {name}")
+    if not name.endswith(SUFFIX):
+        return found
+    return replace(found, members=tuple(_beside(Path(name), member) for member in found.members))
+
+
+def _beside(fleet: Path, member: FleetMember) -> FleetMember:
+    if not member.profile.endswith(SUFFIX):
+        return member
+    return replace(member, profile=str(fleet.parent / Path(member.profile).expanduser()))
+
+
+def _files(folder: Folder) -> dict[str, tuple[str, Path]]:
+    """Package and file of every profile or fleet by name; a name that two packages use is the first one's."""
+    found: dict[str, tuple[str, Path]] = {}
+    for package, root in _roots():
+        for file in sorted(root.joinpath(folder).glob(f"*{SUFFIX}")):
+            if file.stem in found:
+                _say_taken(folder, file.stem, package, found[file.stem][0])
+            else:
+                found[file.stem] = (package, file)
+    return found
+
+
+def _roots() -> Iterator[tuple[str, Path]]:
+    """Our own folder, then those that other packages offer; they are looked at without importing anything."""
+    yield OURS, Path(str(resources.files("fedwright.profiles")))
+    for plugin in plugins.offered(plugins.PROFILES, taken=()):
+        top, *inner = plugin.module.split(".")
+        spec = find_spec(top)
+        places = [Path(place, *inner) for place in (spec and spec.submodule_search_locations) or ()]
+        root = next((place for place in places if place.is_dir()), None)
+        if root is None:
+            _say_absent(plugin)
+        else:
+            yield plugin.package, root
+
+
+@cache
+def _say_absent(plugin: plugins.Plugin) -> None:
+    # No error: all other profiles can still be used.
+    _log.warning("%s", plugin.problem(f"there is no folder {plugin.module}; its package must hold devices or fleets"))
+
+
+@cache
+def _say_taken(folder: Folder, name: str, package: str, owner: str) -> None:
+    _log.warning(
+        "profile %s/%s of the package %s is not used: %s has one of that name; name the path of its file to use it",
+        folder,
+        name,
+        package,
+        owner,
+    )
 
 
 def _read(folder: Folder, name: str) -> dict[str, Any]:
     # Only hosts emulate; the agent itself also runs on Python 3.10, which has no tomllib.
     import tomllib
 
-    known = names(folder)
-    if name not in known:
-        raise ConfigError(f"there is no {folder.removesuffix('s')} profile {name!r}; {suggest(name, known)}")
-    text = resources.files("fedwright.profiles").joinpath(folder, f"{name}.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    known = _files(folder)
+    if not name.endswith(SUFFIX) and name not in known:
+        what = folder.removesuffix("s")
+        raise ConfigError(f"there is no {what} profile {name!r}; {suggest(name, known)}, or the path of a TOML file")
+    file = Path(name).expanduser() if name.endswith(SUFFIX) else known[name][1]
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as err:
+        raise ConfigError(f"profile {file} cannot be read ({err}); give the path of a TOML file") from err

@@ -43,7 +43,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def _add_build(build: argparse.ArgumentParser) -> None:
-    build.add_argument("model", help="a name from `fedwright models`, python:package:function, or a run's TOML file")
+    build.add_argument("model", help="a name from `fedwright models`, python:module:function, or a run's TOML file")
     build.add_argument("-o", "--output", type=Path, required=True, help="folder to write")
     build.add_argument("--input-shape", type=_shape, help="one sample's shape, such as 1,28,28")
     build.add_argument("--classes", type=int, help="number of classes")
@@ -79,6 +79,7 @@ def _build(args: argparse.Namespace) -> int:
 def _structure(args: argparse.Namespace) -> "Structure":
     from fedwright.server_runtime import zoo
     from fedwright.server_runtime.config import load_config
+    from fedwright.server_runtime.model_names import resolve
     from fedwright.server_runtime.spec import ModelSpec, Optimizer, Structure
 
     model, shape, classes = args.model, args.input_shape, args.classes
@@ -92,7 +93,7 @@ def _structure(args: argparse.Namespace) -> "Structure":
     if model in zoo.MODELS:
         shape = shape or zoo.MODELS[model].example_shape
         classes = classes or zoo.MODELS[model].example_classes
-    spec = ModelSpec(model, *_known(model, shape, classes))
+    spec = ModelSpec(resolve(model), *_known(model, shape, classes))
     return Structure(
         zoo.scaled(spec, args.width),
         objective=_objective(model),

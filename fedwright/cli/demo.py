@@ -34,7 +34,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add("--method", default="hasa", metavar="M", help="a name from `fedwright methods` (default: %(default)s)")
     add("--devices", type=int, default=8, metavar="N", help="how many devices to emulate (default: %(default)s)")
     add("--rounds", type=int, default=10, metavar="R", help="how many rounds to train (default: %(default)s)")
-    add("--fleet", default="demo", metavar="F", help="a mix of `fedwright profiles` (default: %(default)s)")
+    add("--fleet", default="demo", metavar="F", help="of `fedwright profiles`, or a TOML file (default: %(default)s)")
     add("--seed", type=int, default=1, metavar="S", help="of the data split and the training (default: %(default)s)")
     add("--json", type=new_file, metavar="FILE", help="write the result as JSON too")
     add("--keep", type=Path, metavar="FOLDER", help="keep logs, data and state of all sides in this new folder")

@@ -30,7 +30,8 @@ data sources:
   npy:folder               x.npy, y.npy and so on, memory-mapped
   csv:file.csv             a header line; label, a number or a name, in the column `label`, else in the last one
   images:folder            one folder per class, called by its name
-  python:module:function   a function that returns (x, y)
+  python:module:function   a function that returns (x, y), in this folder or installed
+  scheme:place             what an installed package reads (entry points fedwright.sources)
   options after a question mark: ?classes=10, csv also ?label=NAME&shape=1,28,28
 """
 

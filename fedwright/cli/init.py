@@ -44,7 +44,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         epilog="example:\n  fedwright init fedavg > run.toml",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    init.add_argument("method", metavar="METHOD", help="a name from `fedwright methods`, or: edge")
+    init.add_argument("method", metavar="METHOD", help="a name from `fedwright methods`, python:module:class, or: edge")
     init.set_defaults(run=run_init)
     validate = subparsers.add_parser(
         "validate",
@@ -59,16 +59,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run_init(args: argparse.Namespace) -> int:
     """Print the config of one method."""
-    from fedwright.protocol.errors import ConfigError
-    from fedwright.protocol.support.settings import suggest
     from fedwright.server_runtime.methods import registry
 
     if args.method == "edge":
         sys.stdout.write(starter_edge())
         return 0
-    if args.method not in registry.METHODS:
-        raise ConfigError(f"there is no method {args.method!r}; {suggest(args.method, registry.METHODS)}")
-    sys.stdout.write(starter_config(registry.METHODS[args.method]))
+    sys.stdout.write(starter_config(registry.find(args.method)))
     return 0
 
 
@@ -77,7 +73,7 @@ def run_validate(args: argparse.Namespace) -> int:
     from fedwright.protocol.address import mask
     from fedwright.server_runtime.config import config_from_text, read_text
     from fedwright.server_runtime.edge.config import check_edge, is_edge, load_edge
-    from fedwright.server_runtime.methods.registry import METHODS
+    from fedwright.server_runtime.methods.registry import find
     from fedwright.simulation.check_config import check_config
 
     text = read_text(args.config)
@@ -89,7 +85,7 @@ def run_validate(args: argparse.Namespace) -> int:
         )
         return 0
     config = config_from_text(text, where=args.config.name)
-    starter = config_from_text(starter_config(METHODS[config.method.name]), where="init")
+    starter = config_from_text(starter_config(find(config.method.name)), where="init")
     for note in check_config(config, starter):
         print(f"note: {note}", file=sys.stderr)
     print(

@@ -3,6 +3,10 @@
 import argparse
 import json
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedwright.protocol.support.plugins import Plugin
 
 Rows = list[dict[str, str]]
 
@@ -22,31 +26,38 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def methods() -> Rows:
-    """Name and summary of every method."""
+    """Name and summary of every method; of those from other packages, where they lie."""
     from fedwright.server_runtime.methods import registry
 
-    return [{"name": name, "summary": entry.summary} for name, entry in sorted(registry.METHODS.items())]
+    ours = [{"name": name, "summary": entry.summary} for name, entry in sorted(registry.METHODS.items())]
+    return ours + _from_outside(registry.offered())
 
 
 def models() -> Rows:
-    """Name and summary of every model."""
-    from fedwright.server_runtime.model_names import SUMMARIES
+    """Name and summary of every model; of those from other packages, where they lie."""
+    from fedwright.server_runtime import model_names
 
-    return [{"name": name, "summary": summary} for name, summary in sorted(SUMMARIES.items())]
+    ours = [{"name": name, "summary": summary} for name, summary in sorted(model_names.SUMMARIES.items())]
+    return ours + _from_outside(model_names.offered())
 
 
 def profiles() -> Rows:
     """Name and summary of every device profile and fleet."""
-    from fedwright.device_runtime.emulate.profiles import load_fleet, load_profile, names
+    from fedwright.device_runtime.emulate.profiles import OURS, load_fleet, load_profile, names, package_of
 
     devices = [{"name": name, "summary": load_profile(name).summary} for name in names("devices")]
     fleets = [{"name": name, "summary": "fleet: " + load_fleet(name).summary} for name in names("fleets")]
-    return devices + fleets
+    packages = [package_of("devices", row["name"]) for row in devices]
+    packages += [package_of("fleets", row["name"]) for row in fleets]
+    return [
+        row if package == OURS else {**row, "summary": f"{row['summary']} (package {package})", "package": package}
+        for row, package in zip(devices + fleets, packages, strict=True)
+    ]
 
 
 def datasets() -> Rows:
     """Name and summary of every data set, and whether its files are here."""
-    from fedwright.simulation.datasets import available
+    from fedwright.simulation.datasets import available, offered
     from fedwright.simulation.datasets.files import VARIABLE
 
     rows = []
@@ -56,7 +67,13 @@ def datasets() -> Rows:
         )
         place = info.place or ""
         rows.append({"name": info.name, "summary": info.summary, "place": place, "state": place or absent})
-    return rows
+    packages = _from_outside(offered())
+    return rows + [{**row, "place": "", "state": "is read when it is used"} for row in packages]
+
+
+def _from_outside(found: "list[Plugin]") -> Rows:
+    """A line for each thing that another package offers, which is not imported for it."""
+    return [{"name": plugin.name, "summary": plugin.summary, "package": plugin.package} for plugin in found]
 
 
 LISTS: dict[str, tuple[Callable[[], Rows], str]] = {

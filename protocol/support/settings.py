@@ -21,7 +21,7 @@ _NAMES: dict[Any, str] = {
 
 
 def from_dict(cls: type[T], data: Any, *, where: str) -> T:
-    """Make `cls` from a table; `where` (file and section) opens every error message."""
+    """Make `cls` from a table; `where` (file and section) opens every error message, also that of its own checks."""
     if not isinstance(data, Mapping):
         raise ConfigError(f"{where} must be a table of settings, not {_show(data)}")
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
@@ -35,7 +35,7 @@ def from_dict(cls: type[T], data: Any, *, where: str) -> T:
     values = {key: _convert(hints[key], value, where=f"{where} {key}") for key, value in data.items()}
     try:
         return cls(**values)
-    except ConfigError as err:
+    except (ConfigError, ValueError) as err:
         raise ConfigError(f"{where} {err}") from err
 
 

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from fedwright.protocol.artifact import Manifest
 from fedwright.protocol.messages import Recipe, Refusal, Report, Returns, Stats
@@ -131,13 +131,34 @@ class SumResult:
     scores: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class NoParams:
+    """The settings of a method that has none."""
+
+
 class Method(ABC):
     """A federated method. Every round calls `assign`, `emit`, `absorb` and `advance`, in this order.
 
     Beside these four hooks a method says which model a device should use (`model_of`) and what it must not forget
     (`state`, `restore`). All else is a method with a default that does nothing; `baselines/fedavg.py` needs one of
     them. Everything said with MUST is tried on every method by tests/contracts/test_method_contract.py.
+
+    A method is made as `Class(params, setting)`. One from outside, named `python:module:class` or offered in the
+    entry-point group `fedwright.methods`, says of itself: `params`, a frozen dataclass of its settings, each with a
+    help text in its metadata; `summary`, one line, else the first of its docstring; `model`, one that it can train, for
+    its starter config; `needs_public`, whether it cannot begin without examples on the server; and `relays`. Those that
+    come with Fedwright say the same in registry.py, which is read without importing them.
     """
+
+    params: ClassVar[type[Any]] = NoParams
+    summary: ClassVar[str] = ""
+    model: ClassVar[str] = "cnn-small"
+    needs_public: ClassVar[bool] = False
+
+    @classmethod
+    def relays(cls, params: Any) -> str:
+        """How to do without relays, such as "set pairs = false"; MUST be said where `absorb` may return one."""
+        return ""
 
     @abstractmethod
     def assign(self, reports: Mapping[str, Report], round_number: int) -> dict[str, Assignment]:

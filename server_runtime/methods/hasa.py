@@ -61,7 +61,7 @@ class Hasa(SubmodelMethod):
     """r_i = clip(s (rmin + (rmax − rmin) h̃_i), rmin, u_i), then W ← W + mean of the changes at width r_i."""
 
     def __init__(self, params: HasaParams, setting: Setting) -> None:
-        self.params = params
+        self._params = params
         self.diluted = params.aggregation == "original"
         self._known: dict[str, DeviceData] = {}
         self._widths: dict[str, float] = {}
@@ -96,7 +96,7 @@ class Hasa(SubmodelMethod):
         if not keys:
             return None
         samples = {device: new[device].data.samples for device in keys}
-        return SumRequest(keys, samples, self.setting.spec.classes, self.params.smoothing, self._summed.pooled)
+        return SumRequest(keys, samples, self.setting.spec.classes, self._params.smoothing, self._summed.pooled)
 
     def take_sum(self, summed: SumResult) -> None:
         """Keep the sum and the scores."""
@@ -104,7 +104,7 @@ class Hasa(SubmodelMethod):
 
     def _awaits_score(self, device: str, report: Report) -> bool:
         """Whether a device could be scored but was not yet."""
-        secure = self.params.secure_sum and self.params.rule not in ("uniform", "size")
+        secure = self._params.secure_sum and self._params.rule not in ("uniform", "size")
         return secure and report.sum_key is not None and device not in self._summed.scores
 
     def meet(self, reports: Mapping[str, Report]) -> None:
@@ -118,19 +118,19 @@ class Hasa(SubmodelMethod):
 
     def _describe(self, device: str, report: Report) -> DeviceData:
         data = report.data
-        own = min(self.params.caps.get(name, 1.0) for name in (device, report.board.profile))
+        own = min(self._params.caps.get(name, 1.0) for name in (device, report.board.profile))
         cap = min(own, self._cap(device, report))
-        if self.params.rule in ("uniform", "size"):
+        if self._params.rule in ("uniform", "size"):
             return DeviceData(data.samples, cap)
-        if self.params.secure_sum:
+        if self._params.secure_sum:
             return DeviceData(data.samples, cap, (self._hidden_score(device),))
         values: Sequence[float] | None = data.class_counts if data.score_counts is None else data.score_counts
-        if self.params.score == "pixels":
+        if self._params.score == "pixels":
             values = None if data.pixel_std is None else (data.pixel_std,)
-        elif self.params.score == "features":
+        elif self._params.score == "features":
             values = data.descriptor
-        if not values or (self.params.score == "counts" and not any(values)):
-            what = {"counts": "class counts", "pixels": "pixels", "features": "features"}[self.params.score]
+        if not values or (self._params.score == "counts" and not any(values)):
+            what = {"counts": "class counts", "pixels": "pixels", "features": "features"}[self._params.score]
             raise ConfigError(
                 f"device {device} reports no {what} to score; choose another method.score or the rule 'size'"
                 + ("" if report.sum_key is None else ", or set method.secure_sum = true")
@@ -149,9 +149,9 @@ class Hasa(SubmodelMethod):
         known = dict(sorted(devices.items()))
         samples, caps = [entry.samples for entry in known.values()], [entry.cap for entry in known.values()]
         scores = self._scores([entry.values for entry in known.values()], samples)
-        rule, budget = self.params.rule, self.params.limits()
+        rule, budget = self._params.rule, self._params.limits()
         try:
-            widths = allocate(rule, scores, samples, budget, caps=caps, size_share=self.params.size_share)
+            widths = allocate(rule, scores, samples, budget, caps=caps, size_share=self._params.size_share)
         except ConfigError as err:
             if not self._widths:
                 raise
@@ -165,15 +165,15 @@ class Hasa(SubmodelMethod):
         padded = np.array([own + (0.0,) * (length - len(own)) for own in values])
         if not length:
             return np.zeros(len(values))
-        if self.params.secure_sum:
+        if self._params.secure_sum:
             return padded[:, 0]
-        if self.params.score == "counts":
-            return heterogeneity(list(padded), smoothing=self.params.smoothing)
-        return padded[:, 0] if self.params.score == "pixels" else distances(padded, np.array(samples))
+        if self._params.score == "counts":
+            return heterogeneity(list(padded), smoothing=self._params.smoothing)
+        return padded[:, 0] if self._params.score == "pixels" else distances(padded, np.array(samples))
 
     def _cap(self, device: str, report: Report) -> float:
         """u_i: the largest width whose training is within the device's budget."""
-        params = self.params
+        params = self._params
         if self.setting.manifest is None:
             return params.most
         report = structs.replace(report, free_bytes=int(params.memory_ratio * report.free_bytes))
@@ -201,7 +201,7 @@ class Hasa(SubmodelMethod):
 
     def width_of(self, device: str) -> float:
         """The device's width; the most for one that has not reported."""
-        return self._widths.get(device, self.params.most)
+        return self._widths.get(device, self._params.most)
 
     def spec_of(self, device: str) -> ModelSpec:
         """The first floor(r C) channels of every group."""
@@ -209,14 +209,14 @@ class Hasa(SubmodelMethod):
 
     def widest(self) -> ModelSpec:
         """The first channels as far as the widest device goes; nobody trains the others."""
-        return zoo.scaled(self.setting.spec, max(self._widths.values(), default=self.params.most))
+        return zoo.scaled(self.setting.spec, max(self._widths.values(), default=self._params.most))
 
     def advance(self) -> dict[str, float]:
         """Apply the mean change; the budget that the widths came to."""
         metrics = super().advance()
         samples = [self._known[device].samples for device in self._widths]
         if samples:
-            power = 2 if self.params.square else 1
+            power = 2 if self._params.square else 1
             metrics["budget"] = realised_budget(list(self._widths.values()), samples, power=power)
         return metrics
 

@@ -2,10 +2,13 @@
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.support import plugins
+from fedwright.protocol.support.settings import suggest
+from fedwright.server_runtime.embedded_sets import STARTER_PUBLIC
 from fedwright.server_runtime.methods.fedconv.params import FedConvParams
 from fedwright.server_runtime.methods.framp.params import FrampParams
 from fedwright.server_runtime.methods.params import generated_models, personal_models, submodels
@@ -36,7 +39,7 @@ class Entry:
     @property
     def start(self) -> Start:
         """What its starter config sets to other values than the defaults."""
-        return STARTS.get(self.name, {})
+        return STARTS.get(self.name, {"public": STARTER_PUBLIC} if self.needs_public else {})
 
     @property
     def method(self) -> "type[Method]":
@@ -203,7 +206,40 @@ METHODS: dict[str, Entry] = {
 
 
 def find(name: str) -> Entry:
-    """The method of that name, or an error that lists the names there are."""
+    """The method of that name, also one from outside, or an error that lists the names there are."""
+    plugin = plugins.find(plugins.METHODS, name, taken=METHODS)
+    if plugin is not None:
+        return _from_outside(plugin)
     if name not in METHODS:
-        raise ConfigError(f"unknown method {name!r}; choose one of {', '.join(sorted(METHODS))}")
+        names = [*METHODS, *(other.name for other in offered())]
+        raise ConfigError(f"there is no method {name!r}; {suggest(name, names)}, or python:module:class")
     return METHODS[name]
+
+
+def offered() -> list[plugins.Plugin]:
+    """The methods of installed packages; none of them is imported."""
+    return plugins.offered(plugins.METHODS, taken=METHODS)
+
+
+def _from_outside(plugin: plugins.Plugin) -> Entry:
+    """What a class from outside says of itself."""
+    from fedwright.server_runtime.methods.base import Method
+
+    cls = plugin.load()
+    if not isinstance(cls, type) or not issubclass(cls, Method):
+        raise plugin.problem(f"it is no subclass of {Method.__module__}.Method; derive it from that")
+    missing = sorted(cls.__abstractmethods__)
+    if missing:
+        raise plugin.problem(f"it lacks {', '.join(missing)}; a method must have them")
+    if not isinstance(cls.params, type) or not is_dataclass(cls.params):
+        raise plugin.problem("its `params` is no dataclass; write one with a default for each setting")
+    summary = cls.summary or cls.__doc__ or cls.__name__
+    return Entry(
+        plugin.name,
+        summary.strip().splitlines()[0],
+        cls.params,
+        cls,
+        model=cls.model,
+        needs_public=cls.needs_public,
+        relays=cls.relays,
+    )

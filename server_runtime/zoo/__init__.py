@@ -1,24 +1,24 @@
-"""Models that can be built at any size, by name; a user's own module as `python:package:function`."""
+"""Models that can be built at any size, by name; a user's own module as `python:module:function`."""
 
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from math import ceil
-from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import nn
 
 from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.support import plugins
+from fedwright.server_runtime import model_names
 from fedwright.server_runtime.blocks.convolutions import use_safe_convolutions
 from fedwright.server_runtime.blocks.slicing import Axes, group_size, group_sizes
 from fedwright.server_runtime.spec import ModelSpec
 from fedwright.server_runtime.zoo import exits, gcn, mobilenet, pfedclub_cnns, resnet, sequence, small, stitched, vit
 from fedwright.server_runtime.zoo.adapters import adapter_names
 from fedwright.server_runtime.zoo.base import Input, ModelEntry, ZooModel, build
-from fedwright.server_runtime.zoo.current_folder import import_from_here
 from fedwright.server_runtime.zoo.derive_groups import HOW_TO_DECLARE, declared_axes, derived_axes, shrink
 
 __all__ = [
@@ -45,7 +45,7 @@ MODELS: dict[str, ModelEntry] = {
     for entry in module.ENTRIES
 }
 
-_OWN = "python:"
+_OWN = plugins.PYTHON
 _WIDTH = "@"
 _MADE = (stitched.STITCHED, stitched.DENSE)
 
@@ -65,7 +65,11 @@ def _plain(spec: ModelSpec) -> nn.Module:
 
 
 def named(name: str, like: ModelSpec) -> ModelSpec:
-    """The model of that name, such as `cnn1` or `mobilenet-v2@0.25` (its width), for the same data as another."""
+    """The model of that name, such as `cnn1` or `mobilenet-v2@0.25` (its width), for the same data as another.
+
+    What an installed package offers becomes `python:module:function` here.
+    """
+    name = name if name.startswith(_MADE) else model_names.resolve(name)
     model, at, width = (name, "", "") if name.startswith(_MADE) or _WIDTH not in name else name.rpartition(_WIDTH)
     whole = ModelSpec(model, like.input_shape, like.classes)
     if not at:
@@ -148,7 +152,7 @@ def width_of(spec: ModelSpec) -> float:
 def _entry(name: str) -> ModelEntry:
     if name not in MODELS:
         raise ConfigError(
-            f"unknown model {name!r}; choose one of {', '.join(sorted(MODELS))} or python:package:function"
+            f"unknown model {name!r}; choose one of {', '.join(sorted(MODELS))} or python:module:function"
         )
     return MODELS[name]
 
@@ -194,16 +198,8 @@ def _why_uncut(spec: ModelSpec) -> str:
 
 
 def own_function(model: str) -> Callable[..., object]:
-    """The function that makes a user's own module, by its name `python:package:function`."""
-    package, _, function = model.removeprefix(_OWN).partition(":")
-    if not package or not function:
-        raise ConfigError(f"model {model!r} is not of the form python:package:function")
-    try:
-        make = getattr(import_from_here(package), function)
-    except (ImportError, AttributeError) as err:
-        raise ConfigError(
-            f"model {model!r} cannot be imported: {err}; is it in this folder, {Path.cwd()}, or installed?"
-        ) from err
+    """The function that makes a user's own module, by its name `python:module:function`."""
+    make = plugins.parse(plugins.MODELS, model).load()
     if not callable(make):
         raise ConfigError(f"model {model!r} names a {type(make).__name__}; it must name a function")
     found: Callable[..., object] = make

@@ -1,17 +1,20 @@
-"""Public data sets for the benchmarks and the demo, by name."""
+"""Public data sets by name, and those of other packages."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.support import plugins
+from fedwright.protocol.support.settings import suggest
 from fedwright.simulation.datasets import digits, images, motion
 from fedwright.simulation.datasets.base import DataSet, DataSetInfo, Kind, Limit
 from fedwright.simulation.datasets.cora import CORA, load_cora
 from fedwright.simulation.datasets.files import Progress, Source, find
+from fedwright.simulation.datasets.outside import load_outside
 from fedwright.simulation.datasets.titles import TITLES, load_titles
 
-__all__ = ["DATASETS", "DataSet", "DataSetInfo", "Limit", "available", "load", "load_titles"]
+__all__ = ["DATASETS", "DataSet", "DataSetInfo", "Limit", "available", "load", "load_titles", "offered"]
 
 
 @dataclass(frozen=True)
@@ -72,9 +75,19 @@ DATASETS: dict[str, DataSetEntry] = {
 
 def load(name: str, *, limit: Limit | None = None, progress: Progress | None = None) -> DataSet:
     """The data set of that name, at most `limit` examples of it (not of titles and graphs, which stay whole)."""
+    limit = limit or Limit()
+    plugin = plugins.find(plugins.DATASETS, name, taken=DATASETS)
+    if plugin is not None:
+        return load_outside(plugin, limit, progress)
     if name not in DATASETS:
-        raise ConfigError(f"unknown data set {name!r}; choose one of {', '.join(sorted(DATASETS))}")
-    return DATASETS[name].load(limit or Limit(), progress)
+        names = [*DATASETS, *(other.name for other in offered())]
+        raise ConfigError(f"unknown data set {name!r}; {suggest(name, names)}, or python:module:function")
+    return DATASETS[name].load(limit, progress)
+
+
+def offered() -> list[plugins.Plugin]:
+    """The data sets of installed packages; none of them is imported."""
+    return plugins.offered(plugins.DATASETS, taken=DATASETS)
 
 
 def available() -> list[DataSetInfo]:

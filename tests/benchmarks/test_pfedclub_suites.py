@@ -118,7 +118,7 @@ def test_sizes_are_listed_and_drawn(by: dict[str, list[Finished]], tmp_path: Pat
 
 def test_teachers_are_measured_on_their_pupils_test_rows() -> None:
     method = pfedclub_server.fleet(1)
-    dealt = deal(SimulateSection("digits", "iid", devices=1, rows=100), seed=1)
+    dealt = deal(SimulateSection("digits", partition="iid", devices=1, rows=100), seed=1)
     watch = pfedclub.TeacherWatch(None, dealt)
     watch(method, 1)
     assert watch.seen() == {"teachers": []}

@@ -113,7 +113,7 @@ def test_an_interrupt_stops_everything(tmp_path: Path, sign: signal.Signals) -> 
     [
         (["--devices", "0"], "--devices is 0 but must be at least 1"),
         (["--rounds", "0"], "--rounds is 0 but must be at least 1"),
-        (["--method", "fedavgg"], "demo [method] name is 'fedavgg'; did you mean 'fedavg'?"),
+        (["--method", "fedavgg"], "there is no method 'fedavgg'; did you mean 'fedavg'?"),
         (["--keep", os.sep], f"folder {os.sep} is not empty; name a new one"),
     ],
     ids=["devices", "rounds", "method", "folder"],

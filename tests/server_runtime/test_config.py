@@ -115,12 +115,12 @@ MISTAKES = {
     "unknown model": (
         '"cnn-small"',
         '"cnn-smal"',
-        " [model] model is 'cnn-smal'; did you mean 'cnn-small'? valid are cnn",
+        " [model] model: there is no model 'cnn-smal'; did you mean 'cnn-small'? valid are cnn",
     ),
     "half a python model": (
         '"cnn-small"',
         '"python:mine"',
-        " [model] model is 'python:mine' but must look like python:",
+        " [model] model 'python:mine' must look like python:",
     ),
     "empty model": ('"cnn-small"', '""', " [model] model is empty; choose a name from `fedwright models`"),
     "shape as text": ("[1, 8, 8]", '"8x8"', " [model] input_shape is '8x8' but must be a list of whole numbers"),
@@ -129,7 +129,7 @@ MISTAKES = {
     "one class": ("classes = 10", "classes = 1", " [model] classes is 1 but must be at least 2"),
     "no method": ('[method]\nname = "fedavg"', "", " lacks the section [method]; name one from `fedwright methods`"),
     "method without name": ('name = "fedavg"', "", " [method] lacks the key 'name'; choose one of "),
-    "unknown method": ('"fedavg"', '"fedavgg"', " [method] name is 'fedavgg'; did you mean 'fedavg'? valid are "),
+    "unknown method": ('"fedavg"', '"fedavgg"', " [method] name: there is no method 'fedavgg'; did you mean 'fedavg'?"),
     "parameter of no method": (
         '"fedavg"',
         '"fedavg"\nmu = 1',

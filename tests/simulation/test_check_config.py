@@ -43,8 +43,8 @@ def test_what_init_writes_goes_together(method: str) -> None:
 @pytest.mark.parametrize(
     ("method", "rest", "said"),
     [
-        ("fedavg", f"[model]\n{OWN.format('nothing')}", "has no attribute 'nothing'"),
-        ("fedavg", '[model]\nmodel = "python:no_such_pkg:make"', "No module named 'no_such_pkg'"),
+        ("fedavg", f"[model]\n{OWN.format('nothing')}", "module 'helpers.own_module' has no 'nothing'"),
+        ("fedavg", '[model]\nmodel = "python:no_such_pkg:make"', "there is no module 'no_such_pkg' in this folder, "),
         ("hasa", f"[model]\n{OWN.format('make_tangled')}", "can only be used whole"),
         ("fedavg", f"[model]\n{OWN.format('make')}\ninput_shape = [7]", "for samples of shape [7]"),
         ("hyperflora", '[model]\nmodel = "cnn-small"', "model cnn-small has no adapters"),

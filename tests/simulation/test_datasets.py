@@ -241,7 +241,7 @@ def test_spoilt_titles(content: str, folder: Path) -> None:
 
 
 def test_unknown_data_set_lists_the_names() -> None:
-    with pytest.raises(ConfigError, match="choose one of cifar10, cora, digits"):
+    with pytest.raises(ConfigError, match="valid are cifar10, cora, digits"):
         load("mnist2")
 
 

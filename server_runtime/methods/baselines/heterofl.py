@@ -34,7 +34,7 @@ class HeteroFL(LeveledMethod):
     by_samples = False
 
     def __init__(self, params: HeteroFLParams, setting: Setting) -> None:
-        self.params = params
+        self._params = params
         self._owned: dict[str, tuple[int, ...]] = {}
         super().__init__(params.levels, setting)
         self._classifier = classifier_names(self.weights, setting.spec.classes)
@@ -53,16 +53,16 @@ class HeteroFL(LeveledMethod):
 
     def marks_of(self, device: str, round_number: int) -> tuple[int, ...]:
         """The classes of the device."""
-        return self._owned.get(device, tuple(range(self.setting.spec.classes))) if self.params.masked else ()
+        return self._owned.get(device, tuple(range(self.setting.spec.classes))) if self._params.masked else ()
 
     def objective_of(self, spec: ModelSpec, round_number: int) -> Objective:
         """Cross-entropy over own classes, with the scaler of this width."""
         width = zoo.width_of(spec)
-        return Objective(masked_classes=self.params.masked, scaler=width if self.params.scaler and width < 1 else 0.0)
+        return Objective(masked_classes=self._params.masked, scaler=width if self._params.scaler and width < 1 else 0.0)
 
     def sides_of(self, device: str, assignment: Assignment) -> Tensors:
         """1 for the classes of the device."""
-        if not self.params.masked:
+        if not self._params.masked:
             return {}
         mask = np.zeros(self.setting.spec.classes, np.float32)
         mask[list(assignment.marks)] = 1
@@ -83,7 +83,7 @@ class HeteroFL(LeveledMethod):
 
     def trained(self, update: CheckedUpdate) -> Tensors:
         """A change without the classifier rows of classes that the device lacks."""
-        if not self.params.masked:
+        if not self._params.masked:
             return update.tensors
         rows = list(update.assignment.marks)
         own = {name: update.tensors[name][rows] for name in self._classifier}

@@ -41,7 +41,7 @@ class SliceTuned(FedConv):
     def _trained_slice(self, spec: ModelSpec, epochs: int) -> Tensors:
         cut = take(self.weights, self.axes, prefix_plan(self.full, zoo.sizes_of(spec)))
         # Slices stand where FedConv tunes kernels, so they learn at that rate.
-        made = self._server.improved(cut, spec, epochs, f"slice {self.advanced}", rate=self.params.kernel_rate)
+        made = self._server.improved(cut, spec, epochs, f"slice {self.advanced}", rate=self._params.kernel_rate)
         self._tuned = max([self._tuned, *(float(np.abs(value - cut[name]).max()) for name, value in made.items())])
         return made
 
@@ -55,9 +55,9 @@ class SliceTuned(FedConv):
             mean.add(own.mean(), prefix_plan(self.full, zoo.sizes_of(own.spec)), own.samples)
         change = mean.result()
         moved = {name: (value + change[name]).astype(value.dtype) for name, value in self.weights.items()}
-        epochs = self.params.dilate_epochs + self.params.weigh_epochs
+        epochs = self._params.dilate_epochs + self._params.weigh_epochs
         self.weights = self._server.improved(moved, self.setting.spec, epochs, f"whole {self.advanced}")
-        self._tune_compression(self.params.again_epochs)
+        self._tune_compression(self._params.again_epochs)
 
     def state(self) -> MethodState:
         """Also the slices."""

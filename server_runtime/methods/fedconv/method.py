@@ -88,7 +88,7 @@ class FedConv(LeveledMethod):
             )
         for size in params.levels.sizes:
             check_width(setting.spec, self.level_width(size), size)
-        self.params = params
+        self._params = params
         self._server = ServerSide(params, setting, self.specs)
         self._compress = torch.zeros(0)
         self._dilate: dict[str, Tensor] = {}
@@ -102,13 +102,13 @@ class FedConv(LeveledMethod):
     def assignment(self, device: str, spec: ModelSpec, round_number: int) -> Assignment:
         """Ordinary training; class means come back too where ratios teach each other, personal layers do not."""
         whole = super().assignment(device, spec, round_number)
-        personal, means = list(self.personal_layers(device)), self.params.exchange
+        personal, means = list(self.personal_layers(device)), self._params.exchange
         return replace(whole, returns=structs.replace(whole.returns, prototypes=means, personal=personal))
 
     def personal_layers(self, device: str) -> tuple[str, ...]:
         """The same for all devices."""
         del device
-        return tuple(name for name in self.weights if name.startswith(self.params.personal_layers))
+        return tuple(name for name in self.weights if name.startswith(self._params.personal_layers))
 
     def _prepare(self) -> None:
         """Before anything is sent: train on the server's examples and tune the compression."""
@@ -118,7 +118,7 @@ class FedConv(LeveledMethod):
         self.weights, self._head = self._server.first_model(self.weights)
         starts = [self._server.start(spec, "compress", str(spec.sizes)) for spec in self._server.specs]
         self._compress = torch.stack(starts) if starts else torch.zeros(0)
-        self._tune_compression(self.params.compress_epochs)
+        self._tune_compression(self._params.compress_epochs)
 
     def _tune_compression(self, epochs: int) -> None:
         before = self._compress
@@ -144,14 +144,14 @@ class FedConv(LeveledMethod):
     def absorb(self, device: str, update: CheckedUpdate) -> Relay | None:
         """Put a change to those of its ratio, or keep it by itself."""
         spec = update.assignment.structure.spec
-        key = _ratio_name(spec) if self.params.hierarchy else device
+        key = _ratio_name(spec) if self._params.hierarchy else device
         change = self._means.take(key, update.tensors)
         self._brought.setdefault(key, PendingUpdate(spec)).add(change, update.weight * update.stats.samples)
         return None
 
     def pools_by(self) -> Literal["samples", "devices"] | None:
         """Changes of one ratio are averaged anyway, so that edges may do it; not where devices are told apart."""
-        return "samples" if self.params.hierarchy and not self.params.exchange else None
+        return "samples" if self._params.hierarchy and not self._params.exchange else None
 
     def advance(self) -> dict[str, float]:
         """Dilate what came, sum it up, and tune the compression for the next round."""
@@ -171,16 +171,16 @@ class FedConv(LeveledMethod):
             # Of personal layers nothing comes.
             still = {name: np.zeros_like(sent[name]) for name in self.personal_layers("")}
             parts[key] = DilatedUpdate(own.spec, still | own.mean(), sent, own.samples)
-        if self.params.exchange:
+        if self._params.exchange:
             parts = exchanged(parts, self._means, classifier_names(self.weights, self.setting.spec.classes))
         models = self._large_models(parts)
         listed = [parts[key] for key in models]
         summed = self._server.summed(list(models.values()), listed, self.weights, self._head, number=self.advanced)
-        if self.params.server_epochs:
-            summed = self._server.trained_more(summed, self.params.server_epochs, str(self.advanced))
+        if self._params.server_epochs:
+            summed = self._server.trained_more(summed, self._params.server_epochs, str(self.advanced))
         moved = {**self.weights, **self._running(listed), **summed}
         self.weights = self._server.finished({n: torch.from_numpy(moved[n]) for n in summed}, moved)
-        self._tune_compression(self.params.again_epochs)
+        self._tune_compression(self._params.again_epochs)
 
     def _large_models(self, parts: dict[str, DilatedUpdate]) -> dict[str, Model]:
         """Full-sized devices as they are, the others dilated in one batch."""

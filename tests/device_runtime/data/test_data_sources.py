@@ -107,11 +107,11 @@ def test_python_function_returns_a_pair_or_a_mapping(tmp_path: Path, monkeypatch
     assert load("python:my_rows:table").classes == 5
     with pytest.raises(DataError, match="int"):
         load("python:my_rows:wrong")
-    with pytest.raises(DataError, match="no function 'none'"):
+    with pytest.raises(DataError, match="module 'my_rows' has no 'none'"):
         load("python:my_rows:none")
-    with pytest.raises(DataError, match="cannot import"):
+    with pytest.raises(DataError, match="there is no module 'no_such_module_here' in this folder"):
         load("python:no_such_module_here:f")
-    with pytest.raises(DataError, match="python:module:function"):
+    with pytest.raises(DataError, match="python:module:name"):
         load("python:my_rows")
 
 

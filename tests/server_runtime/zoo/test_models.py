@@ -135,9 +135,9 @@ def test_own_module_is_built_from_the_seed(own: str) -> None:
 @pytest.mark.parametrize(
     ("tail", "words"),
     [
-        ("", "not of the form"),
-        (":", "not of the form"),
-        (":absent", "cannot be imported"),
+        ("", "must look like python:module:name"),
+        (":", "must look like python:module:name"),
+        (":absent", "has no 'absent'"),
         (":number", "must name a function"),
         (":make_list", "returned a list"),
         (":make_narrow", "must take input_shape and classes"),
@@ -154,5 +154,5 @@ def test_own_module_has_no_groups_to_choose(own: str) -> None:
 
 
 def test_package_that_is_not_there() -> None:
-    with pytest.raises(ConfigError, match="cannot be imported"):
+    with pytest.raises(ConfigError, match="there is no module 'no_such_package' in this folder"):
         create(ModelSpec("python:no_such_package:make", (4,), 3), seed=0)
