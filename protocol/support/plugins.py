@@ -63,7 +63,7 @@ class Plugin:
         found: Any = self._module()
         for name in self.attribute.split("."):
             if not hasattr(found, name):
-                near = suggest(name, [known for known in vars(found) if not known.startswith("_")]).split("? ")
+                near = suggest(name, [known for known in dir(found) if not known.startswith("_")]).split("? ")
                 hint = f"; {near[0]}?" if len(near) > 1 else ""
                 raise self.problem(f"module {self.module!r} has no {self.attribute!r}{hint}")
             found = getattr(found, name)

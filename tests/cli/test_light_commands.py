@@ -8,6 +8,7 @@ import pytest
 
 from fedwright.cli.main import main
 from fedwright.server_runtime.methods.registry import METHODS
+from helpers.outside_package import HALF_STEP, write_half_step
 from helpers.tools import run
 
 HEAVY = ("torch", "scipy", "sklearn", "onnx", "onnxruntime", "matplotlib")
@@ -58,6 +59,16 @@ def test_validate_of_what_init_wrote_imports_nothing_heavy(
     path.write_text(capsys.readouterr().out.replace("rounds = 10", "rounds = 7"))
 
     assert ends_with(["validate", str(path)]) == (0, [])
+
+
+def test_a_method_from_outside_brings_nothing_heavy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_half_step(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    said = run([sys.executable, "-m", "fedwright", "init", HALF_STEP])
+    (tmp_path / "run.toml").write_text(said)
+
+    assert ends_with(["init", HALF_STEP]) == (0, [])
+    assert ends_with(["validate", "run.toml"]) == (0, [])
 
 
 def test_the_script_would_see_what_is_heavy(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
-"""What every registered method must do; a new method joins by being registered."""
+"""What every registered method must do, and the one that docs/own-method.md shows; others join by being registered."""
 
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from fedwright.server_runtime.methods.registry import METHODS, find
 from fedwright.server_runtime.public_data import PublicData
 from fedwright.server_runtime.spec import ModelSpec
 from helpers.fleet import report, setting
+from helpers.outside_package import HALF_STEP, write_half_step
 
 COUNTS = {"a": [8, 8, 8, 0], "b": [1, 1, 12, 10], "c": [6, 6, 6, 6]}
 SHAPE, CLASSES = (1, 8, 8), 4
@@ -39,7 +42,8 @@ REPORTS = {device: described(device) for device in COUNTS}
 PUBLIC = PublicData(np.random.default_rng(3).random((20, *SHAPE), np.float32), np.arange(20) % CLASSES)
 STATS = Stats(samples=10, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
 
-every_method = pytest.mark.parametrize("name", sorted(METHODS))
+NAMES = [*sorted(METHODS), HALF_STEP]
+every_method = pytest.mark.parametrize("name", NAMES, ids=lambda name: name.rpartition(":")[2])
 # What a user might bring: batch normalisation, attention, or nothing special.
 OWN = {kind: f"python:helpers.own_models:{kind}" for kind in ("cnn", "transformer", "mlp")}
 # Methods that cannot take such a model, and what they say.
@@ -55,10 +59,20 @@ REFUSED = {
     ("scalefl", "mlp"): r"needs a model of the zoo with exits.*use cnn-exits",
     ("scalefl", "transformer"): r"needs a model of the zoo with exits.*use cnn-exits",
 }
-PAIRS = [(name, METHODS[name].model) for name in sorted(METHODS)] + [
-    (name, OWN[kind]) for name in sorted(METHODS) for kind in OWN if (name, kind) not in REFUSED
-]
+PAIRS = [(name, METHODS[name].model) for name in sorted(METHODS)] + [(HALF_STEP, "cnn-small")]
+PAIRS += [(name, OWN[kind]) for name in NAMES for kind in OWN if (name, kind) not in REFUSED]
 every_pair = pytest.mark.parametrize(("name", "model"), PAIRS, ids=lambda word: word.rpartition(":")[2])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def half_step(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The document's method, where it can be imported."""
+    folder = tmp_path_factory.mktemp("half_step")
+    write_half_step(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        yield
+    sys.modules.pop("half_step", None)
 
 
 def make(name: str, model: str | None = None) -> Method:
@@ -91,7 +105,7 @@ def play_round(method: Method, number: int, change: float) -> list[Relay]:
     return [relay for relay in relays if relay is not None]
 
 
-@every_method
+@pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_method_says_what_it_is(name: str) -> None:
     assert METHODS[name].summary
     module = __import__(METHODS[name].method.__module__, fromlist=["x"])
@@ -121,7 +135,7 @@ def test_a_round_changes_the_model(name: str, model: str) -> None:
 def test_a_method_that_passes_work_on_says_so_at_its_registration(name: str) -> None:
     method = make(name)
     relays = [relay for number in (1, 2, 3) for relay in play_round(method, number, 0.01)]
-    entry = METHODS[name]
+    entry = find(name)
     assert not relays or entry.relays(entry.params())
 
 

@@ -99,6 +99,23 @@ def test_a_python_source_keeps_its_search_path(tmp_path: Path, monkeypatch: pyte
     assert "Environment" not in service.make_unit(config(tmp_path), system=False).text
 
 
+def test_a_python_source_in_the_current_folder_is_found_by_the_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").touch()
+    (tmp_path / "folder").mkdir()
+
+    for source in ("python:mine:rows", "python:folder.rows:read"):
+        unit = service.make_unit(config(tmp_path, data=source), system=False)
+        assert line(unit.text, "Environment") == f"PYTHONPATH={tmp_path}"
+    assert "Environment" not in service.make_unit(config(tmp_path, data="python:installed:rows"), system=False).text
+    monkeypatch.setenv("PYTHONPATH", "/srv/code")
+    unit = service.make_unit(config(tmp_path, data="python:mine:rows"), system=False)
+    assert line(unit.text, "Environment") == f"PYTHONPATH={tmp_path}:/srv/code"
+
+
 @pytest.mark.parametrize(
     ("word", "written"),
     [("plain", "plain"), ("a b", '"a b"'), ("50%", "50%%"), ("$HOME", "$$HOME"), ('q"q', '"q\\"q"'), ("", '""')],

@@ -12,7 +12,7 @@ from torch.nn import functional
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
 from fedwright.server_runtime.artifacts.export import buffer_names, model_inputs
-from fedwright.server_runtime.artifacts.structure import ModelSpec, Objective, Optimizer, Structure
+from fedwright.server_runtime.spec import ModelSpec, Objective, Optimizer, Structure
 from helpers.graphs import Stepper, collect, relative_error
 
 BATCH, EDGES = 8, 12
@@ -46,7 +46,7 @@ def _torch_step(module: nn.Module, batch: dict[str, Any], dtype: torch.dtype) ->
     outs = out if isinstance(out, tuple) else (out,)
     labels = torch.from_numpy(batch["y"])
     weights = [j * 2 / (len(outs) * (len(outs) + 1)) for j in range(1, len(outs) + 1)]
-    loss = sum(w * functional.cross_entropy(o, labels) for w, o in zip(weights, outs, strict=True))
+    loss: Any = sum(w * functional.cross_entropy(o, labels) for w, o in zip(weights, outs, strict=True))
     return collect(loss, twin)[1], twin
 
 
@@ -99,7 +99,7 @@ def _losses(module: nn.Module, batch: dict[str, Any], steps: int) -> list[float]
         out = _run(twin, batch, torch.float32)
         outs = out if isinstance(out, tuple) else (out,)
         total = len(outs) * (len(outs) + 1) / 2
-        loss = sum(j * functional.cross_entropy(o, labels) for j, o in enumerate(outs, start=1)) / total
+        loss: Any = sum(j * functional.cross_entropy(o, labels) for j, o in enumerate(outs, start=1)) / total
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
