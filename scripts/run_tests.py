@@ -23,7 +23,7 @@ DIRECT = {"--pdb", "--trace", "-s", "--capture=no", "--collect-only", "--co", "-
 DIRECT |= {"--fixtures", "--markers", "--lf", "--last-failed", "--ff", "--failed-first", "--sw", "--stepwise"}
 STOP = {"-x", "--exitfirst"}
 HELP = """Runs groups of test files in processes of their own: unit tests first, then contracts, then end-to-end. A
-crash or a hang is reported by test, and the other files still run. Every other argument goes to pytest: paths, -k, -m, -x;
+crash or a hang is reported by test, and the other files still run. Every other argument goes to pytest: paths, -k, -x;
 what needs the terminal or one process for all (--pdb, -s, --lf) is plain pytest. Each process gets its part of the
 cores as OMP_NUM_THREADS unless that is set. Exit code 1 when anything failed, crashed, or nothing ran."""
 # What expensive fixtures build for all groups of a run goes into this folder.
