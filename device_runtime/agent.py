@@ -19,7 +19,6 @@ from fedwright.device_runtime.resources import Resources
 from fedwright.device_runtime.run_task import Inputs, Result, Stopped, run_task
 from fedwright.device_runtime.server_choice import DeviceIdentity, ServerChoice
 from fedwright.device_runtime.store.journal import JournalEntry
-from fedwright.protocol import codec
 from fedwright.protocol.blobs import Download, Uploads, inlined
 from fedwright.protocol.errors import BadBlob, BadMessage, DeviceError, IdentityTaken
 from fedwright.protocol.link.base import Link, Received
@@ -391,5 +390,5 @@ class Agent:
             self._stopping.set()
 
     def _send(self, message: Message, *, reliable: bool = True) -> None:
-        head, tail = codec.encode_parts(message, sender=self._identity.device, boot=self._identity.boot)
+        head, tail = self._home.wrap(message)
         self._link.send(self._home.up, head, tail=tail, reliable=reliable)

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from fedwright.protocol import codec, topics
 from fedwright.protocol.errors import BadMessage
-from fedwright.protocol.messages import Envelope
+from fedwright.protocol.messages import Ack, Envelope, Message
 
-# A broker may hold a message while a link is down, but an hour-old order is not one the server still means.
+# A broker may hold a message while a link is down, but an hour-old order is not one the server still means. For servers
+# of earlier releases, which do not number their orders.
 STALE_S = 3600.0
 # An edge says every two seconds that it is alive.
 PATIENCE_S = 15.0
@@ -40,7 +41,11 @@ class ServerChoice:
         self._place = 0
         self._clock = clock
         self._heard_s = clock()
-        self._newest_s = 0.0
+        # The latest order of each kind, and the server's time by those that have no number, since when.
+        self._latest: dict[type, codec.Order] = {}
+        self._newest_s: float | None = None
+        self._newest_since_s = 0.0
+        self._said = 0
 
     @property
     def fleet(self) -> str:
@@ -57,6 +62,12 @@ class ServerChoice:
         """Where to listen."""
         return topics.down(self.fleet, self._identity.device), topics.shared(self.fleet)
 
+    def wrap(self, message: Message) -> tuple[bytes, bytes | memoryview]:
+        """A message of this device in two parts, numbered after those before it."""
+        self._said += 1
+        who, order = self._identity, codec.Order(sequence=self._said)
+        return codec.encode_parts(message, sender=who.device, boot=who.boot, order=order)
+
     def open(self, topic: str, payload: bytes | memoryview) -> Envelope | None:
         """A message for this device; None for one of a server it has left, BadMessage for one it must not obey."""
         if topic not in self.down:
@@ -64,11 +75,37 @@ class ServerChoice:
         self._heard_s = self._clock()
         envelope = codec.decode(payload, verify=self._identity.verify)
         if isinstance(envelope.body, codec.MUST_BE_SIGNED):
-            # Somebody may have kept a signed order to send it again; the newest one tells the server's time.
-            if envelope.sent_s < self._newest_s - STALE_S:
-                raise BadMessage(f"{type(envelope.body).__name__.lower()} is older than what the server said since")
-            self._newest_s = max(self._newest_s, envelope.sent_s)
+            self._check_age(envelope)
         return envelope
+
+    def _check_age(self, envelope: Envelope) -> None:
+        """Raise BadMessage for an order that came again after the server gave another: somebody may have kept it.
+
+        An acknowledgement names the task that it is about and stays true. Orders nobody signed could be made up anew.
+        """
+        kind, order = type(envelope.body), codec.Order(envelope.epoch, envelope.sequence)
+        if kind is Ack or self._identity.verify is None:
+            return
+        old = order < self._latest[kind] if kind in self._latest else order.epoch == 0 and self._is_stale(envelope)
+        if old:
+            raise BadMessage(f"{kind.__name__.lower()} is older than what the server said since")
+        if order.epoch:
+            self._latest[kind] = order
+
+    def _is_stale(self, envelope: Envelope) -> bool:
+        """Whether an order without a number is much older than the newest one.
+
+        The server's time goes on like ours: one order that was stamped days ahead does not make all others old.
+        """
+        now_s = self._clock()
+        if self._newest_s is not None:
+            if envelope.sent_s < self._newest_s - STALE_S:
+                return True
+            self._newest_s += now_s - self._newest_since_s
+        newest_s = envelope.sent_s if self._newest_s is None else self._newest_s
+        self._newest_s = min(max(newest_s, envelope.sent_s), newest_s + STALE_S / 2)
+        self._newest_since_s = now_s
+        return False
 
     def is_silent(self, *, connected: bool) -> bool:
         """Whether to go elsewhere: there is another home, and this one says nothing over a link that stands."""

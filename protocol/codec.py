@@ -3,6 +3,7 @@
 import time
 import uuid
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 from msgspec import structs
@@ -27,6 +28,16 @@ Verify = Callable[[bytes, bytes], bool]
 """Takes a message and its signature."""
 
 
+class Order(NamedTuple):
+    """Where a message stands among all that its sender says: later ones are greater."""
+
+    epoch: int = 0
+    sequence: int = 0
+
+
+UNORDERED = Order()
+
+
 class _Head(msgspec.Struct):
     version: int
 
@@ -41,7 +52,15 @@ def new_id() -> str:
     return uuid.uuid4().hex
 
 
-def encode(body: Message, *, sender: str, boot: str, message_id: str | None = None, sign: Sign | None = None) -> bytes:
+def encode(
+    body: Message,
+    *,
+    sender: str,
+    boot: str,
+    message_id: str | None = None,
+    sign: Sign | None = None,
+    order: Order = UNORDERED,
+) -> bytes:
     """Wrap a message for the wire; `sign` signs those that must be signed."""
     payload = _encoder.encode(
         Envelope(
@@ -50,6 +69,8 @@ def encode(body: Message, *, sender: str, boot: str, message_id: str | None = No
             sender=sender,
             boot=boot,
             sent_s=time.time(),
+            epoch=order.epoch,
+            sequence=order.sequence,
             body=body,
         )
     )
@@ -58,12 +79,15 @@ def encode(body: Message, *, sender: str, boot: str, message_id: str | None = No
     return payload
 
 
-def encode_parts(body: Message, *, sender: str, boot: str) -> tuple[bytes, bytes | memoryview]:
+def encode_parts(
+    body: Message, *, sender: str, boot: str, order: Order = UNORDERED
+) -> tuple[bytes, bytes | memoryview]:
     """An unsigned message as `encode` makes it, in two parts: the data of a chunk come second and are not copied."""
     if not isinstance(body, Chunk):
-        return encode(body, sender=sender, boot=boot), b""
+        return encode(body, sender=sender, boot=boot, order=order), b""
     # The data are the last field of the last field; msgpack writes them after the byte BIN32 and their length.
-    head = encode(structs.replace(body, data=memoryview(b"")), sender=sender, boot=boot).removesuffix(EMPTY_BIN)
+    empty = structs.replace(body, data=memoryview(b""))
+    head = encode(empty, sender=sender, boot=boot, order=order).removesuffix(EMPTY_BIN)
     return head + BIN32 + len(body.data).to_bytes(4, "big"), body.data
 
 

@@ -379,12 +379,20 @@ Message = (
 )
 
 
-class Envelope(Struct, frozen=True):
-    """Around every message. `id` makes receivers idempotent; `boot` tells two lives of one device apart."""
+class Envelope(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Around every message. `id` makes receivers idempotent; `boot` tells two lives of one device apart.
+
+    epoch, sequence: order what one sender says, whatever its clock shows: a server has a higher epoch in each of its
+    lives, and both sides count what they send. A sender of an earlier release sets neither, and only `sent_s` says
+    when it spoke.
+    """
 
     version: int
     id: Id
     sender: Id
     boot: Id
     sent_s: float
+    epoch: Count = 0
+    sequence: Count = 0
+    # Last, because the data of a chunk are the end of its message.
     body: Message

@@ -21,6 +21,7 @@ from fedwright.server_runtime.artifacts.standalone import export_model
 from fedwright.server_runtime.blocks.robust import Combine
 from fedwright.server_runtime.config import ModelSection, RunConfig
 from fedwright.server_runtime.fleet.class_names import RunData, fleet_names
+from fedwright.server_runtime.fleet.epoch import next_epoch
 from fedwright.server_runtime.fleet.revocation import Gate
 from fedwright.server_runtime.fleet.trust import Authority, read_edges
 from fedwright.server_runtime.methods import registry
@@ -88,6 +89,7 @@ def execute(
         )
         if config.fleet.trust is not None:
             channel.gate = Gate(Path(config.fleet.trust))
+            channel.order = codec.Order(next_epoch(Path(config.fleet.trust)))
         return channel
 
     return conduct(config, text, FleetAccess(talk, observer, dismiss=dismiss))

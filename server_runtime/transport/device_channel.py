@@ -81,6 +81,8 @@ class DeviceChannel:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.boot = codec.new_id()
+        self.order = codec.Order()
+        """Of what was said last; a server that signs gives it the epoch of its life."""
         self._edges = EdgeRoutes(may_speak)
         self.gate = Gate()
         """Whom to ignore; replaced where there is a list of them."""
@@ -313,7 +315,8 @@ class DeviceChannel:
         self._link.send(topics.down(self._fleet, device), payload, reliable=reliable)
 
     def _encode(self, message: Message) -> bytes:
-        return codec.encode(message, sender=SERVER, boot=self.boot, sign=self._sign)
+        self.order = self.order._replace(sequence=self.order.sequence + 1)
+        return codec.encode(message, sender=SERVER, boot=self.boot, sign=self._sign, order=self.order)
 
     def _warn(self, device: str, problem: str) -> None:
         level = logging.DEBUG if device in self._warned else logging.WARNING

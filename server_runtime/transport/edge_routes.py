@@ -19,13 +19,14 @@ def anybody(edge: str, device: str) -> bool:
 
 @dataclass(frozen=True)
 class Passage:
-    """A device's way to us: the edge (None: directly), the boot that reported, and when that report was made.
+    """A device's way to us: the edge (None: directly), the boot that reported, and where that report stands.
 
     lost: the connection of the device or of its edge broke; it may come back any way.
     """
 
     edge: str | None
     boot: str
+    sequence: int
     sent_s: float
     lost: bool = False
 
@@ -83,7 +84,7 @@ class EdgeRoutes:
 
     def arrive(self, device: str, edge: str | None, envelope: Envelope) -> Passage | None:
         """A device reports by a way (None: directly); returns the other way that it had until now."""
-        before, now = self._passages.get(device), Passage(edge, envelope.boot, envelope.sent_s)
+        before, now = self._passages.get(device), Passage(edge, envelope.boot, envelope.sequence, envelope.sent_s)
         other_way = before is not None and before.edge != edge
         if before is not None and other_way and before.boot != now.boot and not before.lost:
             self._claims[device] = now
@@ -92,9 +93,16 @@ class EdgeRoutes:
         return before if other_way else None
 
     def is_stale(self, device: str, edge: str, envelope: Envelope) -> bool:
-        """Whether a device has come another way since it said what this edge brings."""
+        """Whether a device has come another way since it said what this edge brings.
+
+        Two lives of a device have two clocks, or none: which is which is found out by asking it.
+        """
         passage = self._passages.get(device)
-        return passage is not None and passage.edge != edge and envelope.sent_s < passage.sent_s
+        if passage is None or passage.edge == edge or passage.boot != envelope.boot:
+            return False
+        if passage.sequence and envelope.sequence:
+            return envelope.sequence < passage.sequence
+        return envelope.sent_s < passage.sent_s
 
     def lose(self, name: str, boot: str) -> list[tuple[str, str]]:
         """A connection broke: the devices behind it, if it was an edge's, each with its boot."""

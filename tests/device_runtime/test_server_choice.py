@@ -1,11 +1,17 @@
 """Whom a device listens to: one server for good, or the edges of a list while they are alive."""
 
+from typing import Any
+
 import pytest
 
-from fedwright.device_runtime.server_choice import STALE_S, DeviceIdentity, ServerChoice
+from fedwright.device_runtime.server_choice import DeviceIdentity, ServerChoice
 from fedwright.protocol import codec, topics
 from fedwright.protocol.errors import BadMessage
-from fedwright.protocol.messages import Challenge, Dismiss, Envelope, Here
+from fedwright.protocol.messages import Ack, Challenge, Dismiss, Here
+
+HOUR = 3600.0
+DAY = 24 * HOUR
+LEAVE = Dismiss("boot", "misfit", "leave")
 
 
 class Clock:
@@ -68,15 +74,63 @@ def test_an_edge_that_was_left_is_not_listened_to() -> None:
     assert home.open(topics.down("two", "pi"), payload) is not None
 
 
-def test_an_old_order_is_not_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
-    home, _ = make_home()
-    topic = topics.down("one", "pi")
-    order = Dismiss("boot", "misfit", "leave")
-    monkeypatch.setattr("time.time", lambda: 10 * STALE_S)
-    new = codec.encode(order, sender="server", boot="s")
-    monkeypatch.setattr("time.time", lambda: 8 * STALE_S)
-    old = codec.encode(order, sender="server", boot="s")
+def signed(body: Any, *, at_s: Any = 0.0, order: Any = codec.UNORDERED) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("time.time", lambda: at_s)
+        return codec.encode(body, sender="server", boot="s", sign=lambda payload: bytes(64), order=order)
 
-    assert isinstance(home.open(topic, new), Envelope)
+
+def make_enrolled() -> tuple[ServerChoice, Clock]:
+    clock = Clock()
+    return ServerChoice(DeviceIdentity("pi", "one", "boot", lambda message, signature: True), clock=clock), clock
+
+
+def hear(home: Any, payload: Any) -> Any:
+    return home.open(topics.down("one", "pi"), payload)
+
+
+def test_orders_are_numbered_and_a_clock_two_days_ahead_blocks_nothing() -> None:
+    home, _ = make_enrolled()
+
+    hear(home, signed(LEAVE, at_s=2 * DAY, order=codec.Order(1, 1)))
+
+    assert hear(home, signed(LEAVE, at_s=0.0, order=codec.Order(1, 2))) is not None
+    assert hear(home, signed(LEAVE, at_s=-DAY, order=codec.Order(2, 1))) is not None
+
+
+@pytest.mark.parametrize("earlier", [codec.Order(1, 9), codec.Order(2, 4), codec.UNORDERED], ids=str)
+def test_an_order_that_somebody_kept_is_not_obeyed_later(earlier: Any) -> None:
+    home, _ = make_enrolled()
+    kept = signed(LEAVE, at_s=10 * DAY, order=earlier)
+    hear(home, signed(LEAVE, order=codec.Order(2, 5)))
+
     with pytest.raises(BadMessage, match="dismiss is older than what the server said since"):
-        home.open(topic, old)
+        hear(home, kept)
+
+
+def test_an_order_that_is_delivered_twice_is_no_older() -> None:
+    home, _ = make_enrolled()
+    order = signed(LEAVE, order=codec.Order(2, 5))
+
+    assert hear(home, order) is not None
+    assert hear(home, order) is not None
+
+
+def test_an_edge_may_pass_an_acknowledgement_on_later() -> None:
+    home, _ = make_enrolled()
+    hear(home, signed(LEAVE, order=codec.Order(2, 5)))
+
+    assert hear(home, signed(Ack("t"), order=codec.Order(1, 1))) is not None
+
+
+def test_a_server_of_an_earlier_release_may_be_two_days_ahead_once() -> None:
+    home, clock = make_enrolled()
+    hear(home, signed(LEAVE, at_s=100 * DAY))
+    hear(home, signed(LEAVE, at_s=102 * DAY))
+    clock.now_s = 5.0
+
+    assert hear(home, signed(LEAVE, at_s=100 * DAY + 5)) is not None
+    clock.now_s = 2 * HOUR
+    hear(home, signed(LEAVE, at_s=100 * DAY + 2 * HOUR))
+    with pytest.raises(BadMessage, match="dismiss is older"):
+        hear(home, signed(LEAVE, at_s=100 * DAY))
