@@ -12,10 +12,10 @@ from fedwright.protocol.support.settings import check_range, from_dict, unknown
 from fedwright.protocol.topics import check_name
 from fedwright.server_runtime import model_names
 from fedwright.server_runtime.blocks.budget import Budget
-from fedwright.server_runtime.blocks.robust import Combine
 from fedwright.server_runtime.fleet.class_names import check_classes
 from fedwright.server_runtime.public_section import PublicSection
 from fedwright.server_runtime.spec import Optimizer
+from fedwright.server_runtime.update_section import UpdateSection
 
 EMBEDDED = "embedded"
 LOCAL_BROKER = "mqtt://localhost:1883"
@@ -34,9 +34,11 @@ class RunSection:
     seed: int = field(default=1, metadata=_help("every random number of the run derives from this"))
     rounds: int = field(default=10, metadata=_help("how many rounds to train"))
     folder: str = field(default="runs", metadata=_help("where runs keep their state; relative to the current folder"))
+    keep_states: int = field(default=5, metadata=_help("after how many of the last rounds `server rollback` can go on"))
 
     def __post_init__(self) -> None:
         """Check values."""
+        check_range("keep_states", self.keep_states, low=1, high=20)
         check_name(self.name, what="name")
         check_range("seed", self.seed, low=0, high=2**62)
         check_range("rounds", self.rounds, low=1, high=1_000_000)
@@ -159,33 +161,6 @@ class TrainSection:
         check_range("optimizer.eps", self.optimizer.eps, above=0)
         if self.optimizer.clip_norm is not None:
             check_range("optimizer.clip_norm", self.optimizer.clip_norm, above=0)
-
-
-@dataclass(frozen=True)
-class UpdateSection:
-    """How updates travel and how they are put together."""
-
-    codec: Literal["float32", "bf16", "int8"] = field(
-        default="float32", metadata=_help("float32, bf16 or int8; what rounding leaves out is sent in the next round")
-    )
-    model_codec: Literal["float32", "bf16"] = field(
-        default="float32", metadata=_help("float32 or bf16: how models travel to the devices; the server keeps float32")
-    )
-    keep_ratio: float = field(default=1.0, metadata=_help("share of the largest changes to send; 1.0 sends all"))
-    clip_norm: float | None = field(default=None, metadata=_help("largest norm that one device's change may have"))
-    combine: Literal["mean", "trimmed_mean", "median"] = field(
-        default="mean", metadata=_help("mean, or trimmed_mean or median where some devices may be wrong or hostile")
-    )
-    trim_ratio: float = field(default=0.1, metadata=_help("share that trimmed_mean leaves out at each end"))
-    evaluate: bool = field(default=True, metadata=_help("devices measure the model before and after they train it"))
-    features: bool = field(default=False, metadata=_help("devices send class means too, to edges that exchange"))
-
-    def __post_init__(self) -> None:
-        """Check values."""
-        check_range("keep_ratio", self.keep_ratio, above=0, high=1)
-        if self.clip_norm is not None:
-            check_range("clip_norm", self.clip_norm, above=0)
-        Combine(self.combine, self.trim_ratio)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
 from fedwright.server_runtime.artifacts.export import model_inputs
 from fedwright.server_runtime.artifacts.standalone import export_model
-from fedwright.server_runtime.blocks.robust import Combine
 from fedwright.server_runtime.config import ModelSection, RunConfig
 from fedwright.server_runtime.fleet.class_names import RunData, fleet_names
 from fedwright.server_runtime.fleet.epoch import next_epoch
@@ -179,7 +178,7 @@ def make_method(
         returns=Returns(
             codec=config.update.codec, keep_ratio=config.update.keep_ratio, evaluate=config.update.evaluate
         ),
-        combine=Combine(config.update.combine, config.update.trim_ratio),
+        combine=config.update.combination(),
         manifest=manifest,
         device=_torch_device(config.server.device),
         public=as_dtype(
@@ -289,4 +288,8 @@ def _options(config: RunConfig) -> RoundOptions:
         deadline_s=config.fleet.deadline_s,
         join_timeout_s=config.fleet.join_timeout_s,
         features=config.update.features,
+        weight_cap=config.update.weight_cap or None,
+        norm_factor=config.update.norm_factor or None,
+        combine=config.update.combination(),
+        keep_states=config.run.keep_states,
     )

@@ -160,5 +160,5 @@ def _essence(config: RunConfig, kind: Kind) -> RunConfig:
     """The config without what may change from one start of a run to the next, as it does not decide what is learnt."""
     fleet = replace(FleetSection(), **{name: getattr(config.fleet, name) for name in LASTING})
     simulated = SimulateSection() if kind == "served" else replace(config.simulate, processes=None)
-    run = replace(config.run, name="run", rounds=1, folder="runs")
+    run = replace(config.run, name="run", rounds=1, folder="runs", keep_states=1)
     return replace(config, run=run, fleet=fleet, simulate=simulated, export=ExportSection())

@@ -14,22 +14,39 @@ from fedwright.server_runtime.blocks.slicing import Axes, Plan, grid, tensor_ind
 Array = NDArray[Any]
 # Entries of one tensor that are compared over all devices at a time: bounds memory whatever the model's size.
 PIECE = 1_000_000
+Kind = Literal["mean", "trimmed_mean", "median", "krum", "multi_krum", "similarity", "norm_bound"]
 
 
 @dataclass(frozen=True)
 class Combine:
-    """How updates become one: the weighted mean, or a robust form that gives every device one voice.
+    """How updates become one: the weighted mean, or a form that a few wrong or hostile devices cannot move far.
 
-    trimmed_mean: per entry, the trim_ratio smallest and as many largest values are left out.
+    trimmed_mean, median: per entry, with one voice for every device; the trim_ratio smallest and as many largest
+    values are left out. krum, multi_krum, similarity: the mean of those that robust_weights.py lets count;
+    hostile_ratio: share of the devices that may be hostile. norm_bound: the mean of changes no longer than the median
+    one.
     """
 
-    kind: Literal["mean", "trimmed_mean", "median"] = "mean"
+    kind: Kind = "mean"
     trim_ratio: float = 0.1
+    hostile_ratio: float = 0.25
 
     def __post_init__(self) -> None:
         """Check values."""
         if not 0 <= self.trim_ratio < 0.5:
             raise ConfigError(f"trim_ratio is {self.trim_ratio} but must be from 0 to below 0.5")
+        if not 0 <= self.hostile_ratio < 0.5:
+            raise ConfigError(f"hostile_ratio is {self.hostile_ratio} but must be from 0 to below 0.5")
+
+    @property
+    def by_entry(self) -> bool:
+        """Whether each entry of a tensor is put together by itself, which needs all updates at once."""
+        return self.kind in ("trimmed_mean", "median")
+
+    @property
+    def weighs_updates(self) -> bool:
+        """Whether whole updates are compared before the mean is made."""
+        return self.kind in ("krum", "multi_krum", "similarity")
 
 
 class RobustMean:
@@ -75,7 +92,7 @@ Mean = SelectiveMean | RobustMean
 
 def make_mean(combine: Combine, current: Mapping[str, Array], axes: Axes) -> Mean:
     """The average that the run's settings ask for."""
-    return SelectiveMean(current, axes) if combine.kind == "mean" else RobustMean(current, axes, combine)
+    return RobustMean(current, axes, combine) if combine.by_entry else SelectiveMean(current, axes)
 
 
 def _robust(rows: Array, current: Array, combine: Combine) -> Array:

@@ -43,7 +43,7 @@ class Reader:
 
     def read(self, task: Task, update: Update) -> Tensors:
         """An update's tensors, checked as the server checks them and held to the pool's norm limit."""
-        check_stats(update.stats)
+        check_stats(update.stats, task.recipe)
         if update.tensors is None:
             return {}
         sent = deltas.load(self.blobs.path(task.weights.sha256))[1] if task.returns.masked else None

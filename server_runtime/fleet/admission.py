@@ -1,5 +1,7 @@
 """What the server takes in: reports that fit the run, and updates of the right names, shapes and finite values."""
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,16 @@ from numpy.typing import NDArray
 from fedwright.protocol import deltas
 from fedwright.protocol.artifact import MEASURED, Manifest, returned_shapes
 from fedwright.protocol.errors import BadBlob, BadUpdate
-from fedwright.protocol.messages import Report, Returns, Stats
+from fedwright.protocol.messages import Recipe, Report, Returns, Stats
 from fedwright.server_runtime.blocks.prototypes import check_owned
 from fedwright.server_runtime.fleet.class_names import RunData
 from fedwright.server_runtime.spec import ModelSpec
+
+# No training moves a tensor this many times as far as the larger of 1 and what was sent of it.
+MOST_GROWTH = 1e6
+# Class means and logits beyond this have squares that float32 cannot add up.
+MOST_MEASURED = 1e9
+_SPANS = ("train_s", "cpu_s", "task_s", "train_cpu_s", "energy_j", "loss_first", "loss_last")
 
 
 def report_problem(report: Report, spec: ModelSpec, run_data: RunData | None = None) -> str | None:
@@ -31,8 +39,14 @@ def report_problem(report: Report, spec: ModelSpec, run_data: RunData | None = N
     return None
 
 
-def check_stats(stats: Stats) -> None:
-    """Raise BadUpdate when a device's own figures contradict each other."""
+def check_stats(stats: Stats, recipe: Recipe) -> None:
+    """Raise BadUpdate when a device's own figures contradict each other or the task."""
+    if not stats.samples and (recipe.epochs if recipe.steps is None else recipe.steps):
+        raise BadUpdate("stats.samples is 0 although it trained; give the device data or leave it out")
+    for name in _SPANS:
+        figure = getattr(stats, name)
+        if figure is not None and not math.isfinite(figure):
+            raise BadUpdate(f"stats.{name} is {figure}, which is no measurement; the device's training diverged")
     for name in ("correct_before", "correct_after"):
         correct = getattr(stats, name)
         if correct is not None and correct > stats.holdout:
@@ -40,25 +54,51 @@ def check_stats(stats: Stats) -> None:
 
 
 def read_update(
-    path: Path, manifest: Manifest, returns: Returns, *, sent: dict[str, NDArray[Any]] | None = None
+    path: Path,
+    manifest: Manifest,
+    returns: Returns,
+    *,
+    sent: dict[str, NDArray[Any]] | None = None,
+    reach: Mapping[str, float] | None = None,
 ) -> dict[str, NDArray[Any]]:
-    """The tensors of an update, decoded; BadUpdate unless they are what `returns` asked for and all finite.
+    """The tensors of an update, decoded; BadUpdate unless they are what `returns` asked for, and of sane size.
 
-    sent: the masks of the entries that the device was sent.
+    sent: the masks of the entries that the device was sent. reach: the largest magnitude in each tensor it was sent.
     """
     try:
         tensors = deltas.decode(path, returned_shapes(manifest, returns), sent=sent)
     except BadBlob as err:
         raise BadUpdate(f"its tensors are not what was asked for: {err}") from err
+    dtypes = {slot.name: slot.dtype for slot in manifest.slots}
     for name, array in tensors.items():
-        if not np.issubdtype(array.dtype, np.floating):
-            raise BadUpdate(f"tensor {name} has type {array.dtype} but a float was asked for")
-        # A sum is finite only if every addend is (or they overflow, which is as bad); one pass, no mask array.
-        if not np.isfinite(array.sum(dtype=np.float64)):
-            raise BadUpdate(f"tensor {name} holds values that are not finite; the device's training diverged")
+        wanted = dtypes.get(name, "float32")
+        if array.dtype != wanted:
+            raise BadUpdate(f"tensor {name} has type {array.dtype} but {wanted} was asked for")
+        limit = MOST_MEASURED if name in MEASURED else MOST_GROWTH * max(1.0, (reach or {}).get(name, 0.0))
+        _check_magnitude(name, array, limit)
     if returns.prototypes:
         check_owned(tensors["prototypes"], tensors["prototype_counts"])
     return tensors
+
+
+def magnitude(array: NDArray[Any]) -> float:
+    """max |x|, not a number if one of them is none; without a second array."""
+    return max(float(array.max()), -float(array.min())) if array.size else 0.0
+
+
+def _check_magnitude(name: str, array: NDArray[Any], limit: float) -> None:
+    largest = magnitude(array)
+    if not math.isfinite(largest):
+        raise BadUpdate(f"tensor {name} holds values that are not finite; the device's training diverged")
+    if largest > limit:
+        raise BadUpdate(
+            f"tensor {name} reaches {largest:.0e} but at most {limit:.0e} is believed; its training diverged"
+        )
+
+
+def change_norm(tensors: Mapping[str, NDArray[Any]]) -> float:
+    """The norm of a change over all its tensors; what was measured is no part of it."""
+    return math.sqrt(sum(float(np.vdot(x, x)) for name, x in tensors.items() if name not in MEASURED))
 
 
 def clip_norm(tensors: dict[str, NDArray[Any]], limit: float | None) -> dict[str, NDArray[Any]]:
@@ -68,6 +108,6 @@ def clip_norm(tensors: dict[str, NDArray[Any]], limit: float | None) -> dict[str
     """
     if limit is None:
         return tensors
+    norm = change_norm(tensors)
     change = {name: x for name, x in tensors.items() if name not in MEASURED}
-    norm = float(np.sqrt(sum(np.vdot(x, x).astype(np.float64) for x in change.values())))
     return tensors if norm <= limit else tensors | {name: x * np.float32(limit / norm) for name, x in change.items()}

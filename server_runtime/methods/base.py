@@ -22,12 +22,14 @@ class Assignment:
     """What one device does in this round. `recipe.epochs == 0` means: evaluate only.
 
     marks: the method's own note, such as where a window begins; it is kept with the plan and never sent.
+    most_samples: how many samples the device may count for, as the rounds decide (None where they did not).
     """
 
     structure: Structure
     recipe: Recipe
     returns: Returns = field(default_factory=Returns)
     marks: tuple[int, ...] = ()
+    most_samples: int | None = None
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,7 @@ class Method(ABC):
 
     @abstractmethod
     def restore(self, state: MethodState) -> None:
-        """Continue from a saved state."""
+        """Continue from a saved state; what was absorbed since MUST be forgotten."""
 
     def meet(self, reports: Mapping[str, Report]) -> None:
         """Take in the reports of all devices that are here, also of those that take no part in this round.

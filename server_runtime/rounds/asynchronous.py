@@ -5,23 +5,30 @@ slowest. An update made from a model that is `s` versions old counts 1 / sqrt(1 
 than MAX_STALENESS versions old is called in.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from msgspec import structs
 
 from fedwright.protocol.errors import NoQuorum
-from fedwright.server_runtime.methods.base import CheckedUpdate, Method, MethodState
+from fedwright.protocol.messages import Report
+from fedwright.server_runtime.methods.base import Assignment, Emission, Method, MethodState
 from fedwright.server_runtime.rounds import events
+from fedwright.server_runtime.rounds.absorber import Absorber, Incoming, Stage
+from fedwright.server_runtime.rounds.believed_samples import capped_reports, with_limits
 from fedwright.server_runtime.rounds.costs import round_cost
+from fedwright.server_runtime.rounds.leave_out import LeftOutDevices
 from fedwright.server_runtime.rounds.old_tasks import forget_old_tasks
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.retry import smaller_tasks
-from fedwright.server_runtime.rounds.secure_sum import introduce
+from fedwright.server_runtime.rounds.secure_sum import ask_sum
 from fedwright.server_runtime.rounds.stage import (
     RoundOptions,
     evaluate_fleet,
     fleet_metrics,
+    outdated_states,
     planning_notes,
+    restore_newest,
     restore_planning,
     spent_blobs,
 )
@@ -55,6 +62,9 @@ class AsynchronousCoordinator:
         self._version = 1
         self._stage = 0
         self._began_s = tracker.clock()
+        self._left = LeftOutDevices(tracker.observe)
+        self._absorber = Absorber(tracker, reader, options.norm_factor, options.combine)
+        self._first = b""
 
     def run(self, method: Method, spec: ModelSpec) -> None:
         """All versions that are still to be made, then one evaluation on every device that is present."""
@@ -79,14 +89,14 @@ class AsynchronousCoordinator:
                 self._advance(method)
         self._tracker.call_in([planned.task.task for planned in self._tracker.out()], detail="the run is over")
         self._tracker.answered()
-        evaluate_fleet(self._tracker, self._store, self._planner, method=method, options=self._options)
+        evaluate_fleet(self._tracker, self._store, self._planner, method=method, options=self._options, left=self._left)
 
     def _restore(self, method: Method) -> None:
         """Take up the newest state, the updates that are not in it yet, and the tasks that are still out."""
-        closed = self._store.closed()
-        if closed:
-            method.restore(MethodState.read(self._planner.blobs.path(closed[-1].state)))
-            self._version = closed[-1].position.round + 1
+        if restore_newest(method, self._store, self._planner):
+            self._version = self._store.closed()[-1].position.round + 1
+        else:
+            self._first = method.state().to_bytes()
         for planned, reply in self._store.pending():
             if planned.task.evaluation or planned.task.round > self._options.rounds:
                 continue
@@ -98,6 +108,13 @@ class AsynchronousCoordinator:
             restore_planning(method, self._store.notes(Position(self._version, self._stage)))
             self._stage += 1
 
+    def _restart(self, method: Method) -> None:
+        """Undo what the method did since the last version but for its plans."""
+        if not restore_newest(method, self._store, self._planner):
+            method.restore(MethodState.read(self._first))
+        for stage in range(self._stage):
+            restore_planning(method, self._store.notes(Position(self._version, stage)))
+
     def _hand_out(self, method: Method) -> None:
         """Give every idle device a task from the newest model; plans are durable before they are sent."""
         busy = {planned.device for planned in self._tracker.out()}
@@ -106,17 +123,26 @@ class AsynchronousCoordinator:
         idle = {device: report for device, report in present.items() if device not in busy and report.trains}
         if room <= 0 or not idle:
             return
-        introduce(self._tracker, method, present, deadline_s=self._options.deadline_s)
-        chosen = dict(list(idle.items())[:room])
-        position = Position(self._version, self._stage)
-        assignments = {
-            # A fast device may get the same version twice: another draw of its data makes that worth while.
-            device: replace(a, recipe=structs.replace(a.recipe, seed=derive_seed(a.recipe.seed, self._stage)))
-            for device, a in method.assign(chosen, self._version).items()
-        }
+        reports = capped_reports(self._left.usable(present), self._options.weight_cap)
+        summed = ask_sum(self._tracker, method, reports, deadline_s=self._options.deadline_s)
+
+        def plan_with(some: Mapping[str, Report]) -> tuple[dict[str, Assignment], dict[str, Emission]]:
+            if summed is not None:
+                method.take_sum(summed)
+            method.meet(some)
+            chosen = {device: some[device] for device in idle if device in some}
+            found = with_limits(method.assign(dict(list(chosen.items())[:room]), self._version), some)
+            assignments = {
+                # A fast device may get the same version twice: another draw of its data makes that worth while.
+                device: replace(a, recipe=structs.replace(a.recipe, seed=derive_seed(a.recipe.seed, self._stage)))
+                for device, a in found.items()
+            }
+            return assignments, {device: method.emit(device, one) for device, one in assignments.items()}
+
+        assignments, emissions = self._left.do(plan_with, reports, restart=lambda: self._restart(method))
         if not assignments:
             return
-        emissions = {device: method.emit(device, assignment) for device, assignment in assignments.items()}
+        position = Position(self._version, self._stage)
         plan = self._planner.plan(position, assignments, emissions)
         self._store.save_plan(position, plan, notes=planning_notes(method))
         self._stage += 1
@@ -127,15 +153,16 @@ class AsynchronousCoordinator:
         """Fold in the oldest updates of the buffer and make the next version."""
         count = self._options.buffer or 1
         batch, self._buffer = self._buffer[:count], self._buffer[count:]
-        for planned, reply in batch:
-            if reply.update is not None:
-                weight = (1.0 + self._version - planned.task.round) ** -0.5
-                values = self._reader.take(planned, reply.update)
-                one = CheckedUpdate(values, reply.update.stats, planned.assignment, weight, (reply.task,))
-                method.absorb(planned.device, one)
-        replies = {reply.task: reply for _, reply in batch}
+        incoming = [
+            Incoming(planned, reply.update, (planned,), (1.0 + self._version - planned.task.round) ** -0.5)
+            for planned, reply in batch
+            if reply.update is not None
+        ]
+        stage = Stage(self._version, lambda: self._restart(method), method.advance)
+        done = self._absorber.absorb(method, incoming, stage)
+        replies = {reply.task: self._store.reply(reply.task) or reply for _, reply in batch}
         cost = round_cost([planned for planned, _ in batch], replies, self._planner.manifest)
-        metrics = {**fleet_metrics(replies), **cost, **method.advance()}
+        metrics = {**fleet_metrics(replies), **cost, **done.metrics}
         metrics["staleness"] = sum(self._version - planned.task.round for planned, _ in batch) / len(batch)
         self._close(method, batch, metrics)
         self._tracker.observe(events.RoundClosed(self._version, metrics, self._tracker.clock() - self._began_s))
@@ -146,14 +173,15 @@ class AsynchronousCoordinator:
 
     def _close(self, method: Method, batch: list[tuple[Planned, Reply]], metrics: dict[str, float]) -> None:
         blobs = self._planner.blobs
-        before = self._store.closed()
         state = blobs.put_bytes(method.state().to_bytes())
         absorbed = tuple(reply.task for _, reply in batch)
         self._store.close_stage(Closed(Position(self._version, self._stage), state, metrics, absorbed))
-        kept = {ref for planned in self._tracker.out() for ref in spent_blobs(planned, None)} | {state}
+        kept = {ref for planned in self._tracker.out() for ref in spent_blobs(planned, None)}
         kept |= {ref for planned, reply in self._buffer for ref in spent_blobs(planned, reply)}
         spent = {ref for planned, reply in batch for ref in spent_blobs(planned, reply)}
-        spent |= {closed.state for closed in before[-1:]}
+        closed = self._store.closed()
+        spent -= {one.state for one in closed}
+        spent |= outdated_states(closed, self._options.keep_states)
         for sha256 in spent - kept:
             blobs.remove(sha256)
         forget_old_tasks(self._store, self._version, self._planner.manifest)

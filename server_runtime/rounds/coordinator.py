@@ -7,27 +7,30 @@ with the same bytes as one that was not.
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from fedwright.protocol.errors import RoundError
-from fedwright.server_runtime.methods.base import (
-    Assignment,
-    Method,
-    MethodState,
-    Relay,
-)
+from fedwright.protocol.messages import Report
+from fedwright.server_runtime.methods.base import Assignment, Emission, Method, MethodState
 from fedwright.server_runtime.rounds import events
+from fedwright.server_runtime.rounds.absorber import Absorbed, Absorber, Stage, incoming_of
+from fedwright.server_runtime.rounds.believed_samples import capped_reports, passed_on, with_limits
 from fedwright.server_runtime.rounds.costs import round_cost
+from fedwright.server_runtime.rounds.leave_out import LeftOutDevices
 from fedwright.server_runtime.rounds.old_tasks import forget_old_tasks
 from fedwright.server_runtime.rounds.planner import Planner
-from fedwright.server_runtime.rounds.pooled_tasks import PoolTerms, checked_update, merged_tasks, with_pools
+from fedwright.server_runtime.rounds.pooled_tasks import PoolTerms, merged_tasks, with_pools
 from fedwright.server_runtime.rounds.retry import smaller_tasks
-from fedwright.server_runtime.rounds.secure_sum import introduce
+from fedwright.server_runtime.rounds.secure_sum import ask_sum
 from fedwright.server_runtime.rounds.stage import (
     RoundOptions,
     collect,
     evaluate_fleet,
     fleet_metrics,
+    outdated_states,
     planning_notes,
+    require_quorum,
+    restore_newest,
     restore_planning,
     spent_blobs,
 )
@@ -55,6 +58,9 @@ class Coordinator:
         self._store = store
         self._reader = reader
         self._options = options
+        self._left = LeftOutDevices(tracker.observe)
+        self._absorber = Absorber(tracker, reader, options.norm_factor, options.combine)
+        self._first = b""
 
     def run(self, method: Method, spec: ModelSpec) -> None:
         """All rounds that are still to be done, then one evaluation on every device that is present."""
@@ -63,17 +69,21 @@ class Coordinator:
         start = self._restore(method)
         for number in range(start.round, self._options.rounds + 1):
             self._run_round(method, number, start.stage if number == start.round else 0)
-        evaluate_fleet(self._tracker, self._store, self._planner, method=method, options=self._options)
+        evaluate_fleet(self._tracker, self._store, self._planner, method=method, options=self._options, left=self._left)
 
     def _restore(self, method: Method) -> Position:
         """Put the method where the store says the run stands; return the stage to do next."""
-        closed = self._store.closed()
-        if not closed:
+        if not restore_newest(method, self._store, self._planner):
+            self._first = method.state().to_bytes()
             return Position(1, 0)
-        method.restore(MethodState.read(self._planner.blobs.path(closed[-1].state)))
-        last = closed[-1].position
+        last = self._store.closed()[-1].position
         following = Position(last.round, last.stage + 1)
         return following if self._store.plan(following) is not None else Position(last.round + 1, 0)
+
+    def _restart(self, method: Method) -> None:
+        """Undo what the method did since a stage was closed."""
+        if not restore_newest(method, self._store, self._planner):
+            method.restore(MethodState.read(self._first))
 
     def _run_round(self, method: Method, number: int, stage: int) -> None:
         began_s = self._tracker.clock()
@@ -82,7 +92,7 @@ class Coordinator:
             position = Position(number, stage)
             plan = self._store.plan(position)
             if plan is None:
-                plan = self._plan(method, position, relays or self._assign(method, number))
+                plan = self._pass_on(method, position, relays) if relays else self._begin(method, number)
             else:
                 restore_planning(method, self._store.notes(position))
             quorum = self._quorum(position, plan)
@@ -90,36 +100,57 @@ class Coordinator:
             collect(self._tracker, self._store, position=position, plan=plan, options=self._options, quorum=quorum)
             # Devices without the memory for their task were given smaller ones, which are in the plan by now.
             plan = sorted(self._store.plan(position) or plan, key=lambda planned: planned.device)
-            relays = self._absorb(method, position, plan)
+            done = self._absorb(method, position, plan)
+            require_quorum(self._store.replies(position), quorum, number)
+            relays = {relay.device: relay.assignment for relay in done.relays}
             if not relays:
                 break
             following = Position(number, stage + 1)
             if self._store.plan(following) is None:
-                self._plan(method, following, relays)
-            self._close(method, position, plan, {})
+                self._pass_on(method, following, relays)
+            self._close(method, position, plan, done=replace(done, metrics={}))
             stage += 1
-        # A resumed round was planned by another process, which alone had met its devices.
-        method.meet(self._tracker.present())
         replies = self._store.replies(position)
-        metrics = {**fleet_metrics(replies), **round_cost(plan, replies, self._planner.manifest), **method.advance()}
-        self._close(method, position, plan, metrics)
+        metrics = {**fleet_metrics(replies), **round_cost(plan, replies, self._planner.manifest), **done.metrics}
+        self._close(method, position, plan, done=replace(done, metrics=metrics))
         self._tracker.observe(events.RoundClosed(number, metrics, self._tracker.clock() - began_s))
 
-    def _assign(self, method: Method, number: int) -> dict[str, Assignment]:
-        reports = self._tracker.gather(self._options.devices, timeout_s=self._options.join_timeout_s)
-        introduce(self._tracker, method, reports, deadline_s=self._options.deadline_s)
-        training = [device for device, report in reports.items() if report.trains]
-        count = self._options.per_round or max(1, round(self._options.sample_ratio * len(training)))
-        chosen = sample(training, count=count, seed=self._options.seed, round_number=number)
-        assignments = method.assign({device: reports[device] for device in chosen}, number)
+    def _begin(self, method: Method, number: int) -> list[Planned]:
+        """Plan a round with all devices that the method can plan with."""
+        present = self._tracker.gather(self._options.devices, timeout_s=self._options.join_timeout_s)
+        reports = capped_reports(self._left.usable(present), self._options.weight_cap)
+        summed = ask_sum(self._tracker, method, reports, deadline_s=self._options.deadline_s)
+
+        def plan(some: Mapping[str, Report]) -> tuple[dict[str, Assignment], dict[str, Emission]]:
+            if summed is not None:
+                method.take_sum(summed)
+            method.meet(some)
+            training = [device for device, report in some.items() if report.trains]
+            count = self._options.per_round or max(1, round(self._options.sample_ratio * len(training)))
+            chosen = sample(training, count=count, seed=self._options.seed, round_number=number)
+            assignments = with_limits(method.assign({device: some[device] for device in chosen}, number), some)
+            return assignments, {device: method.emit(device, one) for device, one in sorted(assignments.items())}
+
+        assignments, emissions = self._left.do(plan, reports, restart=lambda: self._restart(method))
         if not assignments:
             raise RoundError(
                 f"the method gave nobody anything to do in round {number}; check its settings and the devices' budgets"
             )
-        return assignments
+        return self._save_plan(method, Position(number, 0), assignments, emissions)
 
-    def _plan(self, method: Method, position: Position, assignments: Mapping[str, Assignment]) -> list[Planned]:
+    def _pass_on(self, method: Method, position: Position, relays: Mapping[str, Assignment]) -> list[Planned]:
+        """Plan a further stage of a round."""
+        assignments = passed_on(relays, self._store.plan(Position(position.round, 0)) or [])
         emissions = {device: method.emit(device, assignment) for device, assignment in sorted(assignments.items())}
+        return self._save_plan(method, position, assignments, emissions)
+
+    def _save_plan(
+        self,
+        method: Method,
+        position: Position,
+        assignments: Mapping[str, Assignment],
+        emissions: Mapping[str, Emission],
+    ) -> list[Planned]:
         plan = self._planner.plan(position, assignments, emissions)
         terms = PoolTerms(self._reader.norm_limit, self._options.features)
         plan = with_pools(plan, method, self._tracker.edge_of, position=position, terms=terms)
@@ -148,30 +179,40 @@ class Coordinator:
         self._store.extend_plan(position, more)
         return [*plan, *more]
 
-    def _absorb(self, method: Method, position: Position, plan: list[Planned]) -> dict[str, Assignment]:
-        """Fold in the stage's updates in the order of device ids; return what relays ask for."""
+    def _absorb(self, method: Method, position: Position, plan: list[Planned]) -> Absorbed:
+        """Fold in the stage's updates in the order of device ids, and close the round unless something is passed on."""
         replies = self._store.replies(position)
-        elsewhere = merged_tasks(replies)
-        relays: list[Relay] = []
+        elsewhere, by_task = merged_tasks(replies), {planned.task.task: planned for planned in plan}
+        incoming = []
         for planned in plan:
             update = replies[planned.task.task].update
-            if update is None or planned.task.task in elsewhere:
-                continue
-            relay = method.absorb(planned.device, checked_update(planned, update, self._reader.take(planned, update)))
-            if relay is not None:
-                relays.append(relay)
-        return {relay.device: relay.assignment for relay in relays}
+            if update is not None and planned.task.task not in elsewhere:
+                incoming.append(incoming_of(planned, update, by_task))
+        present = capped_reports(self._tracker.present(), self._options.weight_cap)
 
-    def _close(self, method: Method, position: Position, plan: list[Planned], metrics: dict[str, float]) -> None:
-        before = self._store.closed()
+        def restart() -> None:
+            self._restart(method)
+            restore_planning(method, self._store.notes(position))
+
+        def meet_again() -> None:
+            restart()
+            method.meet(self._left.usable(present))
+
+        # A resumed round was planned by another process, which alone had met its devices.
+        self._left.do(method.meet, present, restart=restart)
+        return self._absorber.absorb(method, incoming, Stage(position.round, meet_again, method.advance))
+
+    def _close(self, method: Method, position: Position, plan: list[Planned], *, done: Absorbed) -> None:
         blobs = self._planner.blobs
         replies = self._store.replies(position)
         state = blobs.put_bytes(method.state().to_bytes())
-        self._store.close_stage(Closed(position, state, metrics, absorbed=tuple(replies)))
+        self._store.close_stage(Closed(position, state, done.metrics, absorbed=tuple(replies)))
         following = self._store.plan(Position(position.round, position.stage + 1)) or []
-        needed = {state} | {ref for planned in following for ref in spent_blobs(planned, None)}
-        spent = {ref for planned in plan for ref in spent_blobs(planned, replies[planned.task.task])}
-        spent |= {closed.state for closed in before[-1:]}
+        needed = {ref for planned in following for ref in spent_blobs(planned, None)}
+        closed = self._store.closed()
+        spent = done.tensors | {ref for planned in plan for ref in spent_blobs(planned, replies[planned.task.task])}
+        spent -= {one.state for one in closed}
+        spent |= outdated_states(closed, self._options.keep_states)
         for sha256 in spent - needed:
             blobs.remove(sha256)
         forget_old_tasks(self._store, position.round, self._planner.manifest)

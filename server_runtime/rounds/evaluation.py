@@ -15,8 +15,7 @@ EVALUATION_BATCH = 8
 def evaluation_plan(
     method: Method, planner: Planner, position: Position, present: Mapping[str, Report]
 ) -> list[Planned]:
-    """One task for each device that is here: no training, no tensors back."""
-    method.meet(present)
+    """One task for each device that is here and that the method has met: no training, no tensors back."""
     assignments, emissions = {}, {}
     for device in present:
         spec, weights = method.model_of(device)

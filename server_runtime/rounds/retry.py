@@ -31,6 +31,7 @@ def smaller_tasks(method: Method, planner: Planner) -> OfferLess:
         trains = recipe.epochs > 0 or recipe.steps is not None
         less = method.shrink(planned.device, planned.assignment, refusal) if trains else None
         if less is not None:
+            less = replace(less, most_samples=planned.assignment.most_samples)
             return planner.again(planned, less, method.emit(planned.device, less))
         manifest = planner.manifest(planned.assignment.structure)
         smaller = refit_batch(planned.assignment, manifest, refusal.free_bytes)

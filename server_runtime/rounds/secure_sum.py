@@ -28,12 +28,12 @@ MOST_SCORE = 0.6932
 _PROBE = bytes(range(32))
 
 
-def introduce(tracker: TaskTracker, method: Method, reports: Mapping[str, Report], *, deadline_s: float) -> None:
-    """Let a method know the devices that are here, and what they only tell in a sum."""
+def ask_sum(
+    tracker: TaskTracker, method: Method, reports: Mapping[str, Report], *, deadline_s: float
+) -> SumResult | None:
+    """What the devices that are here only tell in a sum; None when the method wants none."""
     wanted = method.wanted_sum(reports)
-    if wanted is not None:
-        method.take_sum(add_up(tracker, wanted, deadline_s=deadline_s))
-    method.meet(reports)
+    return None if wanted is None else add_up(tracker, wanted, deadline_s=deadline_s)
 
 
 def add_up(tracker: TaskTracker, wanted: SumRequest, *, deadline_s: float) -> SumResult:

@@ -1,15 +1,17 @@
 """What rounds in step and asynchronous ones share: settings, one stage from sending to the last reply, figures."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from fedwright.protocol.errors import NoQuorum
 from fedwright.protocol.task_blobs import own_blobs
+from fedwright.server_runtime.blocks.robust import Combine
 from fedwright.server_runtime.methods.base import Method, MethodState
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.evaluation import evaluation_plan
+from fedwright.server_runtime.rounds.leave_out import LeftOutDevices
 from fedwright.server_runtime.rounds.planner import Planner
-from fedwright.server_runtime.rounds.store.base import Planned, Position, Reply, RoundStore, evaluation_after
+from fedwright.server_runtime.rounds.store.base import Closed, Planned, Position, Reply, RoundStore, evaluation_after
 from fedwright.server_runtime.rounds.task_tracker import TaskTracker
 
 
@@ -22,6 +24,9 @@ class RoundOptions:
     on later in the round may get lost.
     buffer: None for rounds in step; else rounds are asynchronous and advance after this many updates.
     features: devices behind edges send class means too, for what edges do with them.
+    weight_cap: no device counts for more than so many times the samples of the median one. norm_factor: no change is
+    longer than so many times the median of its stage. combine: which updates count. keep_states: how many rounds can
+    be taken back.
     """
 
     rounds: int
@@ -34,6 +39,10 @@ class RoundOptions:
     deadline_s: float = 600.0
     join_timeout_s: float = 600.0
     features: bool = False
+    weight_cap: float | None = 10.0
+    norm_factor: float | None = 5.0
+    combine: Combine = field(default_factory=Combine)
+    keep_states: int = 5
 
 
 def collect(
@@ -57,13 +66,14 @@ def collect(
     deadline = tracker.clock() + options.deadline_s
     while tracker.out() and tracker.clock() < deadline:
         tracker.poll(deadline)
-    _require_quorum(store.replies(position), quorum, position.round)
+    require_quorum(store.replies(position), quorum, position.round)
     late = [planned.task.task for planned in tracker.out()]
     tracker.call_in(late, detail=f"no answer within {options.deadline_s:.0f} s")
     tracker.answered()
 
 
-def _require_quorum(replies: Mapping[str, Reply], quorum: int, number: int) -> None:
+def require_quorum(replies: Mapping[str, Reply], quorum: int, number: int) -> None:
+    """Raise NoQuorum when a stage has fewer updates than it needs."""
     updates = sum(reply.outcome == "update" for reply in replies.values())
     if updates < quorum:
         problems = "; ".join(sorted({reply.detail for reply in replies.values() if reply.detail}))
@@ -74,15 +84,40 @@ def _require_quorum(replies: Mapping[str, Reply], quorum: int, number: int) -> N
 
 
 def evaluate_fleet(
-    tracker: TaskTracker, store: RoundStore, planner: Planner, *, method: Method, options: RoundOptions
+    tracker: TaskTracker,
+    store: RoundStore,
+    planner: Planner,
+    *,
+    method: Method,
+    options: RoundOptions,
+    left: LeftOutDevices,
 ) -> None:
-    """Measure the run's models on every present device; a plan that an earlier process made goes on."""
+    """Measure the run's models on every device that is here; a plan that an earlier process made goes on."""
     position = evaluation_after(options.rounds)
     plan = store.plan(position)
     if plan is None:
-        plan = evaluation_plan(method, planner, position, tracker.present())
+        present = tracker.present()
+        left.do(method.meet, present, restart=lambda: restore_newest(method, store, planner))
+        plan = evaluation_plan(method, planner, position, left.usable(present))
         store.save_plan(position, plan)
     collect(tracker, store, position=position, plan=plan, options=options)
+
+
+def outdated_states(closed: Sequence[Closed], keep: int) -> set[str]:
+    """Blobs of states that nothing can go back to: not the newest, nor those after the last `keep` rounds."""
+    last = {one.position.round: one.state for one in closed}
+    kept = {last[number] for number in sorted(last)[-keep:]}
+    # Those of earlier rounds went when their time came.
+    recent = [one for one in closed if one.position.round >= closed[-1].position.round - keep - 1]
+    return {one.state for one in recent} - kept
+
+
+def restore_newest(method: Method, store: RoundStore, planner: Planner) -> bool:
+    """Put a method where the last closed stage left it; False when no stage was closed."""
+    closed = store.closed()
+    if closed:
+        method.restore(MethodState.read(planner.blobs.path(closed[-1].state)))
+    return bool(closed)
 
 
 def planning_notes(method: Method) -> bytes:

@@ -16,6 +16,7 @@ from fedwright.server_runtime.fleet.registry import Registry
 from fedwright.server_runtime.fleet.speeds import Speeds
 from fedwright.server_runtime.fleet.upload_limits import most_bytes
 from fedwright.server_runtime.rounds import events
+from fedwright.server_runtime.rounds.believed_samples import IdleDevices, believed, believed_pool
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.pooled_tasks import is_pool
 from fedwright.server_runtime.rounds.store.base import Planned, Reply, RoundStore
@@ -113,6 +114,7 @@ class TaskTracker:
         self._arriving: dict[str, list[Update]] = {}
         self._answered: list[tuple[Planned, Reply]] = []
         self._said: list[tuple[str, Answer]] = []
+        self._idle = IdleDevices()
         self.speeds = Speeds()
         self.offer_less: OfferLess = lambda planned, refusal: None
 
@@ -162,6 +164,14 @@ class TaskTracker:
             self._answered.append((planned, reply))
             self.observe(events.TaskFailed(planned.task.round, planned.device, detail, planned.task.evaluation))
 
+    def reject(self, plan: Iterable[Planned], detail: str) -> None:
+        """Take back that updates were taken: durable first, then their devices are told."""
+        spoilt = list(plan)
+        self._store.reject([planned.task.task for planned in spoilt], detail)
+        for planned in spoilt:
+            self._channel.acknowledge(planned.device, planned.task.task, problem=detail)
+            self.observe(events.TaskFailed(planned.task.round, planned.device, detail, planned.task.evaluation))
+
     def answered(self) -> list[tuple[Planned, Reply]]:
         """Tasks that ended since the last call, in the order in which that became durable."""
         answered, self._answered = self._answered, []
@@ -205,7 +215,8 @@ class TaskTracker:
     def _take_report(self, device: str, boot: str, report: Report) -> None:
         self.speeds.hear(device, report)
         newcomer = self._registry.newcomer_boot(device)
-        verdict = self._registry.hear(device, boot, self.run_data.read(report), now_s=self.clock())
+        report = self._idle.read(device, self.run_data.read(report), self.observe)
+        verdict = self._registry.hear(device, boot, report, now_s=self.clock())
         if verdict == "joined":
             self._welcome(device)
         elif verdict == "contested":
@@ -283,13 +294,14 @@ class TaskTracker:
     def _finish_pool(self, edge: str, outs: list[_Out], update: Update) -> None:
         """Check a pooled update whose tensors are here, make it durable for all its tasks, then acknowledge them."""
         try:
-            for part in update.parts:
-                check_stats(part.stats)
+            for part, out in zip(update.parts, outs, strict=True):
+                check_stats(part.stats, out.planned.task.recipe)
             self._reader.check(outs[0].planned, update)
         except (BadUpdate, BadBlob) as err:
             log.warning("edge %s round %d: update rejected: %s", edge, update.round, err)
             self._finish_all(outs, [Reply(part.task, "rejected", detail=f"{edge}: {err}") for part in update.parts])
             return
+        update = believed_pool(update, [out.planned for out in outs])
         first, *others = update.parts
         own = [structs.replace(update, stats=first.stats)]
         own += [Update(part.task, update.round, part.stats) for part in others]
@@ -346,12 +358,13 @@ class TaskTracker:
         """Check an update whose tensors are here, make it durable, then acknowledge it."""
         planned = out.planned
         try:
-            check_stats(update.stats)
+            check_stats(update.stats, planned.task.recipe)
             self._reader.check(planned, update)
         except (BadUpdate, BadBlob) as err:
             log.warning("device %s %s: update rejected: %s", planned.device, planned.task.title, err)
             self._finish(out, Reply(update.task, "rejected", detail=f"{planned.device}: {err}"))
             return
+        update = believed(update, planned)
         self._learn_speed(planned, update)
         self._finish(out, Reply(update.task, "update", update=update))
 

@@ -1,10 +1,13 @@
 """The tensors of updates: checked when they come, and kept decoded until they are folded in, while there is room."""
 
+from collections import OrderedDict
+from collections.abc import Iterable
+
 from fedwright.protocol import deltas
 from fedwright.protocol.artifact import CLASS_MEANS
 from fedwright.protocol.errors import BadUpdate
 from fedwright.protocol.messages import Update
-from fedwright.server_runtime.fleet.admission import clip_norm, read_update
+from fedwright.server_runtime.fleet.admission import change_norm, clip_norm, magnitude, read_update
 from fedwright.server_runtime.fleet.upload_limits import check_size
 from fedwright.server_runtime.methods.base import Tensors
 from fedwright.server_runtime.rounds.planner import Planner
@@ -12,6 +15,8 @@ from fedwright.server_runtime.rounds.store.base import Planned
 
 # Beyond this, updates are decoded again from disk when their turn comes, so that memory does not grow with the fleet.
 ROOM_BYTES = 64 * 1024**2
+# Models whose magnitudes are remembered: those of a few rounds in flight, not one for each device of a large fleet.
+KEPT_MODELS = 64
 
 
 class UpdateReader:
@@ -22,11 +27,14 @@ class UpdateReader:
         self._planner = planner
         self._room_bytes = room_bytes
         self._decoded: dict[str, Tensors] = {}
+        self._norms: dict[str, float] = {}
+        self._reach: OrderedDict[str, dict[str, float]] = OrderedDict()
 
     def check(self, planned: Planned, update: Update) -> None:
         """Raise BadUpdate or BadBlob unless a method may fold this in."""
         values = self._decode(planned, update)
         size = sum(value.nbytes for value in values.values())
+        self._norms[update.task] = change_norm(values)
         if size <= self._room_bytes:
             self._room_bytes -= size
             self._decoded[update.task] = values
@@ -38,6 +46,28 @@ class UpdateReader:
             return self._decode(planned, update)
         self._room_bytes += sum(value.nbytes for value in values.values())
         return values
+
+    def norm(self, planned: Planned, update: Update) -> float:
+        """The norm of an update's change; it is decoded for that only if another process checked it."""
+        if update.task not in self._norms:
+            self.check(planned, update)
+        return self._norms[update.task]
+
+    def forget(self, tasks: Iterable[str]) -> None:
+        """Let go of what is known of updates that are folded in or left out."""
+        for task in tasks:
+            self._norms.pop(task, None)
+            values = self._decoded.pop(task, None)
+            self._room_bytes += sum(value.nbytes for value in (values or {}).values())
+
+    def _sent(self, sha256: str) -> dict[str, float]:
+        """The largest magnitude in each tensor of a model that was sent."""
+        if sha256 not in self._reach:
+            sent = deltas.load(self._planner.blobs.path(sha256))[0]
+            self._reach[sha256] = {name: magnitude(value) for name, value in sent.items()}
+            if len(self._reach) > KEPT_MODELS:
+                self._reach.popitem(last=False)
+        return self._reach[sha256]
 
     def _decode(self, planned: Planned, update: Update) -> Tensors:
         # What an edge asked for beyond what the method wants ends there; an update that came by itself still has it.
@@ -51,7 +81,8 @@ class UpdateReader:
         check_size(update.tensors, manifest, planned.task.returns)
         blobs = self._planner.blobs
         sent = deltas.load(blobs.path(planned.task.weights.sha256))[1] if returns.masked else None
-        values = read_update(blobs.path(update.tensors.sha256), manifest, returns, sent=sent)
+        reach = self._sent(planned.task.weights.sha256)
+        values = read_update(blobs.path(update.tensors.sha256), manifest, returns, sent=sent, reach=reach)
         if returns.prototypes and not wanted.prototypes:
             values = {name: value for name, value in values.items() if name not in CLASS_MEANS}
         return clip_norm(values, self.norm_limit) if returns.weights == "delta" else values

@@ -120,11 +120,11 @@ class Scripted:
         """Send anything at all."""
         self.link.send(topics.up(FLEET, self.device), payload)
 
-    def hear(self, kind: type) -> Any:
+    def hear(self, kind: type | tuple[type, ...]) -> Any:
         """Wait for the next message of a kind."""
         while True:
             received = self.link.receive(WAIT_S)
-            assert received is not None, f"no {kind.__name__} came"
+            assert received is not None, f"no {kind} came"
             body = codec.decode(received.payload).body
             if isinstance(body, kind):
                 return body

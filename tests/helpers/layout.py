@@ -43,6 +43,7 @@ SERVER_LAYERS = [
     "embedded_sets",
     "public_section",
     "blocks",
+    "update_section",
     "zoo",
     "artifacts",
     "public_data",

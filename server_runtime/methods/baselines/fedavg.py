@@ -90,3 +90,4 @@ class FedAvg(Method):
     def restore(self, state: MethodState) -> None:
         """Continue from saved weights."""
         self._weights = {name: state.tensors[name] for name in self._weights}
+        self._change = self._new_mean()

@@ -75,7 +75,7 @@ class FedConv(LeveledMethod):
     rounding = "floor"
 
     def __init__(self, params: FedConvParams, setting: Setting) -> None:
-        if setting.combine.kind != "mean":
+        if setting.combine.by_entry:
             raise ConfigError(
                 f"update.combine is {setting.combine.kind!r} but fedconv and its control put means together, which a"
                 " single device can move; set it to 'mean' or choose an averaging method such as heterofl"

@@ -24,7 +24,7 @@ class RunRecord:
 
     identity: random, made once. kind: over a broker, or simulated. rounds: how many, where that is no longer what the
     config's text says. A run of a release that kept none of the three has none. class_names: of its classes, if
-    they have any.
+    they have any. rollbacks: how often rounds were taken back; the tasks of those that follow have other ids.
     """
 
     run: str
@@ -34,6 +34,7 @@ class RunRecord:
     kind: Kind | None = None
     rounds: int | None = None
     class_names: tuple[str, ...] = ()
+    rollbacks: int = 0
 
 
 def check_same_run(known: RunRecord | None, record: RunRecord) -> None:
@@ -121,6 +122,8 @@ class RoundStore(Protocol):
     - `save_reply` MUST keep the first reply of a task and return False for every later one. With `retry`, that task
       MUST join the plan of the same stage in the same act, after those that are there.
     - `save_replies` MUST keep all of its replies or none.
+    - `reject` MUST turn updates that no closed stage has absorbed into rejections, all of them or none.
+    - `roll_back` MUST forget in one act all that came after a round, and end what is pending.
     - `extend_plan` MUST put its tasks after those that are in the plan, all of them or none.
     - `close_stage` MUST be the only way by which `closed` grows.
     - Updates MAY be kept without inline bytes.
@@ -163,6 +166,10 @@ class RoundStore(Protocol):
         """Record how several tasks ended, all of them or none; RoundError when one of them was known already."""
         ...
 
+    def reject(self, tasks: Sequence[str], detail: str) -> None:
+        """Record that updates which were taken cannot be used after all, and why."""
+        ...
+
     def replies(self, position: Position) -> dict[str, Reply]:
         """Replies of a stage by task id."""
         ...
@@ -185,6 +192,10 @@ class RoundStore(Protocol):
 
     def closed(self) -> list[Closed]:
         """All finished stages, oldest first; of those whose tasks were forgotten, `absorbed` is empty."""
+        ...
+
+    def roll_back(self, number: int) -> None:
+        """Let the run stand where it stood when this round had closed; the state of that round MUST still be there."""
         ...
 
     def ended(self, *, before: int | None = None) -> list[Ended]:

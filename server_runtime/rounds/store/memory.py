@@ -13,6 +13,7 @@ from fedwright.server_runtime.rounds.store.base import (
     Reply,
     RunRecord,
     check_same_run,
+    evaluation_after,
 )
 
 
@@ -79,6 +80,10 @@ class MemoryRoundStore:
             raise RoundError(f"task {known[0]} has a reply already; it cannot get another with its pool")
         self._replies.update({reply.task: reply.without_bytes() for reply in replies})
 
+    def reject(self, tasks: Sequence[str], detail: str) -> None:
+        """See RoundStore."""
+        self._replies.update({task: Reply(task, "rejected", detail=detail) for task in tasks})
+
     def replies(self, position: Position) -> dict[str, Reply]:
         """See RoundStore."""
         tasks = [planned.task.task for planned in self._plans.get(position, [])]
@@ -114,6 +119,19 @@ class MemoryRoundStore:
     def closed(self) -> list[Closed]:
         """See RoundStore."""
         return list(self._closed)
+
+    def roll_back(self, number: int) -> None:
+        """See RoundStore."""
+        gone = [place for place in self._plans if place.round > number or place == evaluation_after(number)]
+        for place in gone:
+            for planned in self._plans.pop(place):
+                self._replies.pop(planned.task.task, None)
+            del self._notes[place]
+        self._closed = [closed for closed in self._closed if closed.position.round <= number]
+        detail = f"the run was rolled back to round {number}"
+        for planned, reply in self.pending():
+            task = planned.task.task
+            self._replies[task] = Reply(task, "late" if reply is None else "rejected", detail=detail)
 
     def ended(self, *, before: int | None = None) -> list[Ended]:
         """See RoundStore."""

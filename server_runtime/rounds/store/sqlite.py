@@ -136,6 +136,17 @@ class SqliteRoundStore:
         except sqlite3.IntegrityError as err:
             raise RoundError("a task of this pool has a reply already; it cannot get another") from err
 
+    def reject(self, tasks: Sequence[str], detail: str) -> None:
+        """See RoundStore."""
+        with transaction(self._db):
+            self._reject(tasks, detail)
+
+    def _reject(self, tasks: Sequence[str], detail: str) -> None:
+        rows = [(detail, task) for task in tasks]
+        self._db.executemany(
+            "UPDATE reply SET outcome = 'rejected', message = NULL, detail = ? WHERE task_id = ?", rows
+        )
+
     def _add_to_plan(self, position: Position, more: Sequence[Planned]) -> None:
         """Put tasks at the end of a plan."""
         (places,) = self._db.execute("SELECT COUNT(*) FROM plan WHERE round = ? AND stage = ?", position).fetchone()
@@ -206,6 +217,20 @@ class SqliteRoundStore:
             )
             for round_, stage, state, metrics in rows
         ]
+
+    def roll_back(self, number: int) -> None:
+        """See RoundStore."""
+        later = "round > ?1 OR (round = ?1 AND stage = ?2)"
+        place = (number, evaluation_after(number).stage)
+        detail = f"the run was rolled back to round {number}"
+        with transaction(self._db):
+            self._db.execute(f"DELETE FROM reply WHERE task_id IN (SELECT task_id FROM plan WHERE {later})", place)
+            for table in ("plan", "stage", "note", "closed", "absorbed"):
+                self._db.execute(f"DELETE FROM {table} WHERE {later}", place)
+            waiting = [(planned.task.task, reply) for planned, reply in self.pending()]
+            self._reject([task for task, reply in waiting if reply is not None], detail)
+            rows = [_reply_row(Reply(task, "late", detail=detail)) for task, reply in waiting if reply is None]
+            self._db.executemany("INSERT INTO reply (task_id, outcome, message, detail) VALUES (?, ?, ?, ?)", rows)
 
     def ended(self, *, before: int | None = None) -> list[Ended]:
         """See RoundStore."""
