@@ -60,8 +60,8 @@ def bench(tmp_path):
 
 def test_a_kept_trainer_gives_what_a_new_one_gives(bench):
     tools = bench.tools()
-    first, again = bench.perform(tools), bench.perform(tools)
-    fresh = bench.perform(bench.tools())
+    first, again = bench.run_task(tools), bench.run_task(tools)
+    fresh = bench.run_task(bench.tools())
 
     assert bench.made == 2
     for result in (again, fresh):
@@ -71,8 +71,8 @@ def test_a_kept_trainer_gives_what_a_new_one_gives(bench):
 
 def test_a_larger_batch_is_checked_anew(bench):
     tools = bench.tools()
-    bench.perform(tools, bench.task(batch=4))
-    bench.perform(tools, bench.task(batch=8))
+    bench.run_task(tools, bench.task(batch=4))
+    bench.run_task(tools, bench.task(batch=8))
     assert bench.made == 2
 
 
@@ -87,17 +87,17 @@ def test_a_kept_trainer_is_checked_against_the_memory_that_is_free_now(bench, tm
             raise OverBudget(need, free[0])
 
     tools = replace(bench.tools(), check=check, kept=trainer_cache.TrainerCache(lambda: free[0]))
-    bench.perform(tools)
+    bench.run_task(tools)
     # Eight samples of 1 MB with room for gaps and headroom: 13.5 MB are enough for what is there already.
     free[0] = 14 * 10**6
-    bench.perform(tools)
+    bench.run_task(tools)
     assert bench.made == 1
 
     free[0] = 13 * 10**6
     with pytest.raises(OverBudget):
-        bench.perform(tools)
+        bench.run_task(tools)
     free[0] = 10**9
-    bench.perform(tools)
+    bench.run_task(tools)
     assert bench.made == 2
 
 
@@ -119,7 +119,7 @@ def test_nothing_begins_before_the_guard_lets_it(bench, epochs):
     task = bench.task()
     task = structs.replace(task, recipe=structs.replace(task.recipe, epochs=epochs))
 
-    done = bench.perform(replace(bench.tools(), guard=guard), task)
+    done = bench.run_task(replace(bench.tools(), guard=guard), task)
 
     assert len(waits) == guard.pauses == 1
     assert done.stats.correct_before is not None
@@ -137,7 +137,7 @@ def test_measuring_pauses_too(bench):
     )
     task = structs.replace(bench.task(), recipe=Recipe(batch=1, learning_rate=0.1, seed=1, epochs=0))
 
-    bench.perform(replace(bench.tools(), guard=guard), task)
+    bench.run_task(replace(bench.tools(), guard=guard), task)
 
     assert guard.pauses == 1
 
@@ -145,13 +145,13 @@ def test_measuring_pauses_too(bench):
 def test_a_task_that_is_given_up_stops_measuring(bench):
     answers = iter([False, True])
     with pytest.raises(Stopped):
-        bench.perform(bench.tools(), stop=lambda: next(answers, True))
+        bench.run_task(bench.tools(), stop=lambda: next(answers, True))
 
 
 def test_prototypes_leave_with_noise(bench):
     class_mean_noise = ClassMeanNoise(0.5, b"secret", told=(3, 0, 5, 1))
-    plain = bench.perform(bench.tools(), bench.task(prototypes=True)).tensors
-    hidden = bench.perform(
+    plain = bench.run_task(bench.tools(), bench.task(prototypes=True)).tensors
+    hidden = bench.run_task(
         replace(bench.tools(), class_mean_noise=class_mean_noise), bench.task(prototypes=True)
     ).tensors
 
@@ -165,20 +165,20 @@ def test_prototypes_leave_with_noise(bench):
 def test_a_large_model_is_not_kept(bench, monkeypatch):
     monkeypatch.setattr(trainer_cache, "KEEP_BYTES", -1)
     tools = bench.tools()
-    bench.perform(tools)
-    bench.perform(tools)
+    bench.run_task(tools)
+    bench.run_task(tools)
     assert bench.made == 2
 
 
 def test_weights_and_delta_say_the_same(bench):
-    delta = bench.perform(bench.tools()).tensors
-    whole = bench.perform(bench.tools(), bench.task(weights="weights")).tensors
+    delta = bench.run_task(bench.tools()).tensors
+    whole = bench.run_task(bench.tools(), bench.task(weights="weights")).tensors
     for name, start in start_weights().items():
         np.testing.assert_allclose(whole[name], start + delta[name], atol=1e-6)
 
 
 def test_prototypes_are_the_mean_embeddings_of_the_classes(bench):
-    result = bench.perform(bench.tools(), bench.task(weights="none", prototypes=True)).tensors
+    result = bench.run_task(bench.tools(), bench.task(weights="none", prototypes=True)).tensors
     data = make_data("a")
     # The tiny model's embedding is its input.
     expected = data.x[data.y == 0].mean(axis=0)
@@ -188,18 +188,18 @@ def test_prototypes_are_the_mean_embeddings_of_the_classes(bench):
 
 def test_a_task_that_is_told_to_stop_stops(bench):
     with pytest.raises(Stopped):
-        bench.perform(bench.tools(), stop=lambda: True)
+        bench.run_task(bench.tools(), stop=lambda: True)
 
 
 def test_a_recipe_for_some_classes_trains_on_their_samples_only(bench):
     data = make_data("a")
     task = structs.replace(bench.task(), recipe=structs.replace(bench.task().recipe, classes=[0, 2]))
-    result = bench.perform(bench.tools(), task)
+    result = bench.run_task(bench.tools(), task)
     assert result.stats.samples == int(np.isin(data.y, [0, 2]).sum()) < len(data.y)
 
 
 def test_a_recipe_for_classes_that_are_not_here_changes_nothing(bench):
     recipe = structs.replace(bench.task().recipe, classes=[99], steps=5)
-    result = bench.perform(bench.tools(), structs.replace(bench.task(), recipe=recipe))
+    result = bench.run_task(bench.tools(), structs.replace(bench.task(), recipe=recipe))
     assert result.stats.steps == 0
     assert not any(value.any() for value in result.tensors.values())

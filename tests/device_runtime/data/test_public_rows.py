@@ -68,7 +68,7 @@ def away(result) -> float:
 
 
 def test_a_device_comes_nearer_to_the_common_logits_on_public_rows(bench):
-    before, after = bench.perform(epochs=0), bench.perform()
+    before, after = bench.run_task(epochs=0), bench.run_task()
     assert before.tensors[PUBLIC_LOGITS].shape == (ROWS, CLASSES)
     assert after.stats.samples == ROWS
     assert away(after) < 0.5 * away(before)
@@ -85,9 +85,9 @@ def test_a_device_comes_nearer_to_the_common_logits_on_public_rows(bench):
 def test_rows_that_do_not_fit_are_refused(bench, blob, content, says):
     (bench.folder / blob).write_bytes(tensors.save(content))
     with pytest.raises(BadBlob, match=says):
-        bench.perform()
+        bench.run_task()
 
 
 def test_a_task_that_speaks_of_rows_it_does_not_bring_is_refused(bench):
     with pytest.raises(BadBlob, match="names no blob"):
-        bench.perform(inputs=replace(bench.inputs, public=None))
+        bench.run_task(inputs=replace(bench.inputs, public=None))
