@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 
 from fedwright.device_runtime.data import load
+from fedwright.device_runtime.equipment import make_tools
 from fedwright.device_runtime.run_task import Inputs, run_task
-from fedwright.device_runtime.start import make_tools
 from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import tensors
 from fedwright.protocol.blobs import make_ref

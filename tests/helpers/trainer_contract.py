@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedwright.device_runtime.start import make_tools
+from fedwright.device_runtime.equipment import make_tools
 from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import tensors
 from fedwright.protocol.errors import BadBlob
