@@ -62,6 +62,11 @@ class _Process:
         self._answers: FrameReader[FromProcess] = FrameReader(reading, from_process())
         self.say(Start(settings, logging.getLogger().getEffectiveLevel()))
 
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._popen.pid
+
     def say(self, message: Start | Begin | Stop) -> None:
         """Tell it something; when it is gone, the next `hear` says so."""
         try:
@@ -102,6 +107,12 @@ class TrainingProcess:
         self._busy = False
         self._room_bytes: int | None = None
         self.ready = self._start()
+
+    @property
+    def pid(self) -> int | None:
+        """The process id; None while there is no process."""
+        process = self._process
+        return None if process is None else process.pid
 
     def run(self, task: Task, inputs: Inputs, *, should_stop: Callable[[], bool]) -> Done | Refusal:
         """Do a task to its end."""

@@ -134,7 +134,7 @@ class Running:
             residual=residual,
             personal=self.tools.personal,
             checkpoint=self.tools.checkpoint,
-            runner=InProcessRunner(Equipment(data, self.tools, residual, folder / device)),
+            runner=changes.get("runner") or InProcessRunner(Equipment(data, self.tools, residual, folder / device)),
             trains=changes.get("trains", True),
             hidden=changes.get("hidden"),
         )
