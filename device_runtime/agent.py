@@ -1,7 +1,8 @@
 """THE LOOP of a device: report → task → fetch what is missing → check and train → update, until it is dismissed.
 
-Messages are handled in this thread; training runs in one worker thread, so that a device that trains still
-answers. The journal says at every moment what is in hand, so that a restart continues instead of beginning.
+Messages are handled in this thread; a worker thread waits for the process that trains, so that a device that trains
+still answers. The journal says at every moment what is in hand, so that a restart continues instead of beginning, and
+how often that was begun, so that a task which ends whatever trains it is refused in the end.
 """
 
 import logging
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 from msgspec import structs
 
@@ -16,7 +18,8 @@ from fedwright import __version__
 from fedwright.device_runtime import facts
 from fedwright.device_runtime.refusals import refusal_of
 from fedwright.device_runtime.resources import Resources
-from fedwright.device_runtime.run_task import Inputs, Result, Stopped, run_task
+from fedwright.device_runtime.run_task import Stopped, inputs_of
+from fedwright.device_runtime.runner import Crashed, Done
 from fedwright.device_runtime.server_choice import DeviceIdentity, ServerChoice
 from fedwright.device_runtime.store.journal import JournalEntry
 from fedwright.protocol.blobs import Download, Uploads, inlined
@@ -72,7 +75,7 @@ class Agent:
         self._downloads: dict[str, Download] = {}
         self._uploads = Uploads(resources.blobs)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="train")
-        self._work: Future[Result] | None = None
+        self._work: Future[Done | Refusal] | None = None
         self._give_up = threading.Event()
         self._stopping = threading.Event()
         self._answered_s = 0.0
@@ -100,7 +103,10 @@ class Agent:
                     self._move()
         finally:
             self._give_up.set()
+            self._have.runner.close()
             self._worker.shutdown()
+            if self._work is not None and not isinstance(self._work.exception(), Crashed):
+                self._have.journal.excuse()
 
     def stop(self) -> None:
         """Make `run` return soon; safe from any thread and from signal handlers."""
@@ -142,8 +148,8 @@ class Agent:
             Report(
                 agent=__version__,
                 board=self._have.board,
-                free_bytes=facts.free_bytes(),
-                data=self._have.told or self._have.data.summary(),
+                free_bytes=self._have.runner.free_bytes(),
+                data=self._have.told,
                 task=None if entry is None else entry.task.task,
                 trains=self._have.trains,
                 profile=self._have.profile,
@@ -260,20 +266,16 @@ class Agent:
         self._begin()
 
     def _start(self, task: Task) -> None:
-        refs = (task.sides, task.frozen, task.public)
-        paths = [None if ref is None else self._have.blobs.path(ref.sha256) for ref in refs]
-        inputs = Inputs(
-            artifact=self._have.blobs.path(task.artifact.sha256),
-            weights=self._have.blobs.path(task.weights.sha256),
-            sides=paths[0],
-            frozen=paths[1],
-            public=paths[2],
-        )
-        self._give_up.clear()
+        entry = self._have.journal.entry
+        if entry is not None and not self._have.journal.begin(self._have.checkpoint.step(task.task)):
+            problem = entry.problem or "the agent itself ended each time"
+            self._refuse_for(DeviceError(f"begun {entry.attempts} times, never came to an end: {problem}"))
+            return
+        # One for each task: the one before may not have ended yet.
+        self._give_up = threading.Event()
         log.info("%s: task %s begins", task.title, task.task)
-        self._work = self._worker.submit(
-            run_task, task, inputs, self._have.data, tools=self._have.tools, should_stop=self._give_up.is_set
-        )
+        inputs = inputs_of(task, self._have.blobs.path)
+        self._work = self._worker.submit(self._have.runner.run, task, inputs, should_stop=self._give_up.is_set)
         self._work.add_done_callback(lambda _: self._link.wake())
 
     def _tend(self) -> None:
@@ -288,46 +290,51 @@ class Agent:
         elif now - self._answered_s >= (HELD_RESEND_S if self._held else RESEND_S):
             self._send_answer()
 
-    def _finish_work(self, work: Future[Result]) -> None:
+    def _finish_work(self, work: Future[Done | Refusal]) -> None:
         entry = self._have.journal.entry
         err = work.exception()
         if isinstance(err, Stopped) or entry is None:
             return
+        if isinstance(err, Crashed):
+            log.warning("%s: %s", entry.task.title, err)
+            self._have.journal.crashed(str(err))
+            self._begin()
+            return
         if err is not None:
             self._refuse_for(err)
             return
+        outcome = work.result()
         try:
-            update = self._update(entry.task, work.result())
+            self._answer(outcome if isinstance(outcome, Refusal) else self._update(entry.task, outcome))
         except (DeviceError, OSError) as failed:
             self._refuse_for(failed)
-            return
-        self._answer(update)
 
     def _refuse_for(self, err: BaseException) -> None:
         """Tell the server why the task in hand came to nothing."""
         entry = self._have.journal.entry
         if entry is None:
             return
-        refusal = refusal_of(entry.task.task, err)
-        log.warning("%s: task refused: %s", entry.task.title, refusal.detail)
         self._downloads.clear()
-        self._answer(refusal)
+        self._answer(refusal_of(entry.task.task, err))
 
-    def _update(self, task: Task, result: Result) -> Update:
+    def _update(self, task: Task, done: Done) -> Update:
         stats = structs.replace(
-            result.stats,
-            peak_rss_bytes=facts.peak_rss_bytes(),
+            done.stats,
+            # The process that trained says its own.
+            peak_rss_bytes=done.stats.peak_rss_bytes + facts.peak_rss_bytes(),
             bytes_up=self._link.sent_bytes,
             bytes_down=self._link.received_bytes,
         )
         ref = None
-        if result.tensors:
-            blob = self._have.residual.encode(task, result.tensors, result.masks)
+        if done.blob:
             # The server's choice of chunk holds both ways: some brokers take only small messages.
-            ref = self._uploads.offer(blob, chunk_bytes=task.weights.chunk_bytes, inline=False)
+            ref = self._uploads.offer_file(Path(done.blob), chunk_bytes=task.weights.chunk_bytes)
         return Update(task=task.task, round=task.round, stats=stats, tensors=ref)
 
     def _answer(self, answer: Update | Refusal) -> None:
+        entry = self._have.journal.entry
+        if entry is not None and isinstance(answer, Refusal):
+            log.warning("%s: task refused: %s", entry.task.title, answer.detail)
         self._have.journal.answer(answer)
         self._send_answer()
 
@@ -350,9 +357,9 @@ class Agent:
         word = f"did not use the answer: {ack.problem}" if ack.problem else "has the answer; waiting for a task"
         log.log(logging.WARNING if ack.problem else logging.INFO, "%s: the server %s", entry.task.title, word)
         self._have.residual.settle(ack.of, used=not ack.problem)
-        self._have.tools.personal.settle(ack.of, used=not ack.problem)
+        self._have.personal.settle(ack.of, used=not ack.problem)
         self._have.journal.finish()
-        self._have.tools.checkpoint.clear()
+        self._have.checkpoint.clear()
         self._forget_blobs(entry)
         if self._next is not None:
             self._take_task(self._next[0])
@@ -373,9 +380,8 @@ class Agent:
         self._downloads.clear()
         if self._work is not None:
             self._give_up.set()
-            self._work.exception()
             self._work = None
-        self._have.tools.checkpoint.clear()
+        self._have.checkpoint.clear()
 
     def _take_dismiss(self, dismiss: Dismiss) -> None:
         if dismiss.boot != self._identity.boot:

@@ -68,7 +68,7 @@ class Guard:
         look: Callable[[], BoardState],
         *,
         clock: Callable[[], float] = time.monotonic,
-        wait: Callable[[float], None] = time.sleep,
+        wait: Callable[[float], object] = time.sleep,
     ) -> None:
         self._limits = limits
         self._look = look

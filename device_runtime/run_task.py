@@ -13,7 +13,7 @@ from fedwright.device_runtime.energy import EnergyMeter
 from fedwright.device_runtime.guard import Guard
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.personal_layers import PersonalLayers
-from fedwright.device_runtime.train.base import Array, StepResult, Tensors, Trainer
+from fedwright.device_runtime.train.base import Array, Interrupt, StepResult, Tensors, Trainer
 from fedwright.device_runtime.train.loop import (
     INPUT,
     LABEL,
@@ -64,6 +64,7 @@ class Tools:
     kept: TrainerCache = field(default_factory=TrainerCache)
     guard: Guard | None = None
     class_mean_noise: MeanNoise = unchanged_means
+    interrupt: Interrupt | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,13 @@ class Result:
     tensors: Tensors
     stats: Stats
     masks: Tensors = field(default_factory=dict)
+
+
+def inputs_of(task: Task, path: Callable[[str], Path]) -> Inputs:
+    """The blobs of a task; path: where a blob lies, by its hash."""
+    refs = (task.sides, task.frozen, task.public)
+    sides, frozen, public = (None if ref is None else path(ref.sha256) for ref in refs)
+    return Inputs(path(task.artifact.sha256), path(task.weights.sha256), sides, frozen, public)
 
 
 class Stopped(Exception):

@@ -168,6 +168,14 @@ class BlobStore:
             self._adopt(temporary, sha256)
         return sha256
 
+    def take_file(self, source: Path) -> str:
+        """Make a file of the same disk a blob; it is gone from its old place. Returns its name."""
+        with self._temporary() as temporary:
+            os.replace(source, temporary)
+            sha256 = make_ref(temporary, inline=False).sha256
+            self._adopt(temporary, sha256)
+        return sha256
+
     def pin(self, sha256: str) -> None:
         """Keep a blob whatever the limit says."""
         self._pinned.add(sha256)
@@ -359,6 +367,12 @@ class Uploads:
         """Store a blob and describe it; it stays until `withdraw`."""
         sha256 = self._store.put_bytes(source) if isinstance(source, bytes) else self._store.put_file(source)
         ref = make_ref(self._store.path(sha256), chunk_bytes=chunk_bytes, inline=inline)
+        self.serve(ref)
+        return ref
+
+    def offer_file(self, source: Path, *, chunk_bytes: int) -> BlobRef:
+        """The same for a file that nobody else needs, which moves into the store."""
+        ref = make_ref(self._store.path(self._store.take_file(source)), chunk_bytes=chunk_bytes, inline=False)
         self.serve(ref)
         return ref
 

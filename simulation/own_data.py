@@ -8,7 +8,7 @@ import numpy as np
 
 from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.data import LocalData, load
-from fedwright.device_runtime.start import SPLIT_SEED
+from fedwright.device_runtime.equipment import SPLIT_SEED
 from fedwright.protocol.errors import DataError
 from fedwright.protocol.topics import check_name
 from fedwright.simulation.partition import Index, Share

@@ -17,9 +17,10 @@ from fedwright.benchmarks.harness.suite import check
 from fedwright.device_runtime import facts
 from fedwright.device_runtime.agent import Agent
 from fedwright.device_runtime.data.local import LocalData
+from fedwright.device_runtime.equipment import Equipment, make_tools
 from fedwright.device_runtime.resources import Resources
+from fedwright.device_runtime.runner import InProcessRunner
 from fedwright.device_runtime.server_choice import DeviceIdentity
-from fedwright.device_runtime.start import make_tools
 from fedwright.device_runtime.store.journal import Journal
 from fedwright.device_runtime.store.residual import ErrorFeedback
 from fedwright.protocol import codec, tensors
@@ -168,14 +169,16 @@ def _edge(name: str, folder: Path, broker: str) -> Iterator[None]:
 @contextmanager
 def _agent(device: str, fleet: str, data: LocalData, *, folder: Path, broker: str) -> Iterator[None]:
     own = folder / "devices" / device
-    journal = Journal(own)
+    journal, residual, tools = Journal(own), ErrorFeedback(own), make_tools("portable", threads=1, folder=own)
     resources = Resources(
         board=facts.board(threads=1),
-        data=data,
+        told=data.summary(),
         blobs=BlobStore(own / "blobs"),
         journal=journal,
-        residual=ErrorFeedback(own),
-        tools=make_tools("portable", threads=1, folder=own),
+        residual=residual,
+        personal=tools.personal,
+        checkpoint=tools.checkpoint,
+        runner=InProcessRunner(Equipment(data, tools, residual, own)),
     )
     link = connect(broker, client_id=device)
     agent = Agent(link, DeviceIdentity(device, fleet, codec.new_id()), resources)

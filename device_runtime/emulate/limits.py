@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from fedwright.device_runtime.emulate.meter import process_cpu_s
+from fedwright.device_runtime.emulate.meter import Family
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,10 @@ class CgroupLimiter:
         # Unlimited first: a kernel may leave a process that moves while it is throttled asleep for good.
         with contextlib.suppress(OSError):
             self._set_quota(group, None)
-            (self._parent / "cgroup.procs").write_text(str(pid))
+        # With it the processes that it started.
+        for member in _members(group):
+            with contextlib.suppress(OSError):
+                (self._parent / "cgroup.procs").write_text(member)
         with contextlib.suppress(OSError):
             group.rmdir()
 
@@ -153,10 +156,18 @@ class CgroupLimiter:
                     group.rmdir()
 
 
+def _members(group: Path) -> list[str]:
+    try:
+        return (group / "cgroup.procs").read_text().split()
+    except OSError:
+        return []
+
+
 @dataclass
 class _Held:
-    """A process under the governor: CPU time it may still use, and what it had used at the last look."""
+    """A process with those it started: CPU time they may still use, and what they had used at the last look."""
 
+    family: Family
     share: float
     used_s: float
     allowance_s: float = 0.0
@@ -181,14 +192,15 @@ class Governor:
     def add(self, pid: int, share: float) -> None:
         """Hold a process to a share of one core."""
         with self._lock:
-            self._held[pid] = _Held(share, process_cpu_s(pid) or 0.0)
+            family = Family(pid)
+            self._held[pid] = _Held(family, share, family.cpu_s() or 0.0)
 
     def remove(self, pid: int) -> None:
         """Let a process go."""
         with self._lock:
             held = self._held.pop(pid, None)
             if held is not None and held.stopped:
-                _send(pid, signal.SIGCONT)
+                _send(held.family, signal.SIGCONT)
 
     def close(self) -> None:
         """Let all go."""
@@ -202,14 +214,14 @@ class Governor:
         while not self._ended.wait(TICK_S):
             now_s = time.monotonic()
             with self._lock:
-                for pid, held in self._held.items():
-                    _govern(pid, held, now_s - last_s)
+                for held in self._held.values():
+                    _govern(held, now_s - last_s)
             last_s = now_s
 
 
-def _govern(pid: int, held: _Held, elapsed_s: float) -> None:
+def _govern(held: _Held, elapsed_s: float) -> None:
     """One tick: earn, pay for what was used, then stop or continue."""
-    used_s = process_cpu_s(pid)
+    used_s = held.family.cpu_s()
     if used_s is None:
         return
     earned_s = min(held.share * BURST_S, held.allowance_s + held.share * elapsed_s)
@@ -218,9 +230,10 @@ def _govern(pid: int, held: _Held, elapsed_s: float) -> None:
     if held.stopped == (held.allowance_s <= 0):
         return
     held.stopped = not held.stopped
-    _send(pid, signal.SIGSTOP if held.stopped else signal.SIGCONT)
+    _send(held.family, signal.SIGSTOP if held.stopped else signal.SIGCONT)
 
 
-def _send(pid: int, sign: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, sign)
+def _send(family: Family, sign: signal.Signals) -> None:
+    for pid in family.members():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, sign)

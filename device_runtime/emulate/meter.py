@@ -12,11 +12,13 @@ import psutil
 SAMPLE_S = 0.1
 # Long enough that one quota period more or less does not show.
 WINDOW_S = 1.0
+# Going through all processes for children takes longer than asking one for its time.
+LOOK_S = 0.5
 
 
 @dataclass
 class Usage:
-    """What one process has used so far."""
+    """What one process, with those that it started, has used so far."""
 
     cpu_s: float = 0.0
     peak_share: float = 0.0
@@ -39,7 +41,7 @@ class Meter:
     """Samples a set of processes in the background."""
 
     def __init__(self) -> None:
-        self._usage: dict[int, Usage] = {}
+        self._usage: dict[int, tuple[Family, Usage]] = {}
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="usage-meter", daemon=True)
@@ -48,7 +50,7 @@ class Meter:
     def add(self, pid: int) -> Usage:
         """Watch a process; the returned record stays up to date."""
         with self._lock:
-            return self._usage.setdefault(pid, Usage())
+            return self._usage.setdefault(pid, (Family(pid), Usage()))[1]
 
     def remove(self, pid: int) -> None:
         """Watch it no longer."""
@@ -63,10 +65,39 @@ class Meter:
     def _loop(self) -> None:
         while not self._ended.wait(SAMPLE_S):
             with self._lock:
-                for pid, usage in self._usage.items():
-                    cpu_s = process_cpu_s(pid)
+                for family, usage in self._usage.values():
+                    cpu_s = family.cpu_s()
                     if cpu_s is not None:
-                        usage.note(time.monotonic(), cpu_s, peak_rss_bytes(pid))
+                        usage.note(time.monotonic(), cpu_s, sum(map(peak_rss_bytes, family.members())))
+
+
+class Family:
+    """A process with those that it started, such as an agent with its training process."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._others: list[int] = []
+        self._looked_s = float("-inf")
+        self._used_s: dict[int, float] = {}
+
+    def members(self) -> list[int]:
+        """Their process ids; others than the first were there at the last look."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s >= LOOK_S:
+            self._looked_s = now_s
+            try:
+                self._others = [child.pid for child in psutil.Process(self._pid).children(recursive=True)]
+            except psutil.Error:
+                self._others = []
+        return [self._pid, *self._others]
+
+    def cpu_s(self) -> float | None:
+        """CPU seconds of all so far, those that have ended included; None when the first is gone."""
+        used_s = {pid: process_cpu_s(pid) for pid in self.members()}
+        if used_s[self._pid] is None:
+            return None
+        self._used_s |= {pid: found for pid, found in used_s.items() if found is not None}
+        return sum(self._used_s.values())
 
 
 def process_cpu_s(pid: int) -> float | None:

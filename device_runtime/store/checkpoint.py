@@ -61,6 +61,14 @@ class Checkpoint:
             # Losing it costs the seconds it would have saved; the task starts from its first step.
             return None
 
+    def step(self, task: str) -> int:
+        """How many steps of this task are saved."""
+        try:
+            note = tensors.metadata(self._path)
+            return int(note["step"]) if note.get("task") == task else 0
+        except (BadBlob, KeyError, ValueError):
+            return 0
+
     def clear(self) -> None:
         """The task is over."""
         self._path.unlink(missing_ok=True)

@@ -16,13 +16,26 @@ log = logging.getLogger(__name__)
 
 # A task that was delivered twice arrives again soon or never; this many ids are plenty.
 KEEP_FINISHED = 64
+# A task that twice ended the process that did it does so again.
+MAX_ATTEMPTS = 2
 
 
 class JournalEntry(Struct, frozen=True):
-    """The task in hand; `answer` is there once the work is done and only the acknowledgement is missing."""
+    """The task in hand; `answer` is there once the work is done and only the acknowledgement is missing.
+
+    attempts: how often it was begun without getting further than `step` steps. problem: how the last of them ended.
+    """
 
     task: Task
     answer: Update | Refusal | None = None
+    attempts: int = 0
+    step: int = 0
+    problem: str = ""
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether it was begun often enough."""
+        return self.attempts >= MAX_ATTEMPTS
 
 
 class _File(Struct, frozen=True):
@@ -51,6 +64,29 @@ class Journal:
     def accept(self, task: Task) -> None:
         """Take a task in hand; whatever was in hand before is given up."""
         self._write(structs.replace(self._file, entry=JournalEntry(task)))
+
+    def begin(self, step: int) -> bool:
+        """Note on disk that the task is being begun, with so many steps done; False when it was often enough."""
+        entry = self._file.entry
+        if entry is None:
+            return False
+        if step > entry.step:
+            entry = structs.replace(entry, attempts=0, step=step)
+        if entry.is_hopeless:
+            return False
+        self._write(structs.replace(self._file, entry=structs.replace(entry, attempts=entry.attempts + 1)))
+        return True
+
+    def crashed(self, problem: str) -> None:
+        """Remember how an attempt ended."""
+        if self._file.entry is not None:
+            self._write(structs.replace(self._file, entry=structs.replace(self._file.entry, problem=problem)))
+
+    def excuse(self) -> None:
+        """An attempt was broken off in good order: it does not count."""
+        entry = self._file.entry
+        if entry is not None and entry.attempts:
+            self._write(structs.replace(self._file, entry=structs.replace(entry, attempts=entry.attempts - 1)))
 
     def answer(self, answer: Update | Refusal) -> None:
         """The work is done: remember how it ended until the server has it too."""

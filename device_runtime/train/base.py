@@ -17,6 +17,18 @@ class StepResult:
     correct: int
 
 
+class Interrupt(Protocol):
+    """Ends what a runtime is computing, from another thread."""
+
+    def set(self) -> None:
+        """What runs ends with an error soon, and so does what is begun before `clear`."""
+        ...
+
+    def clear(self) -> None:
+        """Runs may begin again."""
+        ...
+
+
 class Predicts(Protocol):
     """A model that can be asked."""
 

@@ -24,10 +24,12 @@ class PortableTrainer:
         provider: str = "cpu",
         sides: Tensors | None = None,
         frozen: Tensors | None = None,
+        interrupt: sessions.RunInterrupt | None = None,
     ) -> None:
         self.manifest = artifact.manifest
         self._artifact = artifact
         self._threads = threads
+        self._run_options = (interrupt or sessions.RunInterrupt()).options
         self._provider = sessions.pick_provider(provider)
         self._frozen = _values(sessions.checked(frozen or {}, self.manifest.frozen, what="frozen tensors"))
         self._sessions: dict[str, ort.InferenceSession] = {}
@@ -62,7 +64,7 @@ class PortableTrainer:
         for spec in self.manifest.scalars:
             binding.bind_cpu_input(spec.name, _scalar(spec, learning_rate=learning_rate, seed=seed))
         try:
-            self._session("train.onnx").run_with_iobinding(binding)
+            self._session("train.onnx").run_with_iobinding(binding, self._run_options)
         except sessions.RUNTIME_ERRORS as err:
             raise sessions.failure("training step", err, need_bytes=self._need_bytes(batch)) from err
         self._now = 1 - self._now
@@ -83,7 +85,7 @@ class PortableTrainer:
         binding.bind_output(self.manifest.logits, "cpu")
         binding.bind_output(self.manifest.embedding, "cpu")
         try:
-            session.run_with_iobinding(binding)
+            session.run_with_iobinding(binding, self._run_options)
         except sessions.RUNTIME_ERRORS as err:
             raise sessions.failure("evaluation", err, need_bytes=self._need_bytes(batch)) from err
         logits, embedding = binding.copy_outputs_to_cpu()

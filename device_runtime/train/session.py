@@ -162,6 +162,23 @@ def release_memory() -> None:
         trim(0)
 
 
+class RunInterrupt:
+    """Ends runs that were begun with its options, between two operators, also inside a Scan."""
+
+    def __init__(self) -> None:
+        self.options = ort.RunOptions()
+        # Fatal only: errors come as exceptions.
+        self.options.log_severity_level = 4
+
+    def set(self) -> None:
+        """End what runs."""
+        self.options.terminate = True
+
+    def clear(self) -> None:
+        """Runs may begin again."""
+        self.options.terminate = False
+
+
 def failure(what: str, err: BaseException, *, need_bytes: int) -> DeviceError:
     """What a failed run means: OverBudget when memory ran out, else what onnxruntime said."""
     short = _NO_MEMORY.search(str(err))

@@ -16,7 +16,7 @@ from fedwright.device_runtime import data
 from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.emulate.device import agent_command
 from fedwright.device_runtime.emulate.fleet import EmulatedFleet
-from fedwright.device_runtime.start import SPLIT_SEED
+from fedwright.device_runtime.equipment import SPLIT_SEED
 from fedwright.protocol.errors import ConfigError, FedwrightError
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.link.memory import MemoryBroker

@@ -10,7 +10,7 @@ import pytest
 from fedwright.device_runtime import data
 from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.data.local import LocalData
-from fedwright.device_runtime.start import SPLIT_SEED
+from fedwright.device_runtime.equipment import SPLIT_SEED
 from fedwright.protocol.errors import DeviceError
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.link.memory import MemoryBroker

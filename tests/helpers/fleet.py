@@ -10,8 +10,10 @@ import numpy as np
 
 from fedwright.device_runtime.agent import Agent
 from fedwright.device_runtime.data.local import LocalData
+from fedwright.device_runtime.equipment import Equipment
 from fedwright.device_runtime.resources import Resources
 from fedwright.device_runtime.run_task import Tools
+from fedwright.device_runtime.runner import InProcessRunner
 from fedwright.device_runtime.server_choice import DeviceIdentity
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.journal import Journal
@@ -136,21 +138,23 @@ class Running:
     def __init__(self, broker: LinkMaker, device: str, folder: Path, **changes: Any) -> None:
         self.link = broker.link(device)
         self.journal = Journal(folder / device)
-        tools = Tools(
+        self.tools = Tools(
             make_trainer=changes.get("make_trainer", lambda a, s, f: PortableTrainer(a, sides=s, frozen=f)),
             check=changes.get("check", lambda artifact, recipe: None),
             checkpoint=Checkpoint(folder / device / "checkpoint", every_s=changes.get("checkpoint_s", 60.0)),
             personal=PersonalLayers(folder / device),
         )
+        data, residual = changes.get("data", make_data(device)), ErrorFeedback(folder / device)
         resources = Resources(
             board=BOARD,
-            data=changes.get("data", make_data(device)),
+            told=changes.get("told") or data.summary(),
             blobs=BlobStore(folder / device / "blobs"),
             journal=self.journal,
-            residual=ErrorFeedback(folder / device),
-            tools=tools,
+            residual=residual,
+            personal=self.tools.personal,
+            checkpoint=self.tools.checkpoint,
+            runner=changes.get("runner") or InProcessRunner(Equipment(data, self.tools, residual, folder / device)),
             trains=changes.get("trains", True),
-            told=changes.get("told"),
             hidden=changes.get("hidden"),
         )
         self.boot = codec.new_id()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedwright.device_runtime.start import make_tools
+from fedwright.device_runtime.equipment import make_tools
 from fedwright.device_runtime.train.base import Trainer
 from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import tensors

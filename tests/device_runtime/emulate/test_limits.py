@@ -13,7 +13,7 @@ import pytest
 
 from fedwright.device_runtime.emulate import limits
 from fedwright.device_runtime.emulate.limits import CgroupLimiter, CpuLimiter, Governor, cpu_limiter
-from fedwright.device_runtime.emulate.meter import Usage, process_cpu_s
+from fedwright.device_runtime.emulate.meter import Family, Usage, process_cpu_s
 
 BURN = "import sys\nprint('ready', flush=True)\nwhile True: pass"
 
@@ -79,15 +79,16 @@ def test_a_governor_that_is_late_takes_back_what_it_gave_too_much(monkeypatch: p
     """A process burns whenever it is let, and every tenth tick comes after 100 ms instead of 5: its mean holds."""
     used_s, running = 0.0, True
     signs: list[signal.Signals] = []
-    monkeypatch.setattr(limits, "process_cpu_s", lambda pid: used_s)
-    monkeypatch.setattr(limits, "_send", lambda pid, sign: signs.append(sign))
-    held = limits._Held(0.1, 0.0)
+    monkeypatch.setattr(limits, "_send", lambda family, sign: signs.append(sign))
+    family = Family(1)
+    monkeypatch.setattr(family, "cpu_s", lambda: used_s)
+    held = limits._Held(family, 0.1, 0.0)
     elapsed_s = 0.0
     for tick in range(2000):
         tick_s = 0.1 if tick % 10 == 0 else 0.005
         elapsed_s += tick_s
         used_s += tick_s if running else 0.0
-        limits._govern(1, held, tick_s)
+        limits._govern(held, tick_s)
         running = signs[-1:] != [signal.SIGSTOP]
 
     assert 0.05 * elapsed_s < used_s < 0.1 * elapsed_s + 0.1
@@ -143,3 +144,28 @@ def test_peak_share_is_the_highest_over_one_second() -> None:
     assert usage.peak_share == pytest.approx(0.5)
     assert usage.cpu_s == pytest.approx(1.0)
     assert usage.peak_rss_bytes == 1024
+
+
+PARENT = """
+import subprocess, sys
+burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+sys.stdout.write(f"{burner.pid}\\n")
+sys.stdout.flush()
+sys.stdin.read()
+burner.kill()
+burner.wait()
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_process_that_the_limited_one_starts_is_limited_too(limiter: CpuLimiter) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    limiter.add(parent.pid, 0.25)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+
+    held = any(share < 0.4 for share in shares(child, 10))
+    limiter.remove(parent.pid)
+    parent.communicate("")
+
+    assert held

@@ -9,6 +9,7 @@ from msgspec import structs
 
 from fedwright.device_runtime import facts, start
 from fedwright.device_runtime.config import AgentConfig
+from fedwright.device_runtime.equipment import make_tools
 from fedwright.device_runtime.profiler.measure import make_batch
 from fedwright.device_runtime.profiler.measure import start as begin
 from fedwright.device_runtime.profiler.store import PROFILE_NAME, save_profile
@@ -67,7 +68,7 @@ def test_tools_follow_the_choice_and_the_owners_word(
     asked: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(facts, "cores", lambda: 4)
-    tools = start.make_tools("portable", threads=asked, folder=tmp_path)
+    tools = make_tools("portable", threads=asked, folder=tmp_path)
 
     trainer = tools.make_trainer(make_artifact(), {}, {})
 

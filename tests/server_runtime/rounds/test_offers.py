@@ -34,7 +34,7 @@ def test_a_device_whose_memory_shrinks_is_offered_less_in_the_same_round(broker:
     server = Server(broker, tmp_path, devices=2, rounds=2)
     # A kept trainer was checked already, so this device makes a new one for every task.
     small = Running(broker, "small", tmp_path, check=check)
-    small.agent._have.tools.kept.put = lambda *_, **__: None
+    small.tools.kept.put = lambda *_, **__: None
     with agents(broker, tmp_path, "a"):
         server.run(observer=another_program_starts)
     small.stop()
@@ -90,7 +90,7 @@ def test_a_device_that_cannot_measure_in_large_batches_is_offered_smaller_ones(
     server = Server(broker, tmp_path, devices=2, rounds=1)
     # A trainer that is kept from the round was checked already.
     small = Running(broker, "small", tmp_path, check=check)
-    small.agent._have.tools.kept.put = lambda *_, **__: None
+    small.tools.kept.put = lambda *_, **__: None
     with agents(broker, tmp_path, "a"):
         server.run()
     small.stop()

@@ -1,0 +1,158 @@
+"""What a device trains with, made from its settings: its data, its trainer and check, its guard, its noise."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from msgspec import Struct
+
+from fedwright.device_runtime import facts
+from fedwright.device_runtime.data import load
+from fedwright.device_runtime.data.local import LocalData
+from fedwright.device_runtime.describe.noise import SECRET_BYTES, ClassMeanNoise, with_noise
+from fedwright.device_runtime.guard import Guard, Limits, board_state
+from fedwright.device_runtime.profiler.store import PROFILE_NAME, find_profile
+from fedwright.device_runtime.run_task import CheckArtifact, MakeTrainer, Tools, unchanged_means
+from fedwright.device_runtime.store.checkpoint import Checkpoint
+from fedwright.device_runtime.store.personal_layers import PersonalLayers
+from fedwright.device_runtime.store.residual import ErrorFeedback
+from fedwright.device_runtime.store.secret import kept_secret
+from fedwright.device_runtime.train.base import Interrupt, Tensors, Trainer
+from fedwright.device_runtime.train.threads import pick_threads
+from fedwright.protocol.artifact import Artifact
+from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.messages import DataSummary, Recipe
+from fedwright.protocol.predictor import Profile
+
+# Data order on a device must not depend on when it joined: the split into training and held-out part is fixed.
+SPLIT_SEED = 0
+
+HowMany = Callable[[Artifact], int]
+"""The number of threads to train an artifact with."""
+
+
+class EquipmentSettings(Struct, frozen=True):
+    """What training depends on, whichever process does it; `folder` is the device's own, `state` all devices'."""
+
+    data: str
+    folder: str
+    state: str
+    holdout_ratio: float
+    backend: str = "portable"
+    provider: str = "cpu"
+    threads: int = 0
+    noise_ratio: float = 0.0
+    most_temperature_c: float | None = None
+    least_battery_ratio: float | None = None
+    most_load_ratio: float | None = None
+
+
+@dataclass(frozen=True)
+class Equipment:
+    """What a device trains with; told: what it says about its data when that is not the plain truth."""
+
+    data: LocalData
+    tools: Tools
+    residual: ErrorFeedback
+    folder: Path
+    told: DataSummary | None = None
+
+
+def make_equipment(settings: EquipmentSettings, *, wait: Callable[[float], object] = time.sleep) -> Equipment:
+    """Read the data and get everything ready; wait: how a guard passes its time."""
+    folder = Path(settings.folder)
+    threads = settings.threads or facts.cores()
+    limits = Limits(settings.most_temperature_c, settings.least_battery_ratio, settings.most_load_ratio)
+    data = load(settings.data, holdout_ratio=settings.holdout_ratio, seed=SPLIT_SEED)
+    told = _told(data, settings) if settings.noise_ratio else None
+    tools = make_tools(
+        settings.backend,
+        threads=settings.threads,
+        folder=folder,
+        provider=settings.provider,
+        profiles=find_profiles(Path(settings.state), settings.threads),
+    )
+    guard = Guard(limits, lambda: board_state(threads), wait=wait) if limits.given() else None
+    noise = unchanged_means if told is None else _mean_noise(told, settings)
+    return Equipment(data, replace(tools, guard=guard, class_mean_noise=noise), ErrorFeedback(folder), folder, told)
+
+
+def find_profiles(state: Path, threads: int) -> list[Profile]:
+    """What this device measured of itself: for its number of threads, or for one and for all cores."""
+    wanted = (threads,) if threads else (1, facts.cores())
+    found = [find_profile(state / PROFILE_NAME, threads=count) for count in dict.fromkeys(wanted)]
+    return [profile for profile in found if profile is not None]
+
+
+def _told(data: LocalData, settings: EquipmentSettings) -> DataSummary:
+    """What is said about the data, with the same noise in every life of this agent."""
+    secret = _secret(Path(settings.folder))
+    return with_noise(data.summary(), settings.noise_ratio, np.random.default_rng(list(secret)))
+
+
+def _mean_noise(told: DataSummary, settings: EquipmentSettings) -> ClassMeanNoise:
+    """Noise on class means that fits what was told of the classes."""
+    secret = _secret(Path(settings.folder))
+    return ClassMeanNoise(settings.noise_ratio, secret, told.class_counts or (), tuple(told.class_names or ()))
+
+
+def _secret(folder: Path) -> bytes:
+    """What this device's noise is drawn from; it never leaves."""
+    return kept_secret(folder / "noise", SECRET_BYTES)
+
+
+def make_tools(
+    backend: str, *, threads: int, folder: Path, provider: str = "cpu", profiles: Sequence[Profile] = ()
+) -> Tools:
+    """The trainer, the check and the checkpoint file of a device; 0 threads: as many as pay for each graph."""
+    backends = {"portable": _portable, "classic": _classic}
+    if backend not in backends:
+        raise ConfigError(f"unknown backend {backend!r}; choose one of {', '.join(backends)}")
+
+    def how_many(artifact: Artifact) -> int:
+        return threads or pick_threads(artifact.manifest, facts.cores(), profiles)
+
+    make_trainer, check, interrupt = backends[backend](how_many, provider)
+    return Tools(make_trainer, check, Checkpoint(folder / "checkpoint"), PersonalLayers(folder), interrupt=interrupt)
+
+
+def _portable(threads: HowMany, provider: str) -> tuple[MakeTrainer, CheckArtifact, Interrupt | None]:
+    from fedwright.device_runtime.train.check import check_artifact
+    from fedwright.device_runtime.train.portable import PortableTrainer
+    from fedwright.device_runtime.train.session import RunInterrupt, pick_provider
+
+    pick_provider(provider)
+    interrupt = RunInterrupt()
+
+    def make_trainer(artifact: Artifact, sides: Tensors, frozen: Tensors) -> Trainer:
+        return PortableTrainer(
+            artifact,
+            threads=threads(artifact),
+            provider=provider,
+            sides=sides,
+            frozen=frozen,
+            interrupt=interrupt,
+        )
+
+    def check(artifact: Artifact, recipe: Recipe) -> None:
+        check_artifact(artifact, free_bytes=facts.free_bytes(), batch=recipe.batch)
+
+    return make_trainer, check, interrupt
+
+
+def _classic(threads: HowMany, provider: str) -> tuple[MakeTrainer, CheckArtifact, Interrupt | None]:
+    from fedwright.device_runtime.train.classic import ClassicTrainer
+    from fedwright.device_runtime.train.classic_check import check_classic
+
+    if provider != "cpu":
+        raise ConfigError(f"the classic backend runs on the cpu, not on {provider!r}; use --backend portable")
+
+    def make_trainer(artifact: Artifact, sides: Tensors, frozen: Tensors) -> Trainer:
+        return ClassicTrainer(artifact, threads=threads(artifact), sides=sides, frozen=frozen)
+
+    def check(artifact: Artifact, recipe: Recipe) -> None:
+        check_classic(artifact, free_bytes=facts.free_bytes(), batch=recipe.batch)
+
+    return make_trainer, check, None
