@@ -80,7 +80,8 @@ def test_a_process_that_is_killed_is_replaced_and_the_agent_answers_meanwhile(de
     device.hear(Report)
     device.give("bad", endless())
     device.hear(Ack)
-    killed, until_s = set(), time.monotonic() + WAIT_S
+    killed: set[Any] = set()
+    until_s = time.monotonic() + WAIT_S
     while len(killed) < 2:
         assert time.monotonic() < until_s, "no process works"
         pid = device.process.pid
