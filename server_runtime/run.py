@@ -19,7 +19,7 @@ from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
 from fedwright.server_runtime.artifacts.export import model_inputs
 from fedwright.server_runtime.artifacts.standalone import export_model
 from fedwright.server_runtime.config import ModelSection, RunConfig
-from fedwright.server_runtime.fleet.class_names import RunData, fleet_names
+from fedwright.server_runtime.fleet.class_names import RunData, fleet_names, largest_believed
 from fedwright.server_runtime.fleet.epoch import next_epoch
 from fedwright.server_runtime.fleet.revocation import Gate
 from fedwright.server_runtime.fleet.trust import Authority, read_edges
@@ -106,6 +106,7 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
         blobs = BlobStore(folder.blobs, sync=fleet.sync)
         builder = Builder(folder.artifacts)
         planner = _planner(config, builder, blobs, identity=record.identity)
+        planner.rollbacks = record.rollbacks
         reader = UpdateReader(planner, norm_limit=config.update.clip_norm)
         tracker = TaskTracker(fleet.talk(blobs), planner, store=store, reader=reader, observer=observer)
         spec = record.spec
@@ -139,13 +140,16 @@ def coordinate(
 
 
 def infer_spec(section: ModelSection, reports: Mapping[str, Report]) -> tuple[ModelSpec, tuple[str, ...]]:
-    """The model's input and classes, and their names if they have any: as configured, else as most devices report."""
+    """The model's input and classes, and their names if they have any: as configured, else as most devices report.
+
+    Of numbers of classes the largest counts that the median bears out; who claims more is turned away.
+    """
     shapes = [tuple(report.data.input_shape) for _, report in sorted(reports.items())]
     shape = section.input_shape or max(shapes, key=shapes.count)
     fitting = {device: report for device, report in reports.items() if tuple(report.data.input_shape) == shape}
     names = fleet_names(section.classes, fitting)
     given = section.classes if isinstance(section.classes, int) else len(names)
-    classes = given or max((report.data.classes for report in fitting.values()), default=0)
+    classes = given or largest_believed([report.data.classes for report in fitting.values()])
     if classes < 2:
         raise ConfigError("the devices report fewer than two classes; give them labelled data or set model.classes")
     return zoo.named(section.model, ModelSpec(section.model, shape, classes)), names
