@@ -24,6 +24,7 @@ from fedwright.server_runtime.rounds.stage import (
     own_blobs,
     planning_notes,
     restore_planning,
+    what_is_sent,
 )
 from fedwright.server_runtime.rounds.store.base import Closed, Planned, Position, Reply, RoundStore
 from fedwright.server_runtime.rounds.task_tracker import TaskTracker
@@ -120,7 +121,7 @@ class AsynchronousCoordinator:
         plan = self._planner.plan(position, assignments, emissions)
         self._store.save_plan(position, plan, notes=planning_notes(method))
         self._stage += 1
-        self._tracker.observe(events.StagePlanned(self._version, tuple(assignments), evaluation=False))
+        self._tracker.observe(events.StagePlanned(self._version, tuple(assignments), False, what_is_sent(plan)))
         self._tracker.hand_out(plan)
 
     def _advance(self, method: Method) -> None:
