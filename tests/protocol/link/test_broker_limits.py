@@ -8,6 +8,7 @@ import psutil
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
+from fedwright.protocol.link import connect
 from fedwright.protocol.link.broker import QUEUED_BYTES, Broker, find_mosquitto, mosquitto_config
 
 pytestmark = pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")
@@ -62,3 +63,24 @@ def test_a_session_that_nobody_reads_does_not_fill_the_broker():
         writer.loop_stop()
 
     assert grown_bytes < QUEUED_BYTES + 40 * MB
+
+
+def test_a_link_that_was_closed_leaves_no_session():
+    with Broker(kind="mosquitto") as broker:
+        link = connect(broker.url, client_id="pi-probe")
+        link.subscribe(TOPIC)
+        name = link._client._client_id.decode()
+        link.close()
+        again = paho.Client(CallbackAPIVersion.VERSION2, client_id=name, protocol=paho.MQTTv5)
+        present = []
+        again.on_connect = lambda client, data, flags, *rest: present.append(flags.session_present)
+        again.connect("127.0.0.1", broker.port, clean_start=False)
+        again.loop_start()
+        deadline = time.monotonic() + WAIT_S
+        while not present:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        again.disconnect()
+        again.loop_stop()
+
+    assert present == [False]
