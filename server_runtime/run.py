@@ -28,6 +28,7 @@ from fedwright.server_runtime.methods.base import Forecasts, Method, MethodState
 from fedwright.server_runtime.public_data import PublicData, as_dtype, load_public, numbered_as
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.asynchronous import AsynchronousCoordinator
+from fedwright.server_runtime.rounds.audit import audited
 from fedwright.server_runtime.rounds.coordinator import Coordinator
 from fedwright.server_runtime.rounds.device_records import device_records
 from fedwright.server_runtime.rounds.notices import noticed
@@ -100,7 +101,8 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
     with plain_storage_errors(folder.store), ExitStack() as stack:
         folder.path.mkdir(parents=True, exist_ok=True)
         stack.enter_context(claim_folder(folder))
-        observer = stack.enter_context(noticed(folder.path, fleet.observer))
+        observer = stack.enter_context(audited(folder.path, fleet.observer, config=text, sync=fleet.sync))
+        observer = stack.enter_context(noticed(folder.path, observer))
         store = stack.enter_context(closing(SqliteRoundStore(folder.store, sync=fleet.sync)))
         record = record_run(store, folder, config, text, kind=fleet.kind)
         blobs = BlobStore(folder.blobs, sync=fleet.sync)

@@ -1,4 +1,4 @@
-"""`fedwright server run | resume | rollback | edge | status | check | enroll | revoke | export`: the host's side."""
+"""`fedwright server run | resume | rollback | edge | status | check | audit | enroll | revoke | export`: the host."""
 
 import argparse
 import json
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedwright.cli.arguments import add_anew, add_rounds, command, new_file
 from fedwright.cli.logs import add_log_options, say, start_logging
 from fedwright.cli.run_lifecycle import begin_anew, say_complete
-from fedwright.cli.run_records import add_check
+from fedwright.cli.run_records import add_audit, add_check
 from fedwright.cli.server_link import add_broker_options, open_link, with_options
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ EXAMPLES = """examples:
   fedwright server rollback runs/run --to 12                        take the rounds after the 12th back
   fedwright server status                                           how far the newest run has come
   fedwright server check runs/run                                   is what it keeps on disk whole?
+  fedwright server audit runs/run --verify                          was what happened written down, and unchanged?
   fedwright server export --device pi-07 model.onnx                 a trained model as one ONNX file
   fedwright server enroll pi-01 pi-02 --broker mqtts://host:8883    certificates for devices
   fedwright server revoke pi-02                                     shut a device out again
@@ -94,6 +95,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     status.add_argument("--json", action="store_true", help="print JSON instead")
     status.set_defaults(run=_status)
     add_check(commands)
+    add_audit(commands)
     _add_trust(commands)
     export = command(
         commands,
