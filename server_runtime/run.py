@@ -19,7 +19,7 @@ from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
 from fedwright.server_runtime.artifacts.export import model_inputs
 from fedwright.server_runtime.artifacts.standalone import export_model
 from fedwright.server_runtime.config import ModelSection, RunConfig
-from fedwright.server_runtime.fleet.class_names import RunData, fleet_names
+from fedwright.server_runtime.fleet.class_names import RunData, fleet_names, largest_believed
 from fedwright.server_runtime.fleet.epoch import next_epoch
 from fedwright.server_runtime.fleet.revocation import Gate
 from fedwright.server_runtime.fleet.trust import Authority, read_edges
@@ -28,6 +28,7 @@ from fedwright.server_runtime.methods.base import Forecasts, Method, MethodState
 from fedwright.server_runtime.public_data import PublicData, as_dtype, load_public, numbered_as
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.asynchronous import AsynchronousCoordinator
+from fedwright.server_runtime.rounds.audit import audited
 from fedwright.server_runtime.rounds.coordinator import Coordinator
 from fedwright.server_runtime.rounds.device_records import device_records
 from fedwright.server_runtime.rounds.notices import noticed
@@ -100,12 +101,14 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
     with plain_storage_errors(folder.store), ExitStack() as stack:
         folder.path.mkdir(parents=True, exist_ok=True)
         stack.enter_context(claim_folder(folder))
-        observer = stack.enter_context(noticed(folder.path, fleet.observer))
+        observer = stack.enter_context(audited(folder.path, fleet.observer, config=text, sync=fleet.sync))
+        observer = stack.enter_context(noticed(folder.path, observer))
         store = stack.enter_context(closing(SqliteRoundStore(folder.store, sync=fleet.sync)))
         record = record_run(store, folder, config, text, kind=fleet.kind)
         blobs = BlobStore(folder.blobs, sync=fleet.sync)
         builder = Builder(folder.artifacts)
         planner = _planner(config, builder, blobs, identity=record.identity)
+        planner.rollbacks = record.rollbacks
         reader = UpdateReader(planner, norm_limit=config.update.clip_norm)
         tracker = TaskTracker(fleet.talk(blobs), planner, store=store, reader=reader, observer=observer)
         spec = record.spec
@@ -139,13 +142,16 @@ def coordinate(
 
 
 def infer_spec(section: ModelSection, reports: Mapping[str, Report]) -> tuple[ModelSpec, tuple[str, ...]]:
-    """The model's input and classes, and their names if they have any: as configured, else as most devices report."""
+    """The model's input and classes, and their names if they have any: as configured, else as most devices report.
+
+    Of numbers of classes the largest counts that the median bears out; who claims more is turned away.
+    """
     shapes = [tuple(report.data.input_shape) for _, report in sorted(reports.items())]
     shape = section.input_shape or max(shapes, key=shapes.count)
     fitting = {device: report for device, report in reports.items() if tuple(report.data.input_shape) == shape}
     names = fleet_names(section.classes, fitting)
     given = section.classes if isinstance(section.classes, int) else len(names)
-    classes = given or max((report.data.classes for report in fitting.values()), default=0)
+    classes = given or largest_believed([report.data.classes for report in fitting.values()])
     if classes < 2:
         raise ConfigError("the devices report fewer than two classes; give them labelled data or set model.classes")
     return zoo.named(section.model, ModelSpec(section.model, shape, classes)), names

@@ -4,6 +4,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime.config import (
     ExportSection,
@@ -13,6 +14,7 @@ from fedwright.server_runtime.config import (
     SimulateSection,
     config_from_text,
 )
+from fedwright.server_runtime.rollback import rounds_kept
 from fedwright.server_runtime.rounds.device_records import device_records
 from fedwright.server_runtime.rounds.store.base import Kind, RoundStore, RunRecord, evaluation_after
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
@@ -29,6 +31,7 @@ class PastRun:
     """A recorded run: its config as it was written, and what has been done so far.
 
     begun: whether devices have come. measured: whether the model was measured after the last round.
+    kept: rounds that it can be taken back to.
     """
 
     folder: RunFolder
@@ -41,6 +44,7 @@ class PastRun:
     metrics: list[dict[str, float]]
     devices: dict[str, DeviceRecord]
     class_names: tuple[str, ...] = ()
+    kept: tuple[int, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -70,6 +74,7 @@ def open_run(path: Path) -> PastRun:
             metrics=[stage.metrics for stage in closed],
             devices=device_records(store, rounds=config.run.rounds),
             class_names=record.class_names,
+            kept=tuple(rounds_kept(store, BlobStore(folder.blobs))),
         )
 
 

@@ -13,6 +13,7 @@ from fedwright.protocol.errors import BadBlob, ConfigError, FedwrightError
 from fedwright.protocol.messages import BlobRef
 from fedwright.server_runtime.config import config_from_text
 from fedwright.server_runtime.methods.base import MethodState
+from fedwright.server_runtime.rounds.audit import AUDIT, check_audit
 from fedwright.server_runtime.rounds.store.base import Closed, Planned, Reply, RoundStore
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.rounds.store.sqlite_check import store_problems
@@ -64,7 +65,7 @@ def _verify(folder: RunFolder, store: RoundStore) -> Verdict:
     wanted = dict(_needed(store.pending()))
     # The state may be what devices are sent as well.
     wanted = {sha256: what for sha256, what in wanted.items() if sha256 not in {last.state for last in closed[-1:]}}
-    problems = [*_record_problems(folder, store), *_state_problems(folder, closed[-1:])]
+    problems = [*_audit_problems(folder), *_record_problems(folder, store), *_state_problems(folder, closed[-1:])]
     for sha256, what in wanted.items():
         problem = _blob_problem(folder, sha256, what)
         problems += [] if problem is None else [problem]
@@ -81,6 +82,14 @@ def _record_problems(folder: RunFolder, store: RoundStore) -> Iterator[Problem]:
         config_from_text(record.config, where=f"the config of {folder.path}")
     except FedwrightError as err:
         yield Problem(str(err), "use the release that began this run")
+
+
+def _audit_problems(folder: RunFolder) -> Iterator[Problem]:
+    """Where the audit log was changed; a run of an earlier release has none."""
+    file = folder.path / AUDIT
+    problem = check_audit(folder.path).problem if file.exists() else ""
+    if problem:
+        yield Problem(f"{file} was changed or damaged: {problem}", "put a copy of it back; the run itself can go on")
 
 
 def _state_problems(folder: RunFolder, last: list[Closed]) -> Iterator[Problem]:

@@ -100,7 +100,7 @@ def distributions(models: Mapping[str, tuple[ModelSpec, Tensors]]) -> Figure:
     for axis, label in zip(axes, shown, strict=True):
         axis.hist(whole, bins=edges, density=True, alpha=0.5, label="global")
         axis.hist(_weights(models[label][1]), bins=edges, density=True, alpha=0.5, label=label)
-        axis.legend(fontsize=6)
+        axis.legend(fontsize=6, loc="upper right")
         axis.set_xlabel("weight", fontsize=7)
     return figure
 
@@ -118,7 +118,7 @@ def sensitivity(tables: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure:
         for name in ("global", "mean"):
             axis.plot([row[kind] for row in rows], [row[name] for row in rows], marker=".", label=name)
         axis.set(xlabel=kind, ylabel="accuracy in percent")
-        axis.legend(fontsize=7)
+        axis.legend(fontsize=7, loc="upper right")
     return figure
 
 

@@ -41,7 +41,7 @@ def coverage(curves: Mapping[str, list[list[float]]], names: Sequence[str]) -> F
             axis.plot(np.linspace(0, 1, len(curve)), curve, label=name)
         axis.plot([0, 1], [0, 1], ":", color="grey")
         axis.set(title=label, xlabel="share of entries, most chosen first", ylabel="share of all choices")
-        axis.legend(title="size")
+        axis.legend(title="size", loc="upper right")
     return figure
 
 
@@ -55,7 +55,7 @@ def histograms(runs: Runs, names: Sequence[str]) -> Figure:
                 groups[place % len(names)].append(100 * device.accuracy)
         axis.hist(groups, bins=BINS.tolist(), stacked=True, label=list(names))
         axis.set(title=label, xlabel="accuracy in percent", ylabel="devices")
-    axes[0].legend(title="size")
+    axes[0].legend(title="size", loc="upper right")
     return figure
 
 

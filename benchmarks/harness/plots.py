@@ -49,7 +49,7 @@ def _drawn(title: str, draw: Callable[[Any], None]) -> bytes:
     axes.set_title(title, fontsize=9)
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=7)
+        axes.legend(fontsize=7, loc="upper right")
     target = io.BytesIO()
     # Without the date and the version equal tables give equal pictures.
     figure.savefig(target, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})

@@ -233,7 +233,7 @@ def draw_sizes(by: Mapping[str, list[Finished]], path: Path) -> bool:
         panel.set_yscale("log")
         panel.tick_params(labelsize=6)
     panels[0][0].set_ylabel("parameters of the teacher", fontsize=7)
-    panels[0][0].legend(fontsize=6)
+    panels[0][0].legend(fontsize=6, loc="upper right")
     figure.supxlabel("round", fontsize=7)
     figure.tight_layout()
     figure.savefig(path, dpi=120)

@@ -1,9 +1,11 @@
-"""`fedwright server check`: looks through what a run keeps on disk."""
+"""`fedwright server check | audit`: looks through what a run keeps on disk."""
 
 import argparse
 import json
 from dataclasses import asdict
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from fedwright.cli.arguments import command
 
@@ -36,3 +38,47 @@ def _check(args: argparse.Namespace) -> int:
     else:
         print(f"{folder}: whole after {verdict.rounds} rounds; {verdict.blobs} blobs are what they should be")
     return 1 if verdict.problems else 0
+
+
+def add_audit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command that shows a run's audit log."""
+    audit = command(
+        commands,
+        "audit",
+        "show who joined a run, what was sent, accepted and refused, and who ordered it",
+        "examples:\n  fedwright server audit runs/run\n  fedwright server audit runs/run --verify",
+    )
+    audit.add_argument("run_folder", metavar="RUN", type=Path, nargs="?", help="default: the newest in runs/")
+    audit.add_argument("--verify", action="store_true", help="follow its chain; exit code 1 where that is broken")
+    audit.add_argument("--json", action="store_true", help="print JSON instead")
+    audit.set_defaults(run=_audit)
+
+
+def _audit(args: argparse.Namespace) -> int:
+    from fedwright.protocol.errors import ConfigError
+    from fedwright.server_runtime.rounds.audit import AUDIT, check_audit, read_audit
+    from fedwright.server_runtime.run_reader import latest_run
+
+    folder = args.run_folder or latest_run()
+    if not (folder / AUDIT).is_file():
+        raise ConfigError(f"{folder} has no {AUDIT}; give the folder of a run that this release has begun or resumed")
+    if not args.verify:
+        for entry in read_audit(folder):
+            print(json.dumps(entry) if args.json else _line(entry))
+        return 0
+    found = check_audit(folder)
+    if args.json:
+        print(json.dumps({"folder": str(folder), "whole": not found.problem, **asdict(found)}, indent=2))
+    elif found.problem:
+        print(f"{folder / AUDIT}: {found.problem}; it was changed or damaged there, put a copy of it back")
+    else:
+        torn = "; a last line that is not whole is cut when the run goes on" if found.torn else ""
+        print(f"{folder / AUDIT}: {found.lines} lines hold together{torn}; the last one has the hash {found.head}")
+    return 1 if found.problem else 0
+
+
+def _line(entry: dict[str, Any]) -> str:
+    """An entry for a person."""
+    when = datetime.fromtimestamp(float(entry.get("time", 0)), timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+    rest = {name: value for name, value in entry.items() if name not in ("time", "what", "before")}
+    return f"{when} {entry.get('what')}: " + ", ".join(f"{name} {value}" for name, value in rest.items())

@@ -1,4 +1,4 @@
-"""`fedwright server run | resume | edge | status | check | enroll | revoke | export`: the host's side, and edges."""
+"""`fedwright server run | resume | rollback | edge | status | check | audit | enroll | revoke | export`: the host."""
 
 import argparse
 import json
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedwright.cli.arguments import add_anew, add_rounds, command, new_file
 from fedwright.cli.logs import add_log_options, say, start_logging
 from fedwright.cli.run_lifecycle import begin_anew, say_complete
-from fedwright.cli.run_records import add_check
+from fedwright.cli.run_records import add_audit, add_check
 from fedwright.cli.server_link import add_broker_options, open_link, with_options
 
 if TYPE_CHECKING:
@@ -21,8 +21,10 @@ EXAMPLES = """examples:
   fedwright server run run.toml                                     start a broker, wait for devices, run to the end
   fedwright server run run.toml --broker mqtt://server@host:1883    the same over a broker that is running
   fedwright server resume runs/run                                  go on with a run that was stopped
+  fedwright server rollback runs/run --to 12                        take the rounds after the 12th back
   fedwright server status                                           how far the newest run has come
   fedwright server check runs/run                                   is what it keeps on disk whole?
+  fedwright server audit runs/run --verify                          was what happened written down, and unchanged?
   fedwright server export --device pi-07 model.onnx                 a trained model as one ONNX file
   fedwright server enroll pi-01 pi-02 --broker mqtts://host:8883    certificates for devices
   fedwright server revoke pi-02                                     shut a device out again
@@ -65,6 +67,17 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add_broker_options(resume, default="the run's, else its own")
     add_log_options(resume)
     resume.set_defaults(run=_resume)
+    rollback = command(
+        commands,
+        "rollback",
+        "take the last rounds of a run back",
+        "example:\n  fedwright server rollback runs/run --to 12\n\n"
+        "`fedwright server status` says which rounds a run can go back to (run.keep_states of them are kept);\n"
+        "`fedwright server resume` then goes on from there. What devices keep to themselves is not taken back.",
+    )
+    rollback.add_argument("run_folder", metavar="RUN", type=Path, help="the folder of the run")
+    rollback.add_argument("--to", type=int, required=True, metavar="ROUND", help="the last round that stays")
+    rollback.set_defaults(run=_rollback)
     edge = command(
         commands,
         "edge",
@@ -82,6 +95,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     status.add_argument("--json", action="store_true", help="print JSON instead")
     status.set_defaults(run=_status)
     add_check(commands)
+    add_audit(commands)
     _add_trust(commands)
     export = command(
         commands,
@@ -152,6 +166,14 @@ def _resume(args: argparse.Namespace) -> int:
     check_rounds(config.run.rounds, past.rounds_done, past.folder)
     config = replace(config, fleet=with_options(config.fleet, args))
     return _execute(config, past.text, args, again=f"fedwright server resume {args.run_folder}")
+
+
+def _rollback(args: argparse.Namespace) -> int:
+    from fedwright.server_runtime.rollback import rollback
+
+    taken = rollback(args.run_folder, args.to)
+    print(f"{args.run_folder}: {taken} rounds taken back; go on with `fedwright server resume {args.run_folder}`")
+    return 0
 
 
 def _edge(args: argparse.Namespace) -> int:
@@ -241,6 +263,8 @@ def _status(args: argparse.Namespace) -> int:
     for number, metrics in enumerate(past.metrics, 1):
         print(f"  round {number}: " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
     Console().print(device_table("", as_json(past)["devices"]))
+    if past.kept:
+        print(f"  it can be rolled back to round {', '.join(map(str, past.kept))}")
     for notice in read_notices(past.folder.path):
         print(f"  {notice.line()}")
     return 0
@@ -314,6 +338,7 @@ def as_json(past: "PastRun") -> dict[str, Any]:
         "rounds": past.config.run.rounds,
         "rounds_done": past.rounds_done,
         "complete": past.complete,
+        "rounds_kept": list(past.kept),
         "classes": list(past.class_names),
         "metrics": past.metrics,
         "devices": [record_row(record) for _, record in sorted(past.devices.items())],

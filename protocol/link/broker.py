@@ -32,6 +32,11 @@ PORT_TRIES = 5
 # What a device may have waiting for it; more means that it does not read.
 QUEUED_MESSAGES = 10_000
 INFLIGHT_MESSAGES = 100
+QUEUED_BYTES = 64 * 1024**2
+# Whatever clients do, the broker takes no more memory, files and hours to remember one who left.
+MEMORY_BYTES = 1024**3
+CONNECTIONS = 20_000
+EXPIRATION = "1h"
 # Chunks come and go by the thousand; glibc would return each to the system and fault its pages in again, which
 # doubles the broker's CPU time.
 MALLOC = {
@@ -51,18 +56,21 @@ def mosquitto_config(listener: Sequence[str], *, folder: Path, durable: bool, us
     lines = [
         *([f"user {user}"] if user else []),
         *listener,
+        f"max_connections {CONNECTIONS}",
         "set_tcp_nodelay true",
         f"max_queued_messages {QUEUED_MESSAGES}",
+        f"max_queued_bytes {QUEUED_BYTES}",
         f"max_inflight_messages {INFLIGHT_MESSAGES}",
+        f"memory_limit {MEMORY_BYTES}",
         f"max_packet_size {MAX_MESSAGE_BYTES + 1024}",
-        "persistent_client_expiration 1d",
+        f"persistent_client_expiration {EXPIRATION}",
         f"persistence {'true' if durable else 'false'}",
         "log_dest stderr",
         "log_type error",
         "log_type warning",
     ]
     if durable:
-        lines += [f"persistence_location {folder}/", "autosave_interval 5"]
+        lines += [f"persistence_location {folder.resolve()}/", "autosave_interval 5"]
     return "\n".join(lines) + "\n"
 
 

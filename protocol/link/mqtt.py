@@ -193,7 +193,12 @@ class MqttLink:
 
     def _stop(self) -> None:
         self._closing = True
-        self._client.disconnect()
+        properties = None
+        if self.version == MQTTProtocolVersion.MQTTv5:
+            # Nobody comes back under this client id: the broker need not queue for it.
+            properties = Properties(PacketTypes.DISCONNECT)  # type: ignore[no-untyped-call]
+            properties.SessionExpiryInterval = 0
+        self._client.disconnect(properties=properties)
         self._client.loop_stop()
         self._connected = False
 

@@ -11,6 +11,8 @@ Array = NDArray[Any]
 
 # Directions in which descriptors spread less than this part of the widest count less.
 RIDGE = 0.1
+# Divides away a coordinate in which all devices are alike; finite, as everything in a method's state is.
+OF_NO_USE = 1e15
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Scaling:
         if len(rows) == 1:
             return cls(np.zeros(length, np.float32), np.ones(length, np.float32), np.eye(length, dtype=np.float32))
         same = std <= 1e-6 * np.maximum(1.0, np.abs(mean))
-        std = np.where(same, np.inf, std)
+        std = np.where(same, OF_NO_USE, std)
         _, values, directions = np.linalg.svd((rows - mean) / std, full_matrices=False)
         if not values[0] > 0:
             return cls(mean.astype(np.float32), std.astype(np.float32), np.eye(length, dtype=np.float32))

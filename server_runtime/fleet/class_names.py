@@ -1,5 +1,6 @@
 """One list of classes for a fleet whose devices name or number their own, and reports in the order of that list."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,22 @@ from fedwright.protocol.messages import DataSummary, Report
 from fedwright.protocol.support.settings import check_range
 
 REMEDY = 'list them in the config, such as classes = ["cat", "dog"] under [model]'
+
+
+# A device may know of so many times as many classes as the median one, or so many more; beyond that it is not believed.
+MOST_TIMES = 2
+MOST_MORE = 16
+
+
+def largest_believed(counts: Sequence[int]) -> int:
+    """The largest of some numbers of classes that the median bears out; 0 for none. Of an even number the lower counts.
+
+    Devices with few labels know of fewer classes than there are, so the median itself would be too small.
+    """
+    if not counts:
+        return 0
+    median = sorted(counts)[(len(counts) - 1) // 2]
+    return max(count for count in counts if count <= max(MOST_TIMES * median, median + MOST_MORE))
 
 
 @dataclass(frozen=True)
@@ -76,30 +93,54 @@ def check_classes(classes: "int | tuple[str, ...] | None") -> None:
 def fleet_names(classes: "int | tuple[str, ...] | None", reports: Mapping[str, Report]) -> tuple[str, ...]:
     """All classes of a fleet in one order: as the config lists them, else the names that devices report, sorted.
 
-    Empty when the devices number their classes; ConfigError when they do not agree on that.
+    Empty when most devices number their classes; ConfigError when they are at odds on that. What a device says that
+    names wrongly, or more classes than the median bears out, does not count; with a number of classes in the config
+    those names count that most devices report.
     """
     if isinstance(classes, tuple):
         return checked_names(classes, where="model.classes")
     named = {device: r.data.class_names for device, r in sorted(reports.items()) if r.data.class_names is not None}
-    if not named:
-        return ()
     plain = sorted(reports.keys() - named.keys())
-    if plain:
+    if len(named) < len(plain) or not named:
+        return ()
+    if len(named) == len(plain):
         raise ConfigError(
             f"the classes of device {plain[0]} are numbers but those of device {next(iter(named))} have names; {REMEDY}"
         )
     untold = [device for device, names in named.items() if not names]
-    if untold:
+    if 2 * len(untold) >= len(named):
         raise ConfigError(f"device {untold[0]} keeps the names of its classes to itself; {REMEDY}")
-    names = tuple(sorted({name for own in named.values() for name in own}))
+    told = {device: names for device, names in named.items() if names and _problem_of(device, names) is None}
+    if not told:
+        raise ConfigError(next(filter(None, (_problem_of(device, names) for device, names in named.items()))))
+    most = largest_believed([len(names) for names in told.values()])
+    support = Counter(name for names in told.values() if len(names) <= most for name in names)
+    names = tuple(sorted(support))
     if isinstance(classes, int) and len(names) > classes:
-        raise ConfigError(
-            f"model.classes is {classes} but the devices have {len(names)} classes ({shown(names)}); {REMEDY}"
-        )
+        names = _best_supported(support, classes)
     try:
         return checked_names(names, where="the fleet")
     except DataError as err:
         raise ConfigError(str(err)) from err
+
+
+def _problem_of(device: str, names: Sequence[str]) -> str | None:
+    try:
+        checked_names(names, where=f"device {device}")
+    except DataError as err:
+        return str(err)
+    return None
+
+
+def _best_supported(support: Mapping[str, int], count: int) -> tuple[str, ...]:
+    """The names that most devices report; ConfigError when that does not decide it."""
+    ranked = sorted(support, key=lambda name: -support[name])
+    if support[ranked[count - 1]] == support[ranked[count]]:
+        names = tuple(sorted(support))
+        raise ConfigError(
+            f"model.classes is {count} but the devices have {len(names)} classes ({shown(names)}); {REMEDY}"
+        )
+    return tuple(sorted(ranked[:count]))
 
 
 def _names_problem(data: DataSummary, run_names: Sequence[str]) -> str | None:

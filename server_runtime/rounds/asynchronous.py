@@ -31,6 +31,7 @@ from fedwright.server_runtime.rounds.stage import (
     restore_newest,
     restore_planning,
     spent_blobs,
+    what_is_sent,
 )
 from fedwright.server_runtime.rounds.store.base import Closed, Planned, Position, Reply, RoundStore
 from fedwright.server_runtime.rounds.task_tracker import TaskTracker
@@ -146,7 +147,7 @@ class AsynchronousCoordinator:
         plan = self._planner.plan(position, assignments, emissions)
         self._store.save_plan(position, plan, notes=planning_notes(method))
         self._stage += 1
-        self._tracker.observe(events.StagePlanned(self._version, tuple(assignments), evaluation=False))
+        self._tracker.observe(events.StagePlanned(self._version, tuple(assignments), False, what_is_sent(plan)))
         self._tracker.hand_out(plan)
 
     def _advance(self, method: Method) -> None:

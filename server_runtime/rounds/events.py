@@ -40,11 +40,15 @@ class DeviceTurnedAway:
 
 @dataclass(frozen=True)
 class StagePlanned:
-    """Tasks of a stage are durable and go out now. `evaluation` marks the measurement after the round."""
+    """Tasks of a stage are durable and go out now. `evaluation` marks the measurement after the round.
+
+    sent: the device, the task's id and the blob of its weights, for each.
+    """
 
     round: int
     devices: tuple[str, ...]
     evaluation: bool
+    sent: tuple[tuple[str, str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,13 +63,14 @@ class LessOffered:
 
 @dataclass(frozen=True)
 class UpdateTaken:
-    """An update is durable; `seconds` since the stage began."""
+    """An update is durable; `seconds` since the stage began, `blob`: the name of its tensors."""
 
     round: int
     device: str
     stats: Stats
     seconds: float
     evaluation: bool = False
+    blob: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,7 @@ class TaskFailed:
     device: str
     detail: str
     evaluation: bool = False
+    outcome: str = "late"
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ class Planner:
     codec: how weights travel to devices that send back a change; it is added to what the server has in full.
     identity: the run's own, part of every task id; empty for a run of a release that had none.
     class_names: all classes of the run, where they have names, so that devices number theirs alike.
+    rollbacks: how often rounds were taken back; a round that is done again has tasks of other ids.
     """
 
     run: str
@@ -44,6 +45,7 @@ class Planner:
     codec: deltas.Codec = "float32"
     identity: str = ""
     class_names: tuple[str, ...] = ()
+    rollbacks: int = 0
     # Told of every artifact that is used, by its blob's name.
     on_artifact: Callable[[str, Structure], None] = lambda sha256, structure: None
     _artifacts: dict[Structure, tuple[BlobRef, Manifest]] = field(default_factory=dict)
@@ -86,7 +88,7 @@ class Planner:
 
     def _task(self, position: Position, device: str, assignment: Assignment, emission: Emission, refs: Refs) -> Task:
         return Task(
-            task=task_id(self.run_key, position, device),
+            task=task_id(f"{self.run_key}\0{self.rollbacks}" if self.rollbacks else self.run_key, position, device),
             boot="unsent",
             run=self.run,
             round=position.round,

@@ -61,8 +61,9 @@ def collect(
     replies = store.replies(position)
     # A device has several tasks in the plan when it was offered less or asked again.
     devices = tuple(dict.fromkeys(planned.device for planned in plan))
-    tracker.observe(events.StagePlanned(position.round, devices, position.is_evaluation))
-    tracker.hand_out(planned for planned in plan if planned.task.task not in replies)
+    sent = [planned for planned in plan if planned.task.task not in replies]
+    tracker.observe(events.StagePlanned(position.round, devices, position.is_evaluation, what_is_sent(sent)))
+    tracker.hand_out(sent)
     deadline = tracker.clock() + options.deadline_s
     while tracker.out() and tracker.clock() < deadline:
         tracker.poll(deadline)
@@ -70,6 +71,11 @@ def collect(
     late = [planned.task.task for planned in tracker.out()]
     tracker.call_in(late, detail=f"no answer within {options.deadline_s:.0f} s")
     tracker.answered()
+
+
+def what_is_sent(plan: list[Planned]) -> tuple[tuple[str, str, str], ...]:
+    """As StagePlanned tells it."""
+    return tuple((planned.device, planned.task.task, planned.task.weights.sha256) for planned in plan)
 
 
 def require_quorum(replies: Mapping[str, Reply], quorum: int, number: int) -> None:

@@ -385,9 +385,10 @@ class TaskTracker:
         number, measures = planned.task.round, planned.task.evaluation
         if reply.update is not None:
             seconds = self.clock() - out.since_s
-            self.observe(events.UpdateTaken(number, planned.device, reply.update.stats, seconds, measures))
+            blob = "" if reply.update.tensors is None else reply.update.tensors.sha256
+            self.observe(events.UpdateTaken(number, planned.device, reply.update.stats, seconds, measures, blob))
         else:
-            self.observe(events.TaskFailed(number, planned.device, reply.detail, measures))
+            self.observe(events.TaskFailed(number, planned.device, reply.detail, measures, reply.outcome))
 
     def _send(self, planned: Planned) -> None:
         boot = self._registry.boot(planned.device)

@@ -10,7 +10,7 @@ from msgspec import structs
 from fedwright.protocol import codec, topics
 from fedwright.protocol.blobs import BlobStore, Uploads, inlined
 from fedwright.protocol.errors import BadMessage
-from fedwright.protocol.link.base import Link, Received
+from fedwright.protocol.link.base import Buffer, Link, Received
 from fedwright.protocol.messages import (
     Ack,
     Answer,
@@ -39,6 +39,7 @@ from fedwright.server_runtime.fleet.revocation import Gate
 from fedwright.server_runtime.transport.chunk_server import ChunkServer
 from fedwright.server_runtime.transport.cluster_relay import ClusterRelay
 from fedwright.server_runtime.transport.edge_routes import EdgeRoutes, MaySpeak, anybody
+from fedwright.server_runtime.transport.message_limits import MessageLimits
 from fedwright.server_runtime.transport.upload_puller import Pulled, UploadPuller
 
 log = logging.getLogger(__name__)
@@ -100,6 +101,7 @@ class DeviceChannel:
         # Tasks that went to an edge: for which device, to which edge.
         self._at: dict[str, tuple[str, str]] = {}
         self._warned: set[str] = set()
+        self._limits = MessageLimits(enrolled=sign is not None, clock=clock)
         link.subscribe(topics.up_all(fleet))
         self.challenge_all()
 
@@ -223,17 +225,27 @@ class DeviceChannel:
                     self._send(outgoing.device, outgoing.task)
         self._pulling.tend()
 
-    def _take(self, received: Received, events: list[Heard | Pulled]) -> None:
-        device = topics.device_of(received.topic)
+    def _open(self, device: str, payload: Buffer) -> Envelope | None:
+        """What a device or an edge says; None when it is not to be heard."""
         if self.gate.bars(device):
-            return
+            return None
         try:
-            envelope = codec.decode(received.payload)
+            envelope = codec.decode(payload)
         except BadMessage as err:
             self._warn(device, str(err))
-            return
+            return None
         if envelope.sender != device:
             self._warn(device, f"message claims to be from {envelope.sender}")
+            return None
+        # What an edge carries counts for its devices.
+        if not self._edges.is_edge(device) and self._is_too_much(device, envelope.body, len(payload)):
+            return None
+        return envelope
+
+    def _take(self, received: Received, events: list[Heard | Pulled]) -> None:
+        device = topics.device_of(received.topic)
+        envelope = self._open(device, received.payload)
+        if envelope is None:
             return
         body = envelope.body
         if isinstance(body, Report | Update | Refusal | Gone | Answer):
@@ -255,8 +267,16 @@ class DeviceChannel:
         except BadMessage as err:
             self._warn(edge, str(err))
             return
-        if not self._edges.is_stale(carried.device, edge, envelope):
+        stale = self._edges.is_stale(carried.device, edge, envelope)
+        if not stale and not self._is_too_much(carried.device, envelope.body, len(carried.payload)):
             self._take_word(carried.device, edge, envelope, carried.payload, events)
+
+    def _is_too_much(self, device: str, message: Message, size_bytes: int) -> bool:
+        """Whether a device says more than it may; that is said once."""
+        problem = self._limits.problem(device, message, size_bytes)
+        if problem is not None:
+            self._warn(device, problem)
+        return problem is not None
 
     def _take_word(
         self, device: str, edge: str | None, envelope: Envelope, payload: bytes, events: list[Heard | Pulled]

@@ -12,8 +12,11 @@ from fedwright.protocol.messages import BlobRef, Chunk, Get, Lost
 # Uploads pulled at the same time: enough to fill a link, few enough that the broker and the disk stay calm.
 MAX_PULLS = 8
 MAX_PULL_BYTES = 256 * 1024 * 1024
-# An upload of which nothing came for so long does not count among these; a slow one still goes on.
+# An upload that comes slower than this over such a time does not count among these; it still goes on.
 STALL_S = 10.0
+LEAST_BYTES_PER_S = 1024
+# Blobs that one device may have waiting for its turn; it says again what it has.
+MOST_WAITING = 16
 
 Send = Callable[[str, Get], None]
 """Asks a device for pieces of a blob."""
@@ -30,9 +33,21 @@ class Pulled:
 
 @dataclass
 class _Pull:
+    """since_s: of the time over which `came_bytes` have come; slow: by what came in the time before."""
+
     device: str
     download: Download
-    progress_s: float
+    since_s: float
+    came_bytes: int = 0
+    slow: bool = False
+
+    def is_slow(self, now_s: float) -> bool:
+        """Whether others should not wait for this one."""
+        took_s = now_s - self.since_s
+        if took_s >= STALL_S:
+            self.slow = self.came_bytes < LEAST_BYTES_PER_S * took_s
+            self.since_s, self.came_bytes = now_s, 0
+        return self.slow
 
 
 class UploadPuller:
@@ -55,18 +70,31 @@ class UploadPuller:
         if ref.inline is not None or self._blobs.has(ref.sha256):
             self._ready.append((device, ref))
         elif ref.sha256 not in self._pulls and all(waiting.sha256 != ref.sha256 for _, waiting in self._waiting):
-            self._waiting.append((device, ref))
+            own = sum(whose == device for whose, _ in self._waiting)
+            self._waiting.extend([(device, ref)] if own < MOST_WAITING else [])
+
+    def is_under_way(self, sha256: str) -> bool:
+        """Whether pieces of a blob are asked for now."""
+        return sha256 in self._pulls
 
     def lies_with(self, sha256: str, edge: str) -> None:
         """A device's blob was carried by an edge, and is to be fetched there."""
         self._places[sha256] = edge
 
     def admit(self) -> None:
-        """Begin what there is room for."""
+        """Begin what there is room for: one blob of each device, in the order in which they were announced."""
         while self._ready:
             self._begin(*self._ready.popleft())
-        while self._waiting and self._has_room(self._waiting[0][1]):
-            self._begin(*self._waiting.popleft())
+        busy = {pull.device for pull in self._pulls.values()}
+        for device, ref in list(self._waiting):
+            place = self._places.get(ref.sha256, device)
+            if place in busy:
+                continue
+            if not self._has_room(ref):
+                return
+            busy.add(place)
+            self._waiting.remove((device, ref))
+            self._begin(device, ref)
 
     def tend(self) -> None:
         """Ask for pieces that are due."""
@@ -98,7 +126,7 @@ class UploadPuller:
             self._end(device, message.sha256, "the device no longer holds the blob it announced")
             return
         if pull.download.accept(message.index, message.data):
-            pull.progress_s = self._clock()
+            pull.came_bytes += len(message.data)
         if not pull.download.done:
             self._ask(message.sha256, pull)
             return
@@ -131,8 +159,8 @@ class UploadPuller:
 
     def _has_room(self, ref: BlobRef) -> bool:
         """Whether another upload may start beside those that come in; one alone always may."""
-        since_s = self._clock() - STALL_S
-        sizes = [pull.download.ref.size_bytes for pull in self._pulls.values() if pull.progress_s > since_s]
+        now_s = self._clock()
+        sizes = [pull.download.ref.size_bytes for pull in self._pulls.values() if not pull.is_slow(now_s)]
         return not sizes or (len(sizes) < MAX_PULLS and sum(sizes) + ref.size_bytes <= MAX_PULL_BYTES)
 
     def _ask(self, sha256: str, pull: _Pull) -> None:

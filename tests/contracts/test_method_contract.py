@@ -257,3 +257,19 @@ def test_devices_that_do_not_train_get_no_training_task(name: str, model: str) -
 def test_a_model_that_a_method_cannot_take_is_refused_with_what_to_do(name: str, kind: str) -> None:
     with pytest.raises(ConfigError, match=REFUSED[name, kind]):
         make(name, OWN[kind]).assign(REPORTS, 1)
+
+
+@every_method
+def test_restoring_forgets_what_was_absorbed_since(name: Any) -> None:
+    method, other = make(name), make(name)
+    saved = method.state().to_bytes()
+    assignments = method.assign(REPORTS, 1)
+    for device, assignment in sorted(assignments.items()):
+        weights = method.emit(device, assignment).weights
+        junk = {key: np.full_like(value, 7.0) for key, value in weights.items()}
+        method.absorb(device, CheckedUpdate(junk, STATS, assignment))
+    method.restore(MethodState.read(saved))
+
+    play_round(method, 1, change=0.25)
+    play_round(other, 1, change=0.25)
+    assert method.state().to_bytes() == other.state().to_bytes()

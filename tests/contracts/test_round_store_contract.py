@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -260,3 +261,35 @@ def test_what_is_forgotten_is_gone_but_for_what_stays_of_each_device(store: Roun
     assert not store.is_open("lost")
     assert [planned.task.task for planned, _ in store.pending()] == ["c1", "c2"]
     assert [(closed.state, closed.absorbed) for closed in store.closed()] == [("state 1", ()), ("state 2", ("a2",))]
+
+
+def test_an_update_that_was_taken_can_be_rejected_after_all(store: Any) -> None:
+    store.save_plan(Position(1, 0), [planned("a", "ta"), planned("b", "tb")])
+    for task in ("ta", "tb"):
+        store.save_reply(Reply(task, "update", update=update(task)))
+    store.reject(["ta"], "a: it lies")
+
+    assert store.replies(Position(1, 0)) == {
+        "ta": Reply("ta", "rejected", detail="a: it lies"),
+        "tb": Reply("tb", "update", update=update("tb")),
+    }
+    assert [entry.device for entry, _ in store.pending()] == ["b"]
+
+
+def test_rolling_back_forgets_what_came_later_and_ends_what_is_pending(store: Any) -> None:
+    for number, task in enumerate(("t1", "t2", "t3"), 1):
+        store.save_plan(Position(number, 0), [planned("a", task), planned("b", f"open{number}")], notes=b"note")
+        store.save_reply(Reply(task, "update", update=update(task)))
+        store.close_stage(Closed(Position(number, 0), f"state{number}", {"x": 1.0}, absorbed=(task,)))
+    store.save_plan(evaluation_after(1), [planned("a", "measured")])
+    store.roll_back(1)
+
+    assert [closed.state for closed in store.closed()] == ["state1"]
+    assert (store.plan(Position(2, 0)), store.plan(evaluation_after(1)), store.notes(Position(2, 0))) == (
+        None,
+        None,
+        b"",
+    )
+    assert (store.reply("t1").outcome, store.reply("t2"), store.pending()) == ("update", None, [])
+    assert store.reply("open1") == Reply("open1", "late", detail="the run was rolled back to round 1")
+    store.save_plan(Position(2, 0), [planned("a", "again")])

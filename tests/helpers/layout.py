@@ -54,6 +54,7 @@ SERVER_LAYERS = [
     "transport",
     "rounds",
     "run_folder",
+    "rollback",
     "run",
     "run_reader",
     "verify_run",

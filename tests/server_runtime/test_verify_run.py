@@ -154,6 +154,14 @@ def test_a_damaged_store_is_named(run: Any) -> None:
     assert problems(run)[0].startswith(f"{run}/rounds.sqlite ")
 
 
+def test_an_audit_log_that_was_changed_is_named(run: Any) -> None:
+    file = run / "audit.jsonl"
+    file.write_bytes(file.read_bytes().replace(b"device-1", b"device-9", 1))
+
+    [line] = problems(run)
+    assert line.startswith(f"{file} was changed or damaged: line ")
+
+
 def test_a_run_that_a_server_is_at_work_on_is_left_alone(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with claim_folder(RunFolder(run)):
         assert main(["server", "check", str(run)]) == 1

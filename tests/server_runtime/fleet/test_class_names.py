@@ -8,7 +8,7 @@ from msgspec import structs
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import DataSummary, Report
 from fedwright.server_runtime.fleet.admission import report_problem
-from fedwright.server_runtime.fleet.class_names import RunData, check_classes, fleet_names
+from fedwright.server_runtime.fleet.class_names import RunData, check_classes, fleet_names, largest_believed
 from fedwright.server_runtime.spec import ModelSpec
 from helpers.fleet import report
 
@@ -34,7 +34,6 @@ def test_the_list_is_the_sorted_union() -> None:
         pytest.param(None, named(None), "device b are numbers but those of device a have names; list them", id="mixed"),
         pytest.param(None, named([]), "device b keeps the names of its classes to itself; list", id="untold"),
         pytest.param(2, named(["gnu"]), "model.classes is 2 but the devices have 3 classes", id="too many"),
-        pytest.param(None, named([f"{n:0199d}" for n in range(400)]), "the fleet: 402 class names of", id="too large"),
     ],
 )
 def test_devices_that_do_not_agree(classes: int | None, other: Report, message: str) -> None:
@@ -112,3 +111,40 @@ def test_classes_of_a_config(classes: int | tuple[str, ...], message: str) -> No
     with pytest.raises(ConfigError, match=message):
         check_classes(classes)
     check_classes(("cat", "dog"))
+
+
+@pytest.mark.parametrize(
+    ("counts", "believed"),
+    [
+        pytest.param([10, 10, 10, 1_000_000], 10, id="one liar"),
+        pytest.param([10, 10, 10, 1000, 1000], 10, id="two of five"),
+        pytest.param(list(range(1, 11)), 10, id="a label each"),
+        pytest.param([2, 2, 10], 10, id="few labels"),
+        pytest.param([100], 100, id="alone"),
+        pytest.param([], 0, id="nobody"),
+    ],
+)
+def test_the_number_of_classes_is_what_the_median_bears_out(counts: Any, believed: Any) -> None:
+    assert largest_believed(counts) == believed
+
+
+def test_the_names_of_a_device_that_claims_too_many_do_not_count() -> None:
+    honest = {device: named(["cat", "fox"]) for device in "abc"}
+    liar = named([f"class {number}" for number in range(100)])
+    assert fleet_names(None, {**honest, "liar": liar}) == ("cat", "fox")
+
+
+@pytest.mark.parametrize("odd", [named(None), named([]), named(["cat", "cat"])], ids=["numbers", "untold", "double"])
+def test_one_device_that_does_not_name_as_the_others_do_does_not_end_the_run(odd: Any) -> None:
+    assert fleet_names(None, {"a": named(["cat"]), "b": named(["fox"]), "odd": odd}) == ("cat", "fox")
+
+
+def test_of_more_names_than_the_config_counts_those_stay_that_most_report() -> None:
+    fleet = {"a": named(["cat", "fox"]), "b": named(["cat", "fox"]), "liar": named(["gnu", "fox"])}
+    assert fleet_names(2, fleet) == ("cat", "fox")
+
+
+def test_names_that_do_not_fit_into_a_message_are_no_use_even_if_all_report_them() -> None:
+    many = named([f"{n:0199d}" for n in range(400)])
+    with pytest.raises(ConfigError, match="device a: 400 class names of"):
+        fleet_names(None, {"a": many, "b": many})

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.protocol.messages import BlobRef, Chunk, Get, Gone
 from fedwright.server_runtime.transport import upload_puller as module
 from fedwright.server_runtime.transport.device_channel import DeviceChannel
-from fedwright.server_runtime.transport.upload_puller import MAX_PULLS, STALL_S, Pulled
+from fedwright.server_runtime.transport.upload_puller import MAX_PULLS, MOST_WAITING, STALL_S, Pulled
 from helpers.fleet import FLEET
 
 SILENT = [f"silent-{number}" for number in range(MAX_PULLS)]
@@ -153,3 +154,55 @@ def test_a_device_that_leaves_frees_its_turn_at_once(bench: Bench) -> None:
     bench.give(SILENT[0], 1)
     bench.asked()
     assert bench.came == [SILENT[0]]
+
+
+def test_one_device_with_nine_slow_blobs_does_not_hold_up_another(bench: Any) -> None:
+    """It keeps a kilobyte coming every seven seconds, which is too little to be called silent."""
+    refs = [bench.announce("hostile", chunks=9) for _ in range(9)]
+    bench.announce("honest")
+
+    assert "honest" in bench.asked()
+    assert len([ref for ref in refs if bench.server._pulling.is_under_way(ref.sha256)]) == 1
+
+
+def test_slow_devices_lose_their_turn_to_those_who_wait(bench: Any) -> None:
+    for device in SILENT:
+        bench.announce(device, chunks=9)
+    bench.announce("ninth")
+    bench.asked()
+    for index in range(3):
+        bench.now_s += 7
+        for device in SILENT:
+            bench.give(device, index)
+        bench.asked()
+
+    for index in (0, 1):
+        bench.give("ninth", index)
+    bench.asked()
+    assert bench.came == ["ninth"]
+
+
+def test_what_one_device_announces_comes_one_after_the_other(bench: Any) -> None:
+    first = bench.announce("a")
+    kept = bench.blobs["a"]
+    second = bench.announce("a")
+    bench.asked()
+    assert not bench.server._pulling.is_under_way(second.sha256)
+
+    bench.blobs["a"] = kept
+    for index in (0, 1):
+        bench.give("a", index)
+    bench.asked()
+    bench.asked()
+
+    assert not bench.server._pulling.is_under_way(first.sha256)
+    assert bench.server._pulling.is_under_way(second.sha256)
+
+
+def test_what_one_device_may_have_waiting_is_bounded(bench: Any) -> None:
+    refs = [bench.announce("hostile", chunks=9) for _ in range(3 * MOST_WAITING)]
+    bench.asked()
+
+    waiting = [ref for _, ref in bench.server._pulling._waiting]
+    # The first of them has its turn.
+    assert waiting == refs[1:MOST_WAITING]

@@ -1,0 +1,43 @@
+"""Which updates count, on vectors whose distances can be worked out by head."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedwright.server_runtime.blocks.robust import Combine
+from fedwright.server_runtime.blocks.robust_weights import inner_products, robust_weights
+
+
+def updates(*rows: list[float]) -> list[dict[str, np.ndarray]]:
+    return [{"w": np.array(row, np.float32), "prototypes": np.full(2, 1e6, np.float32)} for row in rows]
+
+
+def test_inner_products_leave_out_what_was_measured() -> None:
+    np.testing.assert_allclose(inner_products(updates([1, 2], [3, 4])), [[5, 11], [11, 25]])
+
+
+def test_krum_takes_the_update_that_lies_amid_the_others() -> None:
+    # With f = 1 of 5 each is scored by its 2 nearest: 0.1 lies between 0 and 0.3, as near as any other pair.
+    found = robust_weights(Combine("krum", hostile_ratio=0.25), updates([0], [0.1], [0.3], [0.6], [-50]))
+    assert found == [0, 1, 0, 0, 0]
+
+
+def test_multi_krum_leaves_out_as_many_as_may_be_hostile() -> None:
+    found = robust_weights(Combine("multi_krum", hostile_ratio=0.25), updates([0], [0.1], [0.3], [-50], [0.6]))
+    assert found == [1, 1, 1, 0, 1]
+
+
+def test_copies_of_one_attacker_count_less_than_those_who_differ() -> None:
+    found = robust_weights(Combine("similarity"), updates([1, 0, 0], [0, 1, 0], [5, 5, 9], [5, 5, 9]))
+    assert found[2:] == [0, 0]
+    assert min(found[:2]) > 0.9
+
+
+@pytest.mark.parametrize("kind", ["mean", "median", "trimmed_mean", "norm_bound"])
+def test_other_choices_do_not_weigh_whole_updates(kind: Any) -> None:
+    assert robust_weights(Combine(kind), updates([1], [2], [99])) == [1, 1, 1]
+
+
+def test_two_updates_have_no_majority() -> None:
+    assert robust_weights(Combine("krum"), updates([1], [99])) == [1, 1]
