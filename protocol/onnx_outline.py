@@ -4,11 +4,13 @@ A strict reader of the protobuf wire format. Whatever it does not know, sees twi
 cannot bound is a BadArtifact, so that nothing reaches the runtime that was not looked at here.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fedwright.protocol.errors import BadArtifact
+from fedwright.protocol.graph_bounds import Bounds
 
 MAX_DEPTH = 3
 MAX_NODES = 200_000
@@ -19,16 +21,21 @@ DTYPES = {1: "float32", 6: "int32", 7: "int64", 9: "bool"}
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _EXTERNAL = 1
+_INT64 = 7
 
 
 class Tensor(NamedTuple):
-    """A tensor stored in the file. `external` holds what it says about data elsewhere; empty when it holds its own."""
+    """A tensor stored in the file. `external` holds what it says about data elsewhere; empty when it holds its own.
+
+    numbers: its values where they are whole numbers and few, as those of a shape are.
+    """
 
     name: str
     dtype: str
     dims: tuple[int, ...]
     size_bytes: int
     external: dict[str, str]
+    numbers: tuple[int, ...] | None = None
 
 
 class OutlineValue(NamedTuple):
@@ -41,7 +48,11 @@ class OutlineValue(NamedTuple):
 
 @dataclass
 class Outline:
-    """What is in a model. `inner` has the tensors of attributes and subgraphs; operators are (domain, type)."""
+    """What is in a model. `inner` has the tensors of attributes and subgraphs; operators are (domain, type).
+
+    most_entries: of the largest tensor whose shape stands in the file. most_trips: how often the body of a Scan runs,
+    by the lengths that stand in the file, multiplied over Scans inside one another.
+    """
 
     ir_version: int = 0
     opsets: dict[str, int] = field(default_factory=dict)
@@ -51,6 +62,8 @@ class Outline:
     outputs: list[OutlineValue] = field(default_factory=list)
     initializers: list[Tensor] = field(default_factory=list)
     inner: list[Tensor] = field(default_factory=list)
+    most_entries: int = 0
+    most_trips: int = 0
 
 
 # What a field may hold: one number, numbers (packed or not), one text or message, several, names that only have to
@@ -82,8 +95,8 @@ _GRAPH: _Layout = {
     16: ("metadata_props", _ANY),
 }
 _NODE: _Layout = {
-    1: ("input", _NAMES),
-    2: ("output", _NAMES),
+    1: ("input", _TS),
+    2: ("output", _TS),
     3: ("name", _NAMES),
     4: ("op_type", _T),
     5: ("attribute", _TS),
@@ -169,16 +182,18 @@ def _scan_model(view: memoryview) -> Outline:
     graph = model.part("graph")
     if graph is None:
         raise ValueError("it holds no graph")
-    _scan_graph(graph, outline, depth=0)
+    _scan_graph(graph, outline, Bounds(), depth=0)
     return outline
 
 
-def _scan_graph(view: memoryview, outline: Outline, *, depth: int) -> None:
+def _scan_graph(view: memoryview, outline: Outline, bounds: Bounds, *, depth: int) -> None:
     if depth > MAX_DEPTH:
         raise ValueError(f"graphs are nested more than {MAX_DEPTH} deep")
     graph = _read(view, _GRAPH, "graph")
     tensors = [_scan_tensor(part) for part in graph.parts.get("initializer", [])]
     (outline.inner if depth else outline.initializers).extend(tensors)
+    for tensor in tensors:
+        bounds.note(tensor.name, tensor.dims, tensor.numbers)
     if depth == 0:
         outline.inputs = [_scan_value(part) for part in graph.parts.get("input", [])]
         outline.outputs = [_scan_value(part) for part in graph.parts.get("output", [])]
@@ -186,19 +201,28 @@ def _scan_graph(view: memoryview, outline: Outline, *, depth: int) -> None:
         outline.nodes += 1
         if outline.nodes > MAX_NODES:
             raise ValueError(f"it has more than {MAX_NODES} nodes")
-        _scan_node(part, outline, depth=depth)
+        _scan_node(part, outline, bounds, depth=depth)
 
 
-def _scan_node(view: memoryview, outline: Outline, *, depth: int) -> None:
+def _scan_node(view: memoryview, outline: Outline, bounds: Bounds, *, depth: int) -> None:
     node = _read(view, _NODE, "node")
-    outline.operators.add((node.text("domain"), node.text("op_type")))
+    operator = node.text("op_type")
+    outline.operators.add((node.text("domain"), operator))
+    inputs, outputs = ([_decoded(kind, part) for part in node.parts.get(kind, [])] for kind in ("input", "output"))
+    outline.most_entries = max(outline.most_entries, bounds.entries(operator, inputs, outputs))
+    if operator == "Scan":
+        bounds = bounds.inside(inputs)
+        outline.most_trips = max(outline.most_trips, bounds.trips)
     for part in node.parts.get("attribute", []):
         attribute = _read(part, _ATTRIBUTE, "attribute")
         tensor, graph = attribute.part("t"), attribute.part("g")
         if tensor is not None:
-            outline.inner.append(_scan_tensor(tensor))
+            held = _scan_tensor(tensor)
+            outline.inner.append(held)
+            if operator == "Constant" and outputs:
+                bounds.note(outputs[0], held.dims, held.numbers)
         if graph is not None:
-            _scan_graph(graph, outline, depth=depth + 1)
+            _scan_graph(graph, outline, bounds, depth=depth + 1)
 
 
 def _scan_tensor(view: memoryview) -> Tensor:
@@ -209,14 +233,32 @@ def _scan_tensor(view: memoryview) -> Tensor:
         external[entry.text("key")] = entry.text("value")
     if tensor.number("data_location", 0) == _EXTERNAL and not external:
         raise ValueError("a tensor says its data is elsewhere but not where")
+    dims = _dims([_signed(size) for size in tensor.numbers.get("dims", [])])
     stored = ("raw_data", "float_data", "int32_data", "int64_data")
     return Tensor(
         name=tensor.text("name"),
         dtype=_dtype(tensor.number("data_type", 0)),
-        dims=_dims([_signed(size) for size in tensor.numbers.get("dims", [])]),
+        dims=dims,
         size_bytes=sum(len(part) for name in stored for part in tensor.parts.get(name, [])),
         external=external,
+        numbers=_few_numbers(tensor, dims),
     )
+
+
+def _few_numbers(tensor: _Record, dims: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The values of a tensor that could be a shape."""
+    if tensor.number("data_type", 0) != _INT64 or math.prod(dims) > MAX_RANK:
+        return None
+    raw = tensor.part("raw_data")
+    if raw is not None:
+        return tuple(int.from_bytes(raw[at : at + 8], "little", signed=True) for at in range(0, len(raw), 8))
+    found: list[int] = []
+    for part in tensor.parts.get("int64_data", []):
+        at = 0
+        while at < len(part):
+            number, at = _varint(part, at)
+            found.append(_signed(number))
+    return tuple(found)
 
 
 def _scan_value(view: memoryview) -> OutlineValue:

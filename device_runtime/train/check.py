@@ -1,7 +1,10 @@
 """What must hold of an artifact before a session is made of it: nothing hidden, nothing foreign, nothing too large."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 from fedwright.protocol.artifact import (
     MAX_ARTIFACT_BYTES,
@@ -18,6 +21,9 @@ from fedwright.protocol.onnx_outline import Outline, OutlineValue, scan
 from fedwright.protocol.predictor import need_bytes
 
 __all__ = ["OPERATORS", "check_artifact", "need_bytes"]
+
+# Steps of the longest honest sequence are some thousands; these many take seconds.
+MAX_TRIPS = 1_000_000
 
 SCALARS = {"learning_rate": "float32", "seed": "int64"}
 
@@ -40,6 +46,7 @@ def check_artifact(artifact: Artifact, *, batch: int, free_bytes: int | None = N
     """Raise BadArtifact when the artifact is not what it must be, OverBudget when a step would not fit into memory."""
     check_files(artifact)
     manifest = artifact.manifest
+    need = need_bytes(manifest, batch)
     _check_manifest(manifest)
     for name, data in (("train.onnx", artifact.train), ("eval.onnx", artifact.eval)):
         if len(data) > MAX_ARTIFACT_BYTES:
@@ -48,13 +55,27 @@ def check_artifact(artifact: Artifact, *, batch: int, free_bytes: int | None = N
         _check_versions(outline, manifest, name)
         _check_operators(outline, name)
         _check_tensors(outline, manifest, name)
+        if outline.most_trips > MAX_TRIPS:
+            raise BadArtifact(f"{name} runs the body of a Scan {outline.most_trips} times; at most {MAX_TRIPS} are run")
+        need = max(need, own_bytes(outline, manifest))
         if name == "train.onnx":
             _check_train(outline, manifest, name)
         else:
             _check_eval(outline, manifest, name)
-    need = need_bytes(manifest, batch)
     if free_bytes is not None and need > free_bytes:
         raise OverBudget(need, free_bytes)
+
+
+def own_bytes(outline: Outline, manifest: Manifest) -> int:
+    """Memory that a graph takes at least, by its own shapes and whatever its manifest says of it."""
+    stored = sum(tensor.size_bytes for tensor in (*outline.initializers, *outline.inner))
+    state = sum(_size_bytes(spec) for spec in _slot_specs(manifest))
+    # Every slot exists twice.
+    return stored + 2 * state + sum(map(_size_bytes, manifest.frozen)) + 4 * outline.most_entries
+
+
+def _size_bytes(spec: TensorSpec) -> int:
+    return math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
 
 
 def _check_manifest(manifest: Manifest) -> None:

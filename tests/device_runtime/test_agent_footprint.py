@@ -11,15 +11,23 @@ import pytest
 CPU_RATIO = 2.2
 RSS_OWN_BYTES = 5 * 1024**2
 MODULES = 450
+IDLE_BYTES = 45 * 1024**2
 HEAVY = {"torch", "onnx", "sklearn", "scipy", "rich", "matplotlib", "pandas", "PIL", "cryptography", "amqtt"}
 
 PACKAGES = "import numpy, onnxruntime, paho.mqtt.client, msgspec, safetensors.numpy, zstandard, psutil"
 AGENT = """
-import fedwright.device_runtime.start
+import fedwright.device_runtime.training_process.child
 import fedwright.device_runtime.train.portable
 import fedwright.device_runtime.train.check
 import fedwright.device_runtime.data
 import fedwright.protocol.link.mqtt
+"""
+IDLE = """
+import ssl
+import fedwright.device_runtime.start
+import fedwright.protocol.link.mqtt
+from fedwright.device_runtime import facts
+facts.board()
 """
 SAY = """
 import json, resource, sys
@@ -60,3 +68,10 @@ def test_import_brings_nothing_heavy(starts: list[tuple[dict[str, Any], dict[str
     agent, _ = starts[0]
 
     assert HEAVY & {name.partition(".")[0] for name in agent["modules"]} == set()
+
+
+def test_an_idle_agent_is_small_and_leaves_the_runtime_to_the_process_that_trains() -> None:
+    idle = start(IDLE)
+
+    assert idle["rss"] <= IDLE_BYTES
+    assert "onnxruntime" not in idle["modules"]

@@ -37,14 +37,15 @@ def dividing() -> Any:
     return _artifact(nodes, {name: np.array(value, np.int64) for name, value in numbers.items()})
 
 
-def endless(depth: Any = 2) -> Any:
-    """Scans inside one another, each over TRIPS numbers."""
+def endless(*, hidden=True):
+    """Three Scans inside one another, each over TRIPS numbers; hidden: how many only a run shows."""
     nodes = [
         helper.make_node("Mul", ["plain_loss", "nought"], ["begin"]),
+        *_shape("how_many", hidden=hidden),
         helper.make_node("Expand", ["begin", "how_many"], ["trips"]),
-        helper.make_node("Scan", ["begin", "trips"], ["extra"], body=_body(depth), num_scan_inputs=1),
+        helper.make_node("Scan", ["begin", "trips"], ["extra"], body=_body(2), num_scan_inputs=1),
     ]
-    return _artifact(nodes, {"nought": np.zeros((), np.float32), "how_many": np.array([TRIPS], np.int64)})
+    return _artifact(nodes, {"nought": np.zeros((), np.float32), **_sizes("how_many", TRIPS, hidden=hidden)})
 
 
 def _body(depth: Any) -> Any:
@@ -59,10 +60,26 @@ def _body(depth: Any) -> Any:
     return helper.make_graph([node], f"body{depth}", [value("carry"), value("one")], [value("next")])
 
 
-def huge(entries: Any) -> Any:
-    """So many numbers at once, of which the manifest says nothing."""
+def huge(entries, *, hidden=True):
+    """So many numbers at once, of which the manifest says nothing; hidden: how many only a run shows."""
     nodes = [
+        *_shape("size", hidden=hidden),
         helper.make_node("Expand", ["plain_loss", "size"], ["wide"]),
         helper.make_node("ReduceSum", ["wide"], ["extra"], keepdims=0),
     ]
-    return _artifact(nodes, {"size": np.array([entries], np.int64)})
+    return _artifact(nodes, _sizes("size", entries, hidden=hidden))
+
+
+def _shape(name, *, hidden):
+    """Nodes that make a size out of the batch, so that it does not stand in the file."""
+    rows = [
+        helper.make_node("Shape", ["y"], ["rows"]),
+        helper.make_node("Mul", ["rows", "none"], ["nothing"]),
+        helper.make_node("Add", ["nothing", "wanted"], [name]),
+    ]
+    return rows if hidden else []
+
+
+def _sizes(name, size, *, hidden):
+    wanted = np.array([size], np.int64)
+    return {"wanted": wanted, "none": np.zeros(1, np.int64)} if hidden else {name: wanted}

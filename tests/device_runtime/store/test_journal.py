@@ -101,3 +101,40 @@ def test_a_checkpoint_is_due_after_its_interval(tmp_path: Path) -> None:
     assert not checkpoint.due()
     now[0] = 5.0
     assert checkpoint.due()
+
+
+def test_attempts_are_counted_over_restarts_and_the_third_is_not_made(tmp_path):
+    journal = Journal(tmp_path)
+    journal.accept(task("t1"))
+    assert journal.begin(0)
+    journal.crashed("killed")
+    journal = reopened(journal, tmp_path)
+    assert journal.begin(0)
+    journal = reopened(journal, tmp_path)
+
+    assert not journal.begin(0)
+    assert (journal.entry.attempts, journal.entry.problem) == (2, "killed")
+    # Another task has two of its own.
+    journal.accept(task("t2"))
+    assert journal.begin(0)
+    journal.close()
+
+
+def test_an_attempt_that_got_further_or_ended_in_good_order_does_not_count(tmp_path):
+    journal = Journal(tmp_path)
+    journal.accept(task("t1"))
+    assert [journal.begin(0), journal.begin(0), journal.begin(0)] == [True, True, False]
+    # A checkpoint of the last attempt was found.
+    assert [journal.begin(5), journal.begin(5)] == [True, True]
+    journal.excuse()
+
+    assert [journal.begin(5), journal.begin(5)] == [True, False]
+    journal.close()
+
+
+def test_a_checkpoint_says_its_step_to_its_task_only(tmp_path):
+    checkpoint = Checkpoint(tmp_path / "checkpoint")
+    assert checkpoint.step("t1") == 0
+    checkpoint.save("t1", 7, 0.5, {"w": np.zeros(2, np.float32)})
+
+    assert (checkpoint.step("t1"), checkpoint.step("t2")) == (7, 0)

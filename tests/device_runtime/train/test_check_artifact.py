@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from hypothesis.strategies._internal.core import DataObject
 from onnx import TensorProto, helper, numpy_helper
 
-from fedwright.device_runtime.train.check import OPERATORS, check_artifact, need_bytes
+from fedwright.device_runtime.train.check import OPERATORS, check_artifact, need_bytes, own_bytes
 from fedwright.protocol.artifact import SUPPLIED, Slot, TensorSpec, pack, unpack
 from fedwright.protocol.errors import BadArtifact, OverBudget
+from fedwright.protocol.onnx_outline import Outline
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import build
 from fedwright.server_runtime.spec import ModelSpec, Objective, Optimizer, Structure
+from helpers.hostile_graphs import endless, huge
 from helpers.tiny_artifact import CLASSES, FEATURES, eval_model, make_artifact, train_model
 
 
@@ -218,3 +220,24 @@ def test_memory_is_predicted_before_it_is_used() -> None:
 )
 def test_what_the_builder_makes_passes(structure: Structure) -> None:
     check_artifact(build(structure, zoo.create(structure.spec, seed=0)), batch=4)
+
+
+def test_scans_inside_one_another_are_bounded_by_the_product_of_their_lengths():
+    with pytest.raises(BadArtifact, match="runs the body of a Scan 1000000000000000 times"):
+        check_artifact(endless(hidden=False), batch=4)
+
+
+def test_a_tensor_is_sized_by_the_graph_and_not_by_the_manifest():
+    giant = huge(1_500_000_000, hidden=False)
+
+    with pytest.raises(OverBudget) as refusal:
+        check_artifact(giant, batch=4, free_bytes=10**9)
+    assert refusal.value.need_bytes > 6 * 10**9
+    check_artifact(giant, batch=4, free_bytes=7 * 10**9)
+
+
+def test_state_is_sized_by_its_shapes_although_the_manifest_says_nothing_of_it():
+    manifest = make_artifact(slots=[Slot("W", "W_new", [500, 10**6], "trainable")]).manifest
+
+    # 500 million numbers of four bytes, twice.
+    assert own_bytes(Outline(), manifest) == 4 * 10**9
