@@ -70,7 +70,7 @@ def test_a_link_that_was_closed_leaves_no_session() -> None:
     with Broker(kind="mosquitto") as broker:
         link = connect(broker.url, client_id="pi-probe")
         link.subscribe(TOPIC)
-        name = link._client._client_id.decode()
+        name = link._client._client_id.decode()  # type: ignore[attr-defined]
         link.close()
         again = paho.Client(CallbackAPIVersion.VERSION2, client_id=name, protocol=paho.MQTTv5)
         present = []
