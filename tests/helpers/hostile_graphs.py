@@ -37,7 +37,7 @@ def dividing() -> Any:
     return _artifact(nodes, {name: np.array(value, np.int64) for name, value in numbers.items()})
 
 
-def endless(*, hidden=True):
+def endless(*, hidden: Any = True) -> Any:
     """Three Scans inside one another, each over TRIPS numbers; hidden: how many only a run shows."""
     nodes = [
         helper.make_node("Mul", ["plain_loss", "nought"], ["begin"]),
@@ -60,7 +60,7 @@ def _body(depth: Any) -> Any:
     return helper.make_graph([node], f"body{depth}", [value("carry"), value("one")], [value("next")])
 
 
-def huge(entries, *, hidden=True):
+def huge(entries: Any, *, hidden: Any = True) -> Any:
     """So many numbers at once, of which the manifest says nothing; hidden: how many only a run shows."""
     nodes = [
         *_shape("size", hidden=hidden),
@@ -70,7 +70,7 @@ def huge(entries, *, hidden=True):
     return _artifact(nodes, _sizes("size", entries, hidden=hidden))
 
 
-def _shape(name, *, hidden):
+def _shape(name: Any, *, hidden: Any) -> Any:
     """Nodes that make a size out of the batch, so that it does not stand in the file."""
     rows = [
         helper.make_node("Shape", ["y"], ["rows"]),
@@ -80,6 +80,6 @@ def _shape(name, *, hidden):
     return rows if hidden else []
 
 
-def _sizes(name, size, *, hidden):
+def _sizes(name: Any, size: Any, *, hidden: Any) -> Any:
     wanted = np.array([size], np.int64)
     return {"wanted": wanted, "none": np.zeros(1, np.int64)} if hidden else {name: wanted}

@@ -103,7 +103,7 @@ def test_a_checkpoint_is_due_after_its_interval(tmp_path: Path) -> None:
     assert checkpoint.due()
 
 
-def test_attempts_are_counted_over_restarts_and_the_third_is_not_made(tmp_path):
+def test_attempts_are_counted_over_restarts_and_the_third_is_not_made(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.accept(task("t1"))
     assert journal.begin(0)
@@ -120,7 +120,7 @@ def test_attempts_are_counted_over_restarts_and_the_third_is_not_made(tmp_path):
     journal.close()
 
 
-def test_an_attempt_that_got_further_or_ended_in_good_order_does_not_count(tmp_path):
+def test_an_attempt_that_got_further_or_ended_in_good_order_does_not_count(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.accept(task("t1"))
     assert [journal.begin(0), journal.begin(0), journal.begin(0)] == [True, True, False]
@@ -132,7 +132,7 @@ def test_an_attempt_that_got_further_or_ended_in_good_order_does_not_count(tmp_p
     journal.close()
 
 
-def test_a_checkpoint_says_its_step_to_its_task_only(tmp_path):
+def test_a_checkpoint_says_its_step_to_its_task_only(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "checkpoint")
     assert checkpoint.step("t1") == 0
     checkpoint.save("t1", 7, 0.5, {"w": np.zeros(2, np.float32)})

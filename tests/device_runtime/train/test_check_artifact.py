@@ -222,12 +222,12 @@ def test_what_the_builder_makes_passes(structure: Structure) -> None:
     check_artifact(build(structure, zoo.create(structure.spec, seed=0)), batch=4)
 
 
-def test_scans_inside_one_another_are_bounded_by_the_product_of_their_lengths():
+def test_scans_inside_one_another_are_bounded_by_the_product_of_their_lengths() -> None:
     with pytest.raises(BadArtifact, match="runs the body of a Scan 1000000000000000 times"):
         check_artifact(endless(hidden=False), batch=4)
 
 
-def test_a_tensor_is_sized_by_the_graph_and_not_by_the_manifest():
+def test_a_tensor_is_sized_by_the_graph_and_not_by_the_manifest() -> None:
     giant = huge(1_500_000_000, hidden=False)
 
     with pytest.raises(OverBudget) as refusal:
@@ -236,7 +236,7 @@ def test_a_tensor_is_sized_by_the_graph_and_not_by_the_manifest():
     check_artifact(giant, batch=4, free_bytes=7 * 10**9)
 
 
-def test_state_is_sized_by_its_shapes_although_the_manifest_says_nothing_of_it():
+def test_state_is_sized_by_its_shapes_although_the_manifest_says_nothing_of_it() -> None:
     manifest = make_artifact(slots=[Slot("W", "W_new", [500, 10**6], "trainable")]).manifest
 
     # 500 million numbers of four bytes, twice.
