@@ -345,10 +345,8 @@ class Agent:
 
     def _take_ack(self, ack: Ack) -> None:
         entry = self._have.journal.entry
-        if ack.problem and self._have.journal.is_finished(ack.of):
-            log.warning("the server did not use an earlier answer after all: %s", ack.problem)
         if entry is None or entry.answer is None or entry.task.task != ack.of:
-            return
+            return log.warning("an earlier answer was not used after all: %s", ack.problem) if ack.problem else None
         word = f"did not use the answer: {ack.problem}" if ack.problem else "has the answer; waiting for a task"
         log.log(logging.WARNING if ack.problem else logging.INFO, "%s: the server %s", entry.task.title, word)
         self._have.residual.settle(ack.of, used=not ack.problem)
