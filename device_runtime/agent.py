@@ -346,7 +346,8 @@ class Agent:
     def _take_ack(self, ack: Ack) -> None:
         entry = self._have.journal.entry
         if entry is None or entry.answer is None or entry.task.task != ack.of:
-            return log.warning("an earlier answer was not used after all: %s", ack.problem) if ack.problem else None
+            log.log(logging.WARNING if ack.problem else logging.DEBUG, "an earlier answer: %s", ack.problem or "known")
+            return
         word = f"did not use the answer: {ack.problem}" if ack.problem else "has the answer; waiting for a task"
         log.log(logging.WARNING if ack.problem else logging.INFO, "%s: the server %s", entry.task.title, word)
         self._have.residual.settle(ack.of, used=not ack.problem)
