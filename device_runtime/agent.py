@@ -352,9 +352,8 @@ class Agent:
 
     def _take_ack(self, ack: Ack) -> None:
         entry = self._have.journal.entry
-        if ack.problem and self._have.journal.is_finished(ack.of):
-            log.warning("the server did not use an earlier answer after all: %s", ack.problem)
         if entry is None or entry.answer is None or entry.task.task != ack.of:
+            log.log(logging.WARNING if ack.problem else logging.DEBUG, "an earlier answer: %s", ack.problem or "known")
             return
         word = f"did not use the answer: {ack.problem}" if ack.problem else "has the answer; waiting for a task"
         log.log(logging.WARNING if ack.problem else logging.INFO, "%s: the server %s", entry.task.title, word)

@@ -67,17 +67,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add_broker_options(resume, default="the run's, else its own")
     add_log_options(resume)
     resume.set_defaults(run=_resume)
-    rollback = command(
-        commands,
-        "rollback",
-        "take the last rounds of a run back",
-        "example:\n  fedwright server rollback runs/run --to 12\n\n"
-        "`fedwright server status` says which rounds a run can go back to (run.keep_states of them are kept);\n"
-        "`fedwright server resume` then goes on from there. What devices keep to themselves is not taken back.",
-    )
-    rollback.add_argument("run_folder", metavar="RUN", type=Path, help="the folder of the run")
-    rollback.add_argument("--to", type=int, required=True, metavar="ROUND", help="the last round that stays")
-    rollback.set_defaults(run=_rollback)
+    _add_rollback(commands)
     edge = command(
         commands,
         "edge",
@@ -107,6 +97,21 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     export.add_argument("--device", default="", metavar="ID", help="the model of this device (default: the global one)")
     export.add_argument("--run", dest="run_folder", type=Path, metavar="RUN", help="default: the newest in runs/")
     export.set_defaults(run=_export)
+
+
+def _add_rollback(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command that takes rounds back."""
+    rollback = command(
+        commands,
+        "rollback",
+        "take the last rounds of a run back",
+        "example:\n  fedwright server rollback runs/run --to 12\n\n"
+        "`fedwright server status` says which rounds a run can go back to (run.keep_states of them are kept);\n"
+        "`fedwright server resume` then goes on from there. What devices keep to themselves is not taken back.",
+    )
+    rollback.add_argument("run_folder", metavar="RUN", type=Path, help="the folder of the run")
+    rollback.add_argument("--to", type=int, required=True, metavar="ROUND", help="the last round that stays")
+    rollback.set_defaults(run=_rollback)
 
 
 def _add_trust(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
