@@ -22,7 +22,7 @@ from fedwright.device_runtime.run_task import Stopped, inputs_of
 from fedwright.device_runtime.runner import Crashed, Done
 from fedwright.device_runtime.server_choice import DeviceIdentity, ServerChoice
 from fedwright.device_runtime.store.journal import JournalEntry
-from fedwright.protocol.blobs import Download, Uploads, inlined
+from fedwright.protocol.blobs import Download, inlined
 from fedwright.protocol.errors import BadBlob, BadMessage, DeviceError, IdentityTaken
 from fedwright.protocol.link.base import Link, Received
 from fedwright.protocol.messages import (
@@ -43,6 +43,7 @@ from fedwright.protocol.messages import (
     Update,
 )
 from fedwright.protocol.task_blobs import blobs_of, own_blobs
+from fedwright.protocol.uploads import Uploads
 
 log = logging.getLogger(__name__)
 
@@ -351,8 +352,7 @@ class Agent:
         self._send(answer)
 
     def _take_ack(self, ack: Ack) -> None:
-        entry = self._have.journal.entry
-        if entry is None or entry.answer is None or entry.task.task != ack.of:
+        if (entry := self._have.journal.entry) is None or entry.answer is None or entry.task.task != ack.of:
             log.log(logging.WARNING if ack.problem else logging.DEBUG, "an earlier answer: %s", ack.problem or "known")
             return
         word = f"did not use the answer: {ack.problem}" if ack.problem else "has the answer; waiting for a task"
@@ -376,8 +376,7 @@ class Agent:
 
     def _drop_work(self) -> None:
         """The server moved on: what is in hand is no longer wanted."""
-        self._held = False
-        self._next = None
+        self._held, self._next = False, None
         self._downloads.clear()
         if self._work is not None:
             self._give_up.set()

@@ -23,9 +23,6 @@ from fedwright.protocol.messages import (
     LARGE_CHUNK_BYTES,
     MAX_CHUNKS,
     BlobRef,
-    Chunk,
-    Get,
-    Lost,
 )
 from fedwright.protocol.part_file import PartFile
 
@@ -354,48 +351,6 @@ class Download:
             fast = now_s - self._pace_s < WINDOW_S
             self._window = min(2 * self._window, self._max_window) if fast else max(1, self._window // 2)
             self._pace_s, self._paced = now_s, self._accepted
-
-
-class Uploads:
-    """Blobs that others may ask for; answers are made chunk by chunk, never held together."""
-
-    def __init__(self, store: BlobStore) -> None:
-        self._store = store
-        self._chunk_bytes: dict[str, int] = {}
-
-    def offer(self, source: bytes | Path, *, chunk_bytes: int = LARGE_CHUNK_BYTES, inline: bool = True) -> BlobRef:
-        """Store a blob and describe it; it stays until `withdraw`."""
-        sha256 = self._store.put_bytes(source) if isinstance(source, bytes) else self._store.put_file(source)
-        ref = make_ref(self._store.path(sha256), chunk_bytes=chunk_bytes, inline=inline)
-        self.serve(ref)
-        return ref
-
-    def offer_file(self, source: Path, *, chunk_bytes: int) -> BlobRef:
-        """The same for a file that nobody else needs, which moves into the store."""
-        ref = make_ref(self._store.path(self._store.take_file(source)), chunk_bytes=chunk_bytes, inline=False)
-        self.serve(ref)
-        return ref
-
-    def serve(self, ref: BlobRef) -> None:
-        """Answer for a blob that is in the store already, as after a restart."""
-        self._chunk_bytes[ref.sha256] = ref.chunk_bytes
-        self._store.pin(ref.sha256)
-
-    def withdraw(self, sha256: str) -> None:
-        """Stop answering for a blob."""
-        self._chunk_bytes.pop(sha256, None)
-        self._store.unpin(sha256)
-
-    def answer(self, get: Get, *, limit: int = ANSWER_CHUNKS) -> Iterator[Chunk | Lost]:
-        """The first `limit` chunks asked for, or the news that the blob is gone."""
-        chunk_bytes = self._chunk_bytes.get(get.sha256)
-        if chunk_bytes is None or not self._store.has(get.sha256):
-            yield Lost(get.sha256)
-            return
-        blob = self._store.view(get.sha256)
-        for index in get.chunks[:limit]:
-            if data := blob[index * chunk_bytes : (index + 1) * chunk_bytes]:
-                yield Chunk(get.sha256, index, data)
 
 
 def _sync(path: Path) -> None:

@@ -20,7 +20,7 @@ from helpers.tools import REPO
 FOREIGN = {"--force-reinstall", "--upgrade", "--now"}
 ELSEWHERE = "fedwright.benchmarks.peers"
 # What follows a section's name in the name of a file.
-ENDINGS = {"toml", "onnx", "log", "out", "sqlite", "npz"}
+ENDINGS = {"md", "toml", "onnx", "log", "out", "sqlite", "npz"}
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 COMMAND = re.compile(r"(?<![\w./-])fedwright ((?:[a-z-]+ ?){1,2})")
 # Sentences about the project, and words under which keys are derived.
@@ -105,7 +105,7 @@ def test_what_messages_name_is_there() -> None:
     "text",
     [
         "check --ca and --cert",
-        "set fleet.port",
+        "set fleet.harbour",
         "set exchange.forms",
         "use `fedwright fly`",
         "see fedwright server start",

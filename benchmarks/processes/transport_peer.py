@@ -13,9 +13,10 @@ import threading
 from pathlib import Path
 
 from fedwright.protocol import codec, topics
-from fedwright.protocol.blobs import BlobStore, Uploads
+from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.link import Link, connect
 from fedwright.protocol.messages import Board, Challenge, DataSummary, Get, Report, Stats, Update
+from fedwright.protocol.uploads import Uploads
 
 FLEET = "bench"
 BUFFER_BYTES = 256 * 1024

@@ -87,6 +87,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add_check(commands)
     add_audit(commands)
     _add_trust(commands)
+    _add_export(commands)
+
+
+def _add_export(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command that writes a model."""
     export = command(
         commands,
         "export",

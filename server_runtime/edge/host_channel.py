@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from fedwright import __version__
 from fedwright.protocol import codec, topics
-from fedwright.protocol.blobs import BlobStore, Download, Uploads
+from fedwright.protocol.blobs import BlobStore, Download
 from fedwright.protocol.errors import BadBlob, BadMessage
 from fedwright.protocol.link.base import Link
 from fedwright.protocol.messages import (
@@ -24,6 +24,7 @@ from fedwright.protocol.messages import (
     Message,
     Report,
 )
+from fedwright.protocol.uploads import Uploads
 
 log = logging.getLogger(__name__)
 

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fedwright.protocol.blobs import ANSWER_CHUNKS, Uploads
+from fedwright.protocol.blobs import ANSWER_CHUNKS
 from fedwright.protocol.messages import Chunk, Get, Lost
+from fedwright.protocol.uploads import Uploads
 
 # Requests for a blob that a whole fleet needs are held back this long, so that they meet.
 GATHER_S = 0.05

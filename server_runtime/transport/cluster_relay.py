@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 from msgspec import structs
 
-from fedwright.protocol.blobs import BlobStore, Uploads, check_ref, inlined
+from fedwright.protocol.blobs import BlobStore, check_ref, inlined
 from fedwright.protocol.errors import BadBlob
 from fedwright.protocol.messages import BlobRef, Shown
+from fedwright.protocol.uploads import Uploads
 
 log = logging.getLogger(__name__)
 

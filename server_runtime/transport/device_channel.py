@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from fedwright.protocol import codec, topics
-from fedwright.protocol.blobs import BlobStore, Uploads, inlined
+from fedwright.protocol.blobs import BlobStore, inlined
 from fedwright.protocol.errors import BadMessage
 from fedwright.protocol.link.base import Buffer, Link, Received
 from fedwright.protocol.messages import (
@@ -35,6 +35,7 @@ from fedwright.protocol.messages import (
     Update,
 )
 from fedwright.protocol.task_blobs import blobs_of, common_blobs
+from fedwright.protocol.uploads import Uploads
 from fedwright.server_runtime.fleet.revocation import Gate
 from fedwright.server_runtime.transport.chunk_server import ChunkServer
 from fedwright.server_runtime.transport.cluster_relay import ClusterRelay

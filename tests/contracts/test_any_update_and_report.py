@@ -1,5 +1,7 @@
 """Whatever well-typed updates and reports come, every method ends its round in a state that a run can go on from."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -32,7 +34,7 @@ COUNTS = st.integers(0, 2**53)
 
 
 @st.composite
-def summaries(draw) -> DataSummary:
+def summaries(draw: Any) -> DataSummary:
     """What a device may say of its data: any numbers, as many of them as it likes."""
     several = st.none() | st.lists(COUNTS, max_size=2 * CLASSES)
     descriptor = st.none() | st.lists(st.floats(width=32), max_size=2 * CLASSES)
@@ -48,7 +50,7 @@ def summaries(draw) -> DataSummary:
     )
 
 
-def make(name: str):
+def make(name: str) -> Any:
     """A method at its birth, on the model it is meant for."""
     entry = find(name)
     spec = ModelSpec(entry.model, SHAPE, CLASSES)
@@ -59,33 +61,33 @@ def make(name: str):
 class Values:
     """Tensors by task, in place of those that a reader takes from disk."""
 
-    def __init__(self, tensors) -> None:
+    def __init__(self, tensors: Any) -> None:
         self._tensors = tensors
 
-    def take(self, planned, update):
+    def take(self, planned: Any, update: Any) -> Any:
         """The tensors of an update."""
         return self._tensors[update.task]
 
-    def norm(self, planned, update):
+    def norm(self, planned: Any, update: Any) -> Any:
         """Of the change."""
         return float(np.sqrt(sum(np.vdot(x, x).astype(np.float64) for x in self._tensors[update.task].values())))
 
-    def forget(self, tasks):
+    def forget(self, tasks: Any) -> None:
         """Nothing is kept."""
 
 
 class Rejections:
     """In place of a tracker."""
 
-    def reject(self, plan, detail):
+    def reject(self, plan: Any, detail: Any) -> None:
         """Nobody is told."""
 
 
-def play(method, reports, number: int, said, restart) -> None:
+def play(method: Any, reports: Any, number: int, said: Any, restart: Any) -> None:
     """One round as a coordinator plays it; `said` is each device's value and samples."""
     left = LeftOutDevices(lambda event: None)
 
-    def plan(some):
+    def plan(some: Any) -> Any:
         method.meet(some)
         return {d: (a, method.emit(d, a)) for d, a in sorted(method.assign(some, number).items())}
 
@@ -107,7 +109,9 @@ def play(method, reports, number: int, said, restart) -> None:
             method.restore_planning(notes)
         method.meet(left.usable(reports))
 
-    absorber = Absorber(Rejections(), Values(tensors), norm_factor=5.0)
+    tracker: Any = Rejections()
+    reader: Any = Values(tensors)
+    absorber = Absorber(tracker, reader, norm_factor=5.0)
     absorber.absorb(method, incoming, Stage(number, again, method.advance))
 
 
@@ -131,10 +135,10 @@ LONGER = settings().max_examples > settings.get_profile(ORDINARY).max_examples
 
 
 @pytest.mark.parametrize("name", sorted(METHODS) if LONGER else CHEAP)
-def test_every_method_ends_its_round_and_can_go_on_from_there(name):
+def test_every_method_ends_its_round_and_can_go_on_from_there(name: Any) -> None:
     @settings(few(1), deadline=None, suppress_health_check=list(HealthCheck))
     @given(summaries(), st.tuples(*[st.tuples(VALUES, COUNTS)] * 3))
-    def check(summary, answers) -> None:
+    def check(summary: Any, answers: Any) -> None:
         method = make(name)
         first = method.state().to_bytes()
         reports = {**REPORTS, "b": report(data=summary)}

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedwright.protocol.blobs import BlobStore, Download, Uploads
+from fedwright.protocol.blobs import BlobStore, Download
+from fedwright.protocol.uploads import Uploads
 from helpers.links import MqttBench
 from helpers.transfer import pull, serving
 

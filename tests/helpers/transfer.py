@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from fedwright.protocol import codec
-from fedwright.protocol.blobs import Download, Uploads
+from fedwright.protocol.blobs import Download
 from fedwright.protocol.link import Link
 from fedwright.protocol.messages import Chunk, Get, Message
+from fedwright.protocol.uploads import Uploads
 
 GETS = "blob/get"
 CHUNKS = "blob/chunk"

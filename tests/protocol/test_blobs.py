@@ -8,9 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fedwright.protocol.blobs import BlobStore, Download, Uploads, blob_name, check_ref, make_ref
+from fedwright.protocol.blobs import BlobStore, Download, blob_name, check_ref, make_ref
 from fedwright.protocol.errors import BadBlob, DeviceError
 from fedwright.protocol.messages import CHUNK_BYTES, LARGE_BLOB_BYTES, LARGE_CHUNK_BYTES, BlobRef, Chunk, Get, Lost
+from fedwright.protocol.uploads import Uploads
 
 CHUNK = 1024
 DATA = b"".join(bytes([number]) * CHUNK for number in range(10)) + b"tail"  # ten full chunks and four bytes

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from fedwright.protocol.blobs import BlobStore, Download, Uploads
+from fedwright.protocol.blobs import BlobStore, Download
 from fedwright.protocol.errors import ConfigError, LinkError
 from fedwright.protocol.link import Received, connect
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.link.shaping import Proxy, Shape
+from fedwright.protocol.uploads import Uploads
 from helpers.links import take, wait_until
 from helpers.tools import require_tool
 from helpers.transfer import pull, serving

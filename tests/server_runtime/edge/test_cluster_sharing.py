@@ -8,9 +8,10 @@ import pytest
 from numpy.typing import NDArray
 
 from fedwright.protocol import tensors
-from fedwright.protocol.blobs import BlobStore, Uploads, make_ref
+from fedwright.protocol.blobs import BlobStore, make_ref
 from fedwright.protocol.errors import BadBlob
 from fedwright.protocol.messages import BlobRef, Shown
+from fedwright.protocol.uploads import Uploads
 from fedwright.server_runtime.blocks.fedconv.cluster_exchange import ClusterView, Features, Head
 from fedwright.server_runtime.edge import cluster_sharing as circles
 from fedwright.server_runtime.edge.cluster_sharing import ClusterSharing

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from fedwright.protocol.blobs import BlobStore, Uploads
+from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.messages import Chunk, Get, Lost
+from fedwright.protocol.uploads import Uploads
 from fedwright.server_runtime.transport.chunk_server import GATHER_S, ChunkServer
 
 BLOB = bytes(range(256)) * 16
