@@ -43,7 +43,7 @@ def test_outline_of_a_real_graph_is_what_onnx_says() -> None:
     assert found.inputs[0] == OutlineValue("x", "float32", (-1, 3))
     assert found.outputs[0] == OutlineValue("loss", "float32", ())
     assert [tensor.name for tensor in found.initializers] == [tensor.name for tensor in model.graph.initializer]
-    assert found.initializers[1] == Tensor("depth", "int64", (1,), 8, {})
+    assert found.initializers[1] == Tensor("depth", "int64", (1,), 8, {}, numbers=(4,))
 
 
 def test_smallest_model() -> None:
