@@ -1,7 +1,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-ON_DEVICE := protocol device_runtime fedwright/cli/main.py fedwright/cli/device.py
+ON_DEVICE := fedwright/protocol fedwright/device_runtime fedwright/cli/main.py fedwright/cli/device.py
 
 # A folder of full-size data sets beside the clone is used when there is one.
 ifndef FEDWRIGHT_DATA

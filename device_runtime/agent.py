@@ -59,18 +59,18 @@ class Agent:
         self,
         link: Link,
         identity: DeviceIdentity,
-        holdings: Resources,
+        resources: Resources,
         *,
         leave_when_over: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._link = link
         self._identity = identity
-        self._have = holdings
+        self._have = resources
         self._leave_when_over = leave_when_over
         self._clock = clock
         self._downloads: dict[str, Download] = {}
-        self._uploads = Uploads(holdings.blobs)
+        self._uploads = Uploads(resources.blobs)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="train")
         self._work: Future[Result] | None = None
         self._give_up = threading.Event()
@@ -130,6 +130,8 @@ class Agent:
     def _came_up(self) -> None:
         """After every (re)connection: the server may have missed us, and chunks under way are lost."""
         self._report()
+        if self._have.journal.entry is None:
+            log.info("reported to fleet %s; waiting for a task", self._home.fleet)
         for download in self._downloads.values():
             download.lost_link()
         self._send_answer()
@@ -225,7 +227,7 @@ class Agent:
         try:
             if self._have.hidden is not None:
                 self._have.hidden.check(entry.task)
-            for ref in _refs(entry.task):
+            for ref in entry.task.blobs:
                 self._fetch(ref)
         except (BadBlob, DeviceError) as err:
             self._refuse_for(err)
@@ -345,8 +347,8 @@ class Agent:
         entry = self._have.journal.entry
         if entry is None or entry.answer is None or entry.task.task != ack.of:
             return
-        if ack.problem:
-            log.warning("%s: the server did not use the answer: %s", entry.task.title, ack.problem)
+        word = f"did not use the answer: {ack.problem}" if ack.problem else "has the answer; waiting for a task"
+        log.log(logging.WARNING if ack.problem else logging.INFO, "%s: the server %s", entry.task.title, word)
         self._have.residual.settle(ack.of, used=not ack.problem)
         self._have.tools.personal.settle(ack.of, used=not ack.problem)
         self._have.journal.finish()
@@ -357,12 +359,12 @@ class Agent:
 
     def _forget_blobs(self, entry: JournalEntry) -> None:
         """Weights that were sent, one way or the other, are used once."""
-        used = [entry.task.weights, entry.task.sides]
-        used.append(entry.answer.tensors if isinstance(entry.answer, Update) else None)
+        used = entry.task.own_blobs
+        if isinstance(entry.answer, Update) and entry.answer.tensors is not None:
+            used.append(entry.answer.tensors)
         for ref in used:
-            if ref is not None:
-                self._uploads.withdraw(ref.sha256)
-                self._have.blobs.remove(ref.sha256)
+            self._uploads.withdraw(ref.sha256)
+            self._have.blobs.remove(ref.sha256)
 
     def _drop_work(self) -> None:
         """The server moved on: what is in hand is no longer wanted."""
@@ -390,8 +392,3 @@ class Agent:
     def _send(self, message: Message, *, reliable: bool = True) -> None:
         head, tail = codec.encode_parts(message, sender=self._identity.device, boot=self._identity.boot)
         self._link.send(self._home.up, head, tail=tail, reliable=reliable)
-
-
-def _refs(task: Task) -> list[BlobRef]:
-    refs = (task.artifact, task.weights, task.sides, task.frozen, task.public)
-    return [ref for ref in refs if ref is not None]

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedwright.protocol.address import Login
 from fedwright.protocol.errors import ConfigError
 
 # The doctor must work where msgspec is what is missing, so what needs it is imported when used.
@@ -35,6 +36,7 @@ class AgentConfig:
     noise_ratio: Gaussian noise on counts and descriptor that are told, in shares of their mean. further: edges to go
     to when the fleet's own has said nothing for patience_s.
     hide_counts: nothing of the data's content is told; the device takes part in sums that hide its counts.
+    login: as whom to connect to a broker that asks for a password; password_file: where a service reads it again.
     round_s, round_mb: the most seconds of work and MB both ways that a round may take; the server plans within them.
     """
 
@@ -62,6 +64,8 @@ class AgentConfig:
     hide_counts: bool = False
     round_s: float | None = None
     round_mb: float | None = None
+    login: Login | None = None
+    password_file: Path | None = None
 
     def __post_init__(self) -> None:
         """Check values."""

@@ -193,7 +193,7 @@ def _broker(config: AgentConfig) -> Finding:
     try:
         from fedwright.protocol.link import connect
 
-        connect(config.broker, client_id=f"{config.device}-doctor", tls=config.tls()).close()
+        connect(config.broker, client_id=f"{config.device}-doctor", tls=config.tls(), login=config.login).close()
     except ImportError as err:
         return Finding("fail", f"broker not tried, {err.name} is missing", _INSTALL)
     except FedwrightError as err:

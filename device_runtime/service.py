@@ -3,7 +3,7 @@
 import os
 import pwd
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -11,7 +11,9 @@ from string import Template
 from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.data.sources import absolute
 from fedwright.protocol import topics
+from fedwright.protocol.address import PASSWORD_VARIABLE
 from fedwright.protocol.errors import ConfigError, DeviceError
+from fedwright.protocol.support.files import write_private
 from fedwright.protocol.support.plugins import PYTHON, is_reference
 
 SYSTEM_UNITS = Path("/etc/systemd/system")
@@ -38,13 +40,17 @@ CapabilityBoundingSet=
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit file, the folder and account it works with (none for a unit of the user's own), and what to type next."""
+    """A unit file, the folder and account it works with (none for a unit of the user's own), and what to type next.
+
+    password: of the broker; it goes into a file of its own that only its owner can read.
+    """
 
     path: Path
     text: str
     state: Path
     account: str | None
     next_steps: tuple[str, ...]
+    password: str | None = field(default=None, repr=False)
 
 
 def make_unit(config: AgentConfig, *, system: bool, unit_dir: Path | None = None, user: str | None = None) -> Unit:
@@ -55,12 +61,14 @@ def make_unit(config: AgentConfig, *, system: bool, unit_dir: Path | None = None
     name = f"fedwright-{config.fleet}-{config.device}.service"
     folder = unit_dir or (SYSTEM_UNITS if system else Path.home() / ".config/systemd/user")
     account = _account(user) if system else None
+    password = config.login.password if config.login is not None and config.password_file is None else None
     template = resources.files("fedwright.device_runtime").joinpath("fedwright-device.service").read_text("utf-8")
     text = Template(template).substitute(
         device=config.device,
         fleet=config.fleet,
         command=" ".join(quoted(word) for word in (*_program(), "device", "run", *arguments(config))),
-        environment=_environment(config),
+        environment=_environment(config)
+        + (f"EnvironmentFile={quoted(str(secret(folder / name)))}\n" if password else ""),
         sandbox=_SANDBOX.format(user=account, state=quoted(str(config.state))) if system else "",
         target="multi-user.target" if system else "default.target",
     )
@@ -68,7 +76,12 @@ def make_unit(config: AgentConfig, *, system: bool, unit_dir: Path | None = None
     steps = [f"{control} daemon-reload", f"{control} enable --now {name}"]
     if not system:
         steps.append("loginctl enable-linger    # keeps it running when nobody is logged in")
-    return Unit(folder / name, text, config.state, account, tuple(steps))
+    return Unit(folder / name, text, config.state, account, tuple(steps), password)
+
+
+def secret(unit: Path) -> Path:
+    """The file beside a unit that holds the broker's password."""
+    return unit.with_suffix(".env")
 
 
 def install(unit: Unit) -> None:
@@ -76,6 +89,8 @@ def install(unit: Unit) -> None:
     try:
         unit.path.parent.mkdir(parents=True, exist_ok=True)
         unit.path.write_text(unit.text, encoding="utf-8")
+        if unit.password is not None:
+            write_private(secret(unit.path), f"{PASSWORD_VARIABLE}={unit.password}\n")
         if unit.state != SYSTEM_STATE and not unit.state.exists():
             unit.state.mkdir(parents=True, mode=0o700)
             if unit.account is not None and os.getuid() == 0:
@@ -100,6 +115,7 @@ def arguments(config: AgentConfig) -> list[str]:
     optional = {
         "--profile": config.profile or None,
         "--bundle": config.bundle,
+        "--password-file": config.password_file,
         "--max-temperature": config.most_temperature_c,
         "--min-battery": config.least_battery_ratio,
         "--max-load": config.most_load_ratio,
@@ -132,6 +148,7 @@ def _anchored(config: AgentConfig) -> AgentConfig:
         state=config.state.expanduser().absolute(),
         data=absolute(config.data),
         bundle=None if config.bundle is None else config.bundle.expanduser().absolute(),
+        password_file=None if config.password_file is None else config.password_file.expanduser().absolute(),
     )
 
 

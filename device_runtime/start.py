@@ -15,7 +15,7 @@ from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.data import load
 from fedwright.device_runtime.data.local import LocalData
 from fedwright.device_runtime.describe.hidden_counts import HiddenCounts, counts_of, without_counts
-from fedwright.device_runtime.describe.noise import ClassMeanNoise, with_noise
+from fedwright.device_runtime.describe.noise import SECRET_BYTES, ClassMeanNoise, with_noise
 from fedwright.device_runtime.guard import Guard, Limits, board_state
 from fedwright.device_runtime.profiler.store import PROFILE_NAME, find_profile
 from fedwright.device_runtime.resources import Resources
@@ -66,7 +66,7 @@ def run_agent(config: AgentConfig) -> None:
     folder = config.state / config.fleet / config.device
     journal = Journal(folder)
     told = _told(data, config, folder) if config.noise_ratio else None
-    holdings = Resources(
+    resources = Resources(
         board=facts.board(threads=threads, profile=config.profile),
         data=data,
         blobs=BlobStore(folder / "blobs", limit_bytes=BLOB_LIMIT_BYTES),
@@ -88,9 +88,9 @@ def run_agent(config: AgentConfig) -> None:
     )
     if config.hide_counts:
         log.info("counts of the data are told only in sums over %d devices or more that hide theirs", LEAST_DEVICES)
-        holdings = _hiding(holdings, config.device, folder)
+        resources = _hiding(resources, config.device, folder)
     try:
-        _run(config, holdings)
+        _run(config, resources)
     finally:
         journal.close()
 
@@ -114,20 +114,15 @@ def _mean_noise(told: DataSummary, config: AgentConfig, folder: Path) -> ClassMe
 
 def _secret(folder: Path) -> bytes:
     """What this device's noise is drawn from; it never leaves."""
-    secret = folder / "noise"
-    if not secret.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        secret.touch(mode=0o600)
-        secret.write_bytes(os.urandom(16))
-    return secret.read_bytes()
+    return kept_secret(folder / "noise", SECRET_BYTES)
 
 
-def _hiding(holdings: Resources, device: str, folder: Path) -> Resources:
+def _hiding(resources: Resources, device: str, folder: Path) -> Resources:
     """Nothing of the data's content is told; counts go into sums that hide them, with one key in all lives."""
-    told = holdings.told or holdings.data.summary()
+    told = resources.told or resources.data.summary()
     secret = kept_secret(folder / "sum-key", KEY_BYTES)
     hidden = HiddenCounts(device, counts_of(told), secret=secret, folder=folder, class_names=told.class_names)
-    return replace(holdings, told=without_counts(told), hidden=hidden)
+    return replace(resources, told=without_counts(told), hidden=hidden)
 
 
 def make_tools(
@@ -177,7 +172,7 @@ def _classic(threads: HowMany, provider: str) -> tuple[MakeTrainer, CheckArtifac
     return make_trainer, check
 
 
-def _run(config: AgentConfig, holdings: Resources) -> None:
+def _run(config: AgentConfig, resources: Resources) -> None:
     bundle = config.identity()
     identity = DeviceIdentity(
         config.device,
@@ -191,8 +186,8 @@ def _run(config: AgentConfig, holdings: Resources) -> None:
     gone = codec.encode(Gone(), sender=identity.device, boot=identity.boot)
     if bundle is None:
         log.warning("DEVELOPMENT MODE: no certificate and no signed tasks; enroll this device before it leaves the lab")
-    link = connect(config.broker, client_id=identity.device, will=(up, gone), tls=config.tls())
-    agent = Agent(link, identity, holdings, leave_when_over=config.once)
+    link = connect(config.broker, client_id=identity.device, will=(up, gone), tls=config.tls(), login=config.login)
+    agent = Agent(link, identity, resources, leave_when_over=config.once)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.stop())
     log.info("device %s serves fleet %s at %s", identity.device, identity.fleet, config.broker)

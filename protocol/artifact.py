@@ -53,7 +53,7 @@ class Slot(Struct, frozen=True):
 class FileInfo(Struct, frozen=True):
     """Hash and size of one graph file."""
 
-    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
     size_bytes: Annotated[int, Meta(ge=1, le=MAX_ARTIFACT_BYTES)]
 
 

@@ -1,7 +1,7 @@
 """Blobs named by their content: a store on disk, and transfers in which the receiver pulls hash-checked chunks.
 
-A part file and its marks live beside the blobs, so that a transfer goes on after any restart. Nothing here
-touches a link: the owner sends `Get(wanted)` and feeds what comes back to `accept`.
+A part file and its marks live beside the blobs, so that a transfer goes on after any restart. Nothing here touches a
+link: the owner sends `Get(wanted)` and feeds what comes back to `accept`.
 """
 
 import contextlib
@@ -120,20 +120,25 @@ class BlobStore:
         self._limit_bytes = limit_bytes
         self.syncs = sync
         self._pinned: set[str] = set()
+        # Those that had the bytes of their names when they were looked at or written, and how many.
+        self._whole: dict[str, int] = {}
         folder.mkdir(parents=True, exist_ok=True)
         self._clear_temporary()
 
     def has(self, sha256: str) -> bool:
-        """Whether the whole blob is here."""
-        return self._file(sha256).is_file()
+        """Whether the whole blob is here; a damaged one is set aside."""
+        return self._file(sha256).is_file() and self._is_whole(sha256)
 
     def path(self, sha256: str) -> Path:
-        """The blob's file; counts as a use."""
+        """The blob's file; counts as a use. BadBlob when it is not there, or no longer has the bytes of its name."""
         file = self._file(sha256)
         try:
             os.utime(file)
         except FileNotFoundError as err:
             raise BadBlob(f"blob {sha256[:12]} is not in {self.folder}; fetch it again") from err
+        if not self._is_whole(sha256):
+            what = f"blob {sha256[:12]} in {self.folder} is damaged: its bytes are no longer those of its name"
+            raise BadBlob(f"{what}; put a copy of it back")
         return file
 
     def read(self, sha256: str) -> bytes:
@@ -173,9 +178,23 @@ class BlobStore:
 
     def remove(self, sha256: str) -> None:
         """Forget a blob and what was received of it."""
-        self._pinned.discard(sha256)
+        self.unpin(sha256)
+        self._whole.pop(sha256, None)
         for suffix in ("", ".part", ".marks"):
             self._file(sha256, suffix).unlink(missing_ok=True)
+
+    def _is_whole(self, sha256: str) -> bool:
+        """Whether a blob's file has the bytes of its name: hashed once in the life of a process, then only measured."""
+        file = self._file(sha256)
+        size_bytes, known_bytes = file.stat().st_size, self._whole.get(sha256)
+        if known_bytes is None and make_ref(file, inline=False).sha256 == sha256:
+            self._whole[sha256] = known_bytes = size_bytes
+        if known_bytes == size_bytes:
+            return True
+        if self._limit_bytes is None:  # A cache fetches it again; of anything else its owner may save a part.
+            file.replace(self._file(sha256, ".damaged"))
+        self.remove(sha256)
+        return False
 
     def _file(self, sha256: str, suffix: str = "") -> Path:
         return self.folder / f"{sha256}{suffix}"
@@ -195,6 +214,7 @@ class BlobStore:
         if self.syncs:
             _sync(file)
         os.replace(file, target)
+        self._whole[sha256] = target.stat().st_size
         if self.syncs:
             _sync(self.folder)
         self._shrink(keep=sha256)

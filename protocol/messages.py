@@ -16,8 +16,9 @@ LARGE_CHUNK_BYTES = 1024 * 1024
 LARGE_BLOB_BYTES = 16 * 1024 * 1024
 MAX_CHUNKS = 65_536
 
-Id = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.\-]+$")]
-Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+# \Z and not $, which lets a line break follow; ids become names of files.
+Id = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^(?!\.{1,2}\Z)[A-Za-z0-9_.\-]+\Z")]
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, Meta(ge=0)]
 Text = Annotated[str, Meta(max_length=2000)]
@@ -179,6 +180,21 @@ class Task(Struct, tag="task", frozen=True):
 
     # All classes of the run in its order, where they have names; the device numbers its labels by them.
     class_names: ClassNames = []
+
+    @property
+    def common_blobs(self) -> "list[BlobRef]":
+        """What other tasks may need too: the artifact, a frozen base, public rows."""
+        return [ref for ref in (self.artifact, self.frozen, self.public) if ref is not None]
+
+    @property
+    def own_blobs(self) -> "list[BlobRef]":
+        """What is of no use once the task is over: weights, and side inputs if there are any."""
+        return [self.weights] if self.sides is None else [self.weights, self.sides]
+
+    @property
+    def blobs(self) -> "list[BlobRef]":
+        """All that a device fetches to do the task."""
+        return [*self.common_blobs, *self.own_blobs]
 
     @property
     def run_key(self) -> str:

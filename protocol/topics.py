@@ -4,13 +4,14 @@ import re
 
 from fedwright.protocol.errors import ConfigError
 
-_NAME = re.compile(r"^[A-Za-z0-9_.\-]{1,64}$")
+# Names become folders too, so that those which lead out of one are none.
+_NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.\-]{1,64}")
 
 
 def check_name(name: str, *, what: str) -> str:
     """Return `name` if it may stand in a topic, else say why not."""
-    if not _NAME.match(name):
-        raise ConfigError(f"{what} {name!r} must be 1 to 64 of the characters A-Z a-z 0-9 _ . -")
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{what} {name!r} must be 1 to 64 of the characters A-Z a-z 0-9 _ . -, and not . or ..")
     return name
 
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
+from fedwright.protocol.address import mask, parse_url
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.support import plugins
 from fedwright.protocol.support.settings import check_range, from_dict, unknown
@@ -19,7 +19,6 @@ from fedwright.server_runtime.spec import Optimizer
 
 EMBEDDED = "embedded"
 LOCAL_BROKER = "mqtt://localhost:1883"
-SCHEMES = ("mqtt", "mqtts")
 MB = 1e6
 
 
@@ -50,9 +49,11 @@ class FleetSection:
     """Where the devices are met and when a round may start and must end."""
 
     broker: str = field(
-        default=LOCAL_BROKER,
-        metadata=_help("mqtt://host:1883 or mqtts://host:8883; 'embedded' starts one for devices on this machine"),
+        default=EMBEDDED,
+        metadata=_help("'embedded': the server starts one for the network; or mqtt://host:1883, mqtts://host:8883"),
     )
+    port: int | None = field(default=None, metadata=_help("of the embedded broker; absent: 1883 or the next free one"))
+    password_file: str | None = field(default=None, metadata=_help("holds the password of a broker that is named"))
     name: str = field(default="default", metadata=_help("the devices of one fleet share this name"))
     devices: int = field(default=2, metadata=_help("how many devices to wait for before the first round"))
     sample_ratio: float = field(default=1.0, metadata=_help("share of the known devices that take part in a round"))
@@ -73,6 +74,8 @@ class FleetSection:
     def __post_init__(self) -> None:
         """Check values."""
         check_broker(self.broker)
+        if self.port is not None:
+            check_range("port", self.port, low=1, high=65_535)
         check_name(self.name, what="name")
         check_range("devices", self.devices, low=1, high=1_000_000)
         check_range("sample_ratio", self.sample_ratio, above=0, high=1)
@@ -305,15 +308,12 @@ def check_broker(url: str) -> None:
     """Raise ConfigError unless `url` is `embedded` or names a scheme, a host and a sensible port."""
     if url == EMBEDDED:
         return
-    parts = urlsplit(url)
     try:
-        usable = parts.scheme in SCHEMES and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable:
+        parse_url(url)
+    except ConfigError as err:
         raise ConfigError(
-            f"broker is {url!r} but must look like mqtt://host:1883 or mqtts://host:8883, or be 'embedded'"
-        )
+            f"broker is {mask(url)!r} but must look like mqtt://host:1883 or mqtts://host:8883, or be 'embedded'"
+        ) from err
 
 
 def config_from_dict(data: Mapping[str, Any], *, where: str) -> RunConfig:

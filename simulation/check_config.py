@@ -8,7 +8,7 @@ from fedwright.device_runtime.emulate.profiles import load_fleet
 from fedwright.protocol.errors import ConfigError, FedwrightError
 from fedwright.protocol.messages import Report
 from fedwright.server_runtime.check_run import assumed, check_hidden, check_method, check_server, own_models
-from fedwright.server_runtime.config import RunConfig
+from fedwright.server_runtime.config import RunConfig, SimulateSection
 from fedwright.server_runtime.methods.registry import find
 from fedwright.server_runtime.model_names import resolve
 from fedwright.server_runtime.public_data import PublicData
@@ -26,14 +26,14 @@ def check_config(config: RunConfig, starter: RunConfig) -> list[str]:
     """Raise what would end a run; returns what one should know besides.
 
     starter: the config that `init` writes for the method. What was left as it is there is known to go together, so
-    torch is needed only for the rest; and a section [simulate] that was left is perhaps meant for nobody, so what does
-    not suit it is no error.
+    torch is needed only for the rest; and a section [simulate] that was left, or left out, is perhaps meant for nobody,
+    so what does not suit it is no error.
     """
     check_server(config)
     notes = []
     if find(config.method.name).needs_public and not config.public.given:
         notes.append(f"{config.method.name} over a broker needs public.file; public.rows is for `fedwright simulate`")
-    if config.simulate != starter.simulate:
+    if config.simulate not in (starter.simulate, SimulateSection()):
         return notes + check_simulation(config)
     if all(getattr(config, name) == getattr(starter, name) for name in FITTING):
         return notes
@@ -90,24 +90,23 @@ def try_dealing(config: RunConfig) -> tuple[Dealt, PublicData | None] | None:
     """The data as a simulation would deal it; None when it would have to be downloaded first."""
     if config.simulate.profiles is not None:
         load_fleet(config.simulate.profiles)
-    if config.simulate.dataset in DATASETS:
+    if config.simulate.data is None and config.simulate.dataset in DATASETS:
         info = next(info for info in available() if info.name == config.simulate.dataset)
         if info.place is None and info.downloadable:
             return None
-    return reserve(deal(config.simulate, seed=config.run.seed), config.public, seed=config.run.seed)
+    dealt = deal(config.simulate, seed=config.run.seed, public=config.public)
+    return reserve(dealt, config.public, seed=config.run.seed)
 
 
 def _suited(config: RunConfig, dealt: Dealt) -> ModelSpec:
     """What the model must be made for; an error when the config says otherwise."""
-    shape = config.model.input_shape
+    shape, source = config.model.input_shape, config.simulate.data or config.simulate.dataset
     if shape is not None and shape != dealt.input_shape:
         raise ConfigError(
-            f"model.input_shape is {list(shape)} but {config.simulate.dataset} has samples of shape"
-            f" {list(dealt.input_shape)}; leave it out or choose another simulate.dataset"
+            f"model.input_shape is {list(shape)} but {source} has samples of shape"
+            f" {list(dealt.input_shape)}; leave it out or choose other data"
         )
     classes = config.model.class_count
     if classes is not None and classes < dealt.classes:
-        raise ConfigError(
-            f"model.classes is {classes} but {config.simulate.dataset} has {dealt.classes}; leave it out or raise it"
-        )
+        raise ConfigError(f"model.classes is {classes} but {source} has {dealt.classes}; leave it out or raise it")
     return ModelSpec(config.model.model, dealt.input_shape, classes or dealt.classes)

@@ -98,11 +98,11 @@ class LocalFleet:
             self._events.append(Heard(device, BOOT, refusal_of(task.task, err)))
             return
         up, down = self._sizes[device]
-        for ref in (task.artifact, task.frozen, task.public):
-            if ref is not None and ref.sha256 not in self._has[device]:
+        for ref in task.common_blobs:
+            if ref.sha256 not in self._has[device]:
                 self._has[device].add(ref.sha256)
                 down += ref.size_bytes
-        down += sum(ref.size_bytes for ref in (task.weights, task.sides) if ref is not None)
+        down += sum(ref.size_bytes for ref in task.own_blobs)
         self._sizes[device] = (up, down)
         work = self._pool.run_task(device, task)
         work.add_done_callback(lambda done: self._done.put((device, done)))

@@ -37,6 +37,12 @@ PLANTED = {
         "fedwright.server_runtime.blocks.x",
         "from fedwright.server_runtime.methods.base import Method",
     ),
+    "method knows rounds": (
+        layout.server_layers,
+        "fedwright.server_runtime.methods.x",
+        "from fedwright.server_runtime.rounds.store.base import Position",
+    ),
+    "part of the server in no layer": (layout.server_layers, "fedwright.server_runtime.surprise", "import json"),
     "runtime knows commands": (layout.import_direction, "fedwright.device_runtime.x", "import fedwright.cli.main"),
     "torch in protocol": (layout.torch_place, "fedwright.protocol.x", "def f():\n    import torch.nn"),
     "torch in a command": (layout.torch_place, "fedwright.cli.x", "def f():\n    from torch import nn"),

@@ -1,6 +1,6 @@
 """Tables of a document, made from committed results.
 
-Run `python -m fedwright.benchmarks.harness.document_tables README.md` after a suite was measured again.
+`fedwright bench report --document FILE` makes them anew after a suite was measured again.
 
 A table stands between `<!-- FILE | TITLE | COLUMNS -->` and `<!-- end -->`: the name of a result, words that the title
 of one of its tables begins with (or `checks`), and the columns to show, or * for all.
@@ -8,7 +8,6 @@ of one of its tables begins with (or `checks`), and the columns to show, or * fo
 
 import json
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,18 @@ from typing import Any
 from fedwright.benchmarks.harness.report import checks_of
 from fedwright.benchmarks.harness.tables import Row, markdown
 from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.support.files import replace_file
 
-RESULTS = Path("benchmarks/results")
 MARKED = re.compile(r"<!-- ([\w-]+\.json) \| (.+?) \| (.+?) -->\n.*?<!-- end -->", flags=re.DOTALL)
+
+
+def fill_document(document: Path, results: Path) -> None:
+    """Make every marked table of a Markdown file anew from a folder of results."""
+    try:
+        text = document.read_text(encoding="utf-8")
+    except OSError as err:
+        raise ConfigError(f"--document {document} cannot be read ({err.strerror}); name a Markdown file") from err
+    replace_file(document, filled(text, results).encode())
 
 
 def filled(text: str, results: Path) -> str:
@@ -47,8 +55,3 @@ def _rows(result: Mapping[str, Any], title: str, file: str) -> list[Row]:
         if name.startswith(title):
             return list(rows)
     raise ConfigError(f"{file} has no table {title!r}; it has {', '.join(result['tables'])}")
-
-
-if __name__ == "__main__":
-    document = Path(sys.argv[1])
-    document.write_text(filled(document.read_text(encoding="utf-8"), RESULTS), encoding="utf-8")

@@ -169,7 +169,7 @@ def _edge(name: str, folder: Path, broker: str) -> Iterator[None]:
 def _agent(device: str, fleet: str, data: LocalData, *, folder: Path, broker: str) -> Iterator[None]:
     own = folder / "devices" / device
     journal = Journal(own)
-    holdings = Resources(
+    resources = Resources(
         board=facts.board(threads=1),
         data=data,
         blobs=BlobStore(own / "blobs"),
@@ -178,7 +178,7 @@ def _agent(device: str, fleet: str, data: LocalData, *, folder: Path, broker: st
         tools=make_tools("portable", threads=1, folder=own),
     )
     link = connect(broker, client_id=device)
-    agent = Agent(link, DeviceIdentity(device, fleet, codec.new_id()), holdings)
+    agent = Agent(link, DeviceIdentity(device, fleet, codec.new_id()), resources)
     with _thread(agent.run, agent.stop):
         yield
     link.close()

@@ -186,7 +186,7 @@ def _flops_line(probes: list[ProbeTime], cases: list[Case]) -> Array:
 
 def _forest(probes: list[ProbeTime], cases: list[Case]) -> Array:
     """A random forest from the logarithms of all features to that of the time."""
-    from sklearn.ensemble import RandomForestRegressor  # type: ignore[import-untyped]
+    from sklearn.ensemble import RandomForestRegressor
 
     forest = RandomForestRegressor(n_estimators=200, random_state=0)
     forest.fit(np.log1p(_probe_totals(probes)), np.log([timed.step_s for timed in probes]))

@@ -1,6 +1,6 @@
 """Counts that a device keeps to itself: it takes part in sums that hide them, and says one figure of its own.
 
-The maths and what it protects from are in `protocol/secure_sum.py`.
+The maths and what it protects from are in `protocol/crypto/secure_sum.py`.
 """
 
 from collections.abc import Sequence

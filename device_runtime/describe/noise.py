@@ -12,6 +12,8 @@ from fedwright.protocol.class_names import places_in
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import DataSummary
 
+SECRET_BYTES = 16
+
 
 def with_noise(summary: DataSummary, ratio: float, rng: "np.random.Generator") -> DataSummary:
     """The summary with noise of `ratio` times the mean entry on counts, the descriptor and the spread of pixels.
@@ -52,6 +54,12 @@ class ClassMeanNoise:
     secret: bytes
     told: Sequence[int]
     class_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.secret) != SECRET_BYTES:
+            raise ConfigError(
+                f"a noise secret has {len(self.secret)} bytes but must have {SECRET_BYTES}; noise from fewer is known"
+            )
 
     def __call__(
         self, prototypes: NDArray[Any], counts: NDArray[Any], run_names: Sequence[str] = ()

@@ -3,9 +3,9 @@
 import os
 import socket
 import time
-from urllib.parse import urlsplit
 
 from fedwright.protocol import topics
+from fedwright.protocol.address import Login, parse_url
 from fedwright.protocol.errors import LinkError
 from fedwright.protocol.link import Link, TlsFiles, connect
 
@@ -14,11 +14,11 @@ ROUNDS = 3
 WAIT_S = 10.0
 
 
-def measure_link(url: str, *, device: str, tls: TlsFiles | None = None) -> dict[str, float]:
+def measure_link(url: str, *, device: str, tls: TlsFiles | None = None, login: Login | None = None) -> dict[str, float]:
     """Seconds to the broker and back, and bytes per second each way; without an echo only the time to connect."""
     found = {"connect_s": _connect_s(url)}
     topic = topics.probe(device)
-    link = connect(url, client_id=f"{device}-probe", tls=tls)
+    link = connect(url, client_id=f"{device}-probe", tls=tls, login=login)
     try:
         link.subscribe(topic)
         small = [_echo_s(link, topic, SMALL_BYTES) for _ in range(ROUNDS)]
@@ -35,14 +35,13 @@ def measure_link(url: str, *, device: str, tls: TlsFiles | None = None) -> dict[
 
 
 def _connect_s(url: str) -> float:
-    parts = urlsplit(url)
-    address = (parts.hostname or "localhost", parts.port or (8883 if parts.scheme == "mqtts" else 1883))
+    address = parse_url(url)
     began_s = time.perf_counter()
     try:
-        with socket.create_connection(address, timeout=WAIT_S):
+        with socket.create_connection((address.host, address.port), timeout=WAIT_S):
             return time.perf_counter() - began_s
     except OSError as err:
-        raise LinkError(f"no broker answers at {url} ({err}); start it or mend --broker") from err
+        raise LinkError(f"no broker answers at {address} ({err}); start it or mend --broker") from err
 
 
 def _echo_s(link: Link, topic: str, size: int) -> float:

@@ -83,6 +83,7 @@ EXAMPLES = """examples:
   fedwright bench devices --methods fedconv hasa --fleet demo --quick
   fedwright bench devices --run runs/run
   fedwright bench report benchmarks/results --out report
+  fedwright bench report --document docs/results.md
 """
 
 
@@ -100,6 +101,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--seeds", type=int, default=None, metavar="N", help="how many seeds, where a suite has any")
     parser.add_argument("--json", type=new_file, default=None, metavar="FILE", help="write the results as JSON")
     parser.add_argument("--out", type=Path, default=Path("report"), metavar="DIR", help="report: folder to write")
+    parser.add_argument(
+        "--document", type=Path, metavar="FILE", help="report: make the marked tables of a Markdown file anew instead"
+    )
     parser.add_argument("--strict", action="store_true", help="exit code 1 unless every check holds")
     parser.add_argument(
         "--edges", type=int, default=None, metavar="N", help="chaos: edge servers that may be killed too"
@@ -153,9 +157,14 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _report(args: argparse.Namespace) -> int:
+    from fedwright.benchmarks.harness.document_tables import fill_document
     from fedwright.benchmarks.harness.report import read_results, write_report
 
     paths = [Path(name) for name in args.suites[1:]] or [RESULTS]
+    if args.document is not None:
+        fill_document(args.document, paths[0])
+        print(args.document)
+        return 0
     written = write_report(read_results(paths), args.out)
     print(f"{written.markdown}\n{written.page}")
     return 0

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import re
 import socket
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from fedwright.cli.arguments import command, new_file
 from fedwright.cli.logs import add_log_options, start_logging
 from fedwright.device_runtime.config import AgentConfig, default_state
+from fedwright.protocol.address import DEVICE_USER, PASSWORD_VARIABLE, find_login, split_password
 from fedwright.protocol.errors import ConfigError
 
 EXAMPLES = """examples:
@@ -70,7 +72,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         commands,
         "install-service",
         "write a systemd unit that keeps the agent running",
-        "example:\n  sudo fedwright device install-service --broker mqtts://host:8883 --data /srv/data.npz",
+        "example:\n  sudo fedwright device install-service --bundle pi-07 --data npz:/srv/data.npz",
     )
     _agent_options(install, required=True)
     install.add_argument("--user", action="store_true", help="a unit of your own instead of a system unit")
@@ -84,6 +86,12 @@ def _agent_options(parser: argparse.ArgumentParser, *, required: bool) -> None:
     add = parser.add_argument
     add("--bundle", type=Path, metavar="DIR", help="the folder that `fedwright server enroll` made for this device")
     add("--broker", default="", metavar="URL", help="mqtt://host:port or mqtts://host:port (default: the bundle's)")
+    add(
+        "--password-file",
+        type=Path,
+        metavar="FILE",
+        help=f"the broker's password (default: {PASSWORD_VARIABLE}, if set)",
+    )
     add("--data", required=required, default="", metavar="SOURCE", help="where this device's data is")
     add("--device", metavar="ID", help=f"id in the fleet (default: the bundle's, else {default_device()})")
     add("--fleet", help="fleet to join (default: the bundle's, else default)")
@@ -122,9 +130,14 @@ def config_of(args: argparse.Namespace) -> AgentConfig:
 
         info = read_bundle(args.bundle).info
         broker, device, fleets = info.broker, info.device, info.edges or [info.fleet]
+    url, given = split_password(args.broker or broker)
+    # A certificate is all that an enrolled device needs, unless it is told otherwise.
+    environment = os.environ if args.bundle is None else {}
     fleet, *further = args.edge or ([args.fleet] if args.fleet else fleets)
     return AgentConfig(
-        broker=args.broker or broker,
+        broker=url,
+        login=find_login(given, args.password_file, user=DEVICE_USER, environment=environment),
+        password_file=args.password_file,
         device=args.device or device,
         data=args.data,
         fleet=fleet,
@@ -202,7 +215,9 @@ def _profile(args: argparse.Namespace) -> int:
     if shown is not None:
         print(file=sys.stderr)
     if config.broker:
-        found = replace(found, link=measure_link(config.broker, device=config.device, tls=config.tls()))
+        found = replace(
+            found, link=measure_link(config.broker, device=config.device, tls=config.tls(), login=config.login)
+        )
     save_profile(out, found)
     if args.json:
         print(found.to_json().decode())

@@ -21,7 +21,7 @@ HEADER = """# {title}
 #
 # Try it here:      fedwright simulate run.toml
 # On the host:      fedwright server run run.toml
-# On each device:   fedwright device run --broker mqtt://HOST:1883 --data npz:data.npz
+# On each device:   the line that the host prints, or fedwright device run --broker mqtt://HOST:1883 --data npz:data.npz
 # Check this file:  fedwright validate run.toml
 """
 
@@ -70,6 +70,7 @@ def run_init(args: argparse.Namespace) -> int:
 
 def run_validate(args: argparse.Namespace) -> int:
     """Check one config, of a run or of an edge."""
+    from fedwright.protocol.address import mask
     from fedwright.server_runtime.config import config_from_text, read_text
     from fedwright.server_runtime.edge.config import check_edge, is_edge, load_edge
     from fedwright.server_runtime.methods.registry import find
@@ -79,7 +80,9 @@ def run_validate(args: argparse.Namespace) -> int:
     if is_edge(text):
         edge = load_edge(args.config)
         check_edge(edge)
-        print(f"{args.config} is good: edge {edge.edge.name} of fleet {edge.host.fleet}, broker {edge.host.broker}")
+        print(
+            f"{args.config} is good: edge {edge.edge.name} of fleet {edge.host.fleet}, broker {mask(edge.host.broker)}"
+        )
         return 0
     config = config_from_text(text, where=args.config.name)
     starter = config_from_text(starter_config(find(config.method.name)), where="init")
@@ -87,7 +90,7 @@ def run_validate(args: argparse.Namespace) -> int:
         print(f"note: {note}", file=sys.stderr)
     print(
         f"{args.config} is good: {config.method.name} on {config.model.model}, {config.run.rounds} rounds, "
-        f"at least {config.fleet.devices} devices, broker {config.fleet.broker}"
+        f"at least {config.fleet.devices} devices, broker {mask(config.fleet.broker)}"
     )
     return 0
 

@@ -88,8 +88,27 @@ def sentence_of(err: OSError) -> str:
     return f"{where}{what}; {REMEDIES.get(err.errno or 0, 'mend that and try again')}"
 
 
+def _hide_password() -> None:
+    """Start again without the password of a broker's URL, which everybody can read in the list of processes."""
+    from fedwright.protocol.address import PASSWORD_VARIABLE, split_password
+
+    words = list(sys.orig_argv[1:])
+    for place, word in enumerate(words):
+        option, url = word.split("=", 1) if word.startswith("--broker=") else ("", word)
+        try:
+            url, password = split_password(url)
+        except FedwrightError:
+            # The command itself says what is wrong with it.
+            continue
+        if password is not None:
+            words[place] = f"{option}={url}" if option else url
+            os.execve(sys.executable, [sys.executable, *words], os.environ | {PASSWORD_VARIABLE: password})
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    if argv is None and any("://" in word and "@" in word for word in sys.argv):
+        _hide_password()
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = next((word for word in arguments if not word.startswith("-")), None)
     try:

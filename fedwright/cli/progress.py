@@ -1,5 +1,6 @@
 """What a person sees while a run goes on: a live table on a terminal, plain lines elsewhere."""
 
+import logging
 import time
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -20,13 +21,18 @@ if TYPE_CHECKING:
         LessOffered,
         RoundClosed,
         TaskFailed,
+        Waiting,
         Warned,
     )
 
 
+log = logging.getLogger(__name__)
+
 # Devices that a screen has lines for.
 SHOWN = 16
 REVOKED, AWAY = "[red]revoked[/red]", "[red]turned away[/red]"
+# States of a device that a round waits for.
+BUSY = ("training", "measuring")
 
 
 class Progress:
@@ -42,6 +48,7 @@ class Progress:
         self._closed = 0
         self._headline = f"waiting for {devices} devices"
         self._states: dict[str, str] = {}
+        self._lost: dict[str, str] = {}
         self._accuracy: dict[str, float] = {}
         self._seconds: dict[str, float] = {}
         self._live = (
@@ -65,9 +72,12 @@ class Progress:
         """Take an event of the run."""
         from fedwright.server_runtime.rounds import events
 
-        if isinstance(event, events.StagePlanned):
+        if isinstance(event, events.Waiting):
+            self._wait(event)
+        elif isinstance(event, events.StagePlanned):
             self._headline = "measuring" if event.evaluation else f"round {event.round} of {self._rounds}"
-            self._states.update(dict.fromkeys(event.devices, "measuring" if event.evaluation else "training"))
+            for device in event.devices:
+                (self._lost if device in self._lost else self._states)[device] = BUSY[event.evaluation]
         elif isinstance(event, events.UpdateTaken):
             self._take_stats(event.device, event.stats, event.seconds)
         elif isinstance(event, events.TaskFailed):
@@ -87,16 +97,9 @@ class Progress:
         from fedwright.server_runtime.rounds import events
 
         if isinstance(event, events.DeviceJoined):
-            known = event.device in self._states
-            self._states[event.device] = "joined"
-            if not known:
-                here = sum(state not in (REVOKED, AWAY) for state in self._states.values())
-                self._headline = f"{here} of {self._devices} devices are here"
-                self._say(f"{event.device} joined with {event.report.data.samples} samples ({self._headline})")
+            self._join(event)
         elif isinstance(event, events.DeviceLost):
-            if self._states.get(event.device) != REVOKED:
-                self._states[event.device] = "[red]lost[/red]"
-                self._say(f"{event.device} lost its connection")
+            self._lose(event.device)
         elif isinstance(event, events.DeviceTurnedAway):
             if not event.double:
                 self._states[event.device] = AWAY
@@ -104,7 +107,41 @@ class Progress:
         else:
             if event.fate == "revoked":
                 self._states[event.device] = REVOKED
-            self._say(f"WARNING: {event.text}")
+            # The log has it from whoever warned.
+            self._show(f"WARNING: {event.text}")
+
+    def watch(self, here: bool) -> None:
+        """Take the news that the broker has gone or is back; the link itself writes it into the log."""
+        self._show("the broker is back" if here else "the broker is gone; trying until it is back")
+
+    def _wait(self, event: "Waiting") -> None:
+        here = f"; here: {', '.join(event.present)}" if event.present else ""
+        missing = event.needed - len(event.present)
+        self._headline = f"waiting for {missing} of {event.needed} devices"
+        self._say(f"{self._headline}{here}")
+
+    def _join(self, event: "DeviceJoined") -> None:
+        device, known = event.device, event.device in self._states
+        # What it was at goes on when it comes back.
+        before = self._lost.pop(device, self._states.get(device, "joined"))
+        self._states[device] = before
+        said = "came back" if known else f"joined with {event.report.data.samples} samples"
+        self._say(f"{device} {said} ({self._count()})")
+
+    def _lose(self, device: str) -> None:
+        if self._states.get(device) == REVOKED:
+            return
+        before = self._lost.setdefault(device, self._states.get(device, "joined"))
+        self._states[device] = "[red]lost[/red]"
+        waits = f"; {self._headline} waits for it" if before in BUSY else ""
+        self._say(f"{device} lost its connection{waits} ({self._count()})")
+
+    def _count(self) -> str:
+        gone = sum(state in (REVOKED, AWAY) for state in self._states.values()) + len(self._lost)
+        here = f"{len(self._states) - gone} of {self._devices} devices are here"
+        if not self._closed and not any(state in BUSY for state in self._states.values()):
+            self._headline = here
+        return here
 
     def _take_stats(self, device: str, stats: "Stats", seconds: float) -> None:
         self._states[device] = "[green]done[/green]"
@@ -113,6 +150,10 @@ class Progress:
             self._accuracy[device] = stats.correct_before / stats.holdout
 
     def _say(self, line: str) -> None:
+        log.info("%s", line)
+        self._show(line)
+
+    def _show(self, line: str) -> None:
         if not self._silent:
             self._console.print(line, highlight=False, soft_wrap=True, markup=False)
 

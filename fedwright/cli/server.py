@@ -1,21 +1,33 @@
-"""`fedwright server run | resume | edge | status | enroll | revoke | export`: the host's side of a run, and edges."""
+"""`fedwright server run | resume | edge | status | check | enroll | revoke | export`: the host's side, and edges."""
 
 import argparse
 import json
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedwright.cli.arguments import add_anew, add_rounds, command, new_file
 from fedwright.cli.logs import add_log_options, say, start_logging
 from fedwright.cli.run_lifecycle import begin_anew, say_complete
+from fedwright.cli.run_records import add_check
+from fedwright.cli.server_link import add_broker_options, open_link, with_options
 
 if TYPE_CHECKING:
-    from fedwright.server_runtime.config import FleetSection, RunConfig
+    from fedwright.server_runtime.config import RunConfig
     from fedwright.server_runtime.run_reader import PastRun
 
-EMBEDDED_PORT = 1883
+EXAMPLES = """examples:
+  fedwright server run run.toml                                     start a broker, wait for devices, run to the end
+  fedwright server run run.toml --broker mqtt://server@host:1883    the same over a broker that is running
+  fedwright server resume runs/run                                  go on with a run that was stopped
+  fedwright server status                                           how far the newest run has come
+  fedwright server check runs/run                                   is what it keeps on disk whole?
+  fedwright server export --device pi-07 model.onnx                 a trained model as one ONNX file
+  fedwright server enroll pi-01 pi-02 --broker mqtts://host:8883    certificates for devices
+  fedwright server revoke pi-02                                     shut a device out again
+  fedwright server edge edge.toml                                   serve the devices of a site
+"""
 
 RUN_EXAMPLE = """examples:
   fedwright server run run.toml
@@ -29,13 +41,16 @@ config has a folder of its own, runs/NAME.simulated.
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the commands of the host."""
-    server = subparsers.add_parser("server", help="run, resume, look at or export a run on the host; serve as an edge")
+    server = command(
+        subparsers, "server", "run, resume, look at or export a run on the host; serve as an edge", EXAMPLES
+    )
     commands = server.add_subparsers(metavar="COMMAND", required=True)
     run = command(commands, "run", "run a config to its end", RUN_EXAMPLE)
     run.add_argument("config", metavar="CONFIG", type=Path, help="a TOML file; `fedwright init` writes one")
     add_rounds(run)
     add_anew(run)
     run.add_argument("--json", type=new_file, metavar="FILE", help="write the result as JSON too")
+    add_broker_options(run, default="the config's, else its own")
     add_log_options(run)
     run.set_defaults(run=_run)
     resume = command(
@@ -47,6 +62,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     resume.add_argument("run_folder", metavar="RUN", type=Path, help="the folder of the run")
     add_rounds(resume)
     resume.add_argument("--json", type=new_file, metavar="FILE", help="write the result as JSON too")
+    add_broker_options(resume, default="the run's, else its own")
     add_log_options(resume)
     resume.set_defaults(run=_resume)
     edge = command(
@@ -56,6 +72,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "example:\n  fedwright server edge edge.toml",
     )
     edge.add_argument("config", metavar="CONFIG", type=Path, help="a TOML file; `fedwright init edge` writes one")
+    add_broker_options(edge, default="the config's host.broker")
     add_log_options(edge)
     edge.set_defaults(run=_edge)
     status = command(
@@ -64,6 +81,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     status.add_argument("run_folder", metavar="RUN", type=Path, nargs="?", help="default: the newest in runs/")
     status.add_argument("--json", action="store_true", help="print JSON instead")
     status.set_defaults(run=_status)
+    add_check(commands)
     _add_trust(commands)
     export = command(
         commands,
@@ -106,6 +124,7 @@ def _add_trust(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def _run(args: argparse.Namespace) -> int:
+    from fedwright.protocol.address import mask
     from fedwright.server_runtime.check_run import check_server
     from fedwright.server_runtime.config import config_from_text, read_text
     from fedwright.server_runtime.run_folder import folder_of
@@ -116,8 +135,10 @@ def _run(args: argparse.Namespace) -> int:
     if args.anew:
         begin_anew(folder_of(config))
     config = continued(config, kind="served", rounds=args.rounds)
+    config = replace(config, fleet=with_options(config.fleet, args))
     check_server(config)
-    return _execute(config, text, args, again=f"fedwright server run {args.config}", anew=" --anew")
+    # What is kept with the run holds no password.
+    return _execute(config, mask(text), args, again=f"fedwright server run {args.config}", anew=" --anew")
 
 
 def _resume(args: argparse.Namespace) -> int:
@@ -129,6 +150,7 @@ def _resume(args: argparse.Namespace) -> int:
         raise ConfigError(f"{args.run_folder} holds a simulation; go on with `fedwright simulate CONFIG`")
     config = past.config if args.rounds is None else with_rounds(past.config, args.rounds)
     check_rounds(config.run.rounds, past.rounds_done, past.folder)
+    config = replace(config, fleet=with_options(config.fleet, args))
     return _execute(config, past.text, args, again=f"fedwright server resume {args.run_folder}")
 
 
@@ -138,6 +160,8 @@ def _edge(args: argparse.Namespace) -> int:
     from fedwright.server_runtime.edge.run import run_edge
 
     config = load_edge(args.config)
+    changed = {"broker": args.broker, "password_file": args.password_file and str(args.password_file)}
+    config = replace(config, host=replace(config.host, **{key: value for key, value in changed.items() if value}))
     start_logging(args)
     with terminable():
         run_edge(config)
@@ -170,8 +194,9 @@ def _play(config: "RunConfig", text: str, args: argparse.Namespace) -> None:
     with plain_storage_errors(folder.store), terminable(), ExitStack() as stack:
         folder.path.mkdir(parents=True, exist_ok=True)
         start_logging(args, file=folder.path / "server.log")
-        link = _link(config.fleet, folder.path, stack, as_json=args.log_json)
-        progress = stack.enter_context(Progress(config.run.rounds, config.fleet.devices, silent=args.log_json))
+        progress = Progress(config.run.rounds, config.fleet.devices, silent=args.log_json)
+        link = open_link(config.fleet, folder.path, stack, watch=progress.watch, as_json=args.log_json)
+        stack.enter_context(progress)
         try:
             execute(config, text, link=link, observer=progress)
         except KeyboardInterrupt:
@@ -194,28 +219,6 @@ def _print_result(past: "PastRun | None", json_file: Path | None) -> None:
         console.print(f"\nglobal model: {result['model_path']}", highlight=False, soft_wrap=True)
     if json_file is not None:
         json_file.write_text(json.dumps(result, indent=2) + "\n")
-
-
-def _link(fleet: "FleetSection", folder: Path, stack: ExitStack, *, as_json: bool) -> Any:
-    """The link to the configured broker; an embedded one is started first."""
-    from fedwright.protocol.link import connect
-    from fedwright.protocol.link.broker import Broker
-    from fedwright.server_runtime.config import EMBEDDED
-    from fedwright.server_runtime.fleet.trust import Authority, enroll_server
-
-    url = fleet.broker
-    if url == EMBEDDED:
-        (folder / "broker").mkdir(exist_ok=True)
-        url = stack.enter_context(Broker(port=EMBEDDED_PORT, folder=folder / "broker")).url
-        say(f"broker: {url}", as_json=as_json)
-    name = f"fedwright-server-{fleet.name}"
-    if fleet.trust is None:
-        say("DEVELOPMENT MODE: no certificates and no signed tasks; see fedwright server enroll", as_json=as_json)
-        link = connect(url, client_id=name)
-    else:
-        link = connect(url, client_id=name, tls=enroll_server(Authority(Path(fleet.trust))))
-    stack.callback(link.close)
-    return link
 
 
 def _status(args: argparse.Namespace) -> int:
@@ -244,18 +247,22 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _enroll(args: argparse.Namespace) -> int:
+    from fedwright.protocol.address import parse_url
     from fedwright.protocol.errors import ConfigError
-    from fedwright.protocol.link.mqtt import parse_url
     from fedwright.server_runtime.fleet import trust
 
     address = parse_url(args.broker)
+    if address.password is not None:
+        raise ConfigError("--broker holds a password, which enrolled devices do not need; leave it out")
     if not address.secure:
         raise ConfigError(f"broker is {args.broker!r} but enrolled devices need an mqtts:// address")
     authority = trust.Authority.open(args.trust)
     if not (args.trust / "broker" / "mosquitto.conf").exists():
-        trust.secure_broker(authority, fleet=args.fleet, hosts=[address.host, *args.host], port=address.port)
+        hosts = [address.host, *args.host, "localhost"]
+        trust.secure_broker(authority, fleet=args.fleet, hosts=hosts, port=address.port)
         folder = args.trust / "broker"
-        print(f"broker: run mosquitto -c {folder / 'mosquitto.conf'} on {address.host}")
+        print("broker: `fedwright server run` on this machine starts it; to run it elsewhere or all the time:")
+        print(f"        mosquitto -c {folder / 'mosquitto.conf'} on {address.host}")
         print(f"        (started by root it runs as mosquitto, so first: chown -R mosquitto {folder})")
     for edge in args.edge:
         bundle = trust.enroll_edge(authority, edge, fleet=args.fleet, broker=args.broker)
@@ -268,7 +275,8 @@ def _enroll(args: argparse.Namespace) -> int:
     if args.edge:
         acl = trust.write_access(authority, fleet=args.fleet)
         print(f"broker: {acl} has changed; make a running mosquitto read it again with SIGHUP")
-    print(f'server: set trust = "{args.trust}" and broker = "{args.broker}" in the section [fleet]')
+    print(f'server: set trust = "{args.trust}" in the section [fleet]; for a broker that runs by itself also')
+    print(f'        broker = "{args.broker}"')
     return 0
 
 

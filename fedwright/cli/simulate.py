@@ -100,9 +100,9 @@ def _config(args: argparse.Namespace, text: str) -> "RunConfig":
 
 def _without_arrivals(observer: "Observer") -> "Observer":
     """Hundreds of devices that are there from the start need no line each."""
-    from fedwright.server_runtime.rounds.events import DeviceJoined
+    from fedwright.server_runtime.rounds.events import DeviceJoined, Waiting
 
-    return lambda event: None if isinstance(event, DeviceJoined) else observer(event)
+    return lambda event: None if isinstance(event, DeviceJoined | Waiting) else observer(event)
 
 
 def summary_line(result: dict[str, Any]) -> str:

@@ -1,9 +1,12 @@
 """The one interface that both sides speak through; mqtt and memory links pass the same contract suite."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 Buffer = bytes | memoryview
+Watch = Callable[[bool], None]
+"""Told False when the broker goes away and True when it is back, from a thread of the link."""
 
 
 @dataclass(frozen=True)

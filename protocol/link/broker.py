@@ -1,7 +1,9 @@
 """Starts a broker of our own: mosquitto when it is installed, else amqtt in a child process."""
 
+import errno
 import getpass
 import importlib.util
+import json
 import os
 import shutil
 import signal
@@ -16,7 +18,9 @@ from typing import Literal
 
 from fedwright.protocol.codec import MAX_MESSAGE_BYTES
 from fedwright.protocol.errors import LinkError
+from fedwright.protocol.link.passwords import BrokerPasswords, rights
 from fedwright.protocol.link.security import BrokerTls
+from fedwright.protocol.support.files import write_private
 
 Kind = Literal["mosquitto", "amqtt"]
 
@@ -62,11 +66,16 @@ def mosquitto_config(listener: Sequence[str], *, folder: Path, durable: bool, us
     return "\n".join(lines) + "\n"
 
 
+class PortTaken(LinkError):
+    """Something else listens where a broker should."""
+
+
 class Broker:
-    """A broker process for development and tests, open to everybody on the loopback address only.
+    """A broker process, by default for development and tests: open to everybody on the loopback address only.
 
     It dies with the thread that started it, so start it from one that lives as long as it is needed.
-    With `tls` it lets in only holders of a certificate, on every address; that takes mosquitto.
+    With `passwords` it asks for one, on every address. With `tls` it lets in only holders of a certificate, on every
+    address; that takes mosquitto.
     """
 
     def __init__(
@@ -76,17 +85,19 @@ class Broker:
         kind: Kind | None = None,
         folder: Path | None = None,
         tls: BrokerTls | None = None,
+        passwords: BrokerPasswords | None = None,
     ) -> None:
         self._program = find_mosquitto()
         if tls is not None:
             kind = "mosquitto"
         if kind == "mosquitto" and self._program is None:
-            raise LinkError("mosquitto is not installed; run `apt install mosquitto` or use the embedded broker")
+            raise LinkError("mosquitto is not installed, which a broker with certificates needs; apt install mosquitto")
         self.kind: Kind = kind or ("mosquitto" if self._program else "amqtt")
         if self.kind == "amqtt" and importlib.util.find_spec("amqtt") is None:
             raise LinkError("no broker is installed; run `apt install mosquitto` or `pip install fedwright[server]`")
         self._wanted_port = port
         self._tls = tls
+        self._passwords = passwords
         self._durable = folder is not None
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._folder = folder or Path()
@@ -166,11 +177,8 @@ class Broker:
                 return
 
     def _launch(self) -> None:
-        if not _is_free(self.port):
-            raise LinkError(
-                f"port {self.port} is in use; stop what listens there or, if it is a broker, set fleet.broker to its"
-                f" address, such as mqtt://localhost:{self.port}"
-            )
+        if not is_free(self.port, everywhere=self._tls is not None or self._passwords is not None):
+            raise PortTaken(f"port {self.port} is in use; stop what listens there or choose another port")
         log_file = self._folder / "broker.log"
         with log_file.open("wb") as log:
             self._process = subprocess.Popen(
@@ -181,12 +189,25 @@ class Broker:
     def _command(self) -> list[str]:
         launch = [sys.executable, "-m", "fedwright.protocol.link.broker_child", str(os.getpid())]
         if self.kind == "amqtt":
-            return [*launch, "amqtt", str(self.port)]
-        open_to_all = [f"listener {self.port} 127.0.0.1", "allow_anonymous true"]
-        lines = self._tls.listener(self.port, "0.0.0.0") if self._tls else open_to_all
+            return [*launch, "amqtt", str(self._amqtt_settings())]
         config = self._folder / "mosquitto.conf"
+        lines = self._listener()
         config.write_text(mosquitto_config(lines, folder=self._folder, durable=self._durable, user=getpass.getuser()))
         return [*launch, "exec", str(self._program), "-c", str(config)]
+
+    def _listener(self) -> list[str]:
+        if self._tls is not None:
+            return self._tls.listener(self.port, "0.0.0.0")
+        if self._passwords is not None:
+            return self._passwords.listener(self.port, self._folder)
+        return [f"listener {self.port} 127.0.0.1", "allow_anonymous true"]
+
+    def _amqtt_settings(self) -> Path:
+        """The file that its child process reads, because everybody can read the arguments of a process."""
+        users = None if self._passwords is None else dict(self._passwords.users)
+        file = self._folder / "amqtt.json"
+        write_private(file, json.dumps({"port": self.port, "users": users, "rights": rights()}))
+        return file
 
     def _wait_ready(self, process: subprocess.Popen[bytes], log_file: Path) -> None:
         for _ in range(int(START_TIMEOUT_S / POLL_S)):
@@ -208,14 +229,27 @@ def _free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def _is_free(port: int) -> bool:
-    with socket.socket() as sock:
+def is_free(port: int, *, everywhere: bool) -> bool:
+    """Whether a port can be listened on, at every address of this machine or at the loopback address."""
+    hosts = [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")] if everywhere else [(socket.AF_INET, "127.0.0.1")]
+    return all(_can_bind(family, host, port) for family, host in hosts)
+
+
+def _can_bind(family: socket.AddressFamily, host: str, port: int) -> bool:
+    try:
+        sock = socket.socket(family)
+    except OSError:
+        # A machine without IPv6.
+        return True
+    with sock:
         # Connections of a killed broker linger in TIME_WAIT; they do not make the port taken.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         try:
-            sock.bind(("127.0.0.1", port))
-        except OSError:
-            return False
+            sock.bind((host, port))
+        except OSError as err:
+            return err.errno == errno.EADDRNOTAVAIL
     return True
 
 

@@ -10,9 +10,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
@@ -20,8 +18,9 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
+from fedwright.protocol.address import PASSWORD_VARIABLE, Address, Login, parse_url, with_login
 from fedwright.protocol.errors import ConfigError, LinkError
-from fedwright.protocol.link.base import Buffer, Received
+from fedwright.protocol.link.base import Buffer, Received, Watch
 from fedwright.protocol.link.inbox import Inbox
 from fedwright.protocol.link.paho_client import LeanClient
 from fedwright.protocol.link.security import TlsFiles
@@ -42,31 +41,7 @@ V5_CONNECT = bytes.fromhex("100d00044d5154540502000500") + b"\0\0"
 V5_DISCONNECT = b"\xe0\0"
 # CONNACK codes for "unsupported protocol version" of MQTT 3.1.1 and 5.
 V5_UNKNOWN = (0x01, 0x84)
-PORTS = {"mqtt": 1883, "mqtts": 8883}
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where a broker listens."""
-
-    host: str
-    port: int
-    secure: bool
-
-    def __str__(self) -> str:
-        return f"{'mqtts' if self.secure else 'mqtt'}://{self.host}:{self.port}"
-
-
-def parse_url(url: str) -> Address:
-    """Read mqtt://host[:port] or mqtts://host[:port]."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as err:
-        raise ConfigError(f"broker address {url!r} cannot be read ({err}); write mqtt://host:port") from err
-    if parts.scheme not in PORTS or not parts.hostname or port == 0:
-        raise ConfigError(f"broker address {url!r} must be mqtt://host:port or mqtts://host:port")
-    return Address(parts.hostname, port or PORTS[parts.scheme], parts.scheme == "mqtts")
+CHECK_LOGIN = f"check the password ({PASSWORD_VARIABLE} or --password-file), or the certificate and its access list"
 
 
 class _Refused(Exception):
@@ -77,9 +52,20 @@ class MqttLink:
     """A link to an MQTT broker; made by `open_mqtt`, which sees that the first connection stands."""
 
     def __init__(
-        self, address: Address, *, client_id: str, will: tuple[str, bytes] | None, tls: TlsFiles, version: int
+        self,
+        address: Address,
+        *,
+        client_id: str,
+        will: tuple[str, bytes] | None,
+        tls: TlsFiles,
+        version: int,
+        watch: Watch = lambda here: None,
     ) -> None:
         self.version = version
+        self._address = address
+        self._watch = watch
+        self._closing = False
+        self._lost_s: float | None = None
         self._inbox = Inbox()
         self._lock = threading.Lock()
         self._patterns: list[str] = []
@@ -113,6 +99,8 @@ class MqttLink:
         client.connect_timeout = CONNECT_TIMEOUT_S
         client.max_queued_messages_set(0)
         client.reconnect_delay_set(random.uniform(*FIRST_DELAY_S), random.uniform(*LAST_DELAY_S))  # type: ignore[arg-type]
+        if address.password is not None:
+            client.username_pw_set(address.user, address.password)
         if will is not None:
             client.will_set(will[0], will[1], qos=1)
         if address.secure:
@@ -200,6 +188,7 @@ class MqttLink:
         self._stop()
 
     def _stop(self) -> None:
+        self._closing = True
         self._client.disconnect()
         self._client.loop_stop()
         self._connected = False
@@ -227,12 +216,18 @@ class MqttLink:
 
     def _came_up(self) -> None:
         self._connects += 1
+        if self._lost_s is not None:
+            log.info("the broker at %s is back after %.0f s", self._address, time.monotonic() - self._lost_s)
+            self._lost_s = self._refused = None
+            self._watch(True)
         if self._connects > 1:
             self._inbox.wake()
         self._answered.set()
 
     def _on_connect(self, client: paho.Client, _data: Any, _flags: Any, reason: ReasonCode, _props: Any) -> None:
         if reason.is_failure:
+            if self._lost_s is not None and self._refused is None:
+                log.warning("the broker at %s is back but turns us away (%s); %s", self._address, reason, CHECK_LOGIN)
             self._refused = reason
             self._failed = True
             self._answered.set()
@@ -249,7 +244,10 @@ class MqttLink:
     def _on_disconnect(self, _client: paho.Client, _data: Any, _flags: Any, reason: ReasonCode, _props: Any) -> None:
         self._connected = False
         self._failed = True
-        log.debug("link down: %s", reason)
+        if self._connects and self._lost_s is None and not self._closing:
+            self._lost_s = time.monotonic()
+            log.warning("the broker at %s is gone (%s); trying until it is back", self._address, reason)
+            self._watch(False)
         self._answered.set()
 
     def _on_subscribe(self, _client: paho.Client, _data: Any, mid: int, _reasons: Any, _props: Any) -> None:
@@ -275,17 +273,23 @@ class MqttLink:
             self._warned_full = True
 
 
-def open_mqtt(url: str, *, client_id: str, will: tuple[str, bytes] | None, tls: TlsFiles) -> MqttLink:
+def open_mqtt(
+    url: str,
+    *,
+    client_id: str,
+    will: tuple[str, bytes] | None,
+    tls: TlsFiles,
+    login: Login | None = None,
+    watch: Watch = lambda here: None,
+) -> MqttLink:
     """Connect with MQTT 5, or with 3.1.1 when that is all the broker speaks; LinkError when the broker is not there."""
-    address = parse_url(url)
+    address = with_login(parse_url(url), login)
     try:
         version = MQTTProtocolVersion.MQTTv5 if _speaks_v5(address, tls) else MQTTProtocolVersion.MQTTv311
-        link = MqttLink(address, client_id=client_id, will=will, tls=tls, version=version)
+        link = MqttLink(address, client_id=client_id, will=will, tls=tls, version=version, watch=watch)
         link.open(address)
     except _Refused as err:
-        raise LinkError(
-            f"the broker at {address} turned us away ({err}); check the certificate and its access list"
-        ) from err
+        raise LinkError(f"the broker at {address} turned us away ({err}); {CHECK_LOGIN}") from err
     except ssl.SSLError as err:
         raise LinkError(
             f"TLS with the broker at {address} failed ({_tls_why(err)}); both sides need certificates of one"
@@ -314,7 +318,9 @@ def _speaks_v5(address: Address, tls: TlsFiles) -> bool:
             answer += part
         if answer[3] in V5_UNKNOWN:
             return False
-        sock.sendall(V5_DISCONNECT)
+        # A broker that asks for a password has hung up already.
+        if answer[3] == 0:
+            sock.sendall(V5_DISCONNECT)
     return True
 
 

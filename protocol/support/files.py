@@ -1,4 +1,4 @@
-"""Files that survive a power cut, and folders that belong to one process at a time."""
+"""Files that survive a power cut, files that nobody else reads, and folders that belong to one process at a time."""
 
 import fcntl
 import os
@@ -10,10 +10,25 @@ def replace_file(path: Path, data: bytes) -> None:
     """Put `data` at `path` so that after a crash either the old or the new content is there, never a mix."""
     part = path.with_suffix(".new")
     with part.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+        _put(file, data, path)
+
+
+def write_private(path: Path, data: str | bytes) -> None:
+    """Put `data` at `path` as `replace_file` does, for nobody but its owner to read."""
+    part = path.with_suffix(".new")
+    # One that is left of a crash, or that somebody laid there, may be open to others.
+    part.unlink(missing_ok=True)
+    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        _put(file, data.encode() if isinstance(data, str) else data, path)
+
+
+def _put(file: IO[bytes], data: bytes, path: Path) -> None:
+    """Write a draft, and give it its name once it is on the disk."""
+    file.write(data)
+    file.flush()
+    os.fsync(file.fileno())
+    path.with_suffix(".new").replace(path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

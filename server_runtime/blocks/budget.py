@@ -2,7 +2,7 @@
 
 Costs never fall when a model or a batch grows (protocol/predictor.py), so bisection finds the largest choice with
 log2 n predictions. The choice may be anything in order of size: widths, mask or shrinkage ratios, LoRA ranks, depths,
-blocks by size, batch sizes. `methods/fitting.py` asks it for a device, from its report and the setting of a run.
+blocks by size, batch sizes. `methods/shared/budget_fit.py` asks it for a device, from its report and a run's setting.
 """
 
 import math

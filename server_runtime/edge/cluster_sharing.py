@@ -1,8 +1,8 @@
 """What the edges of a stage show each other by way of the host, so that clusters behind different edges are linked.
 
-An edge shows its clusters (their views, `blocks/exchange.py`) when its pools are complete and then waits for what the
-others named in its tasks show; one that has nothing to show, or is away, is not waited for. All of it is kept with the
-edge's notes, so that an edge that starts again need not ask anew.
+An edge shows its clusters (their views, `blocks/fedconv/cluster_exchange.py`) when its pools are complete and then
+waits for what the others named in its tasks show; one that has nothing to show, or is away, is not waited for. All of
+it is kept with the edge's notes, so that an edge that starts again need not ask anew.
 """
 
 import logging

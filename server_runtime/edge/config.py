@@ -40,6 +40,7 @@ class HostSection:
     """Where the host is met."""
 
     broker: str = field(default=LOCAL_BROKER, metadata=_help("the broker that the host uses"))
+    password_file: str | None = field(default=None, metadata=_help("file with its password; the user is edge"))
     fleet: str = field(default="default", metadata=_help("the fleet that the host runs"))
     timeout_s: float = field(default=600.0, metadata=_help("give up when no host was heard of for so long"))
 
@@ -55,6 +56,7 @@ class DevicesSection:
     """Where the devices are met."""
 
     broker: str | None = field(default=None, metadata=_help("the broker of this site; the host's when absent"))
+    password_file: str | None = field(default=None, metadata=_help("file with the password of this site's broker"))
 
     def __post_init__(self) -> None:
         """Check values."""

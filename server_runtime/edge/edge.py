@@ -4,9 +4,9 @@ The path of one round with edges:
 
 1. A device reports to its edge as to any server. The edge carries the report to the host, byte for byte; the host
    plans for every device, as it does without edges.
-2. Tasks that differ in nothing but the device are one pool at their edge (`rounds/pools.py`). The host signs each task
-   and sends it to the edge, which makes it durable, acknowledges it, fetches the blobs once, and passes the signed
-   bytes on: a device obeys the host alone, an edge cannot forge an order and has no key to sign one.
+2. Tasks that differ in nothing but the device are one pool at their edge (`rounds/pooled_tasks.py`). The host signs
+   each task and sends it to the edge, which makes it durable, acknowledges it, fetches the blobs once, and passes the
+   signed bytes on: a device obeys the host alone, an edge cannot forge an order and has no key to sign one.
 3. A device fetches from its edge, trains and answers. The edge fetches the update, makes it durable and says `held`,
    so that the device stops repeating itself; the device keeps its answer until the host's own signed acknowledgement.
 4. When all tasks of a pool have been answered (or most of its time has passed) the edge puts the updates together:
@@ -50,7 +50,7 @@ from fedwright.protocol.messages import (
 )
 from fedwright.server_runtime.edge.host_channel import HostChannel
 from fedwright.server_runtime.edge.store import TaskRow
-from fedwright.server_runtime.edge.task_rows import TaskRows, blobs_of
+from fedwright.server_runtime.edge.task_rows import TaskRows
 from fedwright.server_runtime.transport.device_channel import DeviceChannel, Heard
 from fedwright.server_runtime.transport.upload_puller import Pulled
 
@@ -108,7 +108,7 @@ class Edge:
         """Serve; LinkError when no host was ever heard of, IdentityTaken when another edge has this name."""
         for task in [row.task for row in self._rows.open_rows() if row.task is not None]:
             # A device may be in the middle of fetching them, and must not hear that they are lost.
-            if all(self._blobs.has(ref.sha256) for ref in blobs_of(task)):
+            if all(self._blobs.has(ref.sha256) for ref in task.blobs):
                 self._down.offer(task)
         while not self._stopping.is_set() and not self._over:
             for event in self._down.poll(TICK_S):
@@ -217,7 +217,7 @@ class Edge:
         boot, _ = self._reports.get(row.device, ("", b""))
         if row.state != "open" or row.task is None or not row.payload or row.task.boot != boot:
             return
-        if self._up.fetch(blobs_of(row.task)):
+        if self._up.fetch(row.task.blobs):
             self._passed.add(row.id)
             self._down.pass_on(row.device, row.task, row.payload)
 

@@ -1,6 +1,7 @@
 """Puts an edge together from its config and runs it until it is dismissed or asked to stop."""
 
 import logging
+import os
 import platform
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from fedwright.protocol import codec, topics
+from fedwright.protocol.address import EDGE_USER, Login, find_login
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.link import connect
@@ -18,7 +20,7 @@ from fedwright.protocol.link.security import Bundle, TlsFiles
 from fedwright.protocol.messages import Board, Gone
 from fedwright.protocol.support.files import lock_folder
 from fedwright.server_runtime.blocks.fedconv.cluster_exchange import ExchangeOptions
-from fedwright.server_runtime.edge.config import EdgeConfig, check_edge
+from fedwright.server_runtime.edge.config import DevicesSection, EdgeConfig, HostSection, check_edge
 from fedwright.server_runtime.edge.edge import Edge, EdgeOptions
 from fedwright.server_runtime.edge.host_channel import HostChannel, Presence
 from fedwright.server_runtime.edge.pooled_update import Grouping, Plain
@@ -41,9 +43,11 @@ def run_edge(config: EdgeConfig, *, started: Callable[[Edge], None] = lambda edg
     will = (topics.up(fleet, name), codec.encode(Gone(), sender=name, boot=boot))
     presence = Presence(fleet, name, boot, edge_board(), None if bundle is None else bundle.verify)
     with ExitStack() as stack:
-        up = connect(config.host.broker, client_id=f"{name}-up", will=will, tls=tls)
+        host, devices = config.host, config.devices if config.devices.broker else config.host
+        up = connect(host.broker, client_id=f"{name}-up", will=will, tls=tls, login=_login(host, bundle))
         stack.callback(up.close)
-        down = connect(config.devices.broker or config.host.broker, client_id=f"{name}-down", tls=tls)
+        url = devices.broker or host.broker
+        down = connect(url, client_id=f"{name}-down", tls=tls, login=_login(devices, bundle))
         stack.callback(down.close)
         serve(config, presence, up=up, down=down, started=started)
 
@@ -98,6 +102,12 @@ def edge_board() -> Board:
     """This machine, for the report."""
     cores = psutil.cpu_count() or 1
     return Board(platform.node(), platform.machine(), cores, psutil.virtual_memory().total, "edge", cores)
+
+
+def _login(section: HostSection | DevicesSection, bundle: Bundle | None) -> Login | None:
+    """What the file or the environment says; a password in the address counts by itself."""
+    file = None if section.password_file is None else Path(section.password_file)
+    return find_login(None, file, user=EDGE_USER, environment=os.environ if bundle is None else {})
 
 
 def _bundle(config: EdgeConfig) -> Bundle | None:

@@ -99,7 +99,7 @@ class TaskRows:
         if row is None or row.state == "done":
             return []
         self._store.save(replace(row, answer=payload, state="done"))
-        spent = [] if row.task is None else [row.task.weights, row.task.sides]
+        spent: list[BlobRef | None] = [] if row.task is None else [*row.task.own_blobs]
         spent.append(row.said.tensors if isinstance(row.said, Update) else None)
         update = self._store.bundle(row.bundle)
         if update is not None and all(self._is_done(part.task) for part in update.parts):
@@ -269,7 +269,7 @@ class TaskRows:
         needed: list[BlobRef | None] = [update.tensors for update in self._store.bundles().values()]
         for row in self._store.rows():
             if row.state != "done":
-                needed += [] if row.task is None else blobs_of(row.task)
+                needed += [] if row.task is None else row.task.blobs
                 needed.append(row.said.tensors if isinstance(row.said, Update) else None)
         names = {ref.sha256 for ref in needed if ref is not None}
         return sorted({ref.sha256 for ref in spent if ref is not None} - names)
@@ -300,9 +300,3 @@ def _newest(tasks: Sequence[Task]) -> Pool | None:
 def replace_tensors(update: Update, ref: BlobRef) -> Update:
     """The update with another description of the same blob."""
     return Update(update.task, update.round, update.stats, ref, update.parts)
-
-
-def blobs_of(task: Task) -> list[BlobRef]:
-    """All blobs that a task needs."""
-    refs = (task.artifact, task.weights, task.sides, task.frozen, task.public)
-    return [ref for ref in refs if ref is not None]

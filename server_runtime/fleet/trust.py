@@ -2,7 +2,6 @@
 
 import datetime
 import ipaddress
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from fedwright.protocol import topics
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.link.broker import mosquitto_config
 from fedwright.protocol.link.security import SERVER_NAME, BrokerTls, BundleInfo, TlsFiles, access_list, fleet_of
-from fedwright.protocol.support.files import replace_file
+from fedwright.protocol.support.files import replace_file, write_private
 from fedwright.server_runtime.fleet.revocation import CRL, note_issued, read_issued, read_revoked, write_revoked
 
 AUTHORITY_DAYS = 3650
@@ -73,9 +72,9 @@ class Authority:
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .sign(key, hashes.SHA256())
         )
-        _write_private(folder / "signing.key", _pem(ed25519.Ed25519PrivateKey.generate()))
-        (folder / "ca.pem").write_bytes(cert.public_bytes(serialization.Encoding.PEM))
-        _write_private(folder / "ca.key", _pem(key))
+        write_private(folder / "signing.key", _pem(ed25519.Ed25519PrivateKey.generate()))
+        replace_file(folder / "ca.pem", cert.public_bytes(serialization.Encoding.PEM))
+        write_private(folder / "ca.key", _pem(key))
         return cls(folder)
 
     @classmethod
@@ -122,8 +121,8 @@ class Authority:
             )
         cert = builder.sign(self._key, hashes.SHA256())
         identity = Credentials(folder / "cert.pem", folder / "key.pem")
-        _write_private(identity.key, _pem(key))
-        identity.cert.write_bytes(cert.public_bytes(serialization.Encoding.PEM))
+        write_private(identity.key, _pem(key))
+        replace_file(identity.cert, cert.public_bytes(serialization.Encoding.PEM))
         note_issued(self.folder, name, cert.serial_number)
         return identity
 
@@ -276,13 +275,6 @@ def _pem(key: ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-
-
-def _write_private(file: Path, data: bytes) -> None:
-    file.unlink(missing_ok=True)
-    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "wb") as writing:
-        writing.write(data)
 
 
 def _name(common: str) -> x509.Name:

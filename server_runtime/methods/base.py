@@ -89,7 +89,7 @@ class Setting:
     returns: how updates travel. combine: how averaging methods average. manifest: what a structure's artifact
     needs (None where nobody builds any). device: the torch device of the server's own maths. public: examples
     that the server has itself. budget: what any device may use in a round, beside the limits that it reports itself
-    (methods/fitting.py). forecasts: how fast devices are. rounds: how many the run has; 0 where nobody knows.
+    (methods/shared/budget_fit.py). forecasts: how fast devices are. rounds: how many the run has; 0 where nobody knows.
     """
 
     spec: ModelSpec
@@ -166,7 +166,7 @@ class Method(ABC):
 
     @abstractmethod
     def emit(self, device: str, assignment: Assignment) -> Emission:
-        """The weights made for this device. It MUST NOT change the method."""
+        """The weights made for this device. A second call MUST give the same (a round may be planned anew)."""
 
     @abstractmethod
     def absorb(self, device: str, update: CheckedUpdate) -> Relay | None:

@@ -6,7 +6,7 @@ caps from the memory, seconds and MB per round that a device has; aggregation by
 selective (protocol B);
 scores from counts (classes of labels, tokens of text), from the pixels of images and from frozen features.
 with `secure_sum` the server sees of the counts only their sum over all devices, and one score of each
-(rounds/secure_sum.py; what that protects from is said in protocol/secure_sum.py).
+(rounds/secure_sum.py; what that protects from is said in protocol/crypto/secure_sum.py).
 Left out: nothing of the allocation.
 Differs: widths are allocated over all devices known so far, so that devices may come later or take part by turns.
 Without `secure_sum` counts come with a device's report. With it, a device that comes later is scored against the sum

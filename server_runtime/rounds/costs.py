@@ -22,7 +22,7 @@ def round_cost(
         task, update = planned.task, reply.update
         samples += update.stats.samples
         macs += update.stats.samples * manifest(planned.assignment.structure).macs
-        down += sum(ref.size_bytes for ref in (task.weights, task.sides) if ref is not None)
+        down += sum(ref.size_bytes for ref in task.own_blobs)
         up += 0 if update.tensors is None else update.tensors.size_bytes
     if not samples:
         return {}

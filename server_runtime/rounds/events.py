@@ -7,6 +7,14 @@ from fedwright.protocol.messages import Report, Stats
 
 
 @dataclass(frozen=True)
+class Waiting:
+    """A round cannot begin before so many devices are here; `present` are."""
+
+    needed: int
+    present: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class DeviceJoined:
     """A device reported for the first time, or came back under a new boot."""
 
@@ -89,7 +97,8 @@ class Warned:
 
 
 Event = (
-    DeviceJoined
+    Waiting
+    | DeviceJoined
     | DeviceLost
     | DeviceTurnedAway
     | StagePlanned

@@ -1,6 +1,7 @@
 """Adds up counts that the server may not see: keys, masked counts, openings, then one figure of every device.
 
-Nothing of an unfinished sum is kept: a server that is killed begins another. `protocol/secure_sum.py` has the maths.
+Nothing of an unfinished sum is kept: a server that is killed begins another. The maths is in
+`protocol/crypto/secure_sum.py`.
 """
 
 import logging

@@ -98,10 +98,10 @@ def restore_planning(method: Method, notes: bytes) -> None:
 
 def own_blobs(planned: Planned, reply: Reply | None) -> list[str]:
     """Blobs that belong to one task only; artifacts and frozen bases are shared and stay."""
-    refs = [planned.task.weights, planned.task.sides]
-    if reply is not None and reply.update is not None:
+    refs = planned.task.own_blobs
+    if reply is not None and reply.update is not None and reply.update.tensors is not None:
         refs.append(reply.update.tensors)
-    return [ref.sha256 for ref in refs if ref is not None]
+    return [ref.sha256 for ref in refs]
 
 
 def fleet_metrics(replies: Mapping[str, Reply]) -> dict[str, float]:

@@ -123,6 +123,8 @@ class TaskTracker:
     def gather(self, needed: int, *, timeout_s: float) -> dict[str, Report]:
         """Wait until enough devices are present; NoQuorum when they do not come in time."""
         deadline = self.clock() + timeout_s
+        if len(self.present()) < needed:
+            self.observe(events.Waiting(needed, tuple(self.present())))
         while len(self.present()) < needed:
             if self.clock() >= deadline:
                 raise NoQuorum(

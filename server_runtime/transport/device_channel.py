@@ -110,7 +110,7 @@ class DeviceChannel:
 
     def assign(self, device: str, boot: str, task: Task) -> None:
         """Send a task to one boot of a device until it is acknowledged."""
-        self._serve(task, (task.artifact, task.frozen, task.public))
+        self._serve(task, task.common_blobs)
         self._edges.settle(device, boot)
         edge = self._edges.edge_of(device)
         # The artifact is never inline: a device that has it in its cache need not get it again. Nor is anything that
@@ -132,16 +132,14 @@ class DeviceChannel:
 
     def offer(self, task: Task) -> None:
         """Serve the blobs of a task, which are here; its weights are those of its pool."""
-        self._serve(task, (task.artifact, task.weights, task.frozen, task.public))
+        self._serve(task, [*task.common_blobs, task.weights])
 
-    def _serve(self, task: Task, common: Sequence[BlobRef | None]) -> None:
+    def _serve(self, task: Task, common: Sequence[BlobRef]) -> None:
         """Answer for the blobs of a task; those that are common to several devices go out once for all who ask."""
-        for ref in (task.artifact, task.weights, task.sides, task.frozen, task.public):
-            if ref is not None:
-                self._uploads.serve(ref)
+        for ref in task.blobs:
+            self._uploads.serve(ref)
         for ref in common:
-            if ref is not None:
-                self._serving.offer_common(ref.sha256)
+            self._serving.offer_common(ref.sha256)
 
     def send_bytes(self, device: str, payload: bytes) -> None:
         """Send a message that somebody else made."""

@@ -1,4 +1,4 @@
-"""Fetches blobs from devices, a few at a time; the counterpart of `serving.py`."""
+"""Fetches blobs from devices, a few at a time; the counterpart of `chunk_server.py`."""
 
 import time
 from collections import deque

@@ -1,6 +1,8 @@
 """The books of `bench chaos` say what is in a state that was kept, so they show an update that was counted twice."""
 
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -34,7 +36,7 @@ def absorb(method: Method, *tasks: str) -> None:
     method.absorb("a", CheckedUpdate(CHANGE, STATS, assignment, tasks=tasks))
 
 
-def resumed(state) -> Method:
+def resumed(state: MethodState) -> Method:
     method = make()
     method.restore(state)
     return method
@@ -44,7 +46,7 @@ def books_of(method: Method) -> list[str]:
     return method.state().record(BOOKS, list[str])
 
 
-def test_what_a_killed_server_folded_in_and_did_not_keep_does_not_count():
+def test_what_a_killed_server_folded_in_and_did_not_keep_does_not_count() -> None:
     before = make().state()
     absorb(resumed(before), "t1")
     method = resumed(before)
@@ -53,7 +55,7 @@ def test_what_a_killed_server_folded_in_and_did_not_keep_does_not_count():
     assert reckon(["t1"], books_of(method)) == (0, 0)
 
 
-def test_an_update_that_is_folded_into_a_kept_state_again_is_seen():
+def test_an_update_that_is_folded_into_a_kept_state_again_is_seen() -> None:
     method = make()
     absorb(method, "t1")
     method.advance()
@@ -63,11 +65,11 @@ def test_an_update_that_is_folded_into_a_kept_state_again_is_seen():
     assert reckon(["t1", "t2"], books_of(method)) == (1, 1)
 
 
-def test_an_update_that_came_alone_and_in_a_pool_is_seen():
+def test_an_update_that_came_alone_and_in_a_pool_is_seen() -> None:
     method = make()
     assignment = method.assign({"a": report()}, 1)["a"]
     pooled = Update("t1", 1, STATS, parts=[Part("t1", STATS), Part("t2", STATS)])
-    planned = Planned("a", SimpleNamespace(pool=None), assignment)
+    planned = Planned("a", cast(Any, SimpleNamespace(pool=None)), assignment)
     method.absorb("a", checked_update(planned, pooled, CHANGE))
     method.absorb("b", checked_update(planned, Update("t2", 1, STATS), CHANGE))
 
@@ -76,7 +78,7 @@ def test_an_update_that_came_alone_and_in_a_pool_is_seen():
 
 
 @pytest.mark.parametrize("moment", [2, 4, 5, 7])
-def test_a_server_that_dies_and_resumes_folds_every_update_in_once(tmp_path, moment):
+def test_a_server_that_dies_and_resumes_folds_every_update_in_once(tmp_path: Path, moment: int) -> None:
     broker = MemoryBroker()
     server = Server(broker, tmp_path, devices=2, rounds=2)
     countdown = [moment]

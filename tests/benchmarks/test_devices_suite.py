@@ -2,8 +2,10 @@
 
 import json
 import subprocess
+from argparse import Namespace
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,15 +14,16 @@ from fedwright.benchmarks.suites import devices
 from fedwright.cli.main import main
 from fedwright.device_runtime.profiler import profile as profiles
 from fedwright.device_runtime.profiler.pack import load_probes
+from fedwright.protocol.predictor import Profile
 
 
 @pytest.fixture
-def profile(monkeypatch, capsysbinary):
+def profile(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[str]) -> Profile:
     """This machine as the command finds it, from two probes."""
     few = [probe for probe in load_probes() if probe.name in ("linear small", "conv 5x5 narrow")]
     monkeypatch.setattr(profiles, "load_probes", lambda: few)
 
-    def run(command, *, capture_output):
+    def run(command: list[str], *, capture_output: bool) -> SimpleNamespace:
         assert command[1:3] == ["-m", "fedwright"]
         status = main(command[3:])
         return SimpleNamespace(returncode=status, stdout=capsysbinary.readouterr().out, stderr=b"")
@@ -32,12 +35,14 @@ def profile(monkeypatch, capsysbinary):
     return replace(found, base_bytes=50_000_000)
 
 
-def test_every_device_is_measured_beside_what_was_predicted(profile, monkeypatch, tmp_path):
+def test_every_device_is_measured_beside_what_was_predicted(
+    profile: Profile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(devices, "_profile", lambda: profile)
     kept = SimpleNamespace(TemporaryDirectory=lambda **_: nullcontext(str(tmp_path)))
     monkeypatch.setattr(devices, "tempfile", kept)
 
-    found = devices.run(SimpleNamespace(quick=True, methods=["heterofl"]))
+    found = devices.run(Namespace(quick=True, methods=["heterofl"]))
 
     rows = found["tables"]["heterofl: every device, per round"]
     assert len(rows) == 8
@@ -65,6 +70,6 @@ def test_every_device_is_measured_beside_what_was_predicted(profile, monkeypatch
     assert again["tables"]["every device and round"] == rounds
 
 
-def test_a_folder_without_a_run_is_named(tmp_path, capsys):
+def test_a_folder_without_a_run_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "devices", "--run", str(tmp_path)]) != 0
     assert f"{tmp_path} is not the folder of a run" in capsys.readouterr().err

@@ -9,16 +9,29 @@ import pytest
 from fedwright.benchmarks.harness.document_tables import MARKED, filled
 from fedwright.benchmarks.harness.report import read_results
 from fedwright.cli.bench import SUITES
+from fedwright.cli.main import main
 from fedwright.protocol.errors import ConfigError
 from helpers.tools import REPO
 
 RESULTS = REPO / "benchmarks/results"
-README = (REPO / "README.md").read_text()
+DOCUMENTS = {"README.md": 2, "docs/results.md": 7}
 
 
-def test_the_readme_shows_the_committed_results() -> None:
-    assert len(MARKED.findall(README)) >= 2
-    assert filled(README, RESULTS) == README
+@pytest.mark.parametrize(("name", "least"), DOCUMENTS.items(), ids=DOCUMENTS)
+def test_a_document_shows_the_committed_results(name: str, least: int) -> None:
+    text = (REPO / name).read_text()
+    assert len(MARKED.findall(text)) >= least
+    assert filled(text, RESULTS) == text
+
+
+def test_the_command_fills_a_document_and_names_one_that_is_not_there(tmp_path: Path) -> None:
+    document = tmp_path / "doc.md"
+    document.write_text("<!-- peers.json | checks | * -->\nold\n<!-- end -->\n")
+
+    assert main(["bench", "report", str(RESULTS), "--document", str(document)]) == 0
+
+    assert "| seconds per round" in document.read_text()
+    assert main(["bench", "report", str(RESULTS), "--document", str(tmp_path / "none.md")]) == 1
 
 
 @pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda file: file.stem)

@@ -1,5 +1,7 @@
 """The bench `edges` on a small scale: fewer bytes at the host, the same weights."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,7 @@ from fedwright.protocol.link.broker import Broker
 
 
 @pytest.mark.broker
-def test_an_edge_spares_the_host_bytes(tmp_path):
+def test_an_edge_spares_the_host_bytes(tmp_path: Path) -> None:
     with Broker() as broker:
         flat, weights = measure(tmp_path / "flat", broker.url, edges=0, devices=3)
         edged, same = measure(tmp_path / "edged", broker.url, edges=1, devices=3)

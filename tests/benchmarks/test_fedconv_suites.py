@@ -1,7 +1,10 @@
 """The FedConv suites: valid configs, tables and checks from what was measured, costs that are counted, pictures."""
 
+from argparse import Namespace
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -37,7 +40,7 @@ def finished(job: Job) -> Finished:
 
 @pytest.mark.parametrize("quick", [False, True])
 @pytest.mark.parametrize("name", ["fedconv-fashion", "fedconv-har"])
-def test_suite_files_hold_valid_configs(name, quick):
+def test_suite_files_hold_valid_configs(name: str, quick: bool) -> None:
     found = read_suite(name, quick=quick)
     jobs = fedconv._jobs(found, 1)
     for job in jobs:
@@ -48,17 +51,17 @@ def test_suite_files_hold_valid_configs(name, quick):
     assert {"fedmd", "standalone", "heterofl", "fedrolex", "fedavg, smallest", "slice-tuned"} <= labels
 
 
-def test_the_whole_suite_has_the_papers_divisions_and_sensitivity():
+def test_the_whole_suite_has_the_papers_divisions_and_sensitivity() -> None:
     jobs = [job.name for job in fedconv._jobs(read_suite("fedconv-fashion", quick=False), 1)]
     for alpha in ("0.05", "0.1", "1", "10000"):
         assert f"fedconv | alpha {alpha}" in jobs
     assert {"ratio 0.25 | alpha 0.1", "public 100 | alpha 0.1", "devices 16 | alpha 0.1"} <= set(jobs)
 
 
-def test_tables_and_checks_are_those_of_the_runs(monkeypatch):
+def test_tables_and_checks_are_those_of_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fedconv, "run_jobs", lambda jobs: [finished(job) for job in jobs])
     monkeypatch.setattr(fedconv, "server_alone", lambda found, division, seed: 0.5)
-    found = fedconv.run(SimpleNamespace(quick=False, seeds=2, json=None))
+    found = fedconv.run(Namespace(suite="fedconv-fashion", quick=False, seeds=2, json=None))
     rows = {row["method"]: row for row in found["tables"]["accuracy in percent"]}
     assert rows["fedconv"]["alpha 0.1: global"] == pytest.approx(90)
     assert rows["fedmd"]["alpha 0.1: global"] is None
@@ -80,7 +83,7 @@ def test_tables_and_checks_are_those_of_the_runs(monkeypatch):
     assert targets["global, fedconv - slice-tuned, points, alpha 0.1"] == "reported"
 
 
-def with_bytes(**bytes_of) -> list[Finished]:
+def with_bytes(**bytes_of: Any) -> list[Finished]:
     """One job whose devices of a half have other bytes than the rest."""
     job = finished(Job("fedconv | alpha 1", 1, {}))
     changed = replace(job.devices["device-1"], **bytes_of)
@@ -100,47 +103,47 @@ def with_bytes(**bytes_of) -> list[Finished]:
     ],
     ids=["equal", "half a percent", "more down", "less down", "more up", "packed smaller", "a width of its own"],
 )
-def test_bytes_are_compared_as_recorded_at_equal_width(bytes_of, broken):
+def test_bytes_are_compared_as_recorded_at_equal_width(bytes_of: dict[str, float], broken: list[str]) -> None:
     runs = {("fedconv", "alpha 1"): with_bytes(**bytes_of), ("heterofl", "alpha 1"): with_bytes()}
     found = fedconv.bytes_checks(runs, ["alpha 1"])
     assert [entry["name"].split()[1] for entry in found if not entry["holds"]] == broken
 
 
-def test_bytes_up_are_only_reported_where_classes_are_missing():
+def test_bytes_up_are_only_reported_where_classes_are_missing() -> None:
     runs = {(label, f"alpha {alpha}"): with_bytes() for label in ("fedconv", "heterofl") for alpha in (0.1, 1)}
     found = fedconv.bytes_checks(runs, ["alpha 0.1", "alpha 1"])
     assert [entry["target"] for entry in found] == ["1 ± 0.01", "reported", "1 ± 0.01", "<= 1.01"]
 
 
-def test_nothing_is_equal_without_a_common_width():
+def test_nothing_is_equal_without_a_common_width() -> None:
     job = with_bytes()[0]
     narrow = [replace(job, devices={"device-9": replace(job.devices["device-0"], width=0.1)})]
     runs = {("fedconv", "alpha 1"): narrow, ("heterofl", "alpha 1"): [job]}
     assert not fedconv.bytes_checks(runs, ["alpha 1"])[0]["holds"]
 
 
-def test_the_motion_suite_is_split_by_person(monkeypatch):
+def test_the_motion_suite_is_split_by_person(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     monkeypatch.setattr(fedconv, "run_jobs", lambda jobs: [seen.append(job) or finished(job) for job in jobs])
     monkeypatch.setattr(fedconv, "server_alone", lambda found, division, seed: 0.5)
-    found = fedconv.run(SimpleNamespace(suite="fedconv-har", quick=True, seeds=1, json=None))
+    found = fedconv.run(Namespace(suite="fedconv-har", quick=True, seeds=1, json=None))
     assert {job.config["simulate"]["partition"] for job in seen} == {"owner"}
     assert found["tables"]["accuracy in percent"][0]["by person: devices"] == pytest.approx(80)
 
 
-def test_the_global_model_is_measured_on_all_test_rows():
+def test_the_global_model_is_measured_on_all_test_rows() -> None:
     shares = {"a": SimpleNamespace(test=np.array([0, 1])), "b": SimpleNamespace(test=np.array([3]))}
     dealt = SimpleNamespace(x=np.eye(4, 2, dtype=np.float32), y=np.array([0, 1, 1, 0]), shares=shares)
     spec = ModelSpec("mlp", (2,), 2)
-    watcher = GlobalAccuracy(None, dealt)
+    watcher = GlobalAccuracy(None, cast(Any, dealt))
     weights = {name: np.zeros_like(value) for name, value in initial_weights(zoo.create(spec, seed=0)).items()}
     weights["head.bias"] = np.array([1, 0], np.float32)
-    watcher(SimpleNamespace(personal=lambda device: (spec, weights)), 1)
+    watcher(cast(Any, SimpleNamespace(model_of=lambda device: (spec, weights))), 1)
     # always class 0: right in rows 0 and 3, wrong in row 1
     assert watcher.seen() == {GLOBAL: [pytest.approx(2 / 3)]}
 
 
-def test_server_costs_are_counted():
+def test_server_costs_are_counted() -> None:
     memory = fedconv_server.memory_cost(fedconv_server.MODELS[0])
     assert memory["shared over separate"] < 0.2
     growth = fedconv_server.dilation_cost(fedconv_server.MODELS[0], 2, 1, 1)
@@ -150,7 +153,7 @@ def test_server_costs_are_counted():
 
 
 @pytest.mark.parametrize("name", ["fedconv-fashion", "fedconv-har"])
-def test_pictures_show_models_with_the_suites_settings(name):
+def test_pictures_show_models_with_the_suites_settings(name: str) -> None:
     found = read_suite(name, quick=True)
     params = fedconv_plots.shown_params(found)
     wanted = {key: value for key, value in found["params"]["fedconv"].items() if key != "levels"}
@@ -158,7 +161,7 @@ def test_pictures_show_models_with_the_suites_settings(name):
     assert params.levels.sizes == (0.25, 0.5, 0.75, 1.0)
 
 
-def test_pictures_are_drawn(tmp_path):
+def test_pictures_are_drawn(tmp_path: Path) -> None:
     found = read_suite("fedconv-fashion", quick=True)
     small = {"model": {"model": "cnn-small"}, "simulate": {"dataset": "digits", "alpha": 5.0}}
     found["config"] = {**found["config"], **small}

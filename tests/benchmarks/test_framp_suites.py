@@ -1,5 +1,8 @@
 """FRAMP's suites: what they see of a run, their pictures, and rounds on the pieces of a graph."""
 
+from pathlib import Path
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
@@ -42,7 +45,7 @@ def job(method: str) -> Job:
 
 
 @pytest.mark.parametrize("method", ["framp", "fiarse"])
-def test_a_run_is_looked_at(method):
+def test_a_run_is_looked_at(method: str) -> None:
     finished = run_job(job(method))
 
     seen = msgspec.json.decode(msgspec.json.encode(finished), type=Finished).seen
@@ -57,14 +60,14 @@ def test_a_run_is_looked_at(method):
     assert set(seen.get("tuned", {})) == (measured if method == "fiarse" else set())
 
 
-def test_choices_are_added_up_from_the_most_chosen_entry():
+def test_choices_are_added_up_from_the_most_chosen_entry() -> None:
     curve = cumulative(np.array([0, 6, 0, 2]))
     assert curve[0] == 0
     assert curve[25] == pytest.approx(6 / 8)
     assert curve[50] == curve[100] == 1
 
 
-def test_own_training_keeps_masked_entries_at_zero():
+def test_own_training_keeps_masked_entries_at_zero() -> None:
     spec = ModelSpec("cnn-gn", (1, 8, 8), 4)
     weights = initial_weights(zoo.create(spec, seed=0))
     weights["head.weight"][:, ::2] = 0
@@ -84,14 +87,14 @@ def finished(name: str, accuracy: float) -> Finished:
     return Finished(name, 1, [FleetEvaluation(1, "test", devices)], {}, [], seen)
 
 
-def test_pictures_lie_beside_the_result(tmp_path):
+def test_pictures_lie_beside_the_result(tmp_path: Path) -> None:
     runs = {"framp": [finished("framp", 0.9)], "fiarse": [finished("fiarse", 0.8)]}
     names = generated_plots.draw(runs, SHARES, tmp_path / "found.json")
     assert names == ["found-coverage.png", "found-accuracy.png", "found-prototypes.png"]
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in names)
 
 
-def test_differences_are_paired_by_seed():
+def test_differences_are_paired_by_seed() -> None:
     runs = {"framp": [finished("framp", 0.9), finished("framp", 0.7)]}
     runs["fiarse"] = [finished("fiarse", 0.8), finished("fiarse", 0.75)]
     (row,) = framp_fashion.signs(runs, unseen=4)
@@ -99,7 +102,7 @@ def test_differences_are_paired_by_seed():
     assert row["1/64"] == pytest.approx(2.5)
 
 
-def test_the_graph_suite_holds_valid_configs():
+def test_the_graph_suite_holds_valid_configs() -> None:
     found = read_suite("framp-cora", quick=True)
     for label, params in found["params"].items():
         config = config_from_dict(merged(found["config"], {"method": {"name": label, **params}}), where="framp-cora")
@@ -107,18 +110,26 @@ def test_the_graph_suite_holds_valid_configs():
 
 
 @pytest.fixture
-def small_graph(tmp_path, monkeypatch):
+def small_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four rings of ten papers, each about one subject, in the place of Cora."""
     labels = np.repeat(np.arange(4), 10).astype(np.int8)
     rings = np.concatenate([np.stack([np.arange(10), (np.arange(10) + 1) % 10], axis=1) + 10 * n for n in range(4)])
-    words = {"indptr": np.arange(41), "indices": np.repeat(np.arange(4), 10), "shape": np.array([40, 6])}
+    words: dict[str, Any] = {
+        "indptr": np.arange(41),
+        "indices": np.repeat(np.arange(4), 10),
+        "shape": np.array([40, 6]),
+    }
     np.savez(tmp_path / "cora.npz", labels=labels, edges=rings, **words)
     monkeypatch.setenv("FEDWRIGHT_DATA", str(tmp_path))
 
 
 @pytest.mark.parametrize("method", ["framp", "heterofl"])
-def test_rounds_on_pieces_of_a_graph(small_graph, method):
-    sizes = {"framp": {"sizes": [1.0, 0.5]}, "heterofl": {"levels": {"sizes": [1.0, 0.5]}}}[method]
+def test_rounds_on_pieces_of_a_graph(small_graph: None, method: str) -> None:
+    every: dict[str, dict[str, Any]] = {
+        "framp": {"sizes": [1.0, 0.5]},
+        "heterofl": {"levels": {"sizes": [1.0, 0.5]}},
+    }
+    sizes = every[method]
     data = {
         "run": {"rounds": 2, "seed": 1},
         "model": {"model": "gcn4"},
@@ -132,7 +143,7 @@ def test_rounds_on_pieces_of_a_graph(small_graph, method):
     assert len(found.seen["union"]) == 4
 
 
-def test_pieces_are_disjoint_and_train_without_their_test_nodes(small_graph):
+def test_pieces_are_disjoint_and_train_without_their_test_nodes(small_graph: None) -> None:
     pieces = graph_rounds.cut(4, seed=1)
     assert sum(len(piece.y) for piece in pieces.values()) == 40
     for piece in pieces.values():

@@ -19,7 +19,7 @@ def finished(name: str, accuracies: list[float]) -> Finished:
 
 @pytest.mark.parametrize("quick", [False, True])
 @pytest.mark.parametrize("name", ["framp-fashion", "hyperflora-fashion"])
-def test_suite_files_hold_valid_configs(name, quick):
+def test_suite_files_hold_valid_configs(name: str, quick: bool) -> None:
     found = read_suite(name, quick=quick)
     for label, params in found["params"].items():
         model = found["models"].get(label, found["config"]["model"]["model"])
@@ -28,7 +28,7 @@ def test_suite_files_hold_valid_configs(name, quick):
         assert config.method.name == params.get("name", label)
 
 
-def test_margins_are_those_of_the_smallest_devices():
+def test_margins_are_those_of_the_smallest_devices() -> None:
     runs = {
         "framp": [finished("framp", [0.9, 0.9, 0.9, 0.75, 0.5, 0.5])],
         "heterofl": [finished("heterofl", [0.9, 0.9, 0.9, 0.65, 0.5, 0.5])],
@@ -40,7 +40,7 @@ def test_margins_are_those_of_the_smallest_devices():
     assert [entry["holds"] for entry in found] == [True, False, False]
 
 
-def test_writing_costs_are_counted():
+def test_writing_costs_are_counted() -> None:
     cost = hypernet.round_cost(2, 5)
     assert 0 < cost["products CPU ms"] < cost["round CPU ms"]
     assert cost["products wall ms"] > 0

@@ -6,6 +6,7 @@ import pytest
 
 from fedwright.benchmarks.harness.suite import Finished, mean, read_suite, run_jobs
 from fedwright.benchmarks.suites import hyperflora_fashion as suite
+from fedwright.benchmarks.suites.hyperflora_fashion import ResultRow
 from fedwright.protocol import tensors
 from fedwright.server_runtime.config import config_from_dict
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
@@ -17,7 +18,7 @@ GROUPS = suite.groups_of(SIZES)
 LABELS = {"pretrain": 0.50, "fedavg-masked": 0.70, "hyperflora": 0.75, "pfedhn": 0.65}
 
 
-def finished(name, accuracy, *, rounds=(10, 20), up=10**6):
+def finished(name: str, accuracy: float, *, rounds: tuple[int, ...] = (10, 20), up: int = 10**6) -> Finished:
     """A job in which bystanders reach an accuracy, and participants a tenth less; the first measurement is half."""
     entries = []
     for number in rounds:
@@ -29,13 +30,13 @@ def finished(name, accuracy, *, rounds=(10, 20), up=10**6):
     return Finished(name, 1, entries, records, [{"adapters": 12.0}, {"adapters": 9.0}])
 
 
-def rows_of():
+def rows_of() -> dict[str, ResultRow]:
     runs = {label: [finished(label, value)] for label, value in LABELS.items()}
     return suite.accounted(runs, {"hyperflora"})
 
 
 @pytest.mark.parametrize("quick", [False, True], ids=["full", "quick"])
-def test_every_row_is_a_valid_config_that_begins_where_it_should(quick):
+def test_every_row_is_a_valid_config_that_begins_where_it_should(quick: bool) -> None:
     found = read_suite("hyperflora-fashion", quick=quick)
     sizes = found["suite"]
     for label in found["params"]:
@@ -52,7 +53,7 @@ def test_every_row_is_a_valid_config_that_begins_where_it_should(quick):
     assert compared - {suite.EQUAL} <= found["params"].keys()
 
 
-def test_adapters_pay_for_the_base_too():
+def test_adapters_pay_for_the_base_too() -> None:
     rows = rows_of()
     # four devices with one MB each; HyperFLoRA's stand on the base that cost as much
     assert rows["pretrain"].megabytes == 4
@@ -61,7 +62,7 @@ def test_adapters_pay_for_the_base_too():
     assert [point["round"] for point in suite.curve(rows["hyperflora"], GROUPS)] == [30, 40]
 
 
-def test_pfedhn_at_equal_bytes_stops_where_they_are_spent():
+def test_pfedhn_at_equal_bytes_stops_where_they_are_spent() -> None:
     runs = {label: [finished(label, value)] for label, value in LABELS.items()}
     runs["pfedhn"] = [finished("pfedhn", 0.65, rounds=(10, 20, 30, 40), up=4 * 10**6)]
     row = suite.accounted(runs, {"hyperflora"})[suite.EQUAL]
@@ -70,7 +71,7 @@ def test_pfedhn_at_equal_bytes_stops_where_they_are_spent():
     assert set(suite.accuracies(row.own[0], GROUPS["bystanders"], row.last).values()) == {32.5}
 
 
-def test_differences_are_paired_by_device_and_have_a_sign_when_they_are_large():
+def test_differences_are_paired_by_device_and_have_a_sign_when_they_are_large() -> None:
     ours, theirs = finished("hyperflora", 0.75), finished("pretrain", 0.5)
     noisy = tuple(DeviceAccuracy(f"d-{n}", value, 1000, 1.0) for n, value in enumerate([0, 1000, 0, 1000, 510, 500]))
     rows = {
@@ -88,7 +89,7 @@ def test_differences_are_paired_by_device_and_have_a_sign_when_they_are_large():
     assert on[1]["paper LeNet"] is None
 
 
-def test_traffic_is_the_papers_formula_and_as_counted():
+def test_traffic_is_the_papers_formula_and_as_counted() -> None:
     found = suite.traffic(6, {"exchanges": 1}, [finished("hyperflora", 0.7)])
     # 28×28 images make fc1 read 16·4·4 = 256: adapters 256 + 120 + 220 + 110
     assert found["by the formula"] == 2 * 6 * 10 + (12 + 4 * 3) * 706
@@ -96,7 +97,7 @@ def test_traffic_is_the_papers_formula_and_as_counted():
     assert found["mean counted"] == 2 * 6 * 10 + 2 * 10.5 * 706
 
 
-def test_checks_say_what_was_missed():
+def test_checks_say_what_was_missed() -> None:
     wire = {"by the formula": 100, "most counted": 90.0, "fedavg / formula": 9.0}
     paired = [
         {"difference": f"hyperflora - {other}", "on": "bystanders", "points": points}
@@ -107,13 +108,13 @@ def test_checks_say_what_was_missed():
     assert [entry["target"] for entry in found[3:]] == ["reported", "reported"]
 
 
-def test_a_plot_is_drawn(tmp_path):
+def test_a_plot_is_drawn(tmp_path: Path) -> None:
     rows = rows_of()
     suite.draw({label: suite.curve(row, GROUPS) for label, row in rows.items()}, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_base_that_is_left_is_what_adapters_begin_with(tmp_path):
+def test_the_base_that_is_left_is_what_adapters_begin_with(tmp_path: Path) -> None:
     found = read_suite("hyperflora-fashion", quick=True)
     found["suite"] |= {
         "pretrain_rounds": 1,

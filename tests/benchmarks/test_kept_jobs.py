@@ -9,8 +9,9 @@ import pytest
 from fedwright.benchmarks.harness import suite as suites
 from fedwright.benchmarks.harness.kept_jobs import keeping, place_of
 from fedwright.benchmarks.harness.suite import Job, merged, run_kept
+from fedwright.server_runtime.config import RunConfig
 from fedwright.server_runtime.rounds import events
-from fedwright.simulation.simulate import simulate
+from fedwright.simulation.simulate import Simulated, simulate
 
 CONFIG: Mapping[str, Any] = {
     "run": {"rounds": 1},
@@ -78,8 +79,8 @@ def test_a_job_goes_on_with_the_round_in_which_it_was_interrupted(
     place = tmp_path / "kept.json"
     rounds = []
 
-    def watched(config, text, **options):
-        def observe(event):
+    def watched(config: RunConfig, text: str, **options: Any) -> Simulated:
+        def observe(event: Any) -> None:
             if isinstance(event, events.RoundClosed):
                 rounds.append(event.round)
                 if len(rounds) == 2:

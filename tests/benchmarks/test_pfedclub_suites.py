@@ -1,6 +1,7 @@
 """The suites of unlike models: valid configs, checks as measured, a figure, and the server's costs."""
 
-from types import SimpleNamespace
+from argparse import Namespace
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,15 @@ from fedwright.simulation.dealing import deal
 from fedwright.simulation.simulate import DeviceAccuracy, FleetEvaluation
 
 
-def finished(label: str, accuracy: float, *, teacher=None, change=0.0, server_s=None, seed=1) -> Finished:
+def finished(
+    label: str,
+    accuracy: float,
+    *,
+    teacher: float | None = None,
+    change: float = 0.0,
+    server_s: float | None = None,
+    seed: int = 1,
+) -> Finished:
     """A job measured once, with one teacher."""
     own = (DeviceAccuracy("d-0", round(100 * accuracy), 100, 1.0),)
     seen = {}
@@ -26,7 +35,7 @@ def finished(label: str, accuracy: float, *, teacher=None, change=0.0, server_s=
 
 @pytest.mark.parametrize("quick", [False, True])
 @pytest.mark.parametrize("name", ["pfedclub-fashion", "pfedclub-cifar"])
-def test_suite_files_hold_valid_configs(name, quick):
+def test_suite_files_hold_valid_configs(name: str, quick: bool) -> None:
     found = read_suite(name, quick=quick)
     for setting in found["suite"]["settings"]:
         jobs = pfedclub.jobs_of(found, setting, [1])
@@ -38,7 +47,7 @@ def test_suite_files_hold_valid_configs(name, quick):
 
 
 @pytest.fixture
-def by():
+def by() -> dict[str, list[Finished]]:
     """One finished job per label."""
     return {
         "standalone": [finished("standalone", 0.60)],
@@ -51,7 +60,7 @@ def by():
     }
 
 
-def test_checks_say_what_was_measured(by):
+def test_checks_say_what_was_measured(by: dict[str, list[Finished]]) -> None:
     found = {entry["name"]: entry for entry in pfedclub.checks({"III": by}, "III", 0.1)}
     assert found["φ pfedhr - φ pfedclub"]["value"] == pytest.approx(4.3)
     # teachers of 5.8 and 1.5 times the pupil's size
@@ -66,36 +75,40 @@ def test_checks_say_what_was_measured(by):
     assert "pfedclub" not in rows
 
 
-def test_teachers_that_are_only_a_little_larger_break_the_promise(by):
+def test_teachers_that_are_only_a_little_larger_break_the_promise(by: dict[str, list[Finished]]) -> None:
     by["pfedhr"] = [finished("pfedhr", 0.64, teacher=0.3, change=0.6, server_s=3.0)]
     found = {entry["name"]: entry for entry in pfedclub.checks({"III": by}, "III", 0.1)}
     assert found["φ pfedhr - φ pfedclub"]["holds"]
     assert not found["size of teachers, pfedhr / pfedclub"]["holds"]
 
 
-def test_the_picture_of_sizes_is_listed(by, tmp_path, monkeypatch):
+def test_the_picture_of_sizes_is_listed(
+    by: dict[str, list[Finished]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     main = read_suite("pfedclub-fashion", quick=True)["suite"]["settings"][0]
     monkeypatch.setattr(pfedclub, "finished_runs", lambda found, seeds: {main: by})
-    found = pfedclub.run(SimpleNamespace(suite="pfedclub-fashion", quick=True, seeds=1, json=tmp_path / "result.json"))
+    found = pfedclub.run(Namespace(suite="pfedclub-fashion", quick=True, seeds=1, json=tmp_path / "result.json"))
     assert found["pictures"] == ["result.sizes.png"]
     assert (tmp_path / "result.sizes.png").exists()
 
 
 @pytest.mark.parametrize("setting", ["III", "I"])
-def test_a_teacher_over_the_limit_breaks_the_promise_in_any_setting(by, setting):
+def test_a_teacher_over_the_limit_breaks_the_promise_in_any_setting(
+    by: dict[str, list[Finished]], setting: str
+) -> None:
     runs = {"III": dict(by), "I": dict(by)}
     runs[setting]["pfedclub+"] = [finished("pfedclub+", 0.65, teacher=0.5, change=0.2, server_s=2.0)]
     found = {entry["name"]: entry for entry in pfedclub.checks(runs, "III", 0.1)}
     assert not found["largest φ of any device and round, pfedclub+"]["holds"]
 
 
-def test_a_report_compares_pfedclub_with_the_others_as_the_paper_does(by):
+def test_a_report_compares_pfedclub_with_the_others_as_the_paper_does(by: dict[str, list[Finished]]) -> None:
     (other,) = signs(pfedclub.rows(by, {"pfedclub": 71.9, "fedmd": 63.1}))
     assert other["difference"] == "pfedclub - fedmd, accuracy %"
     assert other["same sign"]
 
 
-def test_sizes_are_listed_and_drawn(by, tmp_path):
+def test_sizes_are_listed_and_drawn(by: dict[str, list[Finished]], tmp_path: Path) -> None:
     rows = pfedclub.size_rows({"III": by})
     assert [row["method"] for row in rows] == ["pfedhr", "pfedclub", "pfedclub+", "no order", "no completion"]
     assert rows[0]["d-0"] == pytest.approx(4.8)
@@ -103,9 +116,9 @@ def test_sizes_are_listed_and_drawn(by, tmp_path):
     assert (tmp_path / "sizes.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_teachers_are_measured_on_their_pupils_test_rows():
+def test_teachers_are_measured_on_their_pupils_test_rows() -> None:
     method = pfedclub_server.fleet(1)
-    dealt = deal(SimulateSection("digits", "iid", devices=1, rows=100), seed=1)
+    dealt = deal(SimulateSection("digits", partition="iid", devices=1, rows=100), seed=1)
     watch = pfedclub.TeacherWatch(None, dealt)
     watch(method, 1)
     assert watch.seen() == {"teachers": []}
@@ -120,7 +133,7 @@ def test_teachers_are_measured_on_their_pupils_test_rows():
     assert 0 <= entry["accuracy"] < 0.5
 
 
-def test_the_servers_costs_are_counted():
+def test_the_servers_costs_are_counted() -> None:
     cost = pfedclub_server.grouping_cost(2)
     assert cost["blocks"] == 9
     method = pfedclub_server.fleet(2)

@@ -1,6 +1,6 @@
 """Suites: their files are read strictly, their jobs run, and their checks say what was measured."""
 
-from types import SimpleNamespace
+from argparse import Namespace
 
 import numpy as np
 import pytest
@@ -15,7 +15,14 @@ from fedwright.simulation.simulate import DeviceAccuracy, FleetEvaluation
 DEVICES = ("d0", "d1", "d2", "d3")
 
 
-def finished(name: str, *, seed=1, val=(3.0, 2.0, 4.0), test=(0.1, 0.2, 0.3), width=0.5) -> Finished:
+def finished(
+    name: str,
+    *,
+    seed: int = 1,
+    val: tuple[float, float, float] = (3.0, 2.0, 4.0),
+    test: tuple[float, float, float] = (0.1, 0.2, 0.3),
+    width: float = 0.5,
+) -> Finished:
     """A job whose devices are all alike: losses on val and accuracies on test by round."""
     entries = []
     for number, (loss, accuracy) in enumerate(zip(val, test, strict=True), 1):
@@ -29,7 +36,7 @@ def finished(name: str, *, seed=1, val=(3.0, 2.0, 4.0), test=(0.1, 0.2, 0.3), wi
 
 @pytest.mark.parametrize("name", ["hasa-titles", "sizes-fashion"])
 @pytest.mark.parametrize("quick", [False, True])
-def test_suite_files_hold_valid_configs(name, quick):
+def test_suite_files_hold_valid_configs(name: str, quick: bool) -> None:
     found = read_suite(name, quick=quick)
     params = found.get("params", {"hasa": {}})
     for method, own in params.items():
@@ -38,13 +45,13 @@ def test_suite_files_hold_valid_configs(name, quick):
     assert found["suite"]["rounds"] >= (8 if quick else 12)
 
 
-def test_the_round_is_chosen_on_validation_data():
+def test_the_round_is_chosen_on_validation_data() -> None:
     job = finished("hasa")
     assert hasa_titles.chosen(job) == 1
     assert hasa_titles.figure(job, "mean") == pytest.approx(0.2)
 
 
-def test_checks_compare_with_inverse_and_size():
+def test_checks_compare_with_inverse_and_size() -> None:
     better, worse = finished("hasa"), finished("inverse", test=(0.1, 0.15, 0.3))
     runs = {"hasa": [better], "inverse": [worse], "size": [better]}
     found = {entry["name"]: entry for entry in hasa_titles.checks(runs, budget=0.5)}
@@ -60,31 +67,31 @@ def test_checks_compare_with_inverse_and_size():
     assert found["realised budget of hasa"]["holds"]
 
 
-def test_a_missed_budget_does_not_hold():
+def test_a_missed_budget_does_not_hold() -> None:
     runs = {"hasa": [finished("hasa", width=0.4)]}
     assert [entry["holds"] for entry in hasa_titles.checks(runs, budget=0.5)] == [False]
 
 
-def test_the_difference_to_uniform_is_a_curve():
+def test_the_difference_to_uniform_is_a_curve() -> None:
     rows = hasa_titles.curve([finished("hasa")], [finished("uniform", test=(0.05, 0.25, 0.3))])
     assert [round(row["hasa - uniform"], 6) for row in rows] == [5.0, -5.0, 0.0]
 
 
-def test_sizes_are_grouped_as_the_methods_dealt_them():
+def test_sizes_are_grouped_as_the_methods_dealt_them() -> None:
     job = finished("fiarse")
     own = tuple(DeviceAccuracy(f"device-{i}", i, 10, 1.0) for i in range(8))
     job = Finished("fiarse", 1, [FleetEvaluation(1, "test", own)], job.devices, [])
     assert sizes_fashion.by_size(job, 4) == pytest.approx([0.2, 0.3, 0.4, 0.5])
 
 
-def test_sizes_checks_name_the_smallest_size():
+def test_sizes_checks_name_the_smallest_size() -> None:
     runs = {name: [finished(name)] for name in ("heterofl", "fedrolex", "feddropout", "fiarse")}
     found = sizes_fashion.checks(runs, [1.0, 0.25, 0.0625, 0.015625])
     assert len(found) == 5
     assert not any(entry["holds"] for entry in found)
 
 
-def test_thinning_keeps_every_device_and_its_tests():
+def test_thinning_keeps_every_device_and_its_tests() -> None:
     whole = deal(SimulateSection(devices=3, alpha=5.0), seed=1)
     fewer = thin(whole, 0.5, seed=1)
     for device, share in whole.shares.items():
@@ -93,7 +100,7 @@ def test_thinning_keeps_every_device_and_its_tests():
         np.testing.assert_array_equal(fewer.shares[device].test, share.test)
 
 
-def test_a_job_is_a_simulation():
+def test_a_job_is_a_simulation() -> None:
     config = {
         "run": {"rounds": 1},
         "model": {"model": "mlp"},
@@ -106,13 +113,13 @@ def test_a_job_is_a_simulation():
     assert {record.rounds for record in found.devices.values()} == {1}
 
 
-def test_seeds_as_asked():
+def test_seeds_as_asked() -> None:
     assert seeds_of({"seeds": 3}, None) == [1, 2, 3]
     assert seeds_of({"seeds": 3}, 1) == [1]
 
 
-def test_aggregate_measures_against_a_copy():
-    found = aggregate.run(SimpleNamespace(quick=True))
+def test_aggregate_measures_against_a_copy() -> None:
+    found = aggregate.run(Namespace(quick=True))
     names = {entry["name"] for entry in found["checks"]}
     widths = {f"speed against a copy at width {width} (prefix)" for width in aggregate.WIDTHS}
     windows = {f"speed against a copy at width {width} (window)" for width in aggregate.WIDTHS[1:]}
@@ -122,10 +129,10 @@ def test_aggregate_measures_against_a_copy():
     assert memory["holds"]
 
 
-def test_the_titles_suite_puts_tables_and_checks_together(monkeypatch):
+def test_the_titles_suite_puts_tables_and_checks_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hasa_titles, "run_jobs", lambda jobs: [finished(job.name, seed=job.seed) for job in jobs])
     monkeypatch.setattr(hasa_titles, "always_unknown", lambda section: (3437, [0.1, 0.2]))
-    found = hasa_titles.run(SimpleNamespace(quick=True, seeds=2))
+    found = hasa_titles.run(Namespace(quick=True, seeds=2))
     rows, pairs, curve, floor = found["tables"].values()
     assert [row["rule"] for row in rows] == ["hasa", "uniform", "size", "inverse"]
     assert (rows[0]["mean"], rows[0]["paper mean"]) == (pytest.approx(20.0), 14.32)
@@ -135,9 +142,9 @@ def test_the_titles_suite_puts_tables_and_checks_together(monkeypatch):
     assert found["seeds"] == [1, 2]
 
 
-def test_the_sizes_suite_puts_tables_and_checks_together(monkeypatch):
+def test_the_sizes_suite_puts_tables_and_checks_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sizes_fashion, "run_jobs", lambda jobs: [finished(job.name, seed=job.seed) for job in jobs])
-    found = sizes_fashion.run(SimpleNamespace(quick=True, seeds=1))
+    found = sizes_fashion.run(Namespace(quick=True, seeds=1))
     rows = next(iter(found["tables"].values()))
     assert {row["method"] for row in rows} == {"heterofl", "fedrolex", "feddropout", "fiarse", "scalefl"}
     assert rows[0]["0.0156"] == pytest.approx(30.0)

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -28,13 +29,15 @@ def suite(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return result
 
 
-def test_list_names_every_suite(capsys):
+def test_list_names_every_suite(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--list"]) == 0
 
     assert "train-step" in capsys.readouterr().out
 
 
-def test_json_has_the_promised_form(suite, tmp_path):
+def test_json_has_the_promised_form(
+    suite: dict[str, dict[str, list[dict[str, float | str]]] | list[dict[str, float | str]]], tmp_path: Path
+) -> None:
     file = tmp_path / "out.json"
 
     assert main(["bench", "own", "--json", str(file)]) == 0
@@ -46,13 +49,18 @@ def test_json_has_the_promised_form(suite, tmp_path):
 
 
 @pytest.mark.parametrize(("holds", "strict", "code"), [(True, True, 0), (False, True, 1), (False, False, 0)])
-def test_strict_turns_a_missed_target_into_the_exit_code(suite, holds, strict, code):
+def test_strict_turns_a_missed_target_into_the_exit_code(
+    suite: dict[str, Any],
+    holds: bool,
+    strict: bool,
+    code: int,
+) -> None:
     suite["checks"][0]["holds"] = holds
 
     assert main(["bench", "own", *(["--strict"] if strict else [])]) == code
 
 
-def test_unknown_suite_is_one_sentence(capsys):
+def test_unknown_suite_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "nonsense"]) == 1
 
     assert "unknown suite 'nonsense'" in capsys.readouterr().err
@@ -66,13 +74,22 @@ def test_unknown_suite_is_one_sentence(capsys):
         (["--fleet", "demo"], "--fleet is for the suite devices alone"),
     ],
 )
-def test_options_that_cannot_be_meant_are_refused_before_anything_runs(suite, capsys, words, says):
+def test_options_that_cannot_be_meant_are_refused_before_anything_runs(
+    suite: dict[str, dict[str, list[dict[str, float | str]]] | list[dict[str, float | str]]],
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    says: str,
+) -> None:
     assert main(["bench", "own", *words]) == 1
 
     assert says in capsys.readouterr().err
 
 
-def test_the_folder_of_a_result_is_made(suite, tmp_path, capsys):
+def test_the_folder_of_a_result_is_made(
+    suite: dict[str, dict[str, list[dict[str, float | str]]] | list[dict[str, float | str]]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["bench", "own", "--json", str(tmp_path / "new" / "result.json")]) == 0
     assert (tmp_path / "new" / "result.json").is_file()
 
@@ -83,7 +100,7 @@ def test_the_folder_of_a_result_is_made(suite, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_train_step_measures_both_sides():
+def test_train_step_measures_both_sides() -> None:
     from fedwright.benchmarks.suites import train_step
 
     result = train_step.run(argparse.Namespace(models=["mlp"], threads=[1], quick=True))

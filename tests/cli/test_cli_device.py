@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +16,8 @@ from fedwright.device_runtime.config import AgentConfig
 from fedwright.protocol.crypto.secure_sum import LEAST_DEVICES
 
 
-def test_run_hands_the_arguments_over(monkeypatch, tmp_path):
-    got = []
+def test_run_hands_the_arguments_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    got: list[Any] = []
     monkeypatch.setattr(start, "run_agent", got.append)
 
     words = "device run --broker mqtt://h:1 --data npz:d.npz --device pi --threads 2 --holdout 0.5 --evaluate-only"
@@ -37,18 +38,18 @@ def test_run_hands_the_arguments_over(monkeypatch, tmp_path):
     ]
 
 
-def test_defaults_are_those_of_the_config():
+def test_defaults_are_those_of_the_config() -> None:
     args = build_parser("device").parse_args(["device", "run", "--broker", "b", "--data", "d", "--device", "x"])
     assert device.config_of(args) == AgentConfig(broker="b", device="x", data="d")
 
 
-def test_the_default_device_is_a_lawful_name(monkeypatch):
+def test_the_default_device_is_a_lawful_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "Raspberry Pi/7")
     assert device.default_device() == "Raspberry-Pi-7"
 
 
 @pytest.mark.parametrize("words", [[], ["--threads", "-1"]], ids=["nothing given", "negative threads"])
-def test_wrong_usage_exits_with_2(words, capsys):
+def test_wrong_usage_exits_with_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["device", "run", *words])
     assert stop.value.code == 2
@@ -56,13 +57,13 @@ def test_wrong_usage_exits_with_2(words, capsys):
 
 
 @pytest.mark.parametrize("command", ["run", "install-service"])
-def test_without_a_broker_the_error_says_what_to_give(command, capsys):
+def test_without_a_broker_the_error_says_what_to_give(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["device", command, "--data", "npz:d.npz"]) == 1
     assert "--broker mqtt://host:1883 or --bundle DIR" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [[], ["run"], ["doctor"], ["install-service"]], ids=" ".join)
-def test_help_shows_an_example(words, capsys):
+def test_help_shows_an_example(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["device", *words, "--help"])
     assert stop.value.code == 0
@@ -70,7 +71,9 @@ def test_help_shows_an_example(words, capsys):
     assert "fedwright device" in examples
 
 
-def test_doctor_prints_one_line_each_and_fails_when_something_does(tmp_path, capsys):
+def test_doctor_prints_one_line_each_and_fails_when_something_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     np.savez(tmp_path / "d.npz", x=np.zeros((10, 3)), y=np.arange(10) % 2)
     good = ["device", "doctor", "--data", str(tmp_path / "d.npz"), "--state", str(tmp_path)]
 
@@ -84,7 +87,9 @@ def test_doctor_prints_one_line_each_and_fails_when_something_does(tmp_path, cap
     assert [f["level"] for f in findings if "does not exist" in f["what"]] == ["fail"]
 
 
-def test_install_service_on_paper_and_in_a_folder(tmp_path, capsys, monkeypatch):
+def test_install_service_on_paper_and_in_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/fedwright").write_text("")
     monkeypatch.setattr("sys.executable", str(tmp_path / "bin/python"))
@@ -97,7 +102,7 @@ def test_install_service_on_paper_and_in_a_folder(tmp_path, capsys, monkeypatch)
     assert "npz:/d.npz" in (tmp_path / "units/fedwright-default-pi.service").read_text()
 
 
-def test_doctor_works_where_nothing_is_installed():
+def test_doctor_works_where_nothing_is_installed() -> None:
     root = Path(device.__file__).parents[2]
     program = f"import sys; sys.path.insert(0, {str(root)!r}); from fedwright.cli.main import main; sys.exit(main())"
     words = ["device", "doctor", "--broker", "mqtt://127.0.0.1:1", "--data", "npz:d.npz"]
@@ -110,7 +115,7 @@ def test_doctor_works_where_nothing_is_installed():
     assert "FAIL  data not tried, numpy is missing" in done.stdout
 
 
-def test_a_bundle_of_another_device_is_an_error(tmp_path, capsys):
+def test_a_bundle_of_another_device_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["server", "enroll", "pi-01", "--broker", "mqtts://h:8883", "--trust", str(tmp_path)]) == 0
     bundle = str(tmp_path / "devices" / "pi-01")
     words = ["device", "run", "--data", "d", "--broker", "mqtts://h:8883", "--fleet", "f", "--bundle", bundle]
@@ -122,13 +127,15 @@ def test_a_bundle_of_another_device_is_an_error(tmp_path, capsys):
 
 @pytest.mark.parametrize(("option", "value"), [("--provider", "cud"), ("--backend", "portabel")])
 @pytest.mark.parametrize("command", ["run", "doctor"])
-def test_a_misspelt_choice_is_found_at_the_start(command, option, value, capsys):
+def test_a_misspelt_choice_is_found_at_the_start(
+    command: str, option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["device", command, "--data", "npz:d.npz", "--broker", "mqtt://h:1", option, value]) == 1
 
     assert f"{option} is {value!r}; choose one of" in capsys.readouterr().err
 
 
-def test_help_says_how_many_devices_hidden_counts_need(capsys):
+def test_help_says_how_many_devices_hidden_counts_need(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["device", "run", "--help"])
 

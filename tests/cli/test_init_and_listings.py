@@ -79,3 +79,14 @@ def test_the_starter_config_of_an_edge_is_good(tmp_path: Path, capsys: pytest.Ca
     assert config.edge.name == "edge-1"
     assert config == edge_from_dict({"edge": {"name": "edge-1"}}, where="test")
     assert "clusters and the exchange are off until" in text
+
+
+def test_the_starter_config_says_the_defaults_of_the_method_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["init", "feddropout"]) == 0
+    text = capsys.readouterr().out
+
+    # Other methods with sizes have other defaults.
+    assert "sizes = [0.75] " in text
+    assert "momentum = 0.9\n" in text

@@ -126,4 +126,4 @@ def test_a_simulation_with_log_json_says_nothing_else(tmp_path: Path) -> None:
 
     lines = [json.loads(line) for line in said.splitlines()]
     assert [line["round"] for line in lines if line["message"].startswith("round 1 closed")] == [1]
-    assert (tmp_path / "run" / "simulate.log").read_text().splitlines() == said.splitlines()
+    assert (tmp_path / "run.simulated" / "simulate.log").read_text().splitlines() == said.splitlines()

@@ -43,12 +43,11 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert [name for name in COMMANDS if name not in out] == []
 
 
-def leaves(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
-    """The parsers of all commands below a parser."""
+def with_all_below(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    """A parser and those of all commands below it."""
     inner = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    if not inner:
-        return [parser]
-    return [leaf for child in inner[0].choices.values() for leaf in leaves(child)]
+    children = inner[0].choices.values() if inner else ()
+    return [parser, *(below for child in children for below in with_all_below(child))]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -58,9 +57,10 @@ def test_every_command_has_help_with_an_example(command: str) -> None:
         command
     ]
 
-    for leaf in leaves(chosen):
-        assert leaf.prog in f"{leaf.epilog} {chosen.epilog}"
-        assert leaf.get_default("run") is not None, leaf.prog
+    parsers = with_all_below(chosen)
+
+    assert [parser.prog for parser in parsers if f" {parser.prog}" not in (parser.epilog or "")] == []
+    assert [parser.prog for parser in parsers[1:] or parsers if parser.get_default("run") is None] == []
 
 
 def test_no_command_and_an_unknown_command_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:

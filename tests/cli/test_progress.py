@@ -1,6 +1,7 @@
 """What a person sees of a run: lines where there is no terminal, a live table where there is one."""
 
 import io
+import logging
 
 import pytest
 from rich.console import Console
@@ -13,11 +14,16 @@ from helpers.fleet import report
 
 STATS = Stats(samples=24, steps=3, train_s=1.0, cpu_s=1.0, peak_rss_bytes=1, holdout=8, correct_before=2)
 STORY: list[events.Event] = [
+    events.Waiting(2, ()),
     events.DeviceJoined("pi", report()),
-    events.StagePlanned(1, ("pi",), False),
-    events.UpdateTaken(1, "pi", STATS, 2.5),
+    events.DeviceJoined("nano", report()),
+    events.DeviceLost("nano"),
+    events.Waiting(2, ("pi",)),
+    events.DeviceJoined("nano", report()),
+    events.StagePlanned(1, ("pi", "nano"), False),
     events.DeviceLost("pi"),
     events.DeviceJoined("pi", report()),
+    events.UpdateTaken(1, "pi", STATS, 2.5),
     events.DeviceTurnedAway("nano", "its data has another shape"),
     events.TaskFailed(1, "tx2", "no answer within 60 s"),
     events.Warned("device nano was revoked", "nano", "revoked"),
@@ -39,12 +45,25 @@ def tell(monkeypatch: pytest.MonkeyPatch, *, terminal: bool) -> tuple[str, Progr
     return out.getvalue(), progress
 
 
-def test_without_a_terminal_there_are_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_terminal_there_are_plain_lines_also_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
     text, _ = tell(monkeypatch, terminal=False)
 
+    # Whoever warns writes that into the log himself.
+    shown = [line for line in text.splitlines() if not line.startswith("WARNING")]
+    assert [record.getMessage() for record in caplog.records] == shown
     assert text.splitlines() == [
+        "waiting for 2 of 2 devices",
         "pi joined with 24 samples (1 of 2 devices are here)",
-        "pi lost its connection",
+        "nano joined with 24 samples (2 of 2 devices are here)",
+        "nano lost its connection (1 of 2 devices are here)",
+        "waiting for 1 of 2 devices; here: pi",
+        "nano came back (2 of 2 devices are here)",
+        "pi lost its connection; round 1 of 3 waits for it (1 of 2 devices are here)",
+        "pi came back (2 of 2 devices are here)",
         "nano was turned away: its data has another shape",
         "round 1: tx2 gave no update: no answer within 60 s",
         "WARNING: device nano was revoked",
@@ -64,3 +83,15 @@ def test_on_a_terminal_there_is_a_live_table(monkeypatch: pytest.MonkeyPatch) ->
     assert any(line.split() == ["pi", "measuring", "25.0%", "2.5"] for line in lines)
     assert any(line.split() == ["tx2", "failed"] for line in lines)
     assert any(line.split() == ["nano", "revoked"] for line in lines)
+
+
+def test_the_broker_is_seen_to_go_and_come_back(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress(3, 2)
+
+    progress.watch(False)
+    progress.watch(True)
+
+    assert capsys.readouterr().err.splitlines() == [
+        "the broker is gone; trying until it is back",
+        "the broker is back",
+    ]

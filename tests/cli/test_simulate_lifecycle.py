@@ -1,6 +1,7 @@
 """`fedwright simulate`: a folder of its own, more rounds, begun anew; and `server` commands that look at it."""
 
 import json
+from pathlib import Path
 
 import onnxruntime
 import pytest
@@ -10,16 +11,18 @@ from helpers.simulation import make_config
 
 
 @pytest.fixture
-def config(tmp_path, monkeypatch):
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A config that was simulated for two rounds, in the current folder."""
     monkeypatch.chdir(tmp_path)
-    _, text = make_config("runs", rounds=2, model={"model": "mlp"}, export={"global_model": True})
+    _, text = make_config(Path("runs"), rounds=2, model={"model": "mlp"}, export={"global_model": True})
     (tmp_path / "run.toml").write_text(text)
     assert main(["simulate", "run.toml"]) == 0
     return tmp_path / "run.toml"
 
 
-def test_a_simulation_has_a_folder_of_its_own_and_says_what_it_is(config, capsys):
+def test_a_simulation_has_a_folder_of_its_own_and_says_what_it_is(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert [path.name for path in (config.parent / "runs").iterdir()] == ["run.simulated"]
     assert main(["server", "status"]) == 0
     assert "runs/run.simulated: a simulation, fedavg, 2 of 2 rounds, complete" in capsys.readouterr().out
@@ -27,7 +30,9 @@ def test_a_simulation_has_a_folder_of_its_own_and_says_what_it_is(config, capsys
     assert "runs/run.simulated holds a simulation; go on with `fedwright simulate CONFIG`" in capsys.readouterr().err
 
 
-def test_a_complete_simulation_says_so_and_can_be_given_more_rounds(config, capsys):
+def test_a_complete_simulation_says_so_and_can_be_given_more_rounds(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     capsys.readouterr()
     assert main(["simulate", "run.toml"]) == 0
     assert (
@@ -47,7 +52,7 @@ def test_a_complete_simulation_says_so_and_can_be_given_more_rounds(config, caps
     assert [entry["round"] for entry in results[1]["evaluations"]] == [1, 2, 3, 4]
 
 
-def test_a_simulation_that_is_begun_anew_ends_in_the_same_model(config):
+def test_a_simulation_that_is_begun_anew_ends_in_the_same_model(config: Path) -> None:
     runs = config.parent / "runs"
     assert main(["simulate", "run.toml", "--anew"]) == 0
 
@@ -55,7 +60,7 @@ def test_a_simulation_that_is_begun_anew_ends_in_the_same_model(config):
     assert (runs / "run.simulated/model.onnx").read_bytes() == (runs / "run.simulated.1/model.onnx").read_bytes()
 
 
-def test_export_knows_the_devices_of_a_run(config, capsys):
+def test_export_knows_the_devices_of_a_run(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["server", "export", "--device", "nosuch", "model.onnx"]) == 1
     assert capsys.readouterr().err == (
         "fedwright: no device 'nosuch' has answered in the run in runs/run.simulated; those that have are device-0, "

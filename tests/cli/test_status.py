@@ -19,11 +19,11 @@ def test_warnings_and_fates_are_in_the_status(tmp_path: Path, capsys: pytest.Cap
 
     assert main(["simulate", str(tmp_path / "run.toml")]) == 0
     screen = capsys.readouterr().err
-    with noticed(tmp_path / "run", events.ignore) as observe:
+    with noticed(tmp_path / "run.simulated", events.ignore) as observe:
         observe(events.LessOffered(1, "pi", "needs 9 MB, has 5 MB"))
-    assert main(["server", "status", str(tmp_path / "run")]) == 0
+    assert main(["server", "status", str(tmp_path / "run.simulated")]) == 0
     status = capsys.readouterr().out
-    assert main(["server", "status", str(tmp_path / "run"), "--json"]) == 0
+    assert main(["server", "status", str(tmp_path / "run.simulated"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
 
     assert "WARNING: the server has no examples" in screen

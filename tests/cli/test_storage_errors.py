@@ -5,6 +5,9 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,24 +25,28 @@ import resource, sys
 from fedwright.cli.main import main
 from fedwright.server_runtime import run
 def limit(): resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
-meet = run.meet
-def meet_limited(*args): limit(); return meet(*args)
-run.meet = meet_limited
+conduct = run.conduct
+def conduct_limited(*args): limit(); return conduct(*args)
+run.conduct = conduct_limited
 if sys.argv[2] == "from the start": limit()
 sys.exit(main(sys.argv[3:]))
 """
 
 
-def write_config(rounds=8):
+def write_config(rounds: int = 8) -> None:
     _, text = make_config(
-        "runs", rounds=rounds, model={"model": "mlp"}, export={"global_model": True}, simulate={"evaluate_every": 0}
+        Path("runs"),
+        rounds=rounds,
+        model={"model": "mlp"},
+        export={"global_model": True},
+        simulate={"evaluate_every": 0},
     )
     with open("run.toml", "w") as file:
         file.write(text)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a simulation that nothing has disturbed."""
     folder = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
@@ -50,7 +57,7 @@ def whole(tmp_path_factory):
 
 
 @pytest.fixture
-def copied(whole, tmp_path, monkeypatch):
+def copied(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of it in the current folder."""
     monkeypatch.chdir(tmp_path)
     write_config()
@@ -73,7 +80,9 @@ def cut_short(data: bytearray) -> None:
 
 @pytest.mark.parametrize("spoil", [spoil_head, spoil_pages, cut_short], ids=lambda spoil: spoil.__name__)
 @pytest.mark.parametrize("words", ["simulate run.toml", "server status", "server export model.onnx"])
-def test_a_damaged_store_is_said_to_be_so(copied, capsys, spoil, words):
+def test_a_damaged_store_is_said_to_be_so(
+    copied: Path, capsys: pytest.CaptureFixture[str], spoil: Callable[..., Any], words: str
+) -> None:
     data = bytearray((copied / "rounds.sqlite").read_bytes())
     spoil(data)
     (copied / "rounds.sqlite").write_bytes(data)
@@ -87,7 +96,7 @@ def test_a_damaged_store_is_said_to_be_so(copied, capsys, spoil, words):
     )
 
 
-def test_a_record_that_is_not_one_is_damage_too(copied, capsys):
+def test_a_record_that_is_not_one_is_damage_too(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     db = sqlite3.connect(copied / "rounds.sqlite")
     db.execute("UPDATE run SET record = x'c1c1'")
     db.commit()
@@ -97,7 +106,7 @@ def test_a_record_that_is_not_one_is_damage_too(copied, capsys):
     assert "rounds.sqlite is damaged (what it holds is not readable:" in capsys.readouterr().err
 
 
-def test_the_way_out_of_damage_works(copied, whole, capsys):
+def test_the_way_out_of_damage_works(copied: Path, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (copied / "rounds.sqlite").write_bytes(b"x" * 5000)
 
     assert main(["simulate", "run.toml", "--anew"]) == 0
@@ -115,8 +124,8 @@ def test_the_way_out_of_damage_works(copied, whole, capsys):
     ids=["in a round", "before the first", "before anything"],
 )
 def test_a_full_disk_is_one_sentence_and_the_same_command_goes_on_when_there_is_room(
-    whole, tmp_path, monkeypatch, limit, since, says
-):
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, since: str, says: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     write_config()
     words = [sys.executable, "-c", LIMITED, str(limit), since, "simulate", "run.toml"]
@@ -133,18 +142,21 @@ def test_a_full_disk_is_one_sentence_and_the_same_command_goes_on_when_there_is_
     assert (tmp_path / "runs/run.simulated/model.onnx").read_bytes() == (whole / "model.onnx").read_bytes()
 
 
-def test_a_full_disk_where_blobs_are_is_one_sentence_too(whole, tmp_path, monkeypatch, capsys):
+def test_a_full_disk_where_blobs_are_is_one_sentence_too(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     write_config()
     kept = iter(range(12))
 
-    def adopt(self, file, sha256):
+    adopt_blob = BlobStore._adopt
+
+    def adopt(self: BlobStore, file: Path, sha256: str) -> Path:
         if next(kept, None) is None:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return BlobStore.adopt(self, file, sha256)
+        return adopt_blob(self, file, sha256)
 
     with monkeypatch.context() as patch:
-        patch.setattr(BlobStore, "adopt", BlobStore._adopt, raising=False)
         patch.setattr(BlobStore, "_adopt", adopt)
         assert main(["simulate", "run.toml"]) == 1
     last = capsys.readouterr().err.splitlines()[-1]
@@ -157,7 +169,7 @@ def test_a_full_disk_where_blobs_are_is_one_sentence_too(whole, tmp_path, monkey
     assert (tmp_path / "runs/run.simulated/model.onnx").read_bytes() == (whole / "model.onnx").read_bytes()
 
 
-def test_a_damaged_store_of_an_edge_is_one_sentence(tmp_path):
+def test_a_damaged_store_of_an_edge_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "edge").mkdir()
     (tmp_path / "edge/edge.sqlite").write_bytes(b"x" * 5000)
     edge = RunningEdge(MemoryBroker(), "edge", tmp_path)

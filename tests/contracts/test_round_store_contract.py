@@ -1,6 +1,8 @@
 """What every round store must keep, tried on the memory twin and on SQLite."""
 
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from msgspec import structs
@@ -15,6 +17,7 @@ from fedwright.server_runtime.rounds.store.base import (
     Position,
     Remnant,
     Reply,
+    RoundStore,
     RunRecord,
     evaluation_after,
 )
@@ -28,7 +31,7 @@ RECIPE = Recipe(batch=8, learning_rate=0.1, seed=3)
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def store(request, tmp_path):
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RoundStore]:
     made = MemoryRoundStore() if request.param == "memory" else SqliteRoundStore(tmp_path / "rounds.sqlite")
     yield made
     made.close()
@@ -47,7 +50,7 @@ def update(task: str) -> Update:
     )
 
 
-def test_a_run_is_recorded_once(store):
+def test_a_run_is_recorded_once(store: RoundStore) -> None:
     record = RunRecord("first", "[run]\n", SPEC)
     assert store.run() is None
     store.save_run(record)
@@ -57,7 +60,7 @@ def test_a_run_is_recorded_once(store):
         store.save_run(RunRecord("second", "", SPEC))
 
 
-def test_more_of_a_run_can_be_recorded_but_no_other_run(store):
+def test_more_of_a_run_can_be_recorded_but_no_other_run(store: RoundStore) -> None:
     born = RunRecord("first", "[run]\n", None, identity="abc", kind="served", rounds=2)
     with pytest.raises(RoundError, match="holds no run"):
         store.update_run(born)
@@ -69,7 +72,7 @@ def test_more_of_a_run_can_be_recorded_but_no_other_run(store):
         store.update_run(replace(born, identity="another"))
 
 
-def test_a_plan_comes_back_as_it_was_saved_and_cannot_be_replaced(store):
+def test_a_plan_comes_back_as_it_was_saved_and_cannot_be_replaced(store: RoundStore) -> None:
     plan = [planned("b", "t2"), planned("a", "t1")]
     store.save_plan(Position(1, 0), plan)
 
@@ -79,7 +82,7 @@ def test_a_plan_comes_back_as_it_was_saved_and_cannot_be_replaced(store):
         store.save_plan(Position(1, 0), [])
 
 
-def test_notes_are_kept_with_the_plan(store):
+def test_notes_are_kept_with_the_plan(store: RoundStore) -> None:
     store.save_plan(Position(1, 0), [planned("a", "t1")], notes=b"widths")
     store.save_plan(Position(1, 1), [])
 
@@ -88,12 +91,12 @@ def test_notes_are_kept_with_the_plan(store):
     assert store.notes(Position(7, 0)) == b""
 
 
-def test_an_empty_plan_is_a_plan(store):
+def test_an_empty_plan_is_a_plan(store: RoundStore) -> None:
     store.save_plan(Position(1, 0), [])
     assert store.plan(Position(1, 0)) == []
 
 
-def test_tasks_can_be_added_at_the_end_of_a_plan(store):
+def test_tasks_can_be_added_at_the_end_of_a_plan(store: RoundStore) -> None:
     plan = [planned("b", "t2"), planned("a", "t1")]
     more = [planned("b", "t4"), planned("a", "t3")]
     store.save_plan(Position(1, 0), plan, notes=b"widths")
@@ -104,7 +107,7 @@ def test_tasks_can_be_added_at_the_end_of_a_plan(store):
     assert store.is_open("t3")
 
 
-def test_the_first_reply_of_a_task_stands(store):
+def test_the_first_reply_of_a_task_stands(store: RoundStore) -> None:
     store.save_plan(Position(1, 0), [planned("a", "t1")])
     first = Reply("t1", "update", update=update("t1"))
 
@@ -115,7 +118,7 @@ def test_the_first_reply_of_a_task_stands(store):
     assert store.reply("t2") is None
 
 
-def test_replies_belong_to_their_stage(store):
+def test_replies_belong_to_their_stage(store: RoundStore) -> None:
     store.save_plan(Position(1, 0), [planned("a", "t1")])
     store.save_plan(Position(1, 1), [planned("a", "t2")])
     store.save_reply(Reply("t2", "late", detail="slow"))
@@ -124,7 +127,7 @@ def test_replies_belong_to_their_stage(store):
     assert store.replies(Position(1, 1)) == {"t2": Reply("t2", "late", detail="slow")}
 
 
-def test_a_task_is_open_from_its_plan_to_its_reply(store):
+def test_a_task_is_open_from_its_plan_to_its_reply(store: RoundStore) -> None:
     assert not store.is_open("t1")
     store.save_plan(Position(1, 0), [planned("a", "t1")])
     assert store.is_open("t1")
@@ -132,7 +135,9 @@ def test_a_task_is_open_from_its_plan_to_its_reply(store):
     assert not store.is_open("t1")
 
 
-def test_pending_are_open_tasks_and_updates_that_are_in_no_closed_stage(store):
+def test_pending_are_open_tasks_and_updates_that_are_in_no_closed_stage(
+    store: RoundStore,
+) -> None:
     store.save_plan(Position(1, 0), [planned("a", "t1"), planned("b", "t2"), planned("c", "t3")])
     store.save_plan(Position(1, 1), [planned("d", "t4")])
     for task in ("t3", "t1"):
@@ -148,14 +153,14 @@ def test_pending_are_open_tasks_and_updates_that_are_in_no_closed_stage(store):
     assert [p.task.task for p, _ in store.pending()] == ["t2", "t1"]
 
 
-def test_closed_stages_come_back_in_order(store):
+def test_closed_stages_come_back_in_order(store: RoundStore) -> None:
     stages = [Closed(Position(1, 0), "aa", {}), Closed(Position(1, 1), "bb", {"loss": 0.5}, absorbed=("t1", "t2"))]
     for closed in stages:
         store.close_stage(closed)
     assert store.closed() == stages
 
 
-def test_sqlite_keeps_everything_over_a_restart(tmp_path):
+def test_sqlite_keeps_everything_over_a_restart(tmp_path: Path) -> None:
     first = SqliteRoundStore(tmp_path / "rounds.sqlite")
     first.save_run(RunRecord("run", "text", SPEC))
     first.save_plan(Position(1, 0), [planned("a", "t1")])
@@ -172,7 +177,7 @@ def test_sqlite_keeps_everything_over_a_restart(tmp_path):
     second.close()
 
 
-def test_a_smaller_task_joins_the_plan_together_with_the_refusal(store):
+def test_a_smaller_task_joins_the_plan_together_with_the_refusal(store: RoundStore) -> None:
     store.save_plan(Position(1, 0), [planned("a", "t1"), planned("b", "t2")])
 
     assert store.save_reply(Reply("t1", "refused", detail="no"), retry=planned("a", "t3")) is True
@@ -183,7 +188,7 @@ def test_a_smaller_task_joins_the_plan_together_with_the_refusal(store):
     assert store.replies(Position(1, 0)).keys() == {"t1", "t3"}
 
 
-def test_replies_of_a_pool_are_kept_all_or_none(store):
+def test_replies_of_a_pool_are_kept_all_or_none(store: RoundStore) -> None:
     store.save_plan(Position(1, 0), [planned("a", "t1"), planned("b", "t2"), planned("c", "t3")])
     store.save_reply(Reply("t3", "refused", detail="no"))
 
@@ -199,7 +204,7 @@ def test_replies_of_a_pool_are_kept_all_or_none(store):
     assert not store.is_open("t1")
 
 
-def test_an_update_is_kept_without_the_bytes_that_are_a_blob(store):
+def test_an_update_is_kept_without_the_bytes_that_are_a_blob(store: RoundStore) -> None:
     store.save_plan(Position(1, 0), [planned("a", "t1"), planned("b", "t2")])
     inline = make_ref(b"delta")
     store.save_reply(Reply("t1", "update", update=structs.replace(update("t1"), tensors=inline)))
@@ -211,7 +216,7 @@ def test_an_update_is_kept_without_the_bytes_that_are_a_blob(store):
     ] * 2
 
 
-def fill(store) -> None:
+def fill(store: RoundStore) -> None:
     """Two rounds: an update, a refusal and an open task in each, and a measurement after the first."""
     for number in (1, 2):
         names = [f"{device}{number}" for device in "abc"]
@@ -223,7 +228,7 @@ def fill(store) -> None:
     store.save_reply(Reply("measured", "update", update=update("measured")))
 
 
-def test_ended_are_tasks_that_no_round_to_come_needs(store):
+def test_ended_are_tasks_that_no_round_to_come_needs(store: RoundStore) -> None:
     fill(store)
     store.save_plan(Position(3, 0), [planned("a", "a3")])
     store.save_reply(Reply("a3", "update", update=update("a3")))
@@ -240,7 +245,7 @@ def test_ended_are_tasks_that_no_round_to_come_needs(store):
     assert [one.planned.task.task for one in store.ended(before=2)] == ["a1", "b1", "measured", "lost"]
 
 
-def test_what_is_forgotten_is_gone_but_for_what_stays_of_each_device(store):
+def test_what_is_forgotten_is_gone_but_for_what_stays_of_each_device(store: RoundStore) -> None:
     fill(store)
     remnant = Remnant(DeviceRecord("a", rounds=1, answers=1), 1, Reply("a1", "update"))
     store.forget(["a1", "b1", "measured", "lost"], {"a": remnant})

@@ -1,10 +1,16 @@
 """Every trainer keeps to its interface, and all do the same; the classic one, in its own environment, in tests/e2e."""
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from fedwright.device_runtime.data.local import LocalData
 from fedwright.device_runtime.train import loop
+from fedwright.device_runtime.train.base import Trainer
 from fedwright.device_runtime.train.check import check_artifact
 from fedwright.device_runtime.train.portable import PortableTrainer
 from fedwright.device_runtime.train.torch import TorchTrainer, proximal
@@ -21,14 +27,14 @@ CASES = {
 }
 
 
-def data_for(spec, n=20):
+def data_for(spec: ModelSpec, n: int = 20) -> LocalData:
     rng = np.random.default_rng(5)
     x, y = rng.normal(size=(n, *spec.input_shape)).astype(np.float32), np.arange(n) % spec.classes
     return LocalData(x, y, x[:6], y[:6], spec.classes, (n // spec.classes,) * spec.classes, spec.input_shape)
 
 
-@pytest.fixture(scope="module", params=CASES.values(), ids=CASES)
-def case(request, tmp_path_factory):
+@pytest.fixture(scope="module", params=CASES.values(), ids=list(CASES))
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelSpec, Optimizer, Path]:
     """A structure with its weights and a batch in a folder."""
     spec, optimizer = request.param
     folder = tmp_path_factory.mktemp("trainer")
@@ -41,7 +47,7 @@ def case(request, tmp_path_factory):
     return spec, optimizer, folder
 
 
-def make_trainer(case, backend):
+def make_trainer(case: tuple[ModelSpec, Optimizer, Path], backend: str) -> Trainer:
     spec, optimizer, folder = case
     makers = {
         "portable": lambda: trainer_contract.make_trainer(folder, "portable"),
@@ -52,17 +58,23 @@ def make_trainer(case, backend):
 
 @pytest.mark.parametrize("backend", ["portable", "torch"])
 @pytest.mark.parametrize("check", trainer_contract.CHECKS, ids=lambda check: check.__name__)
-def test_contract(check, backend, case):
+def test_contract(check: Callable[..., Any], backend: str, case: tuple[ModelSpec, Optimizer, Path]) -> None:
     check(trainer_contract.Subject(case[2], backend, trainer=make_trainer(case, backend)))
 
 
-def change(trainer, start):
+def change(trainer: Trainer, start: dict[str, NDArray[Any]]) -> NDArray[Any]:
     """All that training changed, as one vector."""
     now = trainer.weights()
     return np.concatenate([(now[name] - start[name]).ravel() for name in sorted(start)])
 
 
-def assert_same_update(first, second, start, *, ratio):
+def assert_same_update(
+    first: Trainer,
+    second: Trainer,
+    start: dict[str, NDArray[Any]],
+    *,
+    ratio: float,
+) -> None:
     one, two = change(first, start), change(second, start)
     assert np.linalg.norm(one) > 1e-3
     assert np.linalg.norm(one - two) <= ratio * np.linalg.norm(one)
@@ -71,7 +83,7 @@ def assert_same_update(first, second, start, *, ratio):
 RECIPE = Recipe(batch=8, learning_rate=0.01, seed=3, epochs=2)
 
 
-def test_the_same_task_gives_the_same_update(case):
+def test_the_same_task_gives_the_same_update(case: tuple[ModelSpec, Optimizer, Path]) -> None:
     data, start = data_for(case[0]), trainer_contract.Subject(case[2], "portable").weights
     portable, torch = make_trainer(case, "portable"), make_trainer(case, "torch")
     results = []
@@ -83,11 +95,13 @@ def test_the_same_task_gives_the_same_update(case):
     assert_same_update(portable, torch, start, ratio=1e-3)
     logits = [trainer.predict({"x": data.x})[0] for trainer in (portable, torch)]
     embeddings = [trainer.predict({"x": data.x})[1] for trainer in (portable, torch)]
-    assert np.allclose(*logits, atol=1e-3)
-    assert np.allclose(*embeddings, atol=1e-3)
+    first, second = logits
+    assert np.allclose(first, second, atol=1e-3)
+    first, second = embeddings
+    assert np.allclose(first, second, atol=1e-3)
 
 
-def test_a_snapshot_of_one_backend_continues_on_the_other(case):
+def test_a_snapshot_of_one_backend_continues_on_the_other(case: tuple[ModelSpec, Optimizer, Path]) -> None:
     data, start = data_for(case[0]), trainer_contract.Subject(case[2], "portable").weights
     first, second = make_trainer(case, "torch"), make_trainer(case, "portable")
     first.load(start)
@@ -101,7 +115,7 @@ def test_a_snapshot_of_one_backend_continues_on_the_other(case):
     assert_same_update(first, second, start, ratio=1e-3)
 
 
-def test_a_proximal_term_pulls_alike_on_both():
+def test_a_proximal_term_pulls_alike_on_both() -> None:
     spec, optimizer = CASES["mlp, momentum"]
     module = zoo.create(spec, seed=1)
     start = initial_weights(module)
@@ -118,7 +132,7 @@ def test_a_proximal_term_pulls_alike_on_both():
     assert np.linalg.norm(change(torch, start) - change(plain, start)) > 1e-2
 
 
-def test_a_frozen_base_is_supplied_from_memory_and_only_the_head_moves():
+def test_a_frozen_base_is_supplied_from_memory_and_only_the_head_moves() -> None:
     spec, optimizer = CASES["resnet8 with running statistics"]
     module = zoo.create(spec, seed=1)
     artifact = build(Structure(spec, optimizer=optimizer, trainable=("head",)), module)
@@ -136,4 +150,5 @@ def test_a_frozen_base_is_supplied_from_memory_and_only_the_head_moves():
     assert set(start) == {"head.weight", "head.bias"}
     assert_same_update(portable, torch, start, ratio=1e-3)
     logits = [trainer.predict({"x": data_for(spec).x})[0] for trainer in (portable, torch)]
-    assert np.allclose(*logits, atol=1e-4)
+    first, second = logits
+    assert np.allclose(first, second, atol=1e-4)

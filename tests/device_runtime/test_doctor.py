@@ -5,30 +5,32 @@ import subprocess
 import types
 from dataclasses import replace
 from importlib import metadata
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedwright.device_runtime import doctor, facts
 from fedwright.device_runtime.config import AgentConfig
+from fedwright.device_runtime.doctor import Finding
 
 
 @pytest.fixture
-def healthy(tmp_path, monkeypatch):
+def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentConfig:
     """A config whose data is fine, on a machine whose runtime import is not really run."""
     np.savez(tmp_path / "d.npz", x=np.zeros((10, 3)), y=np.arange(10) % 2)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: types.SimpleNamespace(returncode=0, stderr=""))
     return AgentConfig(broker="", device="pi", data=str(tmp_path / "d.npz"), state=tmp_path / "state")
 
 
-def find(findings, word):
+def find(findings: list[Finding], word: str) -> Finding:
     return next(finding for finding in findings if word in finding.what)
 
 
-def versions(monkeypatch, changes):
+def versions(monkeypatch: pytest.MonkeyPatch, changes: dict[str, str | None]) -> None:
     real = metadata.version
 
-    def version(name):
+    def version(name: str) -> str:
         found = changes[name] if name in changes else real(name)
         if found is None:
             raise metadata.PackageNotFoundError(name)
@@ -37,7 +39,7 @@ def versions(monkeypatch, changes):
     monkeypatch.setattr(metadata, "version", version)
 
 
-def test_a_healthy_device(healthy):
+def test_a_healthy_device(healthy: AgentConfig) -> None:
     findings = doctor.diagnose(healthy)
     assert all(finding.level != "fail" for finding in findings)
     assert find(findings, "8 samples of 3, 2 held out, 2 classes").level == "ok"
@@ -56,7 +58,14 @@ def test_a_healthy_device(healthy):
         pytest.param({"onnxruntime-gpu": "1.22.0"}, "x86_64", "overwrite each other", "warn", id="two runtimes"),
     ],
 )
-def test_packages(healthy, monkeypatch, changes, machine, word, level):
+def test_packages(
+    healthy: AgentConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, str | None],
+    machine: str,
+    word: str,
+    level: str,
+) -> None:
     versions(monkeypatch, changes)
     monkeypatch.setattr("platform.machine", lambda: machine)
     found = find(doctor.diagnose(healthy), word)
@@ -64,13 +73,13 @@ def test_packages(healthy, monkeypatch, changes, machine, word, level):
     assert found.remedy or level == "ok"
 
 
-def test_a_runtime_that_dies_is_named_with_its_signal(healthy, monkeypatch):
+def test_a_runtime_that_dies_is_named_with_its_signal(healthy: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     dead = types.SimpleNamespace(returncode=-signal.SIGILL, stderr="")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: dead)
     assert find(doctor.diagnose(healthy), "SIGILL").level == "fail"
 
 
-def test_a_runtime_that_cannot_be_imported_says_why(healthy, monkeypatch):
+def test_a_runtime_that_cannot_be_imported_says_why(healthy: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = types.SimpleNamespace(returncode=1, stderr="Traceback\nImportError: libfoo.so")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: broken)
     assert find(doctor.diagnose(healthy), "libfoo.so").level == "fail"
@@ -79,7 +88,7 @@ def test_a_runtime_that_cannot_be_imported_says_why(healthy, monkeypatch):
 @pytest.mark.parametrize(
     ("free", "level"), [(50e6, "fail"), (200e6, "warn"), (1e9, "ok")], ids=["none", "little", "enough"]
 )
-def test_memory(healthy, monkeypatch, free, level):
+def test_memory(healthy: AgentConfig, monkeypatch: pytest.MonkeyPatch, free: float, level: str) -> None:
     monkeypatch.setattr(facts, "free_bytes", lambda _: int(free))
     assert find(doctor.diagnose(healthy), "memory").level == level
 
@@ -87,17 +96,17 @@ def test_memory(healthy, monkeypatch, free, level):
 @pytest.mark.parametrize(
     ("free", "level"), [(10e6, "fail"), (100e6, "warn"), (10e9, "ok")], ids=["none", "little", "enough"]
 )
-def test_disk(healthy, monkeypatch, free, level):
+def test_disk(healthy: AgentConfig, monkeypatch: pytest.MonkeyPatch, free: float, level: str) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: types.SimpleNamespace(free=free))
     assert find(doctor.diagnose(healthy), "state folder").level == level
 
 
-def test_a_state_folder_that_cannot_be_written(healthy, monkeypatch):
+def test_a_state_folder_that_cannot_be_written(healthy: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.access", lambda *_: False)
     assert find(doctor.diagnose(healthy), "not writable").level == "fail"
 
 
-def test_sensors_are_told_when_they_matter(healthy, monkeypatch):
+def test_sensors_are_told_when_they_matter(healthy: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     ill = facts.Health(
         temperature_c=85.0, throttled=("under-voltage",), battery_ratio=0.1, on_battery=True, power_mode="MAXN"
     )
@@ -111,14 +120,14 @@ def test_sensors_are_told_when_they_matter(healthy, monkeypatch):
     ]
 
 
-def test_broker_and_data_that_are_not_there(tmp_path):
+def test_broker_and_data_that_are_not_there(tmp_path: Path) -> None:
     config = AgentConfig(broker="mqtt://127.0.0.1:1", device="pi", data=str(tmp_path / "no.npz"), state=tmp_path)
     findings = doctor.diagnose(config)
     assert find(findings, "broker mqtt://127.0.0.1:1").level == "fail"
     assert find(findings, "does not exist").level == "fail"
 
 
-def test_a_provider_that_the_runtime_lacks_is_found(healthy, monkeypatch):
+def test_a_provider_that_the_runtime_lacks_is_found(healthy: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CPUExecutionProvider"])
     lacking = find(doctor.diagnose(replace(healthy, provider="cuda")), "CUDAExecutionProvider")
     assert (lacking.level, lacking.remedy) == ("fail", "give another --provider")

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from fedwright.device_runtime import energy
 from fedwright.device_runtime.energy import EnergyMeter
 
 
@@ -45,7 +44,7 @@ def test_a_jetson_tells_the_power_of_its_supply(tmp_path: Path, monkeypatch: pyt
         write(folder / f"in{number}_input", 5_000)
         write(folder / f"curr{number}_input", milliamperes)
     clock = iter([100.0, 104.0])
-    monkeypatch.setattr(energy.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
     meter = EnergyMeter(tmp_path)
     write(folder / "curr2_input", 2_000)
 

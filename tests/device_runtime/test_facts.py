@@ -2,6 +2,7 @@
 
 import resource
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from fedwright.device_runtime import facts
 from fedwright.protocol.messages import Board
 
 
-def tree(root, files):
+def tree(root: Path, files: dict[str, str]) -> Path:
     """A file system in a folder."""
     for name, text in files.items():
         path = root / name
@@ -33,16 +34,16 @@ MEMORY = {"proc/meminfo": "MemTotal:       4000000 kB\nMemFree: 1 kB\nMemAvailab
     ],
     ids=["device tree", "dmi", "cpuinfo"],
 )
-def test_board_model(tmp_path, files, model):
+def test_board_model(tmp_path: Path, files: dict[str, str], model: str) -> None:
     assert facts.board_model(tree(tmp_path, files)) == model
 
 
-def test_an_empty_machine_still_has_a_name(tmp_path):
+def test_an_empty_machine_still_has_a_name(tmp_path: Path) -> None:
     assert facts.board_model(tmp_path)
     assert facts.health(tmp_path) == facts.Health()
 
 
-def test_sensors_of_a_raspberry_pi(tmp_path):
+def test_sensors_of_a_raspberry_pi(tmp_path: Path) -> None:
     tree(
         tmp_path,
         {
@@ -64,7 +65,7 @@ def test_sensors_of_a_raspberry_pi(tmp_path):
 CPU = "sys/devices/system/cpu"
 
 
-def test_clocks_are_those_of_the_fastest_core(tmp_path):
+def test_clocks_are_those_of_the_fastest_core(tmp_path: Path) -> None:
     tree(
         tmp_path,
         {
@@ -83,25 +84,27 @@ def test_clocks_are_those_of_the_fastest_core(tmp_path):
     assert facts.board(root=tmp_path).clock_hz == 2_400_000_000
 
 
-def test_a_machine_that_does_not_scale_its_clock_tells_what_it_has(tmp_path):
+def test_a_machine_that_does_not_scale_its_clock_tells_what_it_has(tmp_path: Path) -> None:
     tree(tmp_path, {"proc/cpuinfo": "processor: 0\ncpu MHz\t\t: 2793.436\n"})
 
     assert facts.clocks(tmp_path) == facts.Clocks(2.793436e9)
 
 
-def test_a_jetson_without_its_statistics_service_has_no_power_mode(tmp_path, monkeypatch):
+def test_a_jetson_without_its_statistics_service_has_no_power_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "jtop", None)
     tree(tmp_path, {"proc/device-tree/model": "NVIDIA Jetson Nano Developer Kit\0"})
     assert facts.health(tmp_path).power_mode is None
 
 
-def test_memory_without_limits(tmp_path):
+def test_memory_without_limits(tmp_path: Path) -> None:
     tree(tmp_path, MEMORY)
     assert facts.ram_bytes(tmp_path) == 4_000_000 * 1024
     assert facts.free_bytes(tmp_path) == 3_000_000 * 1024
 
 
-def test_memory_under_a_control_group_of_version_2(tmp_path):
+def test_memory_under_a_control_group_of_version_2(tmp_path: Path) -> None:
     tree(
         tmp_path,
         {
@@ -118,7 +121,7 @@ def test_memory_under_a_control_group_of_version_2(tmp_path):
     assert facts.free_bytes(tmp_path) == 80_000_000
 
 
-def test_memory_under_a_control_group_of_version_1_in_a_container(tmp_path):
+def test_memory_under_a_control_group_of_version_1_in_a_container(tmp_path: Path) -> None:
     tree(
         tmp_path,
         {
@@ -132,7 +135,7 @@ def test_memory_under_a_control_group_of_version_1_in_a_container(tmp_path):
     assert facts.free_bytes(tmp_path) == 0
 
 
-def test_a_data_limit_counts(tmp_path, monkeypatch):
+def test_a_data_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree(tmp_path, {**MEMORY, "proc/self/status": "VmData:\t  100000 kB\nVmHWM:\t 7 kB\n"})
     limits = {resource.RLIMIT_DATA: (300_000 * 1024, -1), resource.RLIMIT_AS: (resource.RLIM_INFINITY, -1)}
     monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
@@ -142,7 +145,7 @@ def test_a_data_limit_counts(tmp_path, monkeypatch):
     assert facts.peak_rss_bytes(tmp_path) == 7 * 1024
 
 
-def test_this_machine():
+def test_this_machine() -> None:
     board = facts.board(threads=3, profile="pi-4")
     assert isinstance(board, Board)
     assert (board.threads, board.profile) == (3, "pi-4")
@@ -151,7 +154,7 @@ def test_this_machine():
     assert board.runtime.startswith("onnxruntime")
 
 
-def test_peak_memory_grows_with_what_is_touched():
+def test_peak_memory_grows_with_what_is_touched() -> None:
     before = facts.peak_rss_bytes()
     block = np.ones(before + 50_000_000, np.uint8)
     assert facts.peak_rss_bytes() >= block.nbytes

@@ -11,19 +11,19 @@ LIMITS = Limits(most_temperature_c=80.0, least_battery_ratio=0.3, most_load_rati
 class Board:
     """Says one state after another; time passes only while waiting."""
 
-    def __init__(self, *states):
+    def __init__(self, *states: BoardState) -> None:
         self.states = list(states)
         self.now_s = 0.0
-        self.waits = []
+        self.waits: list[float] = []
 
-    def look(self):
+    def look(self) -> BoardState:
         return self.states.pop(0) if len(self.states) > 1 else self.states[0]
 
-    def wait(self, seconds):
+    def wait(self, seconds: float) -> None:
         self.waits.append(seconds)
         self.now_s += seconds
 
-    def guard(self, limits=LIMITS):
+    def guard(self, limits: Limits = LIMITS) -> Guard:
         return Guard(limits, self.look, clock=lambda: self.now_s, wait=self.wait)
 
 
@@ -35,7 +35,7 @@ class Board:
         pytest.param(BoardState(load_ratio=0.7), "others use 70%", id="busy"),
     ],
 )
-def test_what_is_over_a_limit_is_said(state, said):
+def test_what_is_over_a_limit_is_said(state: BoardState, said: str) -> None:
     assert said in Board(state).guard().problem(state)
 
 
@@ -47,11 +47,11 @@ def test_what_is_over_a_limit_is_said(state, said):
         pytest.param(BoardState(battery_ratio=0.1, on_battery=False), id="charging"),
     ],
 )
-def test_what_is_inside_the_limits_goes_on(state):
+def test_what_is_inside_the_limits_goes_on(state: BoardState) -> None:
     assert Board(state).guard().problem(state) is None
 
 
-def test_training_pauses_until_the_board_has_cooled_well_below_the_limit():
+def test_training_pauses_until_the_board_has_cooled_well_below_the_limit() -> None:
     board = Board(*(BoardState(temperature_c=value) for value in (85.0, 82.0, 78.0, 74.0)))
     guard = board.guard()
 
@@ -62,7 +62,7 @@ def test_training_pauses_until_the_board_has_cooled_well_below_the_limit():
     assert (guard.pauses, guard.paused_s) == (1, 3 * LOOK_S)
 
 
-def test_sensors_are_not_read_at_every_step():
+def test_sensors_are_not_read_at_every_step() -> None:
     board = Board(BoardState(temperature_c=20.0), BoardState(temperature_c=99.0))
     may_stop = board.guard().watching(lambda: False)
 
@@ -71,7 +71,7 @@ def test_sensors_are_not_read_at_every_step():
     assert board.waits == []
 
 
-def test_a_paused_device_still_stops_when_told_to():
+def test_a_paused_device_still_stops_when_told_to() -> None:
     board = Board(BoardState(temperature_c=99.0))
     answers = [False, False, True]
     may_stop = board.guard().watching(lambda: answers.pop(0) if len(answers) > 1 else answers[0])
@@ -79,12 +79,12 @@ def test_a_paused_device_still_stops_when_told_to():
     assert may_stop() is True
 
 
-def test_limits_that_make_no_sense_are_refused():
+def test_limits_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ConfigError, match="between 0 and 1"):
         Limits(least_battery_ratio=30.0)
     with pytest.raises(ConfigError, match="above 0"):
         Limits(most_load_ratio=0.0)
 
 
-def test_this_machine_has_a_load():
+def test_this_machine_has_a_load() -> None:
     assert board_state(1).load_ratio >= 0.0

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -53,7 +54,7 @@ print(json.dumps(facts.peak_rss_bytes() - before))
         pytest.param(ModelSpec("resnet8", (3, 32, 32), 10), 32, id="resnet8"),
     ],
 )
-def test_prediction_is_neither_short_nor_wasteful(tmp_path, spec, batch):
+def test_prediction_is_neither_short_nor_wasteful(tmp_path: Path, spec: ModelSpec, batch: int) -> None:
     artifact = build(Structure(spec, optimizer=Optimizer(momentum=0.9)), zoo.create(spec, seed=0))
     (tmp_path / "artifact").write_bytes(pack(artifact))
     words = [sys.executable, "-c", PROGRAM, str(tmp_path / "artifact"), str(batch)]

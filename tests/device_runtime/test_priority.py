@@ -1,6 +1,9 @@
 """An agent steps back behind the board's own programs, unless its owner says otherwise."""
 
 import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,13 +13,13 @@ from fedwright.device_runtime.config import AgentConfig
 
 
 @pytest.fixture
-def steps(tmp_path, monkeypatch):
+def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Runs an agent that does nothing, started with a priority; returns how far it steps back from there."""
     np.savez(tmp_path / "d.npz", x=np.zeros((20, 3), np.float32), y=np.arange(20) % 2)
-    monkeypatch.setattr(start, "_run", lambda config, holdings: None)
+    monkeypatch.setattr(start, "_run", lambda config, resources: None)
 
-    def run(started: int, **asked: int) -> int:
-        taken = []
+    def run(started: int, **asked: Any) -> int:
+        taken: list[int] = []
         monkeypatch.setattr(os, "nice", lambda step: taken.append(step) or started + sum(taken))
         data, state = f"npz:{tmp_path / 'd.npz'}", tmp_path / "state"
         start.run_agent(AgentConfig("mqtt://h:1", "pi", data, state=state, **asked))
@@ -25,7 +28,7 @@ def steps(tmp_path, monkeypatch):
     return run
 
 
-def test_by_default_an_agent_steps_back(steps):
+def test_by_default_an_agent_steps_back(steps: Callable[..., Any]) -> None:
     assert steps(0) == 5
 
 
@@ -34,5 +37,7 @@ def test_by_default_an_agent_steps_back(steps):
     [(0, 0, 0), (0, 12, 12), (5, 5, 0), (5, 7, 2), (10, 5, 0)],
     ids=["not at all", "far", "emulated", "emulated and further", "started further back"],
 )
-def test_it_goes_as_far_as_asked_and_never_forward(steps, started, asked, step):
+def test_it_goes_as_far_as_asked_and_never_forward(
+    steps: Callable[..., Any], started: int, asked: int, step: int
+) -> None:
     assert steps(started, nice=asked) == step

@@ -20,14 +20,14 @@ def make_home(*further: str) -> tuple[ServerChoice, Clock]:
     return ServerChoice(DeviceIdentity("pi", "one", "boot", None, further, 10.0), clock=clock), clock
 
 
-def test_a_device_of_one_server_stays():
+def test_a_device_of_one_server_stays() -> None:
     home, clock = make_home()
     clock.now_s = 1e6
 
     assert not home.is_silent(connected=True)
 
 
-def test_a_silent_edge_is_left_in_turn():
+def test_a_silent_edge_is_left_in_turn() -> None:
     home, clock = make_home("two", "three")
     visited = []
     for _ in range(4):
@@ -42,7 +42,7 @@ def test_a_silent_edge_is_left_in_turn():
     assert home.up == topics.up("two", "pi")
 
 
-def test_a_word_of_the_edge_is_enough_to_stay():
+def test_a_word_of_the_edge_is_enough_to_stay() -> None:
     home, clock = make_home("two")
     clock.now_s = 9.0
     home.open(topics.shared("one"), codec.encode(Here(), sender="server", boot="s"))
@@ -51,7 +51,7 @@ def test_a_word_of_the_edge_is_enough_to_stay():
     assert not home.is_silent(connected=True)
 
 
-def test_a_broken_link_says_nothing_about_the_edge():
+def test_a_broken_link_says_nothing_about_the_edge() -> None:
     home, clock = make_home("two")
     clock.now_s = 100.0
 
@@ -59,7 +59,7 @@ def test_a_broken_link_says_nothing_about_the_edge():
     assert not home.is_silent(connected=True)
 
 
-def test_an_edge_that_was_left_is_not_listened_to():
+def test_an_edge_that_was_left_is_not_listened_to() -> None:
     home, _ = make_home("two")
     home.move()
     payload = codec.encode(Challenge(), sender="server", boot="s")
@@ -68,7 +68,7 @@ def test_an_edge_that_was_left_is_not_listened_to():
     assert home.open(topics.down("two", "pi"), payload) is not None
 
 
-def test_an_old_order_is_not_obeyed(monkeypatch):
+def test_an_old_order_is_not_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
     home, _ = make_home()
     topic = topics.down("one", "pi")
     order = Dismiss("boot", "misfit", "leave")

@@ -4,6 +4,7 @@ import os
 import pwd
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,11 +12,12 @@ from fedwright.cli.device import config_of
 from fedwright.cli.main import build_parser
 from fedwright.device_runtime import service
 from fedwright.device_runtime.config import AgentConfig
+from fedwright.protocol.address import Login
 from fedwright.protocol.errors import ConfigError, DeviceError
 
 
 @pytest.fixture(autouse=True)
-def installed_command(tmp_path, monkeypatch):
+def installed_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An environment with the `fedwright` command in it."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/fedwright").write_text("#!/bin/sh\n")
@@ -23,17 +25,17 @@ def installed_command(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.executable", str(tmp_path / "bin/python"))
 
 
-def config(tmp_path, **changes):
+def config(tmp_path: Path, **changes: Any) -> AgentConfig:
     fields = {"broker": "mqtts://host:8883", "device": "pi-07", "data": f"npz:{tmp_path}/my data.npz?classes=10"}
     return AgentConfig(**{**fields, "state": tmp_path / "state", **changes})
 
 
-def line(text, key):
+def line(text: str, key: str) -> str:
     return next(row.partition("=")[2] for row in text.splitlines() if row.startswith(key + "="))
 
 
 @pytest.mark.parametrize("nice", [0, 5, 19])
-def test_the_command_line_gives_the_same_config_again(tmp_path, nice):
+def test_the_command_line_gives_the_same_config_again(tmp_path: Path, nice: int) -> None:
     wanted = config(
         tmp_path,
         fleet="north",
@@ -58,7 +60,7 @@ def test_the_command_line_gives_the_same_config_again(tmp_path, nice):
     assert config_of(args) == wanted
 
 
-def test_relative_paths_become_absolute(tmp_path, monkeypatch):
+def test_relative_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     unit = service.make_unit(config(tmp_path, data="d.npz", state=Path("s"), bundle=Path("bundle")), system=False)
     command = line(unit.text, "ExecStart")
@@ -67,7 +69,7 @@ def test_relative_paths_become_absolute(tmp_path, monkeypatch):
     assert f"--bundle {tmp_path}/bundle" in command
 
 
-def test_a_system_unit_is_shut_in_and_comes_back(tmp_path):
+def test_a_system_unit_is_shut_in_and_comes_back(tmp_path: Path) -> None:
     me = pwd.getpwuid(os.getuid()).pw_name
     unit = service.make_unit(config(tmp_path), system=True, user=me)
     assert unit.path == Path("/etc/systemd/system/fedwright-default-pi-07.service")
@@ -78,7 +80,7 @@ def test_a_system_unit_is_shut_in_and_comes_back(tmp_path):
     assert line(unit.text, "WantedBy") == "multi-user.target"
 
 
-def test_a_user_unit_goes_to_the_users_folder(tmp_path, monkeypatch):
+def test_a_user_unit_goes_to_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     unit = service.make_unit(config(tmp_path), system=False)
     service.install(unit)
@@ -88,7 +90,7 @@ def test_a_user_unit_goes_to_the_users_folder(tmp_path, monkeypatch):
     assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_python_source_keeps_its_search_path(tmp_path, monkeypatch):
+def test_a_python_source_keeps_its_search_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/srv/my code")
     assert (
         line(service.make_unit(config(tmp_path, data="python:mine:rows"), system=False).text, "Environment")
@@ -97,7 +99,9 @@ def test_a_python_source_keeps_its_search_path(tmp_path, monkeypatch):
     assert "Environment" not in service.make_unit(config(tmp_path), system=False).text
 
 
-def test_a_python_source_in_the_current_folder_is_found_by_the_service(tmp_path, monkeypatch):
+def test_a_python_source_in_the_current_folder_is_found_by_the_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").touch()
@@ -116,11 +120,11 @@ def test_a_python_source_in_the_current_folder_is_found_by_the_service(tmp_path,
     ("word", "written"),
     [("plain", "plain"), ("a b", '"a b"'), ("50%", "50%%"), ("$HOME", "$$HOME"), ('q"q', '"q\\"q"'), ("", '""')],
 )
-def test_words_are_quoted_for_systemd(word, written):
+def test_words_are_quoted_for_systemd(word: str, written: str) -> None:
     assert service.quoted(word) == written
 
 
-def test_mistakes(tmp_path, monkeypatch):
+def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="line break"):
         service.make_unit(config(tmp_path, profile="a\nExecStartPre=evil"), system=False)
     with pytest.raises(ConfigError, match="device id"):
@@ -133,3 +137,30 @@ def test_mistakes(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     with pytest.raises(ConfigError, match="no command"):
         service.make_unit(config(tmp_path), system=False)
+
+
+def test_a_password_goes_into_a_file_of_its_own(tmp_path: Path) -> None:
+    unit = service.make_unit(
+        config(tmp_path, login=Login("device", "secret")), system=False, unit_dir=tmp_path / "units"
+    )
+
+    service.install(unit)
+
+    [secret] = (tmp_path / "units").glob("*.env")
+    assert line(unit.text, "EnvironmentFile") == str(secret)
+    assert secret.read_text() == "FEDWRIGHT_BROKER_PASSWORD=secret\n"
+    assert secret.stat().st_mode & 0o777 == 0o600
+    assert "secret" not in unit.text + repr(unit)
+
+
+def test_a_password_file_is_read_where_it_lies(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.password"
+    file.write_text("secret\n")
+    wanted = config(tmp_path, login=Login("device", "secret"), password_file=file)
+
+    unit = service.make_unit(wanted, system=False, unit_dir=tmp_path / "units")
+    service.install(unit)
+
+    args = build_parser("device").parse_args(shlex.split(line(unit.text, "ExecStart"))[1:])
+    assert config_of(args) == wanted
+    assert list((tmp_path / "units").glob("*.env")) == []

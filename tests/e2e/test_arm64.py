@@ -3,9 +3,12 @@
 import json
 import signal
 import zipfile
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
 from fedwright.protocol import tensors
@@ -14,7 +17,7 @@ from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
 from fedwright.server_runtime.spec import ModelSpec, Optimizer, Structure
 from helpers import one_task
-from helpers.arm64_root import arm64_root
+from helpers.arm64_root import Arm64Root, arm64_root
 
 pytestmark = [pytest.mark.arm64, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -24,12 +27,12 @@ STEPS, SAMPLES, BATCH = 5, 32, 24
 
 
 @pytest.fixture(scope="module")
-def root(wheel):
+def root(wheel: Path) -> Arm64Root:
     return arm64_root(wheel)
 
 
 @pytest.fixture(scope="module")
-def package(wheel, tmp_path_factory):
+def package(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel's content, as a folder that Python can import from."""
     folder = tmp_path_factory.mktemp("package")
     with zipfile.ZipFile(wheel) as archive:
@@ -38,7 +41,7 @@ def package(wheel, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def task(tmp_path_factory):
+def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a few steps of a small CNN on real digits."""
     folder = tmp_path_factory.mktemp("task")
     spec = ModelSpec("cnn-small", (1, 8, 8), 10)
@@ -55,14 +58,23 @@ def task(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def native(task, tmp_path_factory):
+def native(
+    task: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, int | list[float]], dict[str, NDArray[Any]]]:
     """What the task comes to on this machine."""
     result = tmp_path_factory.mktemp("native") / "update"
     return one_task.do_task(task, "portable", result), tensors.load(result)
 
 
 @pytest.mark.parametrize("cpu", [PI_4, PI_5])
-def test_training_on_arm64_equals_x86(cpu, root, package, task, native, tmp_path):
+def test_training_on_arm64_equals_x86(
+    cpu: str,
+    root: Arm64Root,
+    package: Path,
+    task: Path,
+    native: tuple[dict[str, int | list[float]], dict[str, NDArray[Any]]],
+    tmp_path: Path,
+) -> None:
     result = tmp_path / "update"
 
     done = root.run_python(
@@ -81,7 +93,7 @@ def test_training_on_arm64_equals_x86(cpu, root, package, task, native, tmp_path
         np.testing.assert_allclose(value, update_here[name], atol=1e-4, err_msg=name)
 
 
-def test_control_a_runtime_with_newer_instructions_dies_on_a_raspberry_pi_4(root):
+def test_control_a_runtime_with_newer_instructions_dies_on_a_raspberry_pi_4(root: Arm64Root) -> None:
     program = ["-c", "import onnxruntime; print(onnxruntime.__version__)"]
 
     on_pi_4 = root.run_python(PI_4, program, path=[root.bad_site, root.site])
@@ -91,7 +103,7 @@ def test_control_a_runtime_with_newer_instructions_dies_on_a_raspberry_pi_4(root
     assert (on_pi_5.returncode, on_pi_5.stdout) == (0, "1.21.0\n")
 
 
-def test_the_root_is_arm64_and_has_no_server_packages(root):
+def test_the_root_is_arm64_and_has_no_server_packages(root: Arm64Root) -> None:
     program = (
         "import importlib.util, json, platform, sys; "
         "print(json.dumps([platform.machine(), [n for n in sys.argv[1:] if importlib.util.find_spec(n)]]))"

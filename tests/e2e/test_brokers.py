@@ -1,8 +1,12 @@
 """Whole rounds over both real brokers, MQTT 5 and 3.1.1, with the broker killed in the middle of a round."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from fedwright.protocol.link import connect
+from fedwright.protocol.link.base import Link
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.server_runtime.rounds import events
@@ -18,12 +22,12 @@ class Real:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
 
-    def link(self, client_id, *, will=None):
+    def link(self, client_id: str, *, will: Any = None) -> Link:
         return connect(self.broker.url, client_id=client_id, will=will)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory) -> bytes:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     folder = tmp_path_factory.mktemp("undisturbed")
     broker = MemoryBroker()
     with agents(broker, folder, *DEVICES):
@@ -31,11 +35,11 @@ def undisturbed(tmp_path_factory) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["mosquitto", "amqtt"])
-def test_a_run_outlives_its_broker_and_ends_with_the_same_bytes(kind, tmp_path, undisturbed):
+def test_a_run_outlives_its_broker_and_ends_with_the_same_bytes(kind: Any, tmp_path: Path, undisturbed: bytes) -> None:
     with Broker(kind=kind) as broker:
         real = Real(broker)
 
-        def kill_once(event):
+        def kill_once(event: Any) -> None:
             if isinstance(event, events.StagePlanned) and event.round == 2:
                 broker.kill()
                 broker.restart()

@@ -1,8 +1,10 @@
 """Devices that name their classes: whatever folders each has, the fleet learns one list of classes."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,9 +21,10 @@ from fedwright.protocol.errors import ConfigError, FedwrightError
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.server_runtime import run as runs
+from fedwright.server_runtime.config import RunConfig
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
-from fedwright.simulation.simulate import simulate
+from fedwright.simulation.simulate import Simulated, simulate
 from helpers.fleet import FLEET, WAIT_S, Running
 from helpers.image_folders import draw, write_folder
 from helpers.resume import final_state
@@ -48,7 +51,9 @@ name = "fedavg"
 
 @pytest.mark.broker
 @pytest.mark.slow
-def test_two_agents_with_other_classes_learn_one_model(tmp_path, monkeypatch, capsys):
+def test_two_agents_with_other_classes_learn_one_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`cat/ fox/` here and `dog/ fox/` there: both call their first class 0, and the fleet neither."""
     monkeypatch.chdir(tmp_path)
     write_folder(tmp_path / "a", {"cat": 30, "fox": 30}, seed=1)
@@ -84,7 +89,7 @@ def test_two_agents_with_other_classes_learn_one_model(tmp_path, monkeypatch, ca
 
 
 @pytest.fixture
-def fleet(tmp_path):
+def fleet(tmp_path: Path) -> Path:
     """The data of three devices, each with other classes, and the folder that holds it."""
     root = tmp_path / "fleet"
     write_folder(root / "pi-1", {"cat": 20, "fox": 10}, seed=1)
@@ -93,20 +98,22 @@ def fleet(tmp_path):
     return root
 
 
-def load_all(root: Path) -> dict:
+def load_all(root: Path) -> dict[str, Any]:
     return {
         path.name: data.load(str(path), holdout_ratio=AgentConfig.holdout_ratio, seed=SPLIT_SEED)
         for path in sorted(root.iterdir())
     }
 
 
-def make(folder: Path, root: Path, **sections):
+def make(folder: Path, root: Path, **sections: Any) -> tuple[RunConfig, str]:
     tables = {"model": {"model": "mlp"}, "train": {"batch": 8, "learning_rate": 0.2}, **sections}
     simulated = {"data": f"devices:{root}", "evaluate_every": 0, **tables.pop("simulate", {})}
     return make_config(folder, fleet={"devices": 3}, simulate=simulated, **tables)
 
 
-def run_both(tmp_path, config, text, root, agents=run_agents):
+def run_both(
+    tmp_path: Path, config: RunConfig, text: str, root: Path, agents: Callable[..., Any] = run_agents
+) -> Simulated:
     """The run over a broker in memory, then simulated."""
     broker = MemoryBroker()
     with agents(broker, tmp_path / "devices", load_all(root)):
@@ -135,7 +142,9 @@ def names_of(folder: Path) -> tuple[str, ...]:
     ],
     ids=lambda method: method["name"],
 )
-def test_a_named_fleet_ends_with_the_bytes_of_its_simulation(tmp_path, fleet, method):
+def test_a_named_fleet_ends_with_the_bytes_of_its_simulation(
+    tmp_path: Path, fleet: Path, method: dict[str, float | list[float] | str]
+) -> None:
     config, text = make(tmp_path / "real", fleet, method=method)
 
     simulated = run_both(tmp_path, config, text, fleet)
@@ -145,7 +154,7 @@ def test_a_named_fleet_ends_with_the_bytes_of_its_simulation(tmp_path, fleet, me
     assert simulated.evaluations[-1].devices[0].n == 6
 
 
-def test_the_order_of_names_does_not_change_what_is_learned(tmp_path, fleet):
+def test_the_order_of_names_does_not_change_what_is_learned(tmp_path: Path, fleet: Path) -> None:
     """With the classes listed backwards every device still learns its own."""
     found = []
     for number, classes in enumerate((None, ["fox", "dog", "cat", "ant", "gnu"])):
@@ -157,13 +166,15 @@ def test_the_order_of_names_does_not_change_what_is_learned(tmp_path, fleet):
     assert [device.accuracy for one in found for device in one.devices] == [1.0] * 6
 
 
-def test_a_class_that_the_run_does_not_know_is_named(tmp_path, fleet):
+def test_a_class_that_the_run_does_not_know_is_named(tmp_path: Path, fleet: Path) -> None:
     """A device that comes later with such a class is turned away with its name; the run goes on."""
     late = write_folder(tmp_path / "late", {"wolf": 8, "fox": 8})
     config, text = make(tmp_path / "real", fleet)
-    broker, newcomers, turned = MemoryBroker(), [], []
+    broker = MemoryBroker()
+    newcomers: list[Any] = []
+    turned: list[Any] = []
 
-    def observe(event):
+    def observe(event: Any) -> None:
         if isinstance(event, events.RoundClosed) and not newcomers:
             own = data.load(str(late), holdout_ratio=0.2, seed=0)
             newcomers.append(Running(broker, "pi-4", tmp_path / "devices", data=own, fleet=FLEET))
@@ -187,7 +198,9 @@ def numbered(root: Path) -> None:
     np.savez(root / "pi-4.npz", x=rows, y=np.repeat([2, 3], 10))
 
 
-def test_names_and_numbers_in_one_fleet_are_refused_unless_the_config_lists_the_classes(tmp_path, fleet):
+def test_names_and_numbers_in_one_fleet_are_refused_unless_the_config_lists_the_classes(
+    tmp_path: Path, fleet: Path
+) -> None:
     numbered(fleet)
     config, text = make(tmp_path / "a", fleet)
     with pytest.raises(ConfigError, match=r"device pi-4 are numbers but those of device pi-1 have names; list them"):
@@ -199,7 +212,7 @@ def test_names_and_numbers_in_one_fleet_are_refused_unless_the_config_lists_the_
     assert {device.device: device.accuracy for device in last.devices}["pi-4"] == 1.0
 
 
-def test_the_config_must_list_all_classes(tmp_path, fleet):
+def test_the_config_must_list_all_classes(tmp_path: Path, fleet: Path) -> None:
     config, text = make(tmp_path / "a", fleet, model={"model": "mlp", "classes": ["cat", "dog", "fox"]})
     with pytest.raises(FedwrightError, match=r"pi-3 was turned away: the class 'ant' is none of .*cat, dog, fox"):
         simulate(config, text)
@@ -213,7 +226,7 @@ HASA = {"name": "hasa", "budget": 0.6, "most": 1.0, "least": 0.4}
 LISTED = {"model": "mlp", "classes": ["fox", "ant", "dog", "cat"]}
 
 
-def test_hidden_counts_are_summed_in_the_order_of_the_run(tmp_path, fleet):
+def test_hidden_counts_are_summed_in_the_order_of_the_run(tmp_path: Path, fleet: Path) -> None:
     """The sum over devices with different names gives the widths and bytes that open counts give."""
     hidden, text = make(
         tmp_path / "real",
@@ -231,14 +244,14 @@ def test_hidden_counts_are_summed_in_the_order_of_the_run(tmp_path, fleet):
     assert len(set(widths.values())) > 1
 
 
-def test_hidden_names_need_a_list(tmp_path, fleet):
+def test_hidden_names_need_a_list(tmp_path: Path, fleet: Path) -> None:
     method = {**HASA, "secure_sum": True}
     config, text = make(tmp_path / "a", fleet, method=method, simulate={"hide_counts": True})
     with pytest.raises(ConfigError, match="device pi-1 keeps the names of its classes to itself; list them"):
         simulate(config, text)
 
 
-def test_names_pass_through_edges(tmp_path, fleet):
+def test_names_pass_through_edges(tmp_path: Path, fleet: Path) -> None:
     """An edge puts updates of devices with other classes together, whose labels are in the run's numbering."""
     config, text = make(tmp_path / "edged", fleet, run={"rounds": 15}, simulate={"edges": 2})
     last = simulate(config, text).evaluations[-1]
@@ -246,7 +259,7 @@ def test_names_pass_through_edges(tmp_path, fleet):
     assert [device.accuracy for device in last.devices] == [1.0] * 3
 
 
-def test_a_resumed_run_keeps_its_list(tmp_path, fleet):
+def test_a_resumed_run_keeps_its_list(tmp_path: Path, fleet: Path) -> None:
     """The list is made once: a class that nobody brings back stays, and a new one stays out."""
     config, text = make(tmp_path / "run", fleet)
     simulate(config, text)

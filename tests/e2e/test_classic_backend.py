@@ -4,10 +4,12 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from msgspec import structs
+from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
 from fedwright.device_runtime.train.classic import ClassicTrainer
@@ -32,17 +34,17 @@ STEPS = 20
 
 
 @pytest.fixture(scope="module")
-def python(wheel) -> Path:
+def python(wheel: Path) -> Path:
     return classic_python(wheel)
 
 
 @pytest.fixture(scope="module")
-def artifact(python) -> Artifact:
+def artifact(python: Path) -> Artifact:
     return build_classic(Structure(LENET), python=python)
 
 
 @pytest.fixture(scope="module")
-def share():
+def share() -> dict[str, NDArray[Any]]:
     digits = load_digits()
     return {"x": (digits.images[:200, None] / 16).astype(np.float32), "y": digits.target[:200].astype(np.int64)}
 
@@ -63,7 +65,14 @@ def in_environment(python: Path, *arguments: str) -> str:
         pytest.param(Optimizer("adam"), 0.002, 2e-4, id="adam"),
     ],
 )
-def test_same_task_same_update(optimizer, learning_rate, tolerance, python, share, tmp_path):
+def test_same_task_same_update(
+    optimizer: Optimizer,
+    learning_rate: float,
+    tolerance: float,
+    python: Path,
+    share: dict[str, NDArray[Any]],
+    tmp_path: Path,
+) -> None:
     structure = Structure(LENET, optimizer=optimizer)
     module = zoo.create(LENET, seed=1)
     recipe = Recipe(batch=16, learning_rate=learning_rate, seed=3, steps=STEPS)
@@ -92,7 +101,9 @@ def test_same_task_same_update(optimizer, learning_rate, tolerance, python, shar
 
 
 @pytest.mark.parametrize("model", ["lenet", "resnet8", "vit-tiny"])
-def test_portable_artifacts_run_on_the_oldest_runtime(model, python, share, tmp_path):
+def test_portable_artifacts_run_on_the_oldest_runtime(
+    model: str, python: Path, share: dict[str, NDArray[Any]], tmp_path: Path
+) -> None:
     spec = ModelSpec(model, (1, 8, 8), 10)
     module = zoo.create(spec, seed=1)
     built = build(Structure(spec, optimizer=Optimizer(momentum=0.9)), module)
@@ -106,7 +117,7 @@ def test_portable_artifacts_run_on_the_oldest_runtime(model, python, share, tmp_
     assert there["correct"] == here["correct"]
 
 
-def test_terms_of_the_objective_and_side_inputs(python, share, tmp_path):
+def test_terms_of_the_objective_and_side_inputs(python: Path, share: dict[str, NDArray[Any]], tmp_path: Path) -> None:
     structure = Structure(LENET, objective=Objective(proximal=0.1, masked_classes=True))
     module = zoo.create(LENET, seed=1)
     weights = initial_weights(module)
@@ -126,7 +137,7 @@ def test_terms_of_the_objective_and_side_inputs(python, share, tmp_path):
     assert there[-1] < there[0]
 
 
-def test_trainer_contract(python, share, tmp_path):
+def test_trainer_contract(python: Path, share: dict[str, NDArray[Any]], tmp_path: Path) -> None:
     adamw = Structure(LENET, optimizer=Optimizer("adamw"))
     weights = initial_weights(zoo.create(LENET, seed=1))
     built = {"classic": build_classic(adamw, python=python)}
@@ -138,13 +149,13 @@ def test_trainer_contract(python, share, tmp_path):
     assert json.loads(said) == [check.__name__ for check in trainer_contract.CHECKS]
 
 
-def test_the_environment_has_no_torch_and_no_stock_runtime(python):
+def test_the_environment_has_no_torch_and_no_stock_runtime(python: Path) -> None:
     program = "import importlib.util as u, onnxruntime; print(u.find_spec('torch'), onnxruntime.__version__)"
 
     assert in_environment(python, "-c", program) == "None 1.19.2\n"
 
 
-def test_a_stock_runtime_says_what_to_install(artifact):
+def test_a_stock_runtime_says_what_to_install(artifact: Artifact) -> None:
     with pytest.raises(DeviceError, match=r'pip install "fedwright\[classic\]"'):
         ClassicTrainer(artifact)
 
@@ -158,17 +169,17 @@ def test_a_stock_runtime_says_what_to_install(artifact):
         pytest.param(Structure(LENET, objective=Objective(element_masks=True)), "masks", id="masks"),
     ],
 )
-def test_what_classic_lacks_is_refused(structure, problem):
+def test_what_classic_lacks_is_refused(structure: Structure, problem: str) -> None:
     with pytest.raises(BuildError, match=f"uses {problem}.*use portable"):
         build_classic(structure, python=Path("unused"))
 
 
-def test_an_environment_without_the_generator(tmp_path):
+def test_an_environment_without_the_generator(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="environment with fedwright"):
         build_classic(Structure(LENET), python=tmp_path / "python")
 
 
-def test_equal_structures_give_equal_bytes(python, artifact):
+def test_equal_structures_give_equal_bytes(python: Path, artifact: Artifact) -> None:
     assert build_classic(Structure(LENET), python=python, module=zoo.create(LENET, seed=9)) == artifact
 
 
@@ -198,15 +209,15 @@ BAD = {
 
 
 @pytest.mark.parametrize(("message", "make"), BAD.items(), ids=BAD)
-def test_a_bad_artifact_is_refused(message, make, artifact):
+def test_a_bad_artifact_is_refused(message: str, make: Callable[..., Any], artifact: Artifact) -> None:
     with pytest.raises(BadArtifact, match=message):
         check_classic(make(artifact), batch=16, free_bytes=10**9)
 
 
-def test_a_good_artifact_passes_the_check(artifact):
+def test_a_good_artifact_passes_the_check(artifact: Artifact) -> None:
     check_classic(artifact, batch=16, free_bytes=10**9)
 
 
-def test_a_step_that_does_not_fit_is_refused(artifact):
+def test_a_step_that_does_not_fit_is_refused(artifact: Artifact) -> None:
     with pytest.raises(OverBudget):
         check_classic(artifact, batch=16, free_bytes=10**6)

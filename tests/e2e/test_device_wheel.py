@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +29,7 @@ FOLDERS = ["protocol", "device_runtime", "server_runtime", "simulation", "profil
 
 
 @pytest.fixture(scope="module")
-def device_python(wheel, tmp_path_factory) -> Path:
+def device_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment that has `fedwright[device]` and nothing else."""
     folder = tmp_path_factory.mktemp("device")
     python = make_environment(folder / "venv")
@@ -36,7 +38,7 @@ def device_python(wheel, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shares(tmp_path_factory) -> dict[str, Path]:
+def shares(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Each device's own part of a real data set."""
     folder = tmp_path_factory.mktemp("shares")
     digits = load_digits()
@@ -53,7 +55,7 @@ def bare_environment(home: Path) -> dict[str, str]:
     return {"PATH": os.environ["PATH"], "HOME": str(home), "LANG": "C.UTF-8"}
 
 
-def test_the_wheel_holds_every_file_of_the_package(wheel):
+def test_the_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if name.startswith("fedwright/")}
     tracked = run(["git", "-C", str(REPO), "ls-files", "fedwright", *FOLDERS]).splitlines()
@@ -64,7 +66,7 @@ def test_the_wheel_holds_every_file_of_the_package(wheel):
     assert len(linked) > 300
 
 
-def test_the_device_side_imports_from_the_wheel(device_python, tmp_path):
+def test_the_device_side_imports_from_the_wheel(device_python: Path, tmp_path: Path) -> None:
     names = [
         module.name
         for module in sources_of(REPO)
@@ -77,7 +79,7 @@ def test_the_device_side_imports_from_the_wheel(device_python, tmp_path):
     assert int(said) == len(names) > 15
 
 
-def test_nothing_heavy_is_importable(device_python):
+def test_nothing_heavy_is_importable(device_python: Path) -> None:
     program = (
         "import importlib.util, json, sys; print(json.dumps([n for n in sys.argv[1:] if importlib.util.find_spec(n)]))"
     )
@@ -87,7 +89,7 @@ def test_nothing_heavy_is_importable(device_python):
     assert found == ["onnxruntime", "fedwright"]
 
 
-def test_installed_size(device_python, record_testsuite_property):
+def test_installed_size(device_python: Path, record_testsuite_property: Callable[..., Any]) -> None:
     [site] = device_python.parents[1].glob("lib/python3*/site-packages")
     installed = [
         path
@@ -101,7 +103,7 @@ def test_installed_size(device_python, record_testsuite_property):
     assert size < MAX_INSTALLED_BYTES
 
 
-def test_doctor_is_content(device_python, shares, tmp_path):
+def test_doctor_is_content(device_python: Path, shares: dict[str, Path], tmp_path: Path) -> None:
     with Broker() as broker:
         said = run(
             [
@@ -118,7 +120,7 @@ def test_doctor_is_content(device_python, shares, tmp_path):
     assert any("240 samples" in finding["what"] for finding in findings)
 
 
-def test_doctor_names_what_is_wrong(device_python, tmp_path):
+def test_doctor_names_what_is_wrong(device_python: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [
             str(device_python.with_name("fedwright")),
@@ -135,7 +137,7 @@ def test_doctor_names_what_is_wrong(device_python, tmp_path):
     assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("FAIL")] == ["broker", "data:"]
 
 
-def test_a_server_command_says_what_to_install(device_python, tmp_path):
+def test_a_server_command_says_what_to_install(device_python: Path, tmp_path: Path) -> None:
     config = tmp_path / "run.toml"
     config.write_text('[method]\nname = "fedavg"\n')
 
@@ -153,7 +155,7 @@ def test_a_server_command_says_what_to_install(device_python, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_a_round_with_the_installed_agent(device_python, shares, tmp_path):
+def test_a_round_with_the_installed_agent(device_python: Path, shares: dict[str, Path], tmp_path: Path) -> None:
     config = {
         "run": {"name": "wheel", "rounds": 2, "folder": str(tmp_path / "runs")},
         "fleet": {"devices": len(DEVICES), "deadline_s": 120.0, "join_timeout_s": 60.0, "quorum_ratio": 1.0},

@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -56,7 +57,7 @@ fleet = "test"
 class Site:
     """A host, two edges and four boards; a process that was killed can be started again."""
 
-    def __init__(self, folder: Path, stack: ExitStack, *, rounds: int, edge: str = "", **sections) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, *, rounds: int, edge: str = "", **sections: Any) -> None:
         self.folder = folder
         self._stack = stack
         self.broker = stack.enter_context(Broker(kind="mosquitto"))
@@ -126,7 +127,7 @@ class Site:
         except subprocess.TimeoutExpired:
             return None
 
-    def closed(self):
+    def closed(self) -> list[Any]:
         """The rounds that are over."""
         path = self.folder / "run/rounds.sqlite"
         if not path.exists():
@@ -175,7 +176,7 @@ def state_of(folder: Path) -> dict[str, np.ndarray]:
 
 @pytest.mark.broker
 @pytest.mark.slow
-def test_killed_edges_and_a_killed_host_lose_nothing(tmp_path):
+def test_killed_edges_and_a_killed_host_lose_nothing(tmp_path: Path) -> None:
     require_tool("mosquitto")
     simulate(*make_config(tmp_path / "simulated", rounds=ROUNDS, simulate=SIMULATE))
     with ExitStack() as stack:
@@ -202,7 +203,7 @@ def test_killed_edges_and_a_killed_host_lose_nothing(tmp_path):
 
 @pytest.mark.broker
 @pytest.mark.slow
-def test_edges_that_show_each_other_their_clusters_may_be_killed(tmp_path):
+def test_edges_that_show_each_other_their_clusters_may_be_killed(tmp_path: Path) -> None:
     require_tool("mosquitto")
     ratios = {"sizes": [1.0, 0.5], "choose": "in_turn"}
     with ExitStack() as stack:
@@ -227,7 +228,7 @@ def test_edges_that_show_each_other_their_clusters_may_be_killed(tmp_path):
 
 @pytest.mark.broker
 @pytest.mark.slow
-def test_boards_choose_their_shrinkage_ratios_behind_two_edges(tmp_path):
+def test_boards_choose_their_shrinkage_ratios_behind_two_edges(tmp_path: Path) -> None:
     require_tool("mosquitto")
     rng = np.random.default_rng(4)
     np.savez(tmp_path / "public.npz", x=rng.random((40, 1, 8, 8), np.float32), y=np.arange(40) % 10)

@@ -1,5 +1,6 @@
 """FedConv on emulated boards that choose their ratios by their memory; the server dies twice and ends the same."""
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,11 @@ from fedwright.device_runtime.emulate.fleet import EmulatedFleet
 from fedwright.device_runtime.emulate.profiles import load_profile
 from fedwright.protocol.link import connect
 from fedwright.protocol.link.broker import Broker
+from fedwright.protocol.messages import Report
 from fedwright.server_runtime import run as runs
+from fedwright.server_runtime.config import RunConfig
 from fedwright.simulation import simulate as simulation
-from fedwright.simulation.dealing import deal
+from fedwright.simulation.dealing import Dealt, deal
 from helpers.resume import Killed, die_after, final_state
 from helpers.simulation import local_data, make_config, public_file
 
@@ -35,7 +38,7 @@ METHOD = {
 
 
 @contextmanager
-def boards(folder: Path, broker: str, config):
+def boards(folder: Path, broker: str, config: RunConfig) -> Iterator[EmulatedFleet]:
     """Real agents in processes with the memory and the speed of their boards."""
     data = local_data(deal(config.simulate, seed=config.run.seed))
     with EmulatedFleet(folder / "logs") as fleet:
@@ -57,7 +60,9 @@ def boards(folder: Path, broker: str, config):
 
 @pytest.mark.broker
 @pytest.mark.slow
-def test_boards_choose_their_ratios_and_a_killed_server_ends_the_same(tmp_path, monkeypatch):
+def test_boards_choose_their_ratios_and_a_killed_server_ends_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config, text = make_config(
         tmp_path / "mqtt",
         method=METHOD,
@@ -79,7 +84,7 @@ def test_boards_choose_their_ratios_and_a_killed_server_ends_the_same(tmp_path, 
 
     make = simulation.make_reports
 
-    def with_memory(run, dealt):
+    def with_memory(run: RunConfig, dealt: Dealt) -> dict[str, Report]:
         memory = {d: load_profile(board).memory_bytes for d, board in zip(dealt.shares, BOARDS, strict=True)}
         return {d: structs.replace(report, free_bytes=memory[d]) for d, report in make(run, dealt).items()}
 

@@ -1,9 +1,13 @@
 """FedProx with µ = 0 is FedAvg bit for bit over whole runs, in simulation and over a broker; µ > 0 is not."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from fedwright.protocol.link.broker import Broker
 from fedwright.server_runtime import run as runs
+from fedwright.server_runtime.config import RunConfig
 from fedwright.simulation.dealing import deal
 from fedwright.simulation.simulate import simulate
 from helpers.resume import Links, final_state
@@ -13,12 +17,12 @@ SMALL = {"rows": 160, "devices": 3, "evaluate_every": 0}
 TRAIN = {"epochs": 2, "optimizer": {"momentum": 0.9, "weight_decay": 0.001}}
 
 
-def configured(folder, **method):
+def configured(folder: Path, **method: Any) -> tuple[RunConfig, str]:
     return make_config(folder, rounds=3, method=method, train=TRAIN, fleet={"devices": 3}, simulate=SMALL)
 
 
 @pytest.mark.broker
-def test_without_its_term_it_is_fedavg(tmp_path):
+def test_without_its_term_it_is_fedavg(tmp_path: Path) -> None:
     simulate(*configured(tmp_path / "fedavg", name="fedavg"))
     simulate(*configured(tmp_path / "simulated", name="fedprox", mu=0.0))
     simulate(*configured(tmp_path / "near", name="fedprox", mu=0.1))
@@ -35,7 +39,7 @@ def test_without_its_term_it_is_fedavg(tmp_path):
     assert final_state(tmp_path / "near") != plain
 
 
-def test_a_round_says_what_it_cost(tmp_path):
+def test_a_round_says_what_it_cost(tmp_path: Path) -> None:
     """Down: the weights of every device. Up: as many numbers, packed. MACs: those of the model, whoever trains it."""
     config, text = configured(tmp_path, name="fedavg")
     found = simulate(config, text)

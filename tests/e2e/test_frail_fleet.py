@@ -1,9 +1,12 @@
 """A fleet of emulated devices one of which loses its power in the middle of the run: it comes back, the run ends."""
 
 import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fedwright.device_runtime.emulate.fleet import EmulatedFleet
 from fedwright.device_runtime.emulate.mishaps import Mishaps
 from fedwright.server_runtime.rounds import events
 from fedwright.simulation import demo
@@ -14,25 +17,27 @@ ROUNDS = 6
 
 @pytest.mark.broker
 @pytest.mark.slow
-def test_a_device_whose_plug_is_pulled_comes_back_and_the_run_ends(tmp_path, monkeypatch):
+def test_a_device_whose_plug_is_pulled_comes_back_and_the_run_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun, mishaps = threading.Event(), []
 
     class AfterTheFirstUpdate(Mishaps):
         """The same mishaps; the first comes when the run is under way, for half a second, and no other."""
 
-        def __init__(self, fleet, *, seed, speed=1.0):
+        def __init__(self, fleet: EmulatedFleet, *, seed: int, speed: float = 1.0) -> None:
             super().__init__(fleet, seed=seed, speed=speed)
             self.waits = iter([0.0, 0.5, 1e9])
             mishaps.append(self)
 
-        def _loop(self):
+        def _loop(self) -> None:
             begun.wait(120.0)
             super()._loop()
 
-        def _draw_s(self, mean_s):
+        def _draw_s(self, mean_s: float) -> float:
             return next(self.waits)
 
-    def observe(event):
+    def observe(event: Any) -> None:
         if isinstance(event, events.UpdateTaken):
             begun.set()
 

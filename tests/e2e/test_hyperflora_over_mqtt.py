@@ -2,6 +2,8 @@
 
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,10 +13,12 @@ from fedwright.device_runtime.agent import Agent
 from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.link.broker import Broker
-from fedwright.protocol.messages import Report
+from fedwright.protocol.messages import Report, Stats, Task
 from fedwright.server_runtime import run as runs
-from fedwright.server_runtime.rounds.store.base import evaluation_after
+from fedwright.server_runtime.config import RunConfig
+from fedwright.server_runtime.rounds.store.base import Position, evaluation_after
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
+from fedwright.server_runtime.run import RunOutcome
 from fedwright.simulation.dealing import deal
 from fedwright.simulation.simulate import simulate
 from helpers.fleet import Running
@@ -22,7 +26,7 @@ from helpers.resume import Killed, Links, die_after, final_state
 from helpers.simulation import local_data, make_config
 
 ROUNDS, ADAPTER, BASE = 3, 586, 21_546
-VARIANTS = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "pairs": {"exchanges": 2},
     "no pairs": {"pairs": False},
     "sequential": {"exchanges": 1, "sequential": True},
@@ -33,12 +37,12 @@ VARIANTS = {
 class Small(Agent):
     """A device that has next to no memory left."""
 
-    def _send(self, message, **how) -> None:
+    def _send(self, message: Any, **how: Any) -> None:
         less = structs.replace(message, free_bytes=1000) if isinstance(message, Report) else message
         super()._send(less, **how)
 
 
-def configured(folder, **method):
+def configured(folder: Path, **method: Any) -> tuple[RunConfig, str]:
     return make_config(
         folder,
         rounds=ROUNDS,
@@ -49,7 +53,7 @@ def configured(folder, **method):
     )
 
 
-def live(config, text, folder, *, kills=(), **changes):
+def live(config: RunConfig, text: str, folder: Path, *, kills: tuple[int, ...] = (), **changes: Any) -> RunOutcome:
     """A run over a broker whose last device declares itself a bystander; the server dies at these updates."""
     data = local_data(deal(config.simulate, seed=config.run.seed))
     with Broker() as broker, ExitStack() as stack:
@@ -68,7 +72,7 @@ def live(config, text, folder, *, kills=(), **changes):
     return outcome
 
 
-def planned_and_stats(folder):
+def planned_and_stats(folder: Path) -> list[tuple[str, Position, Task, Stats]]:
     """(device, stage, task, what the device measured) of the whole run, in order."""
     store = SqliteRoundStore(folder / "run/rounds.sqlite")
     try:
@@ -84,7 +88,7 @@ def planned_and_stats(folder):
 
 @pytest.mark.broker
 @pytest.mark.parametrize("variant", sorted(VARIANTS))
-def test_a_killed_server_goes_on_to_the_bytes_of_the_simulation(tmp_path, variant):
+def test_a_killed_server_goes_on_to_the_bytes_of_the_simulation(tmp_path: Path, variant: str) -> None:
     config, text = configured(tmp_path / "mqtt", **VARIANTS[variant])
     # within pre-training, then among the adapters of the second round, then on a pair's way where there are pairs
     outcome = live(config, text, tmp_path, kills=(2, 3, 2))
@@ -100,9 +104,9 @@ def test_a_killed_server_goes_on_to_the_bytes_of_the_simulation(tmp_path, varian
 
 
 @pytest.mark.broker
-def test_bystanders_only_ever_get_a_merged_model_and_the_base_travels_once(tmp_path):
+def test_bystanders_only_ever_get_a_merged_model_and_the_base_travels_once(tmp_path: Path) -> None:
     config, text = configured(tmp_path / "mqtt", exchanges=2)
-    outcome = live(config, text, tmp_path, **{"device-2": {"make_agent": Small}})
+    outcome = live(config, text, tmp_path, **cast(Any, {"device-2": {"make_agent": Small}}))
     seen = planned_and_stats(tmp_path / "mqtt")
 
     # one says that it does not train, the other has no memory for it: both get one task, to evaluate
@@ -115,24 +119,26 @@ def test_bystanders_only_ever_get_a_merged_model_and_the_base_travels_once(tmp_p
         assert not any("lora" in name for name in sent)
         assert outcome.devices[bystander].accuracy_after is not None
     # the second round brings the base and adapters, the third adapters alone
+    rounds = [one for one in seen if not one[1].is_evaluation]
     bytes_down = {
-        number: max(stats.bytes_down for device, at, _, stats in seen if device == "device-0" and at.round == number)
+        number: max(stats.bytes_down for device, at, _, stats in rounds if device == "device-0" and at.round == number)
         for number in (1, 2, 3)
     }
     assert bytes_down[2] - bytes_down[1] > 4 * BASE
     assert bytes_down[3] - bytes_down[2] < 4 * BASE / 2
-    frozen = {task.frozen.sha256 for _, at, task, _ in seen if 1 < at.round <= ROUNDS}
+    frozen = {task.frozen.sha256 for _, at, task, _ in rounds if at.round > 1}
     assert len(frozen) == 1
 
 
 @pytest.mark.broker
-def test_a_pairs_adapter_is_relayed_through_the_server(tmp_path):
+def test_a_pairs_adapter_is_relayed_through_the_server(tmp_path: Path) -> None:
     config, text = configured(tmp_path / "mqtt", exchanges=2)
     live(config, text, tmp_path)
     seen = planned_and_stats(tmp_path / "mqtt")
 
     for number in (2, 3):
-        hops = [(at.stage, device, task) for device, at, task, _ in seen if at.round == number and at.stage > 0]
+        later = [one for one in seen if one[1].round == number and one[1].stage > 0 and not one[1].is_evaluation]
+        hops = [(at.stage, device, task) for device, at, task, _ in later]
         # three devices make one pair, each of which has two turns unless it lacks the drawn classes
         assert [stage for stage, _, _ in hops] == [1, 2, 3, 4]
         assert len({device for _, device, _ in hops}) <= 2

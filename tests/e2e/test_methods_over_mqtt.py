@@ -1,6 +1,9 @@
 """Every method over a real broker, with agents that know nothing of it, ends with the bytes of its simulation."""
 
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +15,7 @@ from fedwright.simulation.simulate import simulate
 from helpers.resume import Links, final_state
 from helpers.simulation import local_data, make_config, public_file, run_agents
 
-PARAMS = {
+PARAMS: dict[str, dict[str, Any]] = {
     "framp": {"sizes": [1.0, 0.25]},
     "hyperflora": {"pretrain_rounds": 1, "exchanges": 1},
     "adapters-private": {"pretrain_rounds": 1},
@@ -24,7 +27,7 @@ PARAMS = {
 
 
 @pytest.fixture(scope="module")
-def links():
+def links() -> Iterator[Links]:
     """A real broker."""
     with Broker() as broker:
         yield Links(broker.url)
@@ -32,7 +35,7 @@ def links():
 
 @pytest.mark.broker
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_a_method_over_mqtt(tmp_path, links, method):
+def test_a_method_over_mqtt(tmp_path: Path, links: Any, method: str) -> None:
     config, text = make_config(
         tmp_path / "mqtt",
         public=public_file(tmp_path) if METHODS[method].needs_public else {},

@@ -2,7 +2,10 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +16,11 @@ from fedwright.device_runtime.emulate.fleet import EmulatedFleet
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.link.broker import Broker
 from fedwright.server_runtime import run as runs
+from fedwright.server_runtime.config import RunConfig
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.store.base import RunRecord
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
+from fedwright.server_runtime.run import RunOutcome
 from fedwright.simulation.dealing import deal
 from fedwright.simulation.edged_fleet import in_turn
 from helpers.data_files import save_points
@@ -41,7 +46,7 @@ name = "fedavg"
 """
 
 
-def record_of(folder) -> RunRecord:
+def record_of(folder: Path) -> RunRecord:
     store = SqliteRoundStore(folder / "rounds.sqlite")
     try:
         return store.run()
@@ -49,7 +54,7 @@ def record_of(folder) -> RunRecord:
         store.close()
 
 
-def final_model(folder) -> bytes:
+def final_model(folder: Path) -> bytes:
     store = SqliteRoundStore(folder / "rounds.sqlite")
     try:
         return BlobStore(folder / "blobs").read(store.closed()[-1].state)
@@ -58,7 +63,9 @@ def final_model(folder) -> bytes:
 
 
 @pytest.mark.slow
-def test_living_devices_serve_a_config_again_after_its_folder_was_removed(tmp_path, monkeypatch, capsys):
+def test_living_devices_serve_a_config_again_after_its_folder_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     identities, models = set(), []
     with Broker() as broker, EmulatedFleet(tmp_path / "logs") as fleet:
@@ -102,7 +109,7 @@ def test_living_devices_serve_a_config_again_after_its_folder_was_removed(tmp_pa
     assert "round 4" not in logs
 
 
-def serve(links, config, text, *, observer=events.ignore):
+def serve(links: Links, config: RunConfig, text: str, *, observer: Callable[..., Any] = events.ignore) -> RunOutcome:
     """One life of a server."""
     link = links.link("server")
     try:
@@ -112,7 +119,7 @@ def serve(links, config, text, *, observer=events.ignore):
 
 
 @pytest.mark.parametrize("edges", [0, 1], ids=["straight", "behind an edge"])
-def test_devices_that_come_back_serve_the_next_run_of_the_same_name(tmp_path, edges):
+def test_devices_that_come_back_serve_the_next_run_of_the_same_name(tmp_path: Path, edges: int) -> None:
     """The second run is killed while its tasks are out, and its folder lost; agents start again, an edge stays."""
     config, text = make_config(
         tmp_path, rounds=2, fleet={"deadline_s": 20, "join_timeout_s": 60}, update={"codec": "int8"}

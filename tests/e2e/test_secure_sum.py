@@ -2,6 +2,8 @@
 
 import threading
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,8 +14,10 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.messages import Answer, Report
 from fedwright.server_runtime import run as runs
+from fedwright.server_runtime.config import RunConfig
 from fedwright.server_runtime.rounds.store.base import Position
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
+from fedwright.server_runtime.run import RunOutcome
 from fedwright.simulation.dealing import deal
 from fedwright.simulation.simulate import simulate
 from helpers.resume import Links, final_state
@@ -41,7 +45,7 @@ class Spy:
             if received is not None:
                 self.payloads.append(bytes(received.payload))
 
-    def close(self) -> list:
+    def close(self) -> list[Any]:
         """All messages that were heard."""
         self._over.set()
         self._thread.join()
@@ -49,7 +53,7 @@ class Spy:
         return [codec.decode(payload).body for payload in self.payloads]
 
 
-def notes(folder) -> dict:
+def notes(folder: Path) -> dict[str, Any]:
     store = SqliteRoundStore(folder / "run/rounds.sqlite")
     try:
         return msgspec.json.decode(store.notes(Position(1, 0)))
@@ -57,7 +61,7 @@ def notes(folder) -> dict:
         store.close()
 
 
-def widths(outcome) -> dict[str, float]:
+def widths(outcome: RunOutcome) -> dict[str, float]:
     return {device: record.width for device, record in outcome.devices.items()}
 
 
@@ -70,7 +74,7 @@ def spellings(counts: tuple[int, ...]) -> list[bytes]:
     ]
 
 
-def run_over_mqtt(config, text, folder, data):
+def run_over_mqtt(config: RunConfig, text: str, folder: Path, data: dict[str, Any]) -> tuple[RunOutcome, list[Any]]:
     """The run's outcome and all that its devices said."""
     with Broker() as broker:
         links = Links(broker.url)
@@ -84,7 +88,7 @@ def run_over_mqtt(config, text, folder, data):
 
 
 @pytest.mark.broker
-def test_the_server_sees_the_sum_and_no_count(tmp_path):
+def test_the_server_sees_the_sum_and_no_count(tmp_path: Path) -> None:
     config, text = make_config(tmp_path / "mqtt", rounds=1, method=HASA, fleet=FLEET, simulate=DATA)
     data = local_data(deal(config.simulate, seed=config.run.seed))
     outcome, said = run_over_mqtt(config, text, tmp_path / "devices", data)
@@ -107,7 +111,7 @@ def test_the_server_sees_the_sum_and_no_count(tmp_path):
     assert widths(outcome) == widths(simulated.outcome)
 
 
-def test_widths_are_those_of_counts_in_the_open(tmp_path):
+def test_widths_are_those_of_counts_in_the_open(tmp_path: Path) -> None:
     hidden = make_config(tmp_path / "hidden", rounds=1, method=HASA, fleet=FLEET, simulate=DATA)
     seen = make_config(
         tmp_path / "open",
@@ -121,7 +125,7 @@ def test_widths_are_those_of_counts_in_the_open(tmp_path):
     assert len(set(widths(found[0].outcome).values())) > 1
 
 
-def test_devices_behind_edges_take_part(tmp_path):
+def test_devices_behind_edges_take_part(tmp_path: Path) -> None:
     straight = make_config(tmp_path / "straight", rounds=1, method=HASA, fleet=FLEET, simulate=DATA)
     edged = make_config(tmp_path / "edged", rounds=1, method=HASA, fleet=FLEET, simulate={**DATA, "edges": 2})
     found = [simulate(config, text) for config, text in (straight, edged)]
@@ -129,18 +133,18 @@ def test_devices_behind_edges_take_part(tmp_path):
     assert notes(tmp_path / "edged")["summed"] == notes(tmp_path / "straight")["summed"]
 
 
-def test_devices_without_keys_cannot_take_part(tmp_path):
+def test_devices_without_keys_cannot_take_part(tmp_path: Path) -> None:
     config, text = make_config(tmp_path, method=HASA, fleet=FLEET, simulate={**DATA, "hide_counts": False})
     with pytest.raises(ConfigError, match=r"offers no key for a secure sum; start it with --hide-counts \(in a sim"):
         simulate(config, text)
 
 
-def test_hidden_counts_without_a_secure_sum_are_explained(tmp_path):
+def test_hidden_counts_without_a_secure_sum_are_explained(tmp_path: Path) -> None:
     config, text = make_config(tmp_path, method={**HASA, "secure_sum": False}, fleet=FLEET, simulate=DATA)
     with pytest.raises(ConfigError, match=r"reports no class counts to score.*or set method.secure_sum = true"):
         simulate(config, text)
 
 
-def test_a_secure_sum_needs_counts(tmp_path):
+def test_a_secure_sum_needs_counts(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="secure_sum adds up counts but score is 'pixels'"):
         make_config(tmp_path, method={**HASA, "score": "pixels"})

@@ -1,17 +1,21 @@
 """Text on a device is what it is in a simulation: word numbers from the file to the graph, and the same bytes."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fedwright.device_runtime import data
 from fedwright.device_runtime.config import AgentConfig
+from fedwright.device_runtime.data.local import LocalData
 from fedwright.device_runtime.start import SPLIT_SEED
 from fedwright.protocol.errors import DeviceError
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.server_runtime import run as runs
+from fedwright.server_runtime.config import RunConfig
 from fedwright.server_runtime.rounds import events
 from fedwright.simulation.dealing import deal
 from fedwright.simulation.simulate import make_reports, simulate
@@ -34,7 +38,7 @@ def sentences(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.fixture
-def texts(tmp_path):
+def texts(tmp_path: Path) -> Path:
     """One file per device: npz of two types of integers, and a csv table."""
     folder = tmp_path / "texts"
     folder.mkdir()
@@ -48,7 +52,7 @@ def texts(tmp_path):
     return folder
 
 
-def load_all(folder):
+def load_all(folder: Path) -> dict[str, LocalData]:
     """As agents load them."""
     return {
         path.stem: data.load(str(path), holdout_ratio=AgentConfig.holdout_ratio, seed=SPLIT_SEED)
@@ -56,7 +60,7 @@ def load_all(folder):
     }
 
 
-def make(folder, texts, method):
+def make(folder: Path, texts: Path, method: dict[str, Any]) -> tuple[RunConfig, str]:
     return make_config(
         folder,
         method=method,
@@ -69,7 +73,9 @@ def make(folder, texts, method):
 
 @pytest.mark.broker
 @pytest.mark.parametrize("method", [{"name": "fedavg"}, HASA], ids=["fedavg", "hasa"])
-def test_a_text_run_ends_with_the_bytes_of_its_simulation(tmp_path, texts, method):
+def test_a_text_run_ends_with_the_bytes_of_its_simulation(
+    tmp_path: Path, texts: Path, method: dict[str, float | str]
+) -> None:
     config, text = make(tmp_path / "mqtt", texts, method)
     with Broker() as broker:
         links = Links(broker.url)
@@ -85,7 +91,7 @@ def test_a_text_run_ends_with_the_bytes_of_its_simulation(tmp_path, texts, metho
     }
 
 
-def test_a_device_says_of_its_text_what_a_simulation_says(tmp_path, texts):
+def test_a_device_says_of_its_text_what_a_simulation_says(tmp_path: Path, texts: Path) -> None:
     """Word counts for HASA and the descriptor for FRAMP; they were those of measured numbers on devices."""
     config, _ = make(tmp_path, texts, HASA)
     simulated = make_reports(config, deal(config.simulate, seed=1))
@@ -98,13 +104,14 @@ def test_a_device_says_of_its_text_what_a_simulation_says(tmp_path, texts):
         assert sum(said.score_counts) == len(own.y) - np.isin(own.y, [0, 1]).sum()
 
 
-def test_fractions_are_turned_away_from_a_model_that_takes_words(tmp_path, texts):
+def test_fractions_are_turned_away_from_a_model_that_takes_words(tmp_path: Path, texts: Path) -> None:
     np.savez(tmp_path / "late.npz", x=sentences(0)[0] + 0.5, y=sentences(0)[1], classes=VOCABULARY)
     own = data.load(str(tmp_path / "late.npz"), holdout_ratio=0.2, seed=0)
     config, text = make(tmp_path / "run", texts, {"name": "fedavg"})
-    broker, newcomers = MemoryBroker(), []
+    broker = MemoryBroker()
+    newcomers: list[Any] = []
 
-    def observe(event):
+    def observe(event: Any) -> None:
         if isinstance(event, events.RoundClosed) and not newcomers:
             newcomers.append(Running(broker, "late", tmp_path / "devices", data=own))
 
@@ -120,7 +127,7 @@ def test_fractions_are_turned_away_from_a_model_that_takes_words(tmp_path, texts
     )
 
 
-def test_whole_numbers_that_are_measured_are_no_words_to_the_server(tmp_path):
+def test_whole_numbers_that_are_measured_are_no_words_to_the_server(tmp_path: Path) -> None:
     """A float model over integer tables: counts and descriptor are those of the same numbers as fractions."""
     folder = tmp_path / "tables"
     folder.mkdir()

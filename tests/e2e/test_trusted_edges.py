@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +32,7 @@ fleet = "home"
 
 
 @pytest.fixture
-def trust(tmp_path, monkeypatch):
+def trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An authority made by the command, with an edge and two devices behind it."""
     require_tool("mosquitto")
     monkeypatch.chdir(tmp_path)
@@ -39,12 +41,12 @@ def trust(tmp_path, monkeypatch):
     return tmp_path / "trust"
 
 
-def start(*words) -> subprocess.Popen[bytes]:
+def start(*words: Path | str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", "fedwright", *map(str, words)])
 
 
 @pytest.mark.broker
-def test_a_round_through_an_enrolled_edge(trust, tmp_path):
+def test_a_round_through_an_enrolled_edge(trust: Path, tmp_path: Path) -> None:
     folder = trust / "broker"
     tls = BrokerTls(trust / "ca.pem", folder / "cert.pem", folder / "key.pem", folder / "access.list")
     rng = np.random.default_rng(0)
@@ -53,7 +55,15 @@ def test_a_round_through_an_enrolled_edge(trust, tmp_path):
         processes = [start("server", "edge", tmp_path / "edge.toml")]
         for device in ("pi-1", "pi-2"):
             np.savez(tmp_path / f"{device}.npz", x=rng.normal(size=(40, 1, 8, 8)), y=np.arange(40) % 4)
-            words = ["--bundle", trust / "devices" / device, "--broker", broker.url, "--once", "--threads", 1]
+            words: list[Any] = [
+                "--bundle",
+                trust / "devices" / device,
+                "--broker",
+                broker.url,
+                "--once",
+                "--threads",
+                1,
+            ]
             words += ["--data", f"npz:{tmp_path}/{device}.npz", "--state", tmp_path / "state"]
             processes.append(start("device", "run", *words))
         config = config_from_dict(
@@ -73,7 +83,7 @@ def test_a_round_through_an_enrolled_edge(trust, tmp_path):
 
 
 @pytest.mark.broker
-def test_the_broker_lets_an_edge_speak_only_as_itself(trust):
+def test_the_broker_lets_an_edge_speak_only_as_itself(trust: Path) -> None:
     folder = trust / "broker"
     tls = BrokerTls(trust / "ca.pem", folder / "cert.pem", folder / "key.pem", folder / "access.list")
     with Broker(tls=tls) as broker:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from helpers.tools import require_tool
 
 
 @pytest.fixture
-def trust(tmp_path, monkeypatch):
+def trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A broker of an authority made by the command, and two enrolled devices."""
     require_tool("mosquitto")
     monkeypatch.chdir(tmp_path)
@@ -29,13 +30,13 @@ def trust(tmp_path, monkeypatch):
     return tmp_path / "trust"
 
 
-def broker_files(trust) -> BrokerTls:
+def broker_files(trust: Path) -> BrokerTls:
     folder = trust / "broker"
     return BrokerTls(trust / "ca.pem", folder / "cert.pem", folder / "key.pem", folder / "access.list")
 
 
 @pytest.mark.broker
-def test_an_enrolled_fleet_completes_its_rounds(trust, tmp_path):
+def test_an_enrolled_fleet_completes_its_rounds(trust: Path, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     with Broker(tls=broker_files(trust)) as broker:
         devices = []
@@ -61,7 +62,9 @@ def test_an_enrolled_fleet_completes_its_rounds(trust, tmp_path):
     assert {record.rounds for record in outcome.devices.values()} == {2}
 
 
-def test_a_device_refuses_orders_that_are_not_its_servers(trust, tmp_path, caplog):
+def test_a_device_refuses_orders_that_are_not_its_servers(
+    trust: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     authority, stranger = Authority(trust), Authority.create(tmp_path / "stranger")
     broker = MemoryBroker()
     running = Running(broker, "pi-1", tmp_path, verify=lambda m, s: _verify(authority, m, s))
@@ -78,12 +81,12 @@ def test_a_device_refuses_orders_that_are_not_its_servers(trust, tmp_path, caplo
     assert "dismiss is not signed" in caplog.text
 
 
-def _verify(authority, message, signature):
+def _verify(authority: Authority, message: bytes, signature: bytes) -> bool:
     from fedwright.protocol.crypto.signing import verify
 
     return verify(authority.public_key, message, signature)
 
 
-def test_a_broker_without_tls_cannot_be_enrolled_for(tmp_path, capsys):
+def test_a_broker_without_tls_cannot_be_enrolled_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["server", "enroll", "pi-1", "--broker", "mqtt://host:1883", "--trust", str(tmp_path)]) == 1
     assert "need an mqtts:// address" in capsys.readouterr().err

@@ -2,13 +2,14 @@
 
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedwright.protocol.link.broker import Broker
 from fedwright.server_runtime import run as runs
-from fedwright.simulation.dealing import deal
+from fedwright.simulation.dealing import Dealt, deal
 from fedwright.simulation.simulate import simulate
 from helpers.resume import Killed, Links, die_after, final_state
 from helpers.simulation import local_data, make_config, public_file, run_agents
@@ -25,7 +26,7 @@ MODELS = [
 ]
 
 
-def enlarged(dealt):
+def enlarged(dealt: Dealt) -> Dealt:
     """Digits at twice the size, which these models need."""
     return replace(dealt, x=np.repeat(np.repeat(dealt.x, 2, axis=2), 2, axis=3))
 
@@ -33,7 +34,7 @@ def enlarged(dealt):
 @pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_eight_architectures_teach_one_another_and_outlive_their_server(tmp_path):
+def test_eight_architectures_teach_one_another_and_outlive_their_server(tmp_path: Path) -> None:
     own = {f"device-{number}": model for number, model in enumerate(MODELS)}
     config, text = make_config(
         tmp_path / "mqtt",
@@ -68,7 +69,7 @@ def test_eight_architectures_teach_one_another_and_outlive_their_server(tmp_path
 
 @pytest.mark.broker
 @pytest.mark.parametrize("method", ["fedmd", "fedkemf", "fedgh"])
-def test_a_server_killed_between_stages_goes_on_to_the_same_bytes(tmp_path, method):
+def test_a_server_killed_between_stages_goes_on_to_the_same_bytes(tmp_path: Path, method: str) -> None:
     config, text = make_config(
         tmp_path / "mqtt",
         method={"name": method, "own": {"models": ["cnn-small", "mlp@0.5"]}},

@@ -1,6 +1,8 @@
 """Methods whose server writes models, over a real broker: the server dies within rounds and the run ends the same."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ from fedwright.simulation.simulate import simulate
 from helpers.resume import Killed, Links, die_after, final_state
 from helpers.simulation import local_data, make_config, run_agents
 
-CASES = {
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "framp": ("framp", {"sizes": [1.0, 0.25]}),
     "hyperflora": ("hyperflora", {"pretrain_rounds": 1, "exchanges": 2}),
     "pfedhn": ("pfedhn", {}),
@@ -24,7 +26,7 @@ CASES = {
 
 @pytest.mark.broker
 @pytest.mark.parametrize("case", sorted(CASES))
-def test_a_killed_server_goes_on_to_the_same_bytes(tmp_path, case):
+def test_a_killed_server_goes_on_to_the_same_bytes(tmp_path: Path, case: str) -> None:
     method, params = CASES[case]
     config, text = make_config(
         tmp_path / "mqtt",

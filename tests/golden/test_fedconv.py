@@ -1,5 +1,7 @@
 """FedConv's own numbers: sizes and schedule as printed, and what its recipe does with either start of the kernels."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.blocks.fedconv.compression import compress
 from fedwright.server_runtime.blocks.fedconv.dilation import Dilation
-from fedwright.server_runtime.blocks.fedconv.kernels import KernelForm, make_layout, start_vector
+from fedwright.server_runtime.blocks.fedconv.kernels import KernelForm, Layout, make_layout, start_vector
 from fedwright.server_runtime.blocks.joint_tuning import Schedule
 from fedwright.server_runtime.blocks.slicing import Axis
 from fedwright.server_runtime.methods.fedconv.method import FedConv
@@ -23,12 +25,12 @@ from helpers.fleet import setting
 FULL, SMALL = {"o": 32, "i": 16}, {"o": 24, "i": 12}
 
 
-def one_layer(axes, shape):
+def one_layer(axes: tuple[Axis, Axis, None, None], shape: tuple[int, int, int, int]) -> Layout:
     """The layout of a single tensor at ratio 0.75."""
     return make_layout({"w": axes}, {"w": shape}, full=FULL, smallest=SMALL, form=KernelForm())
 
 
-def test_the_papers_example_has_nine_matrices_and_a_kernel_of_nine_by_five():
+def test_the_papers_example_has_nine_matrices_and_a_kernel_of_nine_by_five() -> None:
     layout = one_layer((Axis("o"), Axis("i"), None, None), (32, 16, 3, 3))
     (slot,) = layout.slots
     assert slot.count == 9
@@ -40,7 +42,7 @@ def test_the_papers_example_has_nine_matrices_and_a_kernel_of_nine_by_five():
     assert tuple(Dilation(layout, [SMALL], [small]).models(theta[None])[0]["w"].shape) == (32, 16, 3, 3)
 
 
-def test_ten_channels_at_three_quarters_need_no_whole_columns():
+def test_ten_channels_at_three_quarters_need_no_whole_columns() -> None:
     # floor(.75 · 10 · 49) = 367 is not 7 · 49: as one image the layer could not be cut
     axes, full, small = (None, Axis("c", inner=49)), {"c": 10}, {"c": 7}
     layout = make_layout({"w": axes}, {"w": (10, 490)}, full=full, smallest=small, form=KernelForm())
@@ -50,14 +52,14 @@ def test_ten_channels_at_three_quarters_need_no_whole_columns():
     assert tuple(compress(layout, theta, {"w": torch.ones(10, 490)}, small)["w"].shape) == (10, 343)
 
 
-def test_the_printed_schedule():
+def test_the_printed_schedule() -> None:
     rates = [Schedule(20).rate(epoch) for epoch in range(5)]
     # lr_min + (lr_max - lr_min)(1 + cos(π e / 4)) / 2 with 1e-3 and 1e-5
     assert rates == pytest.approx([1e-3, 8.55018e-4, 5.05e-4, 1.54982e-4, 1e-5], rel=1e-5)
     assert MLR == (0.85, 0.001)
 
 
-def test_defaults_are_the_papers():
+def test_defaults_are_the_papers() -> None:
     params = FedConvParams()
     assert params.levels.sizes == (0.25, 0.5, 0.75, 1.0)
     assert (params.pretrain_epochs, params.compress_epochs, params.dilate_epochs, params.weigh_epochs) == (
@@ -78,13 +80,15 @@ def accuracy(method: FedConv, device: str, data: PublicData) -> float:
 
 
 @pytest.fixture(scope="module")
-def digits():
+def digits() -> tuple[PublicData, PublicData]:
     """Rows that the server has, and others to measure on."""
     data = datasets.load("digits", limit=Limit(train=600, test=300))
-    return PublicData(data.x_train, data.y_train.astype(np.int64)), PublicData(data.x_test, data.y_test)
+    return PublicData(data.x_train, data.y_train.astype(np.int64)), PublicData(
+        data.x_test, data.y_test.astype(np.int64)
+    )
 
 
-def tuned(public: PublicData, **changes) -> FedConv:
+def tuned(public: PublicData, **changes: Any) -> FedConv:
     """A large model of digits, and its quarter, after the server's first epochs."""
     spec = ModelSpec("cnn-small", (1, 8, 8), 10)
     initial = initial_weights(zoo.create(spec, seed=1))
@@ -100,7 +104,7 @@ def tuned(public: PublicData, **changes) -> FedConv:
     return FedConv(params, setting(spec=spec, initial=initial, public=public))
 
 
-def test_only_kernels_that_start_as_crops_learn(digits):
+def test_only_kernels_that_start_as_crops_learn(digits: tuple[PublicData, PublicData]) -> None:
     # Fashion-MNIST at a quarter: as printed it never leaves chance, started as a crop 27.8 -> 80.1 of 84.4 percent
     public, other = digits
     crops, printed = tuned(public), tuned(public, delta=False, mlr=True)

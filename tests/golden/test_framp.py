@@ -1,5 +1,7 @@
 """FRAMP's own numbers: what travels for a ResNet-18, what a descriptor and prototypes weigh, the sign of the step."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -16,7 +18,7 @@ RESNET = 11_173_962
 @pytest.mark.parametrize(
     ("share", "values", "down"), [(1 / 64, 0.70e6, 1.40e6), (1 / 4, 11.2e6, 12.6e6)], ids=["1/64", "1/4"]
 )
-def test_a_masked_resnet_travels_in_as_many_bytes(share, values, down):
+def test_a_masked_resnet_travels_in_as_many_bytes(share: float, values: float, down: float) -> None:
     """At most 4 γ d for the values, and a bit per entry, or an index per value where that is shorter."""
     weights = {"w": np.random.default_rng(0).standard_normal(RESNET, dtype=np.float32)}
     masks = top_entries(weights, weights, share)
@@ -26,15 +28,16 @@ def test_a_masked_resnet_travels_in_as_many_bytes(share, values, down):
     assert up < len(deltas.encode(weights, keep=masks)) < 1.01 * down
 
 
-def test_a_descriptor_and_prototypes_weigh_little():
+def test_a_descriptor_and_prototypes_weigh_little() -> None:
     """0.5 kB at join; 20 kB of prototypes for ten classes of a ResNet-18's 512 features."""
     assert 4 * SIZE == 512
     spec = ModelSpec("resnet18-gn", (3, 32, 32), 10)
-    width = zoo.create(spec, seed=0).head.in_features
+    module: Any = zoo.create(spec, seed=0)
+    width = module.head.in_features
     assert 4 * 10 * width == 20_480
 
 
-def test_the_printed_sign_leads_away_and_the_corrected_one_nearer():
+def test_the_printed_sign_leads_away_and_the_corrected_one_nearer() -> None:
     """One device, a quadratic loss: from the same start the distance to its result falls or grows."""
     start = {"w": np.zeros(16, np.float32)}
     row, final = np.ones((1, 4), np.float32), np.ones(16, np.float32)

@@ -1,5 +1,7 @@
 """HyperFLoRA's own sizes: adapters, hypernetworks, numbers per round."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -20,7 +22,7 @@ LENET = ModelSpec("lenet-lora", (3, 32, 32), 10)
 IDS = ["vit-10", "vit-100", "lenet"]
 
 
-def make(spec, **changes):
+def make(spec: ModelSpec, **changes: Any) -> HyperFLoRA:
     initial = initial_weights(zoo.create(spec, seed=0))
     params = HyperFLoRAParams(**{"pretrain_rounds": 0, **changes})
     return HyperFLoRA(params, setting(spec=spec, initial=initial))
@@ -31,13 +33,13 @@ def make(spec, **changes):
     [(VIT10, 2122, 308_170), (VIT100, 2212, 331_300), (LENET, 850, 144_082)],
     ids=IDS,
 )
-def test_sizes_of_adapters_and_hypernetworks(spec, adapter, hypernet):
+def test_sizes_of_adapters_and_hypernetworks(spec: ModelSpec, adapter: int, hypernet: int) -> None:
     net = make(spec)._net()
     assert (net.outputs, net.parameters) == (adapter, hypernet)
 
 
 @pytest.mark.parametrize(("model", "published"), [("lenet-valid", 8.30e6), ("vit-tiny", 2.69e7)], ids=["lenet", "vit"])
-def test_a_hypernetwork_for_all_weights_is_far_larger(model, published):
+def test_a_hypernetwork_for_all_weights_is_far_larger(model: str, published: float) -> None:
     spec = ModelSpec(model, (3, 32, 32), 10)
     params = PFedHNParams(hidden=128, layers=3)
     method = PFedHN(params, setting(spec=spec, initial=initial_weights(zoo.create(spec, seed=0))))
@@ -49,13 +51,13 @@ def test_a_hypernetwork_for_all_weights_is_far_larger(model, published):
     [(VIT10, 4, 1.36e5), (VIT100, 4, 1.43e5), (LENET, 4, 5.46e4), (VIT10, 0, 3.40e4)],
     ids=[*IDS, "without pairs"],
 )
-def test_numbers_per_round(spec, pairs, published):
+def test_numbers_per_round(spec: ModelSpec, pairs: int, published: float) -> None:
     adapter = make(spec)._net().outputs
     found = round_values(selected=8, pairs=pairs, exchanges=3, classes=spec.classes, adapter=adapter)
     assert f"{found:.2e}" == f"{published:.2e}"
 
 
-def test_a_round_moves_as_many_numbers_as_the_formula_says():
+def test_a_round_moves_as_many_numbers_as_the_formula_says() -> None:
     method = make(LENET)
     counts = [1] * 10
     reports = {f"d{n}": report(data=DataSummary(24, 8, [3, 32, 32], 10, class_counts=counts)) for n in range(8)}
@@ -71,5 +73,5 @@ def test_a_round_moves_as_many_numbers_as_the_formula_says():
     assert moved == round_values(selected=8, pairs=4, exchanges=3, classes=10, adapter=850) == 54_560
 
 
-def test_a_round_is_less_than_a_tenth_of_fedavgs():
+def test_a_round_is_less_than_a_tenth_of_fedavgs() -> None:
     assert 10 * 54_560 < 2 * 8 * 64_102

@@ -61,6 +61,21 @@ class Arm64Root:
             preexec_fn=_no_core_file,
         )
 
+    def make_environment(self, folder: Path, *, cpu: str) -> Path:
+        """A virtual environment whose Python runs as `cpu`, with the device requirements in reach; its interpreter."""
+        [program] = (self.folder / "usr/bin").glob("python3.[0-9]*")
+        packages = folder / "lib" / program.name / "site-packages"
+        packages.mkdir(parents=True)
+        (packages / "requirements.pth").write_text(f"{self.site}\n")
+        (folder / "pyvenv.cfg").write_text(f"home = {program.parent}\ninclude-system-site-packages = false\n")
+        python = folder / "bin" / "python3"
+        python.parent.mkdir()
+        qemu = require_tool("qemu-aarch64-static")
+        # Told its own path, Python finds the environment, and starts children by way of this file too.
+        python.write_text(f'#!/bin/sh\nexec {qemu} -cpu {cpu} -L {self.folder} -0 "$0" {program} "$@"\n')
+        python.chmod(0o755)
+        return python
+
 
 def _no_core_file() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -7,15 +7,15 @@ A write past a buffer ends it with a signal where the C library checks its memor
 import ctypes
 import sys
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from fedwright.server_runtime.artifacts.structure import ModelSpec
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.blocks.joint_tuning import forward_of
+from fedwright.server_runtime.spec import ModelSpec
 
 TOLERANCE = 1e-4
 
@@ -57,13 +57,13 @@ def cases() -> Iterator[Case]:
     yield from (Case(1, 2, (8, 4), 32, more=1), Case(3, 2, (4, 8), 8, padding=1, more=1))
 
 
-def outcome(case: Case, x: Tensor, weight: Tensor, bias: Tensor) -> list[Tensor]:
+def outcome(case: Any, x: Tensor, weight: Tensor, bias: Tensor) -> list[Tensor]:
     """The maps and the gradients of x, weight and bias."""
-    leaves = [value.detach().requires_grad_() for value in (x, weight, bias)]
+    leaves = x, weight, bias = [value.detach().requires_grad_() for value in (x, weight, bias)]
     if case.more is None:
-        made = functional.conv2d(*leaves, case.stride, case.padding, 1, case.groups)
+        made = functional.conv2d(x, weight, bias, case.stride, case.padding, 1, case.groups)
     else:
-        made = functional.conv_transpose2d(*leaves, case.stride, case.padding, case.more, case.groups)
+        made = functional.conv_transpose2d(x, weight, bias, case.stride, case.padding, case.more, case.groups)
     pull = torch.linspace(-1, 1, made.numel(), dtype=made.dtype).sin().reshape(made.shape)
     # One at a time and without keeping any, so that every buffer is freed, and looked at, between cases.
     return [made.detach(), *(torch.autograd.grad(made, leaf, pull, retain_graph=True)[0] for leaf in leaves)]

@@ -5,6 +5,7 @@ import io
 import lzma
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -59,7 +60,7 @@ def write_motionsense(folder: Path) -> None:
 
 
 def write_uci_har(folder: Path) -> None:
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for part, people in (("train", [1, 1, 5]), ("test", [2, 2])):
         arrays[f"X_{part}"] = np.ones((len(people), 9, 64), np.float16)
         arrays[f"y_{part}"] = np.arange(len(people)).astype(np.int8)

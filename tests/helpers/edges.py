@@ -1,21 +1,24 @@
 """Edge servers in threads of the test, between a host and agents on one broker."""
 
 import threading
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from fedwright.protocol import codec, topics
 from fedwright.protocol.messages import Gone
 from fedwright.server_runtime.edge.config import edge_from_dict
+from fedwright.server_runtime.edge.edge import Edge
 from fedwright.server_runtime.edge.host_channel import Presence
 from fedwright.server_runtime.edge.run import edge_board, serve
-from helpers.fleet import FLEET, WAIT_S
+from helpers.fleet import FLEET, WAIT_S, LinkMaker
 
 
 class RunningEdge:
     """A real edge in a thread; `links` has a method `link(name)`, as a broker in memory has."""
 
-    def __init__(self, links, name: str, folder: Path, **sections) -> None:
+    def __init__(self, links: LinkMaker, name: str, folder: Path, **sections: Any) -> None:
         edge = {"name": name, "folder": str(folder), **sections.pop("edge", {})}
         self.config = edge_from_dict({"edge": edge, "host": {"fleet": FLEET}, **sections}, where="test")
         boot = codec.new_id()
@@ -23,7 +26,7 @@ class RunningEdge:
         self.gone = (topics.up(FLEET, name), codec.encode(Gone(), sender=name, boot=boot))
         self.links = [links.link(f"{name}-up"), links.link(f"{name}-down")]
         self.error: BaseException | None = None
-        self._edge = None
+        self._edge: Edge | None = None
         self._started = threading.Event()
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
@@ -38,7 +41,7 @@ class RunningEdge:
         finally:
             self._started.set()
 
-    def _begin(self, edge) -> None:
+    def _begin(self, edge: Edge) -> None:
         self._edge = edge
         self._started.set()
 
@@ -52,7 +55,7 @@ class RunningEdge:
 
 
 @contextmanager
-def run_edges(links, folder: Path, *names: str, **sections):
+def run_edges(links: LinkMaker, folder: Path, *names: str, **sections: Any) -> Iterator[list[RunningEdge]]:
     """Edges that run while the block does."""
     with ExitStack() as stack:
         edges = []

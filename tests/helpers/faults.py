@@ -2,24 +2,25 @@
 
 import random
 from collections import deque
+from typing import Any
 
 from fedwright.protocol import codec
 from fedwright.protocol.errors import BadMessage
-from fedwright.protocol.link.base import Received
+from fedwright.protocol.link.base import Link, Received
 from fedwright.protocol.messages import Chunk
 
 
 class FaultyLink:
     """Wraps a link and mistreats what arrives; reliable messages are never lost, only delayed and repeated."""
 
-    def __init__(self, link, *, seed: str, rate: float) -> None:
+    def __init__(self, link: Link, *, seed: str, rate: float) -> None:
         self._link = link
         self._random = random.Random(seed)
         self._rate = rate
         self._held: deque[Received] = deque()
         self.faults = {"twice": 0, "late": 0, "damaged": 0, "lost": 0}
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._link, name)
 
     def receive(self, timeout_s: float) -> Received | None:
@@ -42,16 +43,18 @@ class FaultyLink:
         return received
 
 
-def _is_chunk(payload: bytes) -> bool:
+def _is_chunk(payload: bytes | memoryview) -> bool:
     try:
         return isinstance(codec.decode(payload).body, Chunk)
     except BadMessage:
         return False
 
 
-def _damaged(payload: bytes) -> bytes:
+def _damaged(payload: bytes | memoryview) -> bytes:
     envelope = codec.decode(payload)
-    data = bytearray(envelope.body.data)
+    whole = envelope.body
+    assert isinstance(whole, Chunk)
+    data = bytearray(whole.data)
     data[len(data) // 2] ^= 0xFF
-    chunk = Chunk(envelope.body.sha256, envelope.body.index, bytes(data))
+    chunk = Chunk(whole.sha256, whole.index, memoryview(bytes(data)))
     return codec.encode(chunk, sender=envelope.sender, boot=envelope.boot)

@@ -1,8 +1,10 @@
 """A whole fleet in this process: real coordinator, real agents in threads, the tiny artifact, a broker in memory."""
 
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,10 +19,19 @@ from fedwright.device_runtime.store.personal_layers import PersonalLayers
 from fedwright.device_runtime.store.residual import ErrorFeedback
 from fedwright.device_runtime.train.portable import PortableTrainer
 from fedwright.protocol import codec, topics
+from fedwright.protocol.artifact import Artifact
 from fedwright.protocol.blobs import BlobStore
+from fedwright.protocol.link.base import Link
 from fedwright.protocol.link.memory import MemoryBroker
-from fedwright.protocol.messages import LARGE_CHUNK_BYTES, Board, Challenge, DataSummary, Gone, Report
-from fedwright.server_runtime.methods.base import Setting
+from fedwright.protocol.messages import (
+    LARGE_CHUNK_BYTES,
+    Board,
+    Challenge,
+    DataSummary,
+    Gone,
+    Report,
+)
+from fedwright.server_runtime.methods.base import Method, Setting
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg
 from fedwright.server_runtime.methods.params.submodels import FedAvgParams
 from fedwright.server_runtime.rounds import events
@@ -30,7 +41,7 @@ from fedwright.server_runtime.rounds.store.memory import MemoryRoundStore
 from fedwright.server_runtime.rounds.task_tracker import TaskTracker
 from fedwright.server_runtime.rounds.update_reader import UpdateReader
 from fedwright.server_runtime.run import coordinate
-from fedwright.server_runtime.spec import ModelSpec, Optimizer
+from fedwright.server_runtime.spec import ModelSpec, Optimizer, Structure
 from fedwright.server_runtime.transport.device_channel import DeviceChannel
 from helpers.tiny_artifact import CLASSES, FEATURES, make_artifact, start_weights
 
@@ -49,7 +60,7 @@ def make_data(device: str, *, samples: int = 24) -> LocalData:
     return LocalData(x[:samples], y[:samples], x[samples:], y[samples:], CLASSES, counts, (FEATURES,))
 
 
-def setting(**changes) -> Setting:
+def setting(**changes: Any) -> Setting:
     """The common part of a method's birth."""
     fields = {
         "spec": SPEC,
@@ -63,16 +74,24 @@ def setting(**changes) -> Setting:
     return Setting(**{**fields, **changes})
 
 
-def report(**changes) -> Report:
+def report(**changes: Any) -> Report:
     """What a device with fitting data says."""
     summary = DataSummary(samples=24, holdout=8, input_shape=[FEATURES], classes=CLASSES)
     return Report(**{"agent": "test", "board": BOARD, "free_bytes": 10**9, "data": summary, **changes})
 
 
+class LinkMaker(Protocol):
+    """What gives links by name: a broker in memory, or one at an address."""
+
+    def link(self, name: str, /) -> Link:
+        """A new connection."""
+        ...
+
+
 class TinyBuilder:
     """Builds the same tiny artifact whatever is asked for."""
 
-    def build(self, structure):
+    def build(self, structure: Structure) -> Artifact:
         """See Builder."""
         return make_artifact()
 
@@ -93,7 +112,7 @@ class Scripted:
         self.hear(Challenge)
         self.say(report())
 
-    def say(self, body, *, sender: str | None = None) -> None:
+    def say(self, body: Any, *, sender: str | None = None) -> None:
         """Send a message, perhaps in another's name."""
         self.say_bytes(codec.encode(body, sender=sender or self.device, boot=self.boot))
 
@@ -101,7 +120,7 @@ class Scripted:
         """Send anything at all."""
         self.link.send(topics.up(FLEET, self.device), payload)
 
-    def hear(self, kind: type):
+    def hear(self, kind: type) -> Any:
         """Wait for the next message of a kind."""
         while True:
             received = self.link.receive(WAIT_S)
@@ -114,7 +133,7 @@ class Scripted:
 class Running:
     """A real agent in a thread."""
 
-    def __init__(self, broker: MemoryBroker, device: str, folder: Path, **changes) -> None:
+    def __init__(self, broker: LinkMaker, device: str, folder: Path, **changes: Any) -> None:
         self.link = broker.link(device)
         self.journal = Journal(folder / device)
         tools = Tools(
@@ -123,7 +142,7 @@ class Running:
             checkpoint=Checkpoint(folder / device / "checkpoint", every_s=changes.get("checkpoint_s", 60.0)),
             personal=PersonalLayers(folder / device),
         )
-        holdings = Resources(
+        resources = Resources(
             board=BOARD,
             data=changes.get("data", make_data(device)),
             blobs=BlobStore(folder / device / "blobs"),
@@ -138,7 +157,7 @@ class Running:
         fleet = changes.get("fleet", FLEET)
         further, patience_s = changes.get("further", ()), changes.get("patience_s", WAIT_S)
         identity = DeviceIdentity(device, fleet, self.boot, changes.get("verify"), further, patience_s)
-        self.agent = changes.get("make_agent", Agent)(self.link, identity, holdings)
+        self.agent = changes.get("make_agent", Agent)(self.link, identity, resources)
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
@@ -161,7 +180,7 @@ class Server:
     """A coordinator over a store that outlives it, as a server process over its folder."""
 
     def __init__(
-        self, broker: MemoryBroker, folder: Path, *, devices: int, chunk_bytes: int = LARGE_CHUNK_BYTES, **options
+        self, broker: LinkMaker, folder: Path, *, devices: int, chunk_bytes: int = LARGE_CHUNK_BYTES, **options: Any
     ) -> None:
         self.chunk_bytes = chunk_bytes
         self.broker = broker
@@ -170,7 +189,7 @@ class Server:
         self.events: list[events.Event] = []
         self.options = RoundOptions(**{"rounds": 2, "devices": devices, "seed": 7, "join_timeout_s": WAIT_S, **options})
 
-    def run(self, *, observer=None, method=None) -> FedAvg:
+    def run(self, *, observer: Callable[..., Any] | None = None, method: Method | None = None) -> Method:
         """One life of the server process, from its start to the end of the run."""
         method = method or FedAvg(FedAvgParams(), setting())
         link = self.broker.link("server")
@@ -193,13 +212,13 @@ class Server:
             link.close()
         return method
 
-    def seen(self, kind: type) -> list:
+    def seen(self, kind: type) -> list[Any]:
         """Events of a kind, in order."""
         return [event for event in self.events if isinstance(event, kind)]
 
 
 @contextmanager
-def agents(broker: MemoryBroker, folder: Path, *devices: str):
+def agents(broker: LinkMaker, folder: Path, *devices: str) -> Iterator[list[Running]]:
     """Real agents that run while the block does."""
     with ExitStack() as stack:
         running = []

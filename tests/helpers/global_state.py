@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 
@@ -100,8 +101,11 @@ def _numpy() -> dict[str, object]:
         return {}
     import numpy as np
 
-    _, keys, position, *_ = np.random.get_state(legacy=True)
-    return {"numpy random state": (hash(keys.tobytes()), position), "numpy errors": tuple(np.geterr().items())}
+    drawn: Any = np.random.get_state(legacy=False)["state"]
+    return {
+        "numpy random state": (hash(drawn["key"].tobytes()), drawn["pos"]),
+        "numpy errors": tuple(np.geterr().items()),
+    }
 
 
 def _torch() -> dict[str, object]:

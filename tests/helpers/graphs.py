@@ -89,7 +89,7 @@ def torch_gradients(module: nn.Module, batch: Tensors) -> tuple[float, Tensors]:
 
 def collect(loss: torch.Tensor, module: nn.Module) -> tuple[float, Tensors]:
     """Run backward and collect the gradients by name (zeros where there is none)."""
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     grads = {n: p.grad if p.grad is not None else torch.zeros_like(p) for n, p in module.named_parameters()}
     return float(loss.detach()), {name: grad.numpy() for name, grad in grads.items()}
 

@@ -16,7 +16,7 @@ OPTIONAL = {
     TORCH_BACKEND: {"torch"},
     "fedwright.device_runtime.data.images": {"PIL"},
     "fedwright.device_runtime.facts": {"jtop"},
-    "fedwright.protocol.link.broker_child": {"amqtt"},
+    "fedwright.protocol.link.broker_child": {"amqtt", "pwdlib"},
 }
 # They run in the environment of the system that is compared with.
 ELSEWHERE = {f"fedwright.benchmarks.peers.flower_app.{side}_app" for side in ("client", "server")}
@@ -34,6 +34,31 @@ MAY_IMPORT = {
     "fedwright.server_runtime": ("fedwright.server_runtime", "fedwright.protocol"),
     "fedwright.server_runtime.blocks": ("fedwright.server_runtime.blocks", "fedwright.protocol"),
 }
+# The server's own packages and modules, from the bottom up: each imports only from those before it, and from itself.
+SERVER_LAYERS = [
+    "seeds",
+    "spec",
+    "model_names",
+    "storage_errors",
+    "embedded_sets",
+    "public_section",
+    "blocks",
+    "zoo",
+    "artifacts",
+    "public_data",
+    "evaluate",
+    "methods",
+    "fleet",
+    "config",
+    "transport",
+    "rounds",
+    "run_folder",
+    "run",
+    "run_reader",
+    "verify_run",
+    "check_run",
+    "edge",
+]
 MAY_USE_TORCH = ("fedwright.server_runtime", "fedwright.simulation", "fedwright.benchmarks", TORCH_BACKEND)
 
 
@@ -114,6 +139,26 @@ def import_direction(module: Module) -> Iterator[str]:
             yield f"{module.name}:{found.line} imports {found.name}; allowed: {', '.join(allowed)}"
 
 
+def server_layers(module: Module) -> Iterator[str]:
+    """Inside the server nothing imports what stands above it, so there are no cycles."""
+    name = _layer(module.name)
+    if name is None:
+        return
+    if name not in SERVER_LAYERS:
+        yield f"{module.name} is in no layer; put {name} into SERVER_LAYERS where it belongs"
+        return
+    for found in imports_of(module):
+        other = _layer(found.name)
+        if other in SERVER_LAYERS and SERVER_LAYERS.index(other) > SERVER_LAYERS.index(name):
+            yield f"{module.name}:{found.line} imports {found.name}, which stands above {name}"
+
+
+def _layer(name: str) -> str | None:
+    """The part of server_runtime that a dotted name lies in."""
+    parts = name.split(".")
+    return parts[2] if parts[:2] == ["fedwright", "server_runtime"] and len(parts) > 2 else None
+
+
 def torch_place(module: Module) -> Iterator[str]:
     """torch is the server's, and the reference backend's."""
     if any(below(module.name, package) for package in MAY_USE_TORCH):
@@ -173,4 +218,4 @@ def printing(module: Module) -> Iterator[str]:
             yield f"{module.name}:{node.lineno} prints; use logging, or move it to fedwright/cli"
 
 
-SOURCE_RULES = [import_direction, torch_place, device_packages, lazy_commands, docstring, size, printing]
+SOURCE_RULES = [import_direction, server_layers, torch_place, device_packages, lazy_commands, docstring, size, printing]

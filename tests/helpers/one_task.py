@@ -8,22 +8,34 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from fedwright.device_runtime.data import load
 from fedwright.device_runtime.run_task import Inputs, run_task
 from fedwright.device_runtime.start import make_tools
+from fedwright.device_runtime.train.base import StepResult, Trainer
 from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import tensors
+from fedwright.protocol.artifact import Artifact
 from fedwright.protocol.blobs import make_ref
 from fedwright.protocol.messages import Recipe, Returns, Task
 
 HOLDOUT_RATIO = 0.25
 
 
-def write_task(folder, artifact, weights, *, recipe, x, y):
+def write_task(
+    folder: Path,
+    artifact: Artifact,
+    weights: dict[str, NDArray[Any]],
+    *,
+    recipe: Recipe,
+    x: NDArray[Any],
+    y: NDArray[Any],
+) -> None:
     """Lay out FOLDER."""
     (folder / "artifact").write_bytes(artifacts.pack(artifact))
     (folder / "weights").write_bytes(tensors.save(weights))
@@ -31,7 +43,7 @@ def write_task(folder, artifact, weights, *, recipe, x, y):
     (folder / "recipe.json").write_bytes(msgspec.json.encode(recipe))
 
 
-def do_task(folder, backend, result):
+def do_task(folder: Path, backend: str, result: Path) -> dict[str, int | list[float]]:
     """Check, train, evaluate; returns the losses and what was classified right."""
     inputs = Inputs(artifact=folder / "artifact", weights=folder / "weights")
     task = Task(
@@ -46,13 +58,13 @@ def do_task(folder, backend, result):
         deadline_s=600,
     )
     tools = make_tools(backend, threads=1, folder=result.parent)
-    losses = []
+    losses: list[float] = []
 
-    def make_trainer(*arguments):
+    def make_trainer(*arguments: Any) -> Trainer:
         trainer = tools.make_trainer(*arguments)
         step = trainer.step
 
-        def recorded(*batch, **options):
+        def recorded(*batch: Any, **options: Any) -> StepResult:
             done = step(*batch, **options)
             losses.append(done.loss)
             return done

@@ -1,9 +1,10 @@
 """Modules that a user might bring."""
 
+import torch
 from torch import nn
 
 
-def make(*, input_shape, classes) -> nn.Module:
+def make(*, input_shape: tuple[int, int, int], classes: int) -> nn.Module:
     """A sequential net: two convolutions, then linear layers."""
     channels, height, width = input_shape
     return nn.Sequential(
@@ -28,13 +29,13 @@ class Tangled(nn.Module):
         super().__init__()
         self.one, self.two = nn.Linear(width, width), nn.Linear(width, classes)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Logits."""
         flat = x.flatten(1)
         return self.two(flat + self.one(flat))
 
 
-def make_tangled(*, input_shape, classes) -> nn.Module:
+def make_tangled(*, input_shape: tuple[int, int, int], classes: int) -> nn.Module:
     """A net that cannot be cut."""
     width = 1
     for size in input_shape:

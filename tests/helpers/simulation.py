@@ -1,23 +1,26 @@
 """Small simulated runs, and the same runs by real agents over a broker in memory."""
 
 import json
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedwright.device_runtime.data.local import LocalData
 from fedwright.device_runtime.describe.hidden_counts import HiddenCounts, counts_of, without_counts
 from fedwright.device_runtime.store.secret import kept_secret
-from fedwright.server_runtime.config import config_from_text
+from fedwright.server_runtime.config import RunConfig, config_from_text
 from fedwright.simulation import datasets
 from fedwright.simulation.datasets import Limit
-from helpers.fleet import FLEET, Running
+from fedwright.simulation.dealing import Dealt
+from helpers.fleet import FLEET, LinkMaker, Running
 
 
-def make_config(folder: Path, *, rounds=2, processes=0, **sections):
+def make_config(folder: Path, *, rounds: int = 2, processes: int = 0, **sections: Any) -> tuple[RunConfig, str]:
     """A config of a small run on digits, as data and as text; `sections` adds or replaces keys."""
-    tables = {
+    tables: dict[str, dict[str, Any]] = {
         "run": {"name": "run", "folder": str(folder), "rounds": rounds, "seed": 5},
         "fleet": {"devices": 4, "name": "test"},
         "model": {"model": "cnn-small"},
@@ -42,7 +45,7 @@ def public_file(folder: Path, *, rows: int = 60, dataset: str = "digits") -> dic
     return {"file": str(folder / "public.npz")}
 
 
-def local_data(dealt) -> dict[str, LocalData]:
+def local_data(dealt: Dealt) -> dict[str, LocalData]:
     """Each device's data as its agent would hold it."""
     found = {}
     for device, share in dealt.shares.items():
@@ -54,7 +57,9 @@ def local_data(dealt) -> dict[str, LocalData]:
 
 
 @contextmanager
-def run_agents(broker, folder: Path, data: dict[str, LocalData], *, fleets: dict[str, str] | None = None):
+def run_agents(
+    broker: LinkMaker, folder: Path, data: dict[str, LocalData], *, fleets: dict[str, str] | None = None
+) -> Iterator[None]:
     """Real agents in threads, one per device; `fleets` says which serve behind an edge."""
     with ExitStack() as stack:
         for device, own in data.items():
@@ -64,7 +69,7 @@ def run_agents(broker, folder: Path, data: dict[str, LocalData], *, fleets: dict
 
 
 @contextmanager
-def run_hiding_agents(broker, folder: Path, data: dict[str, LocalData]):
+def run_hiding_agents(broker: LinkMaker, folder: Path, data: dict[str, LocalData]) -> Iterator[None]:
     """Real agents that tell nothing of their data but sums that hide it."""
     with ExitStack() as stack:
         for device, own in data.items():
@@ -78,7 +83,7 @@ def run_hiding_agents(broker, folder: Path, data: dict[str, LocalData]):
         yield
 
 
-def _toml(value) -> str:
+def _toml(value: Any) -> str:
     """A value in TOML: inline tables, else as in JSON."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"

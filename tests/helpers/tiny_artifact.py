@@ -1,6 +1,10 @@
 """A hand-made training graph: logits = x W + b, cross-entropy, SGD with momentum on W."""
 
+from typing import Any
+
 import numpy as np
+import onnx
+from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from fedwright.protocol.artifact import FORMAT, Artifact, Manifest, Slot, TensorSpec, file_info
@@ -9,12 +13,12 @@ FEATURES, CLASSES, MOMENTUM = 3, 4, 0.9
 _FLOAT, _INT = TensorProto.FLOAT, TensorProto.INT64
 
 
-def _value(name, shape, dtype=_FLOAT):
+def _value(name: str, shape: list[int | str], dtype: int = _FLOAT) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, dtype, shape)
 
 
-def _constants():
-    arrays = {
+def _constants() -> list[onnx.TensorProto]:
+    arrays: dict[str, NDArray[Any]] = {
         "momentum": np.array(MOMENTUM, np.float32),
         "depth": np.array([CLASSES], np.int64),
         "off_on": np.array([0, 1], np.float32),
@@ -25,7 +29,13 @@ def _constants():
     return [numpy_helper.from_array(array, name) for name, array in arrays.items()]
 
 
-def train_model(nodes_extra=(), inputs_extra=(), opset_extra=(), ir_version=8, opset=17):
+def train_model(
+    nodes_extra: list[onnx.NodeProto] | tuple[Any, ...] = (),
+    inputs_extra: list[onnx.ValueInfoProto] | tuple[Any, ...] = (),
+    opset_extra: list[onnx.OperatorSetIdProto] | tuple[Any, ...] = (),
+    ir_version: int = 8,
+    opset: int = 17,
+) -> onnx.ModelProto:
     """The training graph, open to additions that make it bad."""
     node = helper.make_node
     nodes = [
@@ -76,7 +86,7 @@ def train_model(nodes_extra=(), inputs_extra=(), opset_extra=(), ir_version=8, o
     return helper.make_model(graph, ir_version=ir_version, opset_imports=opsets)
 
 
-def eval_model():
+def eval_model() -> onnx.ModelProto:
     """Logits and, as embedding, the input itself."""
     nodes = [helper.make_node("Gemm", ["x", "W", "b"], ["logits"]), helper.make_node("Identity", ["x"], ["embedding"])]
     inputs = [_value("x", ["B", FEATURES]), _value("W", [FEATURES, CLASSES]), _value("b", [CLASSES])]
@@ -85,7 +95,7 @@ def eval_model():
     return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
 
 
-def make_artifact(train=None, evaluation=None, **changes):
+def make_artifact(train: bytes | None = None, evaluation: Any = None, **changes: Any) -> Artifact:
     """The tiny artifact; `train` and `changes` replace the graph and manifest fields."""
     train_bytes = train if train is not None else train_model().SerializeToString()
     eval_bytes = evaluation if evaluation is not None else eval_model().SerializeToString()
@@ -112,7 +122,7 @@ def make_artifact(train=None, evaluation=None, **changes):
     return Artifact(Manifest(**{**fields, **changes}), train_bytes, eval_bytes)
 
 
-def start_weights():
+def start_weights() -> dict[str, NDArray[Any]]:
     """Weights to begin from."""
     rng = np.random.default_rng(5)
     return {

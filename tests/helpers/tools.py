@@ -61,9 +61,11 @@ def _built_once(folder: Path, build: Callable[[Path], object]) -> Path:
     return folder
 
 
-def run(command: list[str], *, timeout_s: float = 280, env: dict[str, str] | None = None) -> str:
+def run(
+    command: list[str], *, timeout_s: float = 280, env: dict[str, str] | None = None, cwd: Path | None = None
+) -> str:
     """Standard output of a command; a failure shows what it said."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=env, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=env, cwd=cwd, check=False)
     assert done.returncode == 0, f"{' '.join(command)}\nexit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 

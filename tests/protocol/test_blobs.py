@@ -342,7 +342,7 @@ def test_an_upload_answers_a_bounded_number_of_chunks(store: BlobStore) -> None:
 
     answers = list(uploads.answer(Get(ref.sha256, [2, 10, 11, 5]), limit=3))
 
-    assert answers == [Chunk(ref.sha256, 2, part(2)), Chunk(ref.sha256, 10, b"tail")]
+    assert answers == [Chunk(ref.sha256, 2, memoryview(part(2))), Chunk(ref.sha256, 10, memoryview(b"tail"))]
 
 
 def test_an_upload_says_when_a_blob_is_gone(store: BlobStore) -> None:

@@ -13,6 +13,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
 
 from fedwright.protocol import deltas, tensors
 from fedwright.protocol.errors import BadBlob, BadUpdate
@@ -138,7 +139,7 @@ def test_sizes_on_the_wire() -> None:
 
 
 def test_other_types_go_unchanged() -> None:
-    mixed = {"w": np.ones(4, dtype=np.float32), "seen": np.array(3, dtype=np.int64)}
+    mixed: dict[str, NDArray[Any]] = {"w": np.ones(4, dtype=np.float32), "seen": np.array(3, dtype=np.int64)}
 
     back = round_trip(mixed, codec="int8")
 

@@ -1,7 +1,10 @@
 """Some entries of a tensor: values with indices one way, values alone the other way."""
 
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from fedwright.protocol import deltas
 from fedwright.protocol.errors import BadBlob
@@ -12,7 +15,7 @@ MASK = {"w": RNG.random((64, 64)) < 0.25}
 SHAPES = {name: value.shape for name, value in DENSE.items()}
 
 
-def test_values_and_mask_come_back():
+def test_values_and_mask_come_back() -> None:
     values, masks = deltas.load(deltas.encode(DENSE, keep=MASK))
     np.testing.assert_array_equal(values["w"], np.where(MASK["w"], DENSE["w"], 0))
     np.testing.assert_array_equal(values["b"], DENSE["b"])
@@ -20,7 +23,7 @@ def test_values_and_mask_come_back():
     assert masks.keys() == {"w"}
 
 
-def test_values_alone_come_back_with_the_mask_that_was_sent():
+def test_values_alone_come_back_with_the_mask_that_was_sent() -> None:
     blob = deltas.encode(DENSE, keep=MASK, implied=True)
     np.testing.assert_array_equal(
         deltas.decode(blob, SHAPES, sent=MASK)["w"], np.where(MASK["w"], DENSE["w"], 0).astype(np.float32)
@@ -37,11 +40,11 @@ def test_values_alone_come_back_with_the_mask_that_was_sent():
     ],
     ids=["none", "shape", "count"],
 )
-def test_values_alone_need_the_very_mask(sent, words):
+def test_values_alone_need_the_very_mask(sent: dict[str, NDArray[Any]] | None, words: str) -> None:
     with pytest.raises(BadBlob, match=words):
         deltas.decode(deltas.encode(DENSE, keep=MASK, implied=True), SHAPES, sent=sent)
 
 
-def test_weights_that_come_without_indices_are_refused_by_a_device():
+def test_weights_that_come_without_indices_are_refused_by_a_device() -> None:
     with pytest.raises(BadBlob, match="without indices"):
         deltas.load(deltas.encode(DENSE, keep=MASK, implied=True))

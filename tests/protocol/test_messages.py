@@ -56,6 +56,7 @@ def test_the_data_of_a_chunk_are_not_copied() -> None:
     chunk = codec.decode(message).body
     message[-4:] = b"DATA"
 
+    assert isinstance(chunk, Chunk)
     assert chunk.data == b"DATA"
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.strategies._internal.core import DataObject
 from onnx import TensorProto, helper, numpy_helper
 
 from fedwright.protocol.errors import BadArtifact
@@ -13,16 +14,16 @@ from fedwright.protocol.onnx_outline import MAX_NODES, Outline, OutlineValue, Te
 from helpers.tiny_artifact import train_model
 
 
-def key(number, wire):
+def key(number: int, wire: int) -> bytes:
     return bytes([number << 3 | wire])
 
 
-def part(number, body):
+def part(number: int, body: bytes) -> bytes:
     """A length-delimited field."""
     return key(number, 2) + varint(len(body)) + body
 
 
-def varint(value):
+def varint(value: int) -> bytes:
     out = b""
     while value > 127:
         out, value = out + bytes([value & 127 | 128]), value >> 7
@@ -32,7 +33,7 @@ def varint(value):
 MINIMAL = key(1, 0) + b"\x08" + part(7, b"") + part(8, key(2, 0) + b"\x11")
 
 
-def test_outline_of_a_real_graph_is_what_onnx_says():
+def test_outline_of_a_real_graph_is_what_onnx_says() -> None:
     model = train_model()
     found = scan(model.SerializeToString(), what="train.onnx")
 
@@ -45,11 +46,11 @@ def test_outline_of_a_real_graph_is_what_onnx_says():
     assert found.initializers[1] == Tensor("depth", "int64", (1,), 8, {})
 
 
-def test_smallest_model():
+def test_smallest_model() -> None:
     assert scan(MINIMAL, what="m") == Outline(ir_version=8, opsets={"": 17})
 
 
-def test_operators_and_tensors_inside_subgraphs_are_seen():
+def test_operators_and_tensors_inside_subgraphs_are_seen() -> None:
     body = helper.make_graph(
         [helper.make_node("Secret", ["s"], ["o"], domain="evil")],
         "body",
@@ -66,7 +67,7 @@ def test_operators_and_tensors_inside_subgraphs_are_seen():
     assert [tensor.name for tensor in found.inner] == ["hidden", "k"]
 
 
-def test_external_data_is_reported():
+def test_external_data_is_reported() -> None:
     model = train_model()
     tensor = model.graph.initializer[0]
     tensor.ClearField("raw_data")
@@ -76,14 +77,14 @@ def test_external_data_is_reported():
     assert found.initializers[0].external == {"location": "../../etc/passwd"}
 
 
-def test_packed_and_unpacked_dimensions_are_the_same():
+def test_packed_and_unpacked_dimensions_are_the_same() -> None:
     packed = part(7, part(5, part(1, b"\x02\x03") + key(2, 0) + b"\x01"))
     unpacked = part(7, part(5, key(1, 0) + b"\x02" + key(1, 0) + b"\x03" + key(2, 0) + b"\x01"))
     assert scan(packed, what="m").initializers == scan(unpacked, what="m").initializers
     assert scan(packed, what="m").initializers[0].dims == (2, 3)
 
 
-def nested(depth):
+def nested(depth: int) -> bytes:
     graph = b""
     for _ in range(depth):
         graph = part(1, part(5, part(6, graph)))
@@ -119,19 +120,19 @@ def nested(depth):
         pytest.param(part(7, part(1, b"") * (MAX_NODES + 1)), "more than", id="too many nodes"),
     ],
 )
-def test_what_is_refused(data, message):
+def test_what_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(BadArtifact, match=message):
         scan(data, what="m")
 
 
 @given(st.binary(max_size=400))
-def test_arbitrary_bytes_never_do_worse_than_bad_artifact(data):
+def test_arbitrary_bytes_never_do_worse_than_bad_artifact(data: bytes) -> None:
     with contextlib.suppress(BadArtifact):
         scan(data, what="m")
 
 
 @given(st.data())
-def test_a_damaged_graph_never_does_worse_than_bad_artifact(data):
+def test_a_damaged_graph_never_does_worse_than_bad_artifact(data: DataObject) -> None:
     content = bytearray(train_model().SerializeToString())
     for _ in range(data.draw(st.integers(1, 4))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))

@@ -5,7 +5,7 @@ import pytest
 from fedwright.protocol.operator_costs import FEATURES, features
 
 
-def amounts_of(op, inputs, outputs):
+def amounts_of(op: str, inputs: list[tuple[int, ...]], outputs: list[tuple[int, ...]]) -> tuple[str, dict[str, float]]:
     kind, amounts = features(op, inputs, outputs)
     return kind, dict(zip(FEATURES, amounts, strict=True))
 
@@ -40,14 +40,16 @@ def amounts_of(op, inputs, outputs):
         pytest.param("Reshape", [(4, 6)], [(24,)], "shape", 0, id="reshape"),
     ],
 )
-def test_features_by_hand(op, inputs, outputs, kind, flops):
+def test_features_by_hand(
+    op: str, inputs: list[tuple[int, ...]], outputs: list[tuple[int, ...]], kind: str, flops: int
+) -> None:
     found, amounts = features(op, inputs, outputs)
 
     assert found == kind
     assert dict(zip(FEATURES, amounts, strict=True))["flops"] == pytest.approx(flops)
 
 
-def test_features_count_what_is_read_and_written():
+def test_features_count_what_is_read_and_written() -> None:
     _, amounts = features("Add", [(300, 1000), (300, 1000)], [(300, 1000)])
 
     values = dict(zip(FEATURES, amounts, strict=True))
@@ -55,7 +57,7 @@ def test_features_count_what_is_read_and_written():
     assert (values["spill"], values["flood"]) == (900_000 - 65_536, 900_000 - 524_288)
 
 
-def test_a_product_packs_whole_tiles_of_each_matrix():
+def test_a_product_packs_whole_tiles_of_each_matrix() -> None:
     _, found = amounts_of("FusedMatMul", [(64, 3, 784), (64, 1, 784)], [(64, 3, 1)])
 
     assert found["calls"] == 64
@@ -82,7 +84,9 @@ def test_a_product_packs_whole_tiles_of_each_matrix():
         pytest.param("Relu", [(2, 3)], [(2, 3)], "Relu", 0, id="one piece"),
     ],
 )
-def test_pieces_by_hand(op, inputs, outputs, kind, pieces):
+def test_pieces_by_hand(
+    op: str, inputs: list[tuple[int, ...]], outputs: list[tuple[int, ...]], kind: str, pieces: float
+) -> None:
     found, amounts = amounts_of(op, inputs, outputs)
 
     assert found == kind

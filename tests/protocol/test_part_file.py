@@ -7,7 +7,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedwright.protocol import part_file
 from fedwright.protocol.part_file import FLUSH_BYTES, KEPT_OPEN, PartFile
 
 CHUNK = 1024
@@ -69,9 +68,7 @@ def test_the_disk_begins_early_when_the_blob_is_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush: bool
 ) -> None:
     begun = []
-    monkeypatch.setattr(
-        part_file.os, "posix_fadvise", lambda _handle, start, size, _advice: begun.append((start, size))
-    )
+    monkeypatch.setattr(os, "posix_fadvise", lambda _handle, start, size, _advice: begun.append((start, size)))
     size = FLUSH_BYTES // 4
     file = make(tmp_path, flush=flush, chunk_bytes=size)
 

@@ -2,17 +2,19 @@
 
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from fedwright.protocol import tensors
 from fedwright.protocol.errors import BadBlob
 
-EXAMPLE = {
+EXAMPLE: dict[str, NDArray[Any]] = {
     "w": np.arange(6, dtype=np.float32).reshape(2, 3),
     "steps": np.array(7, dtype=np.int64),
     "none": np.zeros((0, 4), dtype=np.float32),

@@ -198,7 +198,7 @@ def test_a_folder_or_binary_file_is_no_config(tmp_path: Path) -> None:
         load_config(tmp_path / "binary.toml")
 
 
-def test_classes_are_a_number_or_names():
+def test_classes_are_a_number_or_names() -> None:
     for given, found in ("3", 3), ('["cat", "dog"]', ("cat", "dog")):
         text = f'[model]\nclasses = {given}\n[method]\nname = "fedavg"\n'
         assert config_from_text(text, where="run.toml").model.classes == found

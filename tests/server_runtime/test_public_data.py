@@ -1,6 +1,7 @@
 """Examples on the server: read from a file, or taken out of what simulated devices train on."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,7 +87,7 @@ def test_labels_of_another_task_are_for_transfer(tmp_path: Path) -> None:
         ({"x": np.array([{"a": 1}] * 4), "y": np.arange(4)}, "cannot be read"),
     ],
 )
-def test_a_file_of_something_else_is_refused_with_a_sentence(tmp_path: Path, arrays: dict, says: str) -> None:
+def test_a_file_of_something_else_is_refused_with_a_sentence(tmp_path: Path, arrays: dict[str, Any], says: str) -> None:
     np.savez(tmp_path / "public.npz", **arrays)
     with pytest.raises(DataError, match=says):
         load_public(PublicSection(str(tmp_path / "public.npz")), SPEC, seed=1)
@@ -151,3 +152,47 @@ def test_public_examples_have_the_type_that_the_model_takes() -> None:
     assert made.x.dtype == np.float32
     with pytest.raises(DataError, match="public data has fractions but the model takes whole numbers"):
         as_dtype(made, "int64")
+
+
+def test_a_named_set_needs_no_file_and_no_device_holds_any_of_it() -> None:
+    section = PublicSection(data="digits:holdout", rows=100)
+    found = load_public(section, SPEC, seed=1)
+    assert found is not None
+    assert found.y is not None
+    assert len(found) == 100
+    assert set(found.y.tolist()) == set(range(10))
+
+    dealt, reserved = reserve(deal(SimulateSection(devices=4), seed=1, public=section), section, seed=1)
+
+    assert reserved is None
+    held = {image.tobytes() for image in dealt.x}
+    assert not any(image.tobytes() in held for image in found.x)
+    assert len(dealt.x) == 1438
+
+
+def test_a_named_set_without_labels() -> None:
+    found = load_public(PublicSection(data="digits:holdout", labelled=False), SPEC, seed=1)
+    assert found is not None
+    assert (len(found), found.y) == (359, None)
+
+
+def test_a_named_set_leaves_other_data_sets_whole() -> None:
+    section = PublicSection(rows=10)
+    assert len(deal(SimulateSection(devices=4), seed=1, public=section).x) == 1797
+
+
+def test_a_named_set_for_devices_with_other_data_is_refused() -> None:
+    with pytest.raises(DataError, match=r"shape \[1, 8, 8\] but the model takes \[1, 28, 28\].*set public\.file"):
+        load_public(PublicSection(data="digits:holdout"), ModelSpec("lenet", (1, 28, 28), 10), seed=1)
+
+
+@pytest.mark.parametrize(
+    ("section", "sentence"),
+    [
+        ({"data": "mnist:holdout"}, r"data is 'mnist:holdout' but the sets without a file are digits:holdout"),
+        ({"data": "digits:holdout", "file": "x.npz"}, r"file and data are both given; keep one"),
+    ],
+)
+def test_a_public_section_that_cannot_be(section: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=r"\[public\] " + sentence):
+        config_from_dict({"method": {"name": "fedmd"}, "public": section}, where="test")

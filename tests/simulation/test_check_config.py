@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,7 +49,7 @@ def test_what_init_writes_goes_together(method: str) -> None:
         ("fedavg", f"[model]\n{OWN.format('make')}\ninput_shape = [7]", "for samples of shape [7]"),
         ("hyperflora", '[model]\nmodel = "cnn-small"', "model cnn-small has no adapters"),
         ("pfedclub", '[method.own]\nmodels = ["cnn9"]\n[public]\nrows = 60', "unknown model 'cnn9'"),
-        ("scalefl", '[model]\nmodel = "lenet"', "needs a model with exits but lenet has none"),
+        ("scalefl", '[model]\nmodel = "lenet"', "needs a model of the zoo with exits but lenet has none"),
         ("fedmd", "", "method fedmd needs examples on the server"),
         ("fedavg", '[public]\nfile = "absent.npz"', "public.file absent.npz cannot be read"),
         ("fedavg", '[fleet]\ntrust = "absent"', "absent holds no usable authority"),
@@ -101,7 +102,7 @@ def test_a_public_file_says_what_the_model_is_made_for(validate: Say, tmp_path: 
     assert "would not run: public data has samples of shape [9]" in text
 
 
-def test_the_config_of_an_edge_is_checked_too(validate: Say, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_config_of_an_edge_is_checked_too(validate: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "edge"]) == 0
     text = capsys.readouterr().out
 

@@ -146,7 +146,7 @@ def test_titles_become_prefixes(folder: Path) -> None:
     assert first == ["how", "how to", "how to write"]
     assert words[data.y_train[:3]].tolist() == ["to", "write", "code"]
     assert data.x_train.shape[1] == 23
-    assert (data.x_train[:, -1] > 0).all()
+    assert (np.asarray(data.x_train, np.float32)[:, -1] > 0).all()
     assert len(data.x_train) == 8 * len(np.unique(data.extra["article_train"]))
     assert data.owners == ("The Startup", "UX Collective")
 

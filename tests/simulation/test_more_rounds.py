@@ -1,13 +1,17 @@
 """A run that is given more rounds ends as one that had them from the start, and keeps a bounded number of tasks."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.server_runtime import run as runs
+from fedwright.server_runtime.config import RunConfig
 from fedwright.server_runtime.rounds import events, old_tasks
 from fedwright.server_runtime.rounds.store.base import Position, evaluation_after
+from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.run_reader import open_run, with_rounds
 from fedwright.simulation.dealing import deal
@@ -25,12 +29,12 @@ METHODS = {
 MODELS = {"hyperflora": {"model": "cnn-lora"}, "fedconv": {"model": "lenet"}}
 
 
-def in_folder(config, folder):
+def in_folder(config: RunConfig, folder: Path) -> RunConfig:
     return replace(config, run=replace(config.run, folder=str(folder)))
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
-def test_more_rounds_end_in_the_same_bytes(tmp_path, method):
+def test_more_rounds_end_in_the_same_bytes(tmp_path: Path, method: dict[str, Any]) -> None:
     config, text = make_config(
         tmp_path / "whole", rounds=4, method=method, update={"codec": "int8"}, public={"rows": 24},
         model=MODELS.get(method["name"], {}),
@@ -47,7 +51,7 @@ def test_more_rounds_end_in_the_same_bytes(tmp_path, method):
     assert [plan and len(plan) for plan in measured] == [None, 4, 4, 4]
 
 
-def test_more_rounds_over_a_link_with_the_same_living_devices(tmp_path):
+def test_more_rounds_over_a_link_with_the_same_living_devices(tmp_path: Path) -> None:
     config, text = make_config(tmp_path / "simulated", rounds=3)
     simulate(config, text)
     served = in_folder(config, tmp_path / "served")
@@ -65,12 +69,12 @@ def test_more_rounds_over_a_link_with_the_same_living_devices(tmp_path):
     assert stages == [(1, False), (1, True), (2, False), (3, False), (3, True)]
 
 
-def test_a_run_that_was_stopped_while_it_was_measured_can_be_given_more_rounds(tmp_path):
+def test_a_run_that_was_stopped_while_it_was_measured_can_be_given_more_rounds(tmp_path: Path) -> None:
     config, text = make_config(tmp_path / "whole", rounds=3)
     simulate(config, text)
     grown = in_folder(config, tmp_path / "grown")
 
-    def die(event):
+    def die(event: Any) -> None:
         if isinstance(event, events.UpdateTaken) and event.evaluation:
             raise Killed
 
@@ -90,7 +94,9 @@ def test_a_run_that_was_stopped_while_it_was_measured_can_be_given_more_rounds(t
 
 
 @pytest.mark.parametrize(("fleet", "answers"), [({}, 24), ({"buffer": 3}, 18)], ids=["in step", "asynchronous"])
-def test_records_stay_right_when_tasks_are_forgotten(tmp_path, monkeypatch, fleet, answers):
+def test_records_stay_right_when_tasks_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fleet: dict[str, int], answers: int
+) -> None:
     found = {}
     for keep in (100, 2):
         monkeypatch.setattr(old_tasks, "KEEP_ROUNDS", keep)
@@ -107,12 +113,12 @@ def test_records_stay_right_when_tasks_are_forgotten(tmp_path, monkeypatch, flee
     assert sum(record.answers for record in found[2].values()) == answers + 4
 
 
-def steady(record):
+def steady(record: DeviceRecord) -> DeviceRecord:
     """A record without what a clock says."""
     return replace(record, task_s=0.0, cpu_s=0.0, peak_rss_bytes=0, energy_j=None)
 
 
-def test_a_long_run_keeps_no_more_than_the_tasks_of_its_last_rounds(tmp_path):
+def test_a_long_run_keeps_no_more_than_the_tasks_of_its_last_rounds(tmp_path: Path) -> None:
     sizes = {}
     for rounds in (old_tasks.KEEP_ROUNDS + 5, old_tasks.KEEP_ROUNDS + 30):
         config, text = make_config(

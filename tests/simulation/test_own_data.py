@@ -1,27 +1,32 @@
 """A simulation of the user's own data: dealt out of one source, or one file per device, and mistakes in either."""
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
 from fedwright.device_runtime import data
 from fedwright.protocol.errors import ConfigError, DataError, FedwrightError
+from fedwright.server_runtime.config import RunConfig
 from fedwright.simulation.dealing import deal, local_data, reserve
 from fedwright.simulation.simulate import simulate
 from helpers.image_folders import write_folder
 from helpers.simulation import make_config
 
 
-def rows(count: int, *, seed: int = 0) -> dict:
+def rows(count: int, *, seed: int = 0) -> dict[str, Any]:
     x = np.random.default_rng(seed).normal(size=(count, 4)).astype(np.float32)
     return {"x": x, "y": (x.sum(axis=1) > 0).astype(np.int64)}
 
 
-def make(folder, source, **changes):
+def make(folder: Path, source: str, **changes: Any) -> tuple[RunConfig, str]:
     simulated = {"data": source, "devices": 3, "rows": 1000, "evaluate_every": 0, "partition": "iid", **changes}
     return make_config(folder, model={"model": "mlp"}, fleet={"devices": 1}, simulate=simulated)
 
 
-def test_every_kind_of_source_is_dealt_out(tmp_path, monkeypatch):
+def test_every_kind_of_source_is_dealt_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = rows(60)
     np.savez(tmp_path / "d.npz", **made)
     (tmp_path / "d").mkdir()
@@ -41,14 +46,14 @@ def test_every_kind_of_source_is_dealt_out(tmp_path, monkeypatch):
         assert [len(share.rows) for share in dealt.shares.values()] == [20, 20, 20]
 
 
-def test_rows_of_a_source_are_limited_at_random(tmp_path):
+def test_rows_of_a_source_are_limited_at_random(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", x=np.arange(200.0).reshape(100, 2), y=np.repeat([0, 1], 50))
     dealt = deal(make(tmp_path, f"{tmp_path}/d.npz", rows=40)[0].simulate, seed=1)
     assert len(dealt.y) == 40
     assert set(dealt.y.tolist()) == {0, 1}
 
 
-def test_images_with_names_are_simulated(tmp_path):
+def test_images_with_names_are_simulated(tmp_path: Path) -> None:
     write_folder(tmp_path / "all", {"fox": 30, "cat": 30})
     config, text = make(tmp_path / "run", f"images:{tmp_path}/all")
     found = simulate(config, text)
@@ -58,7 +63,7 @@ def test_images_with_names_are_simulated(tmp_path):
     )
 
 
-def test_a_file_per_device_is_what_its_agent_holds(tmp_path):
+def test_a_file_per_device_is_what_its_agent_holds(tmp_path: Path) -> None:
     folder = tmp_path / "fleet"
     folder.mkdir()
     np.savez(folder / "pi-1.npz", **rows(20))
@@ -74,7 +79,7 @@ def test_a_file_per_device_is_what_its_agent_holds(tmp_path):
     assert [device.n for device in simulate(config, text).evaluations[-1].devices] == [4, 5]
 
 
-def test_public_rows_of_named_devices_are_in_one_numbering(tmp_path):
+def test_public_rows_of_named_devices_are_in_one_numbering(tmp_path: Path) -> None:
     write_folder(tmp_path / "fleet" / "a", {"fox": 20, "cat": 20})
     write_folder(tmp_path / "fleet" / "b", {"fox": 20, "ant": 20})
     config, _ = make_config(
@@ -89,12 +94,12 @@ def test_public_rows_of_named_devices_are_in_one_numbering(tmp_path):
     assert sum(len(share.train) for share in rest.shares.values()) == 64 - 30
 
 
-def write_unlike(folder):
+def write_unlike(folder: Path) -> None:
     np.savez(folder / "a.npz", x=np.zeros((4, 2)), y=[0, 1, 0, 1])
     np.savez(folder / "b.npz", x=np.zeros((4, 3)), y=[0, 1, 0, 1])
 
 
-def write_twins(folder):
+def write_twins(folder: Path) -> None:
     np.savez(folder / "a.npz", **rows(9))
     (folder / "a.csv").write_text("p,q,label\n1,2,0\n3,4,1\n")
 
@@ -111,7 +116,7 @@ def write_twins(folder):
         pytest.param("devices:{0}", lambda d: np.savez(d / "a b.npz", **rows(9)), "the name of .*a b.npz", id="name"),
     ],
 )
-def test_mistakes_are_one_sentence(tmp_path, source, write, message):
+def test_mistakes_are_one_sentence(tmp_path: Path, source: str, write: Callable[..., Any] | None, message: str) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     if write is not None:
@@ -121,7 +126,7 @@ def test_mistakes_are_one_sentence(tmp_path, source, write, message):
         deal(config.simulate, seed=1)
 
 
-def test_settings_that_do_not_go_together(tmp_path):
+def test_settings_that_do_not_go_together(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", **rows(30))
     for changes, message in ({"dataset": "mnist"}, "both given"), ({"partition": "owner"}, "who made each example"):
         config, _ = make(tmp_path, f"{tmp_path}/d.npz", **changes)
@@ -129,7 +134,7 @@ def test_settings_that_do_not_go_together(tmp_path):
             deal(config.simulate, seed=1)
 
 
-def test_a_device_alone_in_naming_its_classes(tmp_path):
+def test_a_device_alone_in_naming_its_classes(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     np.savez(folder / "a.npz", **rows(20))
@@ -141,7 +146,7 @@ def test_a_device_alone_in_naming_its_classes(tmp_path):
         reserve(deal(config.simulate, seed=1), make_config(tmp_path, public={"rows": 3})[0].public, seed=1)
 
 
-def test_a_fraction_in_one_file_makes_all_fractions(tmp_path):
+def test_a_fraction_in_one_file_makes_all_fractions(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     (folder / "a.csv").write_text("p,q,label\n1,2,0\n3,4,1\n5,6,0\n")
@@ -151,7 +156,7 @@ def test_a_fraction_in_one_file_makes_all_fractions(tmp_path):
     assert deal(make(tmp_path, f"devices:{folder}")[0].simulate, seed=1).x.dtype == np.int64
 
 
-def test_a_source_that_is_damaged(tmp_path):
+def test_a_source_that_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "d.npz").write_text("hello")
     with pytest.raises(DataError, match="not a readable numpy archive"):
         deal(make(tmp_path, f"{tmp_path}/d.npz")[0].simulate, seed=1)

@@ -64,7 +64,7 @@ def test_every_row_once_and_the_same_again(kind: str, seed: int, devices: int, r
 def test_digits_for_eight_devices() -> None:
     data = load("digits")
 
-    shares = partition.by_dirichlet(data.y_train, 8, alpha=0.3, rng=np.random.default_rng(7))
+    shares = partition.by_dirichlet(data.y_train.astype(np.int64), 8, alpha=0.3, rng=np.random.default_rng(7))
 
     dealt = np.concatenate([share.rows for share in shares.values()])
     assert sorted(dealt.tolist()) == list(range(len(data.y_train)))

@@ -2,6 +2,8 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,13 +20,13 @@ from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.store.base import Position
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.simulation.dealing import deal
-from fedwright.simulation.simulate import make_reports, simulate
+from fedwright.simulation.simulate import Simulated, make_reports, simulate
 from helpers.simulation import local_data, make_config, run_agents
 
 DEVICES = 4
 
 
-def final_state(folder) -> bytes:
+def final_state(folder: Path) -> bytes:
     """The last saved state of the run in a folder."""
     store = SqliteRoundStore(folder / "rounds.sqlite")
     try:
@@ -34,7 +36,7 @@ def final_state(folder) -> bytes:
 
 
 @pytest.mark.parametrize("processes", [0, 2], ids=["in this process", "two processes"])
-def test_same_bytes_as_real_agents(tmp_path, processes):
+def test_same_bytes_as_real_agents(tmp_path: Path, processes: int) -> None:
     config, text = make_config(tmp_path / "simulated", processes=processes, update={"codec": "int8"})
     simulate(config, text)
 
@@ -47,7 +49,7 @@ def test_same_bytes_as_real_agents(tmp_path, processes):
     assert final_state(tmp_path / "simulated/run") == final_state(tmp_path / "agents/run")
 
 
-def test_models_sent_as_bf16_take_half_the_bytes_and_train_as_well(tmp_path):
+def test_models_sent_as_bf16_take_half_the_bytes_and_train_as_well(tmp_path: Path) -> None:
     found = {}
     for codec in ("float32", "bf16"):
         config, text = make_config(tmp_path / codec, rounds=6, update={"model_codec": codec})
@@ -60,7 +62,7 @@ def test_models_sent_as_bf16_take_half_the_bytes_and_train_as_well(tmp_path):
     assert final_state(found["bf16"].folder) != final_state(found["float32"].folder)
 
 
-def weights_bytes(folder) -> int:
+def weights_bytes(folder: Path) -> int:
     """Bytes of the weights that were sent out first; the server's own state stays whole."""
     store = SqliteRoundStore(folder / "rounds.sqlite")
     try:
@@ -69,7 +71,7 @@ def weights_bytes(folder) -> int:
         store.close()
 
 
-def fleet_mean(found) -> float:
+def fleet_mean(found: Simulated) -> float:
     devices = found.evaluations[-1].devices
     return sum(device.correct for device in devices) / sum(device.n for device in devices)
 
@@ -78,11 +80,11 @@ class PowerCut(Exception):
     """Ends the process that runs a test."""
 
 
-def test_an_interrupted_simulation_goes_on(tmp_path):
+def test_an_interrupted_simulation_goes_on(tmp_path: Path) -> None:
     config, text = make_config(tmp_path / "whole", rounds=3)
     whole = simulate(config, text)
 
-    def cut(event):
+    def cut(event: Any) -> None:
         if isinstance(event, events.UpdateTaken) and event.round == 2:
             raise PowerCut
 
@@ -91,7 +93,7 @@ def test_an_interrupted_simulation_goes_on(tmp_path):
         simulate(broken, text, observer=cut)
     closed = []
 
-    def note(event):
+    def note(event: Any) -> None:
         if isinstance(event, events.RoundClosed):
             closed.append(event.round)
 
@@ -103,7 +105,7 @@ def test_an_interrupted_simulation_goes_on(tmp_path):
     assert [entry.round for entry in rest.evaluations] == [entry.round for entry in whole.evaluations] == [1, 2, 3]
 
 
-def test_periodic_measurement_agrees_with_the_closing_one(tmp_path):
+def test_periodic_measurement_agrees_with_the_closing_one(tmp_path: Path) -> None:
     config, text = make_config(tmp_path, rounds=2)
     found = simulate(config, text)
 
@@ -112,14 +114,16 @@ def test_periodic_measurement_agrees_with_the_closing_one(tmp_path):
     assert all(record.bytes_up > 0 and record.bytes_down > 0 for record in found.outcome.devices.values())
 
 
-def test_profiles_give_devices_their_memory(tmp_path):
+def test_profiles_give_devices_their_memory(tmp_path: Path) -> None:
     config, _ = make_config(tmp_path, simulate={"profiles": "demo"})
     reports = make_reports(config, deal(config.simulate, seed=1))
     assert reports["device-0"].board.profile == "raspberry-pi-4"
     assert reports["device-0"].free_bytes == load_profile("raspberry-pi-4").memory_bytes
 
 
-def test_devices_without_memory_are_given_nothing_and_the_run_says_so(tmp_path, monkeypatch, caplog):
+def test_devices_without_memory_are_given_nothing_and_the_run_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     config, text = make_config(tmp_path)
     monkeypatch.setattr("fedwright.device_runtime.facts.free_bytes", lambda: 1000)
     with pytest.raises(RoundError, match=r"gave nobody anything to do in round 1; .* budgets"):
@@ -127,11 +131,11 @@ def test_devices_without_memory_are_given_nothing_and_the_run_says_so(tmp_path, 
     assert caplog.text.count("takes no part") == DEVICES
 
 
-def test_devices_whose_memory_went_refuse_and_the_run_says_so(tmp_path, monkeypatch):
+def test_devices_whose_memory_went_refuse_and_the_run_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, text = make_config(tmp_path)
     # What the devices report is not what they have when the task comes.
     monkeypatch.setattr("fedwright.simulation.worker.need_bytes", lambda manifest, batch: 10**15)
-    seen = []
+    seen: list[Any] = []
     with pytest.raises(NoQuorum, match="refused: needs"):
         simulate(config, text, observer=seen.append)
     assert {event.device for event in seen if isinstance(event, events.TaskFailed)} == {
@@ -140,7 +144,7 @@ def test_devices_whose_memory_went_refuse_and_the_run_says_so(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("partition", ["iid", "dirichlet", "balanced-dirichlet", "shards", "few-classes"])
-def test_every_partition_deals_disjoint_rows(partition):
+def test_every_partition_deals_disjoint_rows(partition: Any) -> None:
     section = SimulateSection(partition=partition, devices=5, per_device=2)
     dealt = deal(section, seed=3)
     rows = np.concatenate([share.rows for share in dealt.shares.values()])
@@ -150,25 +154,25 @@ def test_every_partition_deals_disjoint_rows(partition):
     assert all(np.array_equal(dealt.shares[d].train, again.shares[d].train) for d in dealt.shares)
 
 
-def test_a_dirichlet_draw_can_be_held_to_classes():
+def test_a_dirichlet_draw_can_be_held_to_classes() -> None:
     shares = deal(SimulateSection(devices=4, alpha=0.3, least_classes=6), seed=2)
     for share in shares.shares.values():
         rows = np.concatenate([share.train, share.val, share.test])
         assert len(np.unique(shares.y[rows])) >= 6
 
 
-def test_an_owner_partition_needs_owners():
+def test_an_owner_partition_needs_owners() -> None:
     with pytest.raises(ConfigError, match="does not say who made each example"):
         deal(SimulateSection(partition="owner"), seed=1)
 
 
-def test_a_wrong_fleet_of_profiles_is_named(tmp_path):
+def test_a_wrong_fleet_of_profiles_is_named(tmp_path: Path) -> None:
     config, text = make_config(tmp_path, simulate={"profiles": "nowhere"})
     with pytest.raises(FedwrightError, match="nowhere"):
         simulate(config, text)
 
 
-def test_the_command_writes_json(tmp_path, capsys):
+def test_the_command_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, text = make_config(tmp_path)
     (tmp_path / "run.toml").write_text(text)
     assert main(["simulate", str(tmp_path / "run.toml"), "--json", str(tmp_path / "out.json")]) == 0
@@ -180,20 +184,20 @@ def test_the_command_writes_json(tmp_path, capsys):
     assert "accuracy mean" in capsys.readouterr().out
 
 
-def test_an_unknown_data_set_is_one_sentence(tmp_path, capsys):
+def test_an_unknown_data_set_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, text = make_config(tmp_path, simulate={"dataset": "cats"})
     (tmp_path / "run.toml").write_text(text)
     assert main(["simulate", str(tmp_path / "run.toml")]) == 1
     assert "unknown data set 'cats'" in capsys.readouterr().err
 
 
-def test_fleet_summary_by_head():
+def test_fleet_summary_by_head() -> None:
     found = fleet_summary([0.2, 0.4, 0.9], [0.0, 0.0, np.log(4)], [1, 1, 2])
     # p10 of three sorted values lies a fifth of the way from the first to the second
     expected = {"mean": 0.5, "worst": 0.2, "p10": 0.24, "weighted_mean": 0.6, "perplexity": 2.0}
     assert found == pytest.approx(expected)
 
 
-def test_config_text_round_trips(tmp_path):
+def test_config_text_round_trips(tmp_path: Path) -> None:
     config, text = make_config(tmp_path)
     assert config_from_text(text, where="x") == config

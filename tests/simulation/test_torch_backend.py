@@ -1,6 +1,8 @@
 """Simulations on torch: the same runs as on the devices' graphs, but for rounding."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ConfigError
+from fedwright.server_runtime.config import RunConfig
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.simulation.simulate import simulate
@@ -26,7 +29,7 @@ class PowerCut(Exception):
     """The process is gone."""
 
 
-def final_weights(folder) -> dict[str, np.ndarray]:
+def final_weights(folder: Path) -> dict[str, np.ndarray]:
     store = SqliteRoundStore(folder / "run/rounds.sqlite")
     try:
         return tensors.load(BlobStore(folder / "run/blobs").path(store.closed()[-1].state))
@@ -34,14 +37,14 @@ def final_weights(folder) -> dict[str, np.ndarray]:
         store.close()
 
 
-def on(config, backend: str, folder):
+def on(config: RunConfig, backend: Any, folder: Path) -> RunConfig:
     """The same run on another backend, elsewhere."""
     section = replace(config.simulate, backend=backend)
     return replace(config, simulate=section, run=replace(config.run, folder=str(folder)))
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_same_weights_but_for_rounding(tmp_path, method):
+def test_the_same_weights_but_for_rounding(tmp_path: Path, method: str) -> None:
     config, text = make_config(tmp_path, method={"name": method, **METHODS[method]}, simulate=SMALL)
     for backend in ("portable", "torch"):
         simulate(on(config, backend, tmp_path / backend), text)
@@ -53,7 +56,7 @@ def test_the_same_weights_but_for_rounding(tmp_path, method):
     assert any(not np.array_equal(found[name], value) for name, value in expected.items())
 
 
-def test_batch_norm_and_adam_too(tmp_path):
+def test_batch_norm_and_adam_too(tmp_path: Path) -> None:
     config, text = make_config(
         tmp_path,
         rounds=1,
@@ -66,7 +69,7 @@ def test_batch_norm_and_adam_too(tmp_path):
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
 
 
-def test_an_interrupted_run_goes_on(tmp_path):
+def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     config, text = make_config(tmp_path, simulate={**SMALL, "backend": "torch"})
 
     def cut(event: events.Event) -> None:
@@ -81,18 +84,18 @@ def test_an_interrupted_run_goes_on(tmp_path):
         np.testing.assert_array_equal(final_weights(tmp_path)[name], value)
 
 
-def test_an_objective_that_torch_does_not_know_is_named(tmp_path):
+def test_an_objective_that_torch_does_not_know_is_named(tmp_path: Path) -> None:
     config, text = make_config(tmp_path, method={"name": "fiarse"}, simulate={**SMALL, "backend": "torch"})
     with pytest.raises(ConfigError, match=r"does not know the objective's fiarse.*; set simulate.backend = 'portable'"):
         simulate(config, text)
 
 
-def test_another_backend_is_refused(tmp_path):
+def test_another_backend_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="backend"):
         make_config(tmp_path, simulate={"backend": "jax"})
 
 
-def test_whole_numbers_are_taken_as_the_model_takes_them(tmp_path):
+def test_whole_numbers_are_taken_as_the_model_takes_them(tmp_path: Path) -> None:
     """The user's own integers on a model that takes fractions."""
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "d.npz", x=rng.integers(0, 9, (90, 4)).astype(np.uint16), y=np.arange(90) % 3)

@@ -58,7 +58,7 @@ def cluster(layers: Mapping[str, Array], *, seed: int, most: int = 5, exact: int
 def _best(points: Floats, most: int, seed: int) -> NDArray[np.int64]:
     """The labels whose silhouette is largest; one cluster when none is large enough."""
     # scikit-learn takes a second to import, and only an edge that clusters needs it.
-    from sklearn.metrics import silhouette_score  # type: ignore[import-untyped]
+    from sklearn.metrics import silhouette_score
 
     best, labels = LEAST_SILHOUETTE, np.zeros(len(points), np.int64)
     for count in range(2, most + 1):
@@ -70,7 +70,7 @@ def _best(points: Floats, most: int, seed: int) -> NDArray[np.int64]:
 
 
 def _kmeans(points: Floats, count: int, seed: int) -> NDArray[np.int64]:
-    from sklearn.cluster import KMeans  # type: ignore[import-untyped]
+    from sklearn.cluster import KMeans
 
     if count == 1:
         return np.zeros(len(points), np.int64)

@@ -54,7 +54,7 @@ def similarities(embedded: Tensor) -> Tensor:
 def group(embedded: Tensor, count: int, *, seed: int) -> NDArray[np.int64]:
     """The group of every block by K-means (k-means++, ten restarts); fewer groups where blocks are few or equal."""
     # scikit-learn takes a second to import, and only a server that groups blocks needs it.
-    from sklearn.cluster import KMeans  # type: ignore[import-untyped]
+    from sklearn.cluster import KMeans
 
     # Distances live in the span of the rows, so their coordinates in it do as well as 2 n² numbers.
     rows = _coordinates(embedded)

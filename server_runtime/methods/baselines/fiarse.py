@@ -20,19 +20,18 @@ from fedwright.server_runtime.methods.base import (
     Assignment,
     CheckedUpdate,
     Emission,
-    MethodState,
     Relay,
     Setting,
     Tensors,
 )
 from fedwright.server_runtime.methods.params.submodels import FiarseParams
-from fedwright.server_runtime.methods.shared.budget_fit import ChosenSizes, largest_fitting
-from fedwright.server_runtime.methods.shared.submodels import SubmodelMethod, norm_names
+from fedwright.server_runtime.methods.shared.budget_fit import largest_fitting
+from fedwright.server_runtime.methods.shared.submodels import SizedMethod, norm_names
 from fedwright.server_runtime.seeds import number_of
 from fedwright.server_runtime.spec import ModelSpec, Objective
 
 
-class Fiarse(SubmodelMethod):
+class Fiarse(SizedMethod):
     """W_j ← W_j + Σ_i Δ_ij / |{i : Δ_ij ≠ 0}|."""
 
     def __init__(self, params: FiarseParams, setting: Setting) -> None:
@@ -43,7 +42,6 @@ class Fiarse(SubmodelMethod):
         self._total: Tensors = {}
         self._count: Tensors = {}
         self._thresholds: dict[float, np.float32] = {}
-        self._chosen = ChosenSizes()
         self._begin()
 
     def spec_of(self, device: str) -> ModelSpec:
@@ -130,23 +128,6 @@ class Fiarse(SubmodelMethod):
         self.advanced += 1
         self._begin()
         return {}
-
-    def planning_state(self) -> MethodState:
-        """The size of each device."""
-        return self._chosen.state()
-
-    def restore_planning(self, state: MethodState) -> None:
-        """Know the sizes again that a plan was made with."""
-        self._chosen.restore(state)
-
-    def state(self) -> MethodState:
-        """Also the size of each device."""
-        return super().state() | self._chosen.state()
-
-    def restore(self, state: MethodState) -> None:
-        """Continue from a saved state."""
-        super().restore(state)
-        self._chosen.restore(state)
 
     def _begin(self) -> None:
         super()._begin()

@@ -58,7 +58,7 @@ class Framp(Method):
         self._parts = SubmodelMasks(params, setting, self._initial)
         self._descriptors, self._running = (
             Descriptors(params, setting),
-            generated_models.RunningStatistics(setting, self._initial),
+            generated_models.RunningStatistics(setting, self._initial, self._parts.axes),
         )
         self._step = Step(params.server_rate)
         self._hypernet: Hypernet | None = None
@@ -133,7 +133,7 @@ class Framp(Method):
         self._net(len(row)).add(row, change, update.weight)
         if self._params.describe == "updated":
             self._descriptors.pull(device, self._net(len(row)).input_gradient(row, change))
-        self._running.add(tensors, update.stats.samples * update.weight)
+        self._running.add(tensors, update.stats.samples * update.weight, note.channels)
         if "prototypes" in tensors:
             rng = np.random.default_rng(derive_seed(self._setting.seed, "prototypes", self._advanced, device))
             shared = disturbed(tensors["prototypes"], self._params.disturb, scale=self._params.noise, rng=rng)

@@ -10,6 +10,7 @@ from fedwright.protocol.messages import Report
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.blocks.hypernet import Hypernet
 from fedwright.server_runtime.blocks.robust import Mean, make_mean
+from fedwright.server_runtime.blocks.slicing import Axes, Plan
 from fedwright.server_runtime.methods.base import Array, MethodState, Setting, Tensors
 from fedwright.server_runtime.methods.baselines.heterofl import classifier_names
 
@@ -75,16 +76,17 @@ def floats(marks: tuple[int, ...]) -> Array:
 
 
 class RunningStatistics:
-    """Running statistics, which no hypernetwork writes: averaged over devices as in FedAvg."""
+    """Running statistics, which no hypernetwork writes: averaged as in FedAvg over the devices that hold them."""
 
-    def __init__(self, setting: Setting, generated: Mapping[str, Array]) -> None:
-        self._combine = setting.combine
+    def __init__(self, setting: Setting, generated: Mapping[str, Array], axes: Axes | None = None) -> None:
+        """axes: of the whole model, where devices may hold some of its channels only."""
+        self._combine, self._axes = setting.combine, axes or {}
         self.values = {name: value for name, value in setting.initial.items() if name not in generated}
         self._change = self._new_mean()
 
-    def add(self, change: Mapping[str, Array], weight: float) -> None:
-        """Fold in one device's change."""
-        self._change.add({name: change[name] for name in self.values}, {}, weight)
+    def add(self, change: Mapping[str, Array], weight: float, plan: Plan | None = None) -> None:
+        """Fold in one device's change; plan: the channels that it holds."""
+        self._change.add({name: change[name] for name in self.values}, plan or {}, weight)
 
     def advance(self) -> None:
         """Apply the mean change."""
@@ -93,7 +95,7 @@ class RunningStatistics:
         self._change = self._new_mean()
 
     def _new_mean(self) -> Mean:
-        axes = {name: (None,) * value.ndim for name, value in self.values.items()}
+        axes = {name: self._axes.get(name, (None,) * value.ndim) for name, value in self.values.items()}
         return make_mean(self._combine, {name: np.zeros_like(value) for name, value in self.values.items()}, axes)
 
     def state(self) -> MethodState:

@@ -194,7 +194,32 @@ class SubmodelMethod(Method):
         self._begin()
 
 
-class LeveledMethod(SubmodelMethod):
+class SizedMethod(SubmodelMethod):
+    """Submodels in a few sizes; which one a device was last given is part of the state."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._chosen = ChosenSizes()
+
+    def planning_state(self) -> MethodState:
+        """The size of each device."""
+        return self._chosen.state()
+
+    def restore_planning(self, state: MethodState) -> None:
+        """Know the sizes again that a plan was made with."""
+        self._chosen.restore(state)
+
+    def state(self) -> MethodState:
+        """Also the size of each device."""
+        return super().state() | self._chosen.state()
+
+    def restore(self, state: MethodState) -> None:
+        """Continue from a saved state."""
+        super().restore(state)
+        self._chosen.restore(state)
+
+
+class LeveledMethod(SizedMethod):
     """Submodels in a few sizes."""
 
     def __init__(self, levels: Levels, setting: Setting) -> None:
@@ -202,7 +227,6 @@ class LeveledMethod(SubmodelMethod):
         self.levels = levels
         self.specs = self.make_specs()
         self._sizes = [count_params(spec) for spec in self.specs]
-        self._chosen = ChosenSizes()
 
     def make_specs(self) -> list[ModelSpec]:
         """The spec of every level, in the order of the levels."""
@@ -261,23 +285,6 @@ class LeveledMethod(SubmodelMethod):
     def spec_of(self, device: str) -> ModelSpec:
         """The submodel of the device's level."""
         return self.specs[self.level_of(device)]
-
-    def planning_state(self) -> MethodState:
-        """The level of each device."""
-        return self._chosen.state()
-
-    def restore_planning(self, state: MethodState) -> None:
-        """Know the levels again that a plan was made with."""
-        self._chosen.restore(state)
-
-    def state(self) -> MethodState:
-        """Also the level of each device."""
-        return super().state() | self._chosen.state()
-
-    def restore(self, state: MethodState) -> None:
-        """Continue from a saved state."""
-        super().restore(state)
-        self._chosen.restore(state)
 
 
 @lru_cache(maxsize=256)

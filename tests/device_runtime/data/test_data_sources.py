@@ -1,23 +1,26 @@
 """Data sources: what they read, and what each mistake is told."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
 from fedwright.device_runtime import data
 from fedwright.device_runtime.data import sources
-from fedwright.device_runtime.data.local import Raw
+from fedwright.device_runtime.data.local import LocalData, Raw
 from fedwright.protocol.errors import DataError
 
 
-def load(source, holdout_ratio=0.2, seed=3):
+def load(source: Path | str, holdout_ratio: float = 0.2, seed: int = 3) -> LocalData:
     return data.load(str(source), holdout_ratio=holdout_ratio, seed=seed)
 
 
-def arrays(n=10):
+def arrays(n: int = 10) -> dict[str, Any]:
     return {"x": np.arange(n * 2, dtype=np.float32).reshape(n, 2), "y": np.arange(n) % 3}
 
 
-def test_npz_is_split_into_disjoint_parts_that_depend_on_the_seed(tmp_path):
+def test_npz_is_split_into_disjoint_parts_that_depend_on_the_seed(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", **arrays())
     one, again, other = load(tmp_path / "d.npz"), load(f"npz:{tmp_path}/d.npz"), load(tmp_path / "d.npz", seed=4)
 
@@ -31,21 +34,21 @@ def test_npz_is_split_into_disjoint_parts_that_depend_on_the_seed(tmp_path):
     assert one.y.tolist() == [int(row) // 2 % 3 for row in one.x[:, 0]]
 
 
-def test_npz_with_its_own_holdout_and_classes_is_taken_as_it_is(tmp_path):
+def test_npz_with_its_own_holdout_and_classes_is_taken_as_it_is(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", **arrays(), x_holdout=np.ones((2, 2)), y_holdout=np.array([1, 2], np.uint8), classes=7)
     found = load(tmp_path / "d.npz")
     assert (len(found.y), found.y_holdout.tolist(), found.classes) == (10, [1, 2], 7)
     assert found.class_counts == (4, 3, 3, 0, 0, 0, 0)
 
 
-def test_byte_images_are_scaled_but_byte_features_are_not(tmp_path):
+def test_byte_images_are_scaled_but_byte_features_are_not(tmp_path: Path) -> None:
     np.savez(tmp_path / "i.npz", x=np.full((4, 1, 2, 2), 255, np.uint8), y=np.zeros(4, int))
     np.savez(tmp_path / "f.npz", x=np.full((4, 3), 255, np.uint8), y=np.zeros(4, int))
     assert load(tmp_path / "i.npz").x.max() == 1
     assert load(tmp_path / "f.npz").x.max() == 255
 
 
-def test_npy_folder_with_holdout_stays_memory_mapped(tmp_path):
+def test_npy_folder_with_holdout_stays_memory_mapped(tmp_path: Path) -> None:
     for name, array in {**arrays(), "x_holdout": np.zeros((1, 2), np.float32), "y_holdout": np.array([0])}.items():
         np.save(tmp_path / f"{name}.npy", array)
     found = load(tmp_path)
@@ -62,7 +65,7 @@ def test_npy_folder_with_holdout_stays_memory_mapped(tmp_path):
         pytest.param("a,kind,b\n1,0,2\n3,1,4\n\n", "?label=kind&shape=2,1", [[1], [2]], [0, 1], id="named and shaped"),
     ],
 )
-def test_csv(tmp_path, text, option, x0, y):
+def test_csv(tmp_path: Path, text: str, option: str, x0: list[int | list[int]], y: list[int]) -> None:
     (tmp_path / "d.csv").write_text(text)
     found = load(f"{tmp_path}/d.csv{option}", holdout_ratio=0)
     assert found.x[0].tolist() == x0
@@ -86,13 +89,13 @@ def test_csv(tmp_path, text, option, x0, y):
         pytest.param("a,label\n1,0\n2,1\n", "?classes=two", "whole number", id="classes not a number"),
     ],
 )
-def test_csv_mistakes(tmp_path, text, option, message):
+def test_csv_mistakes(tmp_path: Path, text: str, option: str, message: str) -> None:
     (tmp_path / "d.csv").write_text(text)
     with pytest.raises(DataError, match=message):
         load(f"csv:{tmp_path}/d.csv{option}")
 
 
-def test_python_function_returns_a_pair_or_a_mapping(tmp_path, monkeypatch):
+def test_python_function_returns_a_pair_or_a_mapping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_rows.py").write_text(
         "import numpy as np\n"
         "def pair(): return np.zeros((4, 2)), np.array([0, 1, 0, 1])\n"
@@ -134,13 +137,13 @@ def test_python_function_returns_a_pair_or_a_mapping(tmp_path, monkeypatch):
         pytest.param({"classes": 0.5}, "whole number", id="classes"),
     ],
 )
-def test_npz_mistakes(tmp_path, changes, message):
+def test_npz_mistakes(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     np.savez(tmp_path / "d.npz", **{**arrays(), **changes})
     with pytest.raises(DataError, match=message):
         load(tmp_path / "d.npz")
 
 
-def test_files_that_are_not_what_they_say(tmp_path):
+def test_files_that_are_not_what_they_say(tmp_path: Path) -> None:
     (tmp_path / "text.npz").write_text("hello")
     np.savez(tmp_path / "object.npz", x=np.array([{}, {}]), y=np.array([0, 1]))
     np.savez(tmp_path / "noy.npz", x=np.zeros((2, 2)), labels=np.zeros(2))
@@ -157,7 +160,7 @@ def test_files_that_are_not_what_they_say(tmp_path):
             load(tmp_path / name)
 
 
-def test_one_sample_cannot_be_held_out():
+def test_one_sample_cannot_be_held_out() -> None:
     one = Raw(np.zeros((1, 2), np.float32), np.zeros(1, np.int64))
     with pytest.raises(DataError, match="holdout would be empty"):
         sources.assemble(one, where="here", holdout_ratio=0.2, seed=0)
@@ -165,6 +168,6 @@ def test_one_sample_cannot_be_held_out():
 
 
 @pytest.mark.parametrize("ratio", [-0.1, 1.0])
-def test_a_ratio_outside_the_unit_interval_is_refused(ratio):
+def test_a_ratio_outside_the_unit_interval_is_refused(ratio: float) -> None:
     with pytest.raises(DataError, match="ratio"):
         load("npz:x.npz", holdout_ratio=ratio)

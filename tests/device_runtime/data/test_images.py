@@ -4,22 +4,33 @@ import contextlib
 import struct
 import sys
 import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from fedwright.device_runtime import data
 from fedwright.device_runtime.data import images, pixels
 from fedwright.protocol.errors import DataError
 
 
-def chunk(kind, body):
+def chunk(kind: bytes, body: bytes) -> bytes:
     return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
 
-def png(image, colour, filters=(0,), depth=8, interlace=0, palette=b""):
+def png(
+    image: NDArray[Any],
+    colour: int,
+    filters: tuple[int, ...] = (0,),
+    depth: int = 8,
+    interlace: int = 0,
+    palette: bytes = b"",
+) -> bytes:
     """Encode [h, w, c] with the given line filters in turn."""
     height, width, channels = image.shape
     rows, above = [], np.zeros(width * channels, int)
@@ -45,31 +56,31 @@ def png(image, colour, filters=(0,), depth=8, interlace=0, palette=b""):
     )
 
 
-def up_minus(above, corner):
+def up_minus(above: NDArray[Any], corner: NDArray[Any]) -> NDArray[Any]:
     return above - corner
 
 
-def picture(channels, seed=0, height=6, width=5):
+def picture(channels: int, seed: int = 0, height: int = 6, width: int = 5) -> NDArray[Any]:
     return np.random.default_rng(seed).integers(0, 256, (height, width, channels)).astype(np.uint8)
 
 
 @pytest.mark.parametrize(
     ("colour", "channels", "kept"), [(0, 1, 1), (2, 3, 3), (4, 2, 1), (6, 4, 3)], ids=["grey", "rgb", "grey+a", "rgba"]
 )
-def test_png_with_every_filter(colour, channels, kept):
+def test_png_with_every_filter(colour: int, channels: int, kept: int) -> None:
     image = picture(channels)
     found = pixels.read_png(png(image, colour, filters=(0, 1, 2, 3, 4)), where="here")
     assert np.array_equal(pixels.to_channels(found), np.moveaxis(image[..., :kept], 2, 0))
 
 
-def test_png_palette_gives_colours():
+def test_png_palette_gives_colours() -> None:
     index = np.array([[[0], [1]], [[1], [0]]], np.uint8)
     found = pixels.read_png(png(index, 3, palette=bytes([1, 2, 3, 40, 50, 60])), where="here")
     assert found[0].tolist() == [[1, 2, 3], [40, 50, 60]]
 
 
 @pytest.mark.parametrize("kind", [{"depth": 16}, {"interlace": 1}], ids=["16 bit", "interlaced"])
-def test_other_kinds_of_png_are_left_to_an_image_library(kind):
+def test_other_kinds_of_png_are_left_to_an_image_library(kind: dict[str, Any]) -> None:
     assert pixels.read_png(png(picture(1), 0, **kind), where="here") is None
 
 
@@ -88,13 +99,13 @@ def test_other_kinds_of_png_are_left_to_an_image_library(kind):
         ),
     ],
 )
-def test_damaged_png_is_a_data_error(spoil):
+def test_damaged_png_is_a_data_error(spoil: Callable[..., Any]) -> None:
     with pytest.raises(DataError, match="here"):
         pixels.read_png(spoil(png(picture(1), 0)), where="here")
 
 
 @given(st.binary(max_size=200), st.sampled_from([b"", b"\x89PNG\r\n\x1a\n", b"P5 2 2 255\n", b"P2 2 2 9\n"]))
-def test_arbitrary_bytes_never_do_worse_than_a_data_error(body, head):
+def test_arbitrary_bytes_never_do_worse_than_a_data_error(body: bytes, head: bytes) -> None:
     for read in (pixels.read_png, pixels.read_netpbm):
         with contextlib.suppress(DataError):
             read(head + body, where="here")
@@ -110,17 +121,17 @@ def test_arbitrary_bytes_never_do_worse_than_a_data_error(body, head):
         pytest.param(b"P3 1 1 255\n1 2 3", [[[1]], [[2]], [[3]]], id="plain colour"),
     ],
 )
-def test_netpbm(content, expected):
+def test_netpbm(content: bytes, expected: list[list[list[int]]]) -> None:
     assert pixels.to_channels(pixels.read_netpbm(content, where="here")).tolist() == expected
 
 
 @pytest.mark.parametrize("content", [b"P5 2 2 255\n\x01", b"P2 1 1 9\n77", b"P9 1 1 9\n1", b"P5 9999999 9999999 255\n"])
-def test_netpbm_mistakes(content):
+def test_netpbm_mistakes(content: bytes) -> None:
     with pytest.raises(DataError, match="here"):
         pixels.read_netpbm(content, where="here")
 
 
-def folder(root, names, channels=1):
+def folder(root: Path, names: list[str], channels: int = 1) -> None:
     for label, name in enumerate(names):
         (root / name).mkdir()
         for number in range(3):
@@ -128,20 +139,20 @@ def folder(root, names, channels=1):
             (root / name / f"{number}.png").write_bytes(png(image, 0 if channels == 1 else 2))
 
 
-def test_folder_per_class_in_alphabetical_order(tmp_path):
+def test_folder_per_class_in_alphabetical_order(tmp_path: Path) -> None:
     folder(tmp_path, ["cat", "ant"])
     found = data.load(f"images:{tmp_path}", holdout_ratio=0, seed=0)
     assert (found.input_shape, found.classes, found.class_counts) == ((1, 4, 4), 2, (3, 3))
     assert np.allclose(found.x[found.y == 0].max(axis=(1, 2, 3)) * 255, [10, 11, 12])
 
 
-def test_numbered_folders_are_the_labels(tmp_path):
+def test_numbered_folders_are_the_labels(tmp_path: Path) -> None:
     folder(tmp_path, ["2", "10"])
     found = data.load(str(tmp_path), holdout_ratio=0, seed=0)
     assert (found.classes, sorted(set(found.y.tolist()))) == (11, [2, 10])
 
 
-def test_a_class_list_keeps_devices_in_step(tmp_path):
+def test_a_class_list_keeps_devices_in_step(tmp_path: Path) -> None:
     folder(tmp_path, ["cat"])
     (tmp_path / "classes.txt").write_text("ant\nbee\ncat\n")
     found = data.load(str(tmp_path), holdout_ratio=0, seed=0)
@@ -151,21 +162,21 @@ def test_a_class_list_keeps_devices_in_step(tmp_path):
         data.load(str(tmp_path), holdout_ratio=0, seed=0)
 
 
-def test_arrays_and_grey_maps_stand_beside_png(tmp_path):
+def test_arrays_and_grey_maps_stand_beside_png(tmp_path: Path) -> None:
     folder(tmp_path, ["cat"])
     np.save(tmp_path / "cat" / "x.npy", np.full((4, 4), 9, np.uint8))
     (tmp_path / "cat" / "y.pgm").write_bytes(b"P5 4 4 255\n" + bytes(16))
     assert len(data.load(str(tmp_path), holdout_ratio=0, seed=0).y) == 5
 
 
-def test_mixed_sizes_are_named(tmp_path):
+def test_mixed_sizes_are_named(tmp_path: Path) -> None:
     folder(tmp_path, ["cat"])
     (tmp_path / "cat" / "z.png").write_bytes(png(picture(1), 0))
     with pytest.raises(DataError, match=r"z\.png.*one size"):
         data.load(str(tmp_path), holdout_ratio=0, seed=0)
 
 
-def test_empty_folders_are_errors(tmp_path):
+def test_empty_folders_are_errors(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no class folders"):
         data.load(f"images:{tmp_path}", holdout_ratio=0, seed=0)
     (tmp_path / "cat").mkdir()
@@ -176,7 +187,7 @@ def test_empty_folders_are_errors(tmp_path):
         data.load(f"images:{tmp_path}/file", holdout_ratio=0, seed=0)
 
 
-def test_without_an_image_library_the_error_says_what_to_do(tmp_path, monkeypatch):
+def test_without_an_image_library_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(DataError, match="pip install pillow"):
         images.read_image(tmp_path / "a.jpg")

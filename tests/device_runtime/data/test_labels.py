@@ -1,39 +1,42 @@
 """Classes with names from every source, whole numbers that stay whole, and labels in a run's numbering."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fedwright.device_runtime import data
+from fedwright.device_runtime.data.local import LocalData
 from fedwright.protocol.errors import DataError
 from helpers.image_folders import write_folder
 
 X = np.arange(8, dtype=np.float32).reshape(4, 2)
 
 
-def load(source, holdout_ratio=0.0):
+def load(source: Path | str, holdout_ratio: float = 0.0) -> LocalData:
     return data.load(str(source), holdout_ratio=holdout_ratio, seed=0)
 
 
-def test_names_of_image_folders(tmp_path):
+def test_names_of_image_folders(tmp_path: Path) -> None:
     found = load(write_folder(tmp_path, {"fox": 2, "cat": 3}))
     assert (found.class_names, found.class_counts) == (("cat", "fox"), (3, 2))
     assert found.summary().class_names == ["cat", "fox"]
 
 
-def test_numbered_folders_have_no_names(tmp_path):
+def test_numbered_folders_have_no_names(tmp_path: Path) -> None:
     assert load(write_folder(tmp_path, {"0": 2, "3": 3})).summary().class_names is None
 
 
-def test_a_class_list_gives_the_names(tmp_path):
+def test_a_class_list_gives_the_names(tmp_path: Path) -> None:
     write_folder(tmp_path, {"fox": 2})
     (tmp_path / "classes.txt").write_text("ant\nfox\n")
     found = load(tmp_path)
     assert (found.class_names, found.y.tolist()) == (("ant", "fox"), [1, 1])
 
 
-def test_text_labels_of_a_table_are_names(tmp_path):
+def test_text_labels_of_a_table_are_names(tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_text("a,label\n1,fox\n2,cat\n3, fox \n")
     found = load(tmp_path / "d.csv")
     assert (found.class_names, found.y.tolist()) == (("cat", "fox"), [1, 0, 1])
@@ -54,7 +57,7 @@ def test_text_labels_of_a_table_are_names(tmp_path):
         pytest.param({"y": [1, 0, 1, 1], "classes": 5}, (), [1, 0, 1, 1], id="number"),
     ],
 )
-def test_names_of_arrays(tmp_path, changes, names, y):
+def test_names_of_arrays(tmp_path: Path, changes: dict[str, Any], names: tuple[str, ...], y: list[int]) -> None:
     np.savez(tmp_path / "d.npz", x=X, **changes)
     for name, array in {"x": X, **changes}.items():
         np.save(tmp_path / f"{name}.npy", np.asarray(array))
@@ -63,7 +66,7 @@ def test_names_of_arrays(tmp_path, changes, names, y):
         assert (found.class_names, found.y.tolist()) == (names, y)
 
 
-def test_a_holdout_part_is_numbered_alike(tmp_path):
+def test_a_holdout_part_is_numbered_alike(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", x=X, y=["b", "b", "c", "c"], x_holdout=X[:1], y_holdout=["a"])
     found = load(tmp_path / "d.npz")
     assert (found.class_names, found.y.tolist(), found.y_holdout.tolist()) == (("a", "b", "c"), [1, 1, 2, 2], [0])
@@ -81,7 +84,7 @@ def test_a_holdout_part_is_numbered_alike(tmp_path):
         pytest.param({"y": [0, 1, 1, 0], "classes": [["a", "b"]]}, "", "or a list of names", id="table of names"),
     ],
 )
-def test_mistakes_in_names(tmp_path, changes, option, message):
+def test_mistakes_in_names(tmp_path: Path, changes: dict[str, Any], option: str, message: str) -> None:
     np.savez(tmp_path / "d.npz", x=X, **changes)
     with pytest.raises(DataError, match=message):
         load(f"npz:{tmp_path}/d.npz{option}")
@@ -94,13 +97,13 @@ def test_mistakes_in_names(tmp_path, changes, option, message):
         pytest.param("a,label\n1,cat\n2,\n", "line 3: has no label", id="empty"),
     ],
 )
-def test_mistakes_in_labels_of_a_table(tmp_path, text, message):
+def test_mistakes_in_labels_of_a_table(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "d.csv").write_text(text)
     with pytest.raises(DataError, match=message):
         load(tmp_path / "d.csv")
 
 
-def test_labels_in_the_numbering_of_a_run():
+def test_labels_in_the_numbering_of_a_run() -> None:
     own = load_named(("cat", "fox"), [0, 1, 1, 0], holdout=[1])
     run = own.numbered_as(["ant", "fox", "gnu", "cat"])
     assert (run.y.tolist(), run.y_holdout.tolist(), run.classes) == ([3, 1, 1, 3], [1], 4)
@@ -112,26 +115,26 @@ def test_labels_in_the_numbering_of_a_run():
         own.numbered_as([])
 
 
-def test_plain_numbers_are_places():
+def test_plain_numbers_are_places() -> None:
     own = load_named((), [0, 1, 1, 0], holdout=[1])
     assert own.numbered_as(["ant", "fox", "gnu"]) is own
 
 
-def load_named(names, y, *, holdout):
+def load_named(names: tuple[str, ...], y: list[int], *, holdout: list[int]) -> LocalData:
     labels, out = np.array(y), np.array(holdout)
     counts = tuple(np.bincount(labels, minlength=2).tolist())
     return data.LocalData(X, labels, X[: len(out)], out, 2, counts, (2,), class_names=names)
 
 
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint16", "uint8"])
-def test_whole_numbers_stay_whole(tmp_path, dtype):
+def test_whole_numbers_stay_whole(tmp_path: Path, dtype: str) -> None:
     np.savez(tmp_path / "d.npz", x=np.arange(8).reshape(4, 2).astype(dtype), y=[0, 1, 0, 1])
     found = load(tmp_path / "d.npz")
     assert found.x.dtype == dtype
     assert found.summary().input_dtype == dtype
 
 
-def test_whole_numbers_of_a_folder_stay_on_disk(tmp_path):
+def test_whole_numbers_of_a_folder_stay_on_disk(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.arange(8).reshape(4, 2))
     np.save(tmp_path / "y.npy", np.array([0, 1, 0, 1]))
     assert isinstance(load(tmp_path).x, np.memmap)
@@ -146,20 +149,22 @@ def test_whole_numbers_of_a_folder_stay_on_disk(tmp_path):
         pytest.param("1,2.0,0\n3,4,1", np.float32, [1, 2], id="a point"),
     ],
 )
-def test_a_table_of_whole_numbers_stays_whole(tmp_path, cells, dtype, values):
+def test_a_table_of_whole_numbers_stays_whole(
+    tmp_path: Path, cells: str, dtype: type[np.float32 | np.int64], values: list[float]
+) -> None:
     (tmp_path / "d.csv").write_text(f"a,b,label\n{cells}\n")
     found = load(tmp_path / "d.csv")
     assert found.x.dtype == dtype
     np.testing.assert_allclose(found.x[0], values)
 
 
-def test_fractions_in_one_part_make_both_fractions(tmp_path):
+def test_fractions_in_one_part_make_both_fractions(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", x=np.ones((4, 2), int), y=[0, 1, 0, 1], x_holdout=X[:1], y_holdout=[0])
     found = load(tmp_path / "d.npz")
     assert (found.x.dtype, found.x_holdout.dtype) == (np.float32, np.float32)
 
 
-def test_labels_are_words_only_where_samples_are_of_the_same_vocabulary():
+def test_labels_are_words_only_where_samples_are_of_the_same_vocabulary() -> None:
     words = np.array([[2, 3], [3, 4], [2, 2], [4, 4]])
     labels = np.array([2, 3, 1, 4])
     own = data.LocalData(words, labels, words[:1], labels[:1], 5, (0, 1, 1, 1, 1), (2,))

@@ -1,13 +1,16 @@
 """Descriptors: the same everywhere, different for different data, for any kind of input."""
 
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from fedwright.device_runtime.describe.descriptor import GRAPHS, SEED, SIZE, WORDS, describe, features
 from make_extractor import graphs
 
 RNG = np.random.default_rng(0)
-KINDS = {
+KINDS: dict[str, NDArray[Any]] = {
     "image": RNG.normal(size=(70, 3, 9, 9)).astype(np.float32),
     "dot": RNG.normal(size=(5, 1, 1, 1)).astype(np.float32),
     "vector": RNG.normal(size=(5, 12)).astype(np.float32),
@@ -17,7 +20,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("x", KINDS.values(), ids=KINDS)
-def test_a_descriptor_is_finite_and_repeatable(x):
+def test_a_descriptor_is_finite_and_repeatable(x: NDArray[Any]) -> None:
     found = describe(x)
     assert len(found) == SIZE
     assert np.isfinite(found).all()
@@ -26,21 +29,21 @@ def test_a_descriptor_is_finite_and_repeatable(x):
     assert describe(x[:3]) != found
 
 
-def test_it_is_the_mean_over_samples():
+def test_it_is_the_mean_over_samples() -> None:
     x = KINDS["vector"]
     single = np.mean([describe(x[row : row + 1]) for row in range(len(x))], axis=0)
-    np.testing.assert_allclose(describe(x), single, rtol=1e-5)
+    np.testing.assert_allclose(np.array(describe(x)), single, rtol=1e-5)
 
 
-def test_no_samples_give_zeros():
+def test_no_samples_give_zeros() -> None:
     assert describe(np.zeros((0, 1, 8, 8), np.float32)) == [0.0] * SIZE
 
 
-def by_hand(x):
+def by_hand(x: NDArray[Any]) -> NDArray[Any]:
     """The same features without onnxruntime: patches, products, ReLU."""
     rng = np.random.default_rng(SEED)
 
-    def draw(inputs, outputs):
+    def draw(inputs: int, outputs: int) -> NDArray[Any]:
         return rng.standard_normal((inputs, outputs), dtype=np.float32) * np.float32(np.sqrt(2.0 / inputs))
 
     if np.issubdtype(x.dtype, np.integer):
@@ -58,7 +61,7 @@ def by_hand(x):
 
 
 @pytest.mark.parametrize("x", KINDS.values(), ids=KINDS)
-def test_the_graph_computes_what_the_formula_says(x):
+def test_the_graph_computes_what_the_formula_says(x: NDArray[Any]) -> None:
     np.testing.assert_allclose(features(x), by_hand(x), rtol=1e-4, atol=1e-5)
 
 
@@ -70,10 +73,10 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize(("x", "first"), GOLDEN.values(), ids=GOLDEN)
-def test_descriptors_stay_the_numbers_they_were(x, first):
+def test_descriptors_stay_the_numbers_they_were(x: NDArray[Any], first: list[float]) -> None:
     np.testing.assert_allclose(describe(x)[: len(first)], first, atol=2e-5)
 
 
-def test_the_package_carries_the_graphs_that_the_server_side_makes():
+def test_the_package_carries_the_graphs_that_the_server_side_makes() -> None:
     for name, data in graphs().items():
         assert GRAPHS.joinpath(f"{name}.onnx").read_bytes() == data

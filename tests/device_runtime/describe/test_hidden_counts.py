@@ -1,6 +1,9 @@
 """A device's part in a secure sum: what it answers, and what it refuses."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +30,7 @@ SUMMARY = DataSummary(4, 1, [8], 3, class_counts=[3, 0, 1], pixel_std=0.5, descr
 
 
 @pytest.fixture
-def fleet(tmp_path):
+def fleet(tmp_path: Path) -> dict[str, HiddenCounts]:
     """Three devices with keys of their own."""
     return {
         device: HiddenCounts(
@@ -38,24 +41,26 @@ def fleet(tmp_path):
 
 
 @pytest.fixture
-def ask(fleet):
+def ask(fleet: dict[str, HiddenCounts]) -> Ask:
     return Ask("sum", "boot", "mask", 3, keys={device: hidden.public for device, hidden in fleet.items()})
 
 
-def test_three_devices_add_up(fleet, ask):
+def test_three_devices_add_up(fleet: dict[str, HiddenCounts], ask: Ask) -> None:
     parts = {device: from_bytes(hidden.answer(ask).masked, 3) for device, hidden in fleet.items()}
     opened = {d: hidden.answer(structs.replace(ask, stage="open", present=[*COUNTS])) for d, hidden in fleet.items()}
     total = unmasked(parts, {d: answer.own for d, answer in opened.items()}, {d: a.pairs for d, a in opened.items()})
     np.testing.assert_array_equal(total, [4, 5, 6])
 
 
-def test_the_score_is_the_divergence_from_the_pool(fleet, ask):
+def test_the_score_is_the_divergence_from_the_pool(fleet: dict[str, HiddenCounts], ask: Ask) -> None:
     said = fleet["b"].answer(Ask("sum", "boot", "score", 3, pooled=[4, 5, 6], smoothing=0.1))
     own, pool = distribution(np.array([0, 4, 0])), distribution(np.array([4, 5, 6]))
     assert said == Answer("sum", "score", score=divergence(own, pool))
 
 
-def test_the_same_question_gets_the_same_answer_in_every_life(fleet, ask, tmp_path):
+def test_the_same_question_gets_the_same_answer_in_every_life(
+    fleet: dict[str, HiddenCounts], ask: Ask, tmp_path: Path
+) -> None:
     again = HiddenCounts("a", COUNTS["a"], secret=kept_secret(tmp_path / "a" / "sum-key", 32), folder=tmp_path / "a")
     assert again.answer(ask) == fleet["a"].answer(ask)
     assert (tmp_path / "a" / "sum-key").stat().st_mode & 0o077 == 0
@@ -79,13 +84,15 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("change", "problem"), REFUSED.values(), ids=REFUSED)
-def test_what_would_give_counts_away_is_refused(fleet, ask, change, problem):
+def test_what_would_give_counts_away_is_refused(
+    fleet: dict[str, HiddenCounts], ask: Ask, change: Callable[..., Any], problem: str
+) -> None:
     said = fleet["a"].answer(structs.replace(ask, **change(ask)))
     assert problem in said.problem
     assert (said.masked, said.own, said.pairs, said.score) == (b"", None, {}, None)
 
 
-def test_a_sum_is_opened_for_one_set_of_devices_only(fleet, ask, tmp_path):
+def test_a_sum_is_opened_for_one_set_of_devices_only(fleet: dict[str, HiddenCounts], ask: Ask, tmp_path: Path) -> None:
     four = structs.replace(ask, keys={**ask.keys, "d": bytes(range(32))}, stage="open")
     assert not fleet["a"].answer(structs.replace(four, present=["a", "b", "c"])).problem
     assert not fleet["a"].answer(structs.replace(four, present=["a", "b", "c"])).problem
@@ -101,14 +108,16 @@ ASKS_TOO_MUCH = {
 
 
 @pytest.mark.parametrize(("change", "words"), ASKS_TOO_MUCH.values(), ids=ASKS_TOO_MUCH)
-def test_a_task_that_would_tell_counts_is_refused(fleet, change, words):
+def test_a_task_that_would_tell_counts_is_refused(
+    fleet: dict[str, HiddenCounts], change: dict[str, Recipe | Returns], words: str
+) -> None:
     plain = Task("t", "boot", "run", 1, make_ref(b"a"), make_ref(b"w"), Recipe(8, 0.1, 0), Returns(), deadline_s=5.0)
     fleet["a"].check(plain)
     with pytest.raises(DeviceError, match=f"{words}.*start the device without --hide-counts or use"):
         fleet["a"].check(structs.replace(plain, **change))
 
 
-def test_a_hiding_agent_answers_such_a_task_with_a_refusal(tmp_path):
+def test_a_hiding_agent_answers_such_a_task_with_a_refusal(tmp_path: Path) -> None:
     broker = MemoryBroker()
     server = Server(broker, tmp_path, devices=1, rounds=1)
     asking = FedAvg(FedAvgParams(), setting(returns=Returns(prototypes=True)))
@@ -119,7 +128,7 @@ def test_a_hiding_agent_answers_such_a_task_with_a_refusal(tmp_path):
         server.run(method=asking)
 
 
-def test_a_simulated_device_that_hides_its_counts_refuses_alike(tmp_path):
+def test_a_simulated_device_that_hides_its_counts_refuses_alike(tmp_path: Path) -> None:
     config, text = make_config(
         tmp_path,
         model={"model": "cnn-gn"},
@@ -130,7 +139,7 @@ def test_a_simulated_device_that_hides_its_counts_refuses_alike(tmp_path):
         simulate(config, text)
 
 
-def test_nothing_of_the_content_is_told():
+def test_nothing_of_the_content_is_told() -> None:
     assert without_counts(SUMMARY) == DataSummary(4, 1, [8], 3)
     assert counts_of(SUMMARY) == [3, 0, 1]
     assert counts_of(structs.replace(SUMMARY, score_counts=[0, 0, 1])) == [0, 0, 1]
@@ -138,11 +147,11 @@ def test_nothing_of_the_content_is_told():
         counts_of(without_counts(SUMMARY))
 
 
-def test_padding_and_rare_words_do_not_count():
+def test_padding_and_rare_words_do_not_count() -> None:
     assert word_counts([7, 5, 3, 2]) == [0, 0, 3, 2]
 
 
-def test_text_is_summed_up_by_its_words():
+def test_text_is_summed_up_by_its_words() -> None:
     """Word ids are integers; images and series are not scored by words."""
     y = np.array([0, 1, 2, 2, 3])
     rows = np.zeros((5, 4), np.int64)
@@ -152,19 +161,19 @@ def test_text_is_summed_up_by_its_words():
     assert replace(data, x=rows.astype(np.float32)).summary().score_counts is None
 
 
-def named(tmp_path, names):
+def named(tmp_path: Path, names: list[str]) -> HiddenCounts:
     """A device with four samples of the first class and one of the second."""
     return HiddenCounts("a", [4, 1], secret=kept_secret(tmp_path / "key", 32), folder=tmp_path, class_names=names)
 
 
-def test_named_counts_go_to_the_places_of_their_classes(tmp_path):
+def test_named_counts_go_to_the_places_of_their_classes(tmp_path: Path) -> None:
     ask = Ask("sum", "boot", "score", 4, pooled=[9, 2, 1, 5], class_names=["fox", "ant", "dog", "cat"])
     said = named(tmp_path, ["cat", "fox"]).answer(ask)
     own, pool = distribution(np.array([1, 0, 0, 4]), smoothing=0.0), distribution(np.array([9, 2, 1, 5]), smoothing=0.0)
     assert said.score == pytest.approx(divergence(own, pool))
 
 
-def test_names_are_as_private_as_counts(tmp_path):
+def test_names_are_as_private_as_counts(tmp_path: Path) -> None:
     """The server hears that a class is missing in its list, but not which."""
     ask = Ask("sum", "boot", "score", 2, pooled=[9, 2], class_names=["fox", "ant"])
     hidden = named(tmp_path, ["wolf", "fox"])

@@ -3,18 +3,20 @@
 import hashlib
 import json
 import time
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
 from fedwright.cli.main import main
+from fedwright.device_runtime import facts
 from fedwright.device_runtime.facts import Clocks, Health
 from fedwright.device_runtime.profiler import profile as profiles
 from fedwright.device_runtime.profiler import store
 from fedwright.device_runtime.profiler.fit import fit_kind, non_negative
 from fedwright.device_runtime.profiler.measure import OperatorTime, ProbeTime, time_probe
-from fedwright.device_runtime.profiler.pack import load_probes, pack_probes, read_probes
+from fedwright.device_runtime.profiler.pack import Probe, load_probes, pack_probes, read_probes
 from fedwright.protocol.errors import BadArtifact, ConfigError
 from fedwright.protocol.operator_costs import FEATURES
 from fedwright.protocol.predictor import Profile, predict
@@ -25,16 +27,16 @@ from make_probes import make_probes
 
 
 @pytest.fixture(scope="module")
-def probes():
+def probes() -> list[Probe]:
     return load_probes()
 
 
 @pytest.fixture(scope="module")
-def few(probes):
+def few(probes: list[Probe]) -> list[Probe]:
     return [probe for probe in probes if probe.name in ("linear", "mean pool", "lstm", "residual narrow")]
 
 
-def test_the_package_carries_the_probes_that_the_builder_makes(probes):
+def test_the_package_carries_the_probes_that_the_builder_makes(probes: list[Probe]) -> None:
     made = make_probes()
 
     # Probe by probe, so that a failure names what must be made anew with `python -m fedwright.benchmarks.probes`.
@@ -43,18 +45,18 @@ def test_the_package_carries_the_probes_that_the_builder_makes(probes):
     assert _digest(probes) == _digest(made)
 
 
-def _digest(probes):
+def _digest(probes: list[Probe]) -> str:
     """Of the probes' own bytes: those of the file depend on the compressor's release, too."""
     return hashlib.sha256(msgspec.msgpack.Encoder(order="deterministic").encode(probes)).hexdigest()
 
 
-def test_probes_survive_their_file(few):
+def test_probes_survive_their_file(few: list[Probe]) -> None:
     assert read_probes(pack_probes(few)) == few
     with pytest.raises(BadArtifact, match="install fedwright again"):
         read_probes(b"damaged")
 
 
-def test_non_negative_fit_by_hand():
+def test_non_negative_fit_by_hand() -> None:
     rows = np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
 
     # 5 + 2x is met exactly; 3 - x is not, and its best non-negative line is flat at the mean 1.
@@ -62,7 +64,7 @@ def test_non_negative_fit_by_hand():
     np.testing.assert_allclose(non_negative(rows, np.array([2.0, 1.0, 0.0])), [1.0, 0.0], atol=1e-9)
 
 
-def test_the_coefficients_of_made_up_times_are_found_again():
+def test_the_coefficients_of_made_up_times_are_found_again() -> None:
     rng = np.random.default_rng(0)
     true = [3e-6, 1e-11, 2e-10, 0.0, 0.0, 0.0, 0.0]
     samples = []
@@ -74,7 +76,7 @@ def test_the_coefficients_of_made_up_times_are_found_again():
 
 
 @pytest.mark.parametrize(("share", "blamed"), [(0.01, False), (0.5, True)], ids=["a few elements", "a fair part"])
-def test_a_cache_is_blamed_only_where_enough_lies_beyond_it(share, blamed):
+def test_a_cache_is_blamed_only_where_enough_lies_beyond_it(share: float, blamed: bool) -> None:
     samples = []
     for step in range(1, 9):
         elements = 1e5 * step
@@ -86,7 +88,7 @@ def test_a_cache_is_blamed_only_where_enough_lies_beyond_it(share, blamed):
     assert (fit_kind(samples)[FEATURES.index("spill")] > 0) == blamed
 
 
-def test_a_probe_is_timed_by_operator_and_as_a_whole(few):
+def test_a_probe_is_timed_by_operator_and_as_a_whole(few: list[Probe]) -> None:
     started_s = time.monotonic()
     times = time_probe(next(probe for probe in few if probe.name == "linear"), threads=1)
     took_s = time.monotonic() - started_s
@@ -97,7 +99,7 @@ def test_a_probe_is_timed_by_operator_and_as_a_whole(few):
     assert 0 < small.step_s < large.step_s < took_s
 
 
-def test_a_measured_profile_predicts_a_model_it_never_saw(few):
+def test_a_measured_profile_predicts_a_model_it_never_saw(few: list[Probe]) -> None:
     shown = []
     started_s = time.monotonic()
     found = profiles.measure_profile(threads=1, probes=few, progress=lambda *step: shown.append(step))
@@ -115,7 +117,7 @@ def test_a_measured_profile_predicts_a_model_it_never_saw(few):
     ("model", "shape"),
     [("lenet", (1, 28, 28)), ("resnet8", (3, 32, 32)), ("mobilenet-v2", (3, 32, 32)), ("vit-tiny", (3, 32, 32))],
 )
-def test_predictions_grow_with_width(probes, model, shape):
+def test_predictions_grow_with_width(probes: list[Probe], model: str, shape: tuple[int, int, int]) -> None:
     kinds = {
         kind: [1e-6, 1e-11, 1e-10, 1e-10, 1e-10, 1e-10, 1e-9]
         for probe in probes
@@ -131,11 +133,11 @@ def test_predictions_grow_with_width(probes, model, shape):
     assert times == sorted(times)
 
 
-def times_of(*steps):
+def times_of(*steps: float) -> list[ProbeTime]:
     return [ProbeTime("p", 1, [], step) for step in steps]
 
 
-def test_passes_that_differ_are_told():
+def test_passes_that_differ_are_told() -> None:
     assert profiles.disagreement(times_of(1.0, 2.0, 4.0), times_of(1.1, 2.0, 8.0)) == pytest.approx(0.1)
 
 
@@ -148,15 +150,15 @@ def test_passes_that_differ_are_told():
         pytest.param(0.0, Health(power_mode="5W"), Health(power_mode="10W"), "power mode", id="power mode"),
     ],
 )
-def test_what_makes_a_profile_doubtful_is_said(repeat, before, after, said):
+def test_what_makes_a_profile_doubtful_is_said(repeat: float, before: Health, after: Health, said: str) -> None:
     [warning] = profiles._warnings(repeat, before, after)
 
     assert said in warning
 
 
-def test_profiles_for_other_threads_stay_in_the_file(tmp_path):
+def test_profiles_for_other_threads_stay_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "sub" / "profile.json"
-    mine = Profile(profiles.facts.board_model(), profiles.facts.runtime(), 1)
+    mine = Profile(facts.board_model(), facts.runtime(), 1)
     store.save_profile(path, mine)
     store.save_profile(path, Profile(mine.board, mine.runtime, 2, kinds={"Add": [0.0] * len(FEATURES)}))
 
@@ -166,14 +168,16 @@ def test_profiles_for_other_threads_stay_in_the_file(tmp_path):
     assert store.find_profile(tmp_path / "absent", threads=1) is None
 
 
-def test_a_file_that_is_no_profile_is_refused(tmp_path):
+def test_a_file_that_is_no_profile_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bad").write_text("nonsense")
 
     with pytest.raises(ConfigError, match="remove it"):
         store.find_profile(tmp_path / "bad", threads=1)
 
 
-def test_the_command_writes_and_prints_json(tmp_path, capsys, monkeypatch, few):
+def test_the_command_writes_and_prints_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, few: list[Probe]
+) -> None:
     monkeypatch.setattr(profiles, "load_probes", lambda: few[:1])
 
     assert main(["device", "profile", "--threads", "1", "--json", "--out", str(tmp_path / "p.json")]) == 0

@@ -1,7 +1,11 @@
 """The journal and the checkpoint: what survives a restart, and what a damaged file costs."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.journal import KEEP_FINISHED, Journal
@@ -17,12 +21,12 @@ def task(name: str) -> Task:
     return Task(name, "boot", "run", 1, REF, REF, recipe, Returns(), deadline_s=5.0)
 
 
-def reopened(journal: Journal, folder) -> Journal:
+def reopened(journal: Journal, folder: Path) -> Journal:
     journal.close()
     return Journal(folder)
 
 
-def test_a_task_and_its_answer_survive_a_restart(tmp_path):
+def test_a_task_and_its_answer_survive_a_restart(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.accept(task("t1"))
     journal = reopened(journal, tmp_path)
@@ -35,7 +39,7 @@ def test_a_task_and_its_answer_survive_a_restart(tmp_path):
     journal.close()
 
 
-def test_a_finished_task_is_remembered_and_the_hands_are_free(tmp_path):
+def test_a_finished_task_is_remembered_and_the_hands_are_free(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.accept(task("t1"))
     journal.finish()
@@ -46,7 +50,7 @@ def test_a_finished_task_is_remembered_and_the_hands_are_free(tmp_path):
     journal.close()
 
 
-def test_the_memory_of_finished_tasks_is_bounded(tmp_path):
+def test_the_memory_of_finished_tasks_is_bounded(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     for number in range(KEEP_FINISHED + 1):
         journal.accept(task(f"t{number}"))
@@ -56,7 +60,7 @@ def test_the_memory_of_finished_tasks_is_bounded(tmp_path):
     journal.close()
 
 
-def test_a_second_agent_on_the_same_folder_is_told_so(tmp_path):
+def test_a_second_agent_on_the_same_folder_is_told_so(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     with pytest.raises(IdentityTaken, match="another agent on this machine uses the state folder"):
         Journal(tmp_path)
@@ -64,7 +68,7 @@ def test_a_second_agent_on_the_same_folder_is_told_so(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"\x82\xa5entry\xff"], ids=["empty", "garbage", "cut off"])
-def test_a_damaged_journal_is_set_aside_not_fatal(tmp_path, content):
+def test_a_damaged_journal_is_set_aside_not_fatal(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "journal").write_bytes(content)
     journal = Journal(tmp_path)
     assert journal.entry is None
@@ -72,9 +76,9 @@ def test_a_damaged_journal_is_set_aside_not_fatal(tmp_path, content):
     journal.close()
 
 
-def test_a_checkpoint_comes_back_for_its_own_task_only(tmp_path):
+def test_a_checkpoint_comes_back_for_its_own_task_only(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "checkpoint")
-    slots = {"w": np.arange(3, dtype=np.float32), "step": np.array(4, np.int64)}
+    slots: dict[str, NDArray[Any]] = {"w": np.arange(3, dtype=np.float32), "step": np.array(4, np.int64)}
     checkpoint.save("t1", 12, 0.1 + 0.2, slots)
 
     saved = checkpoint.load("t1")
@@ -85,12 +89,12 @@ def test_a_checkpoint_comes_back_for_its_own_task_only(tmp_path):
     assert checkpoint.load("t1") is None
 
 
-def test_a_damaged_checkpoint_means_starting_over(tmp_path):
+def test_a_damaged_checkpoint_means_starting_over(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_bytes(b"\x08\0\0\0\0\0\0\0notjson!")
     assert Checkpoint(tmp_path / "checkpoint").load("t1") is None
 
 
-def test_a_checkpoint_is_due_after_its_interval(tmp_path):
+def test_a_checkpoint_is_due_after_its_interval(tmp_path: Path) -> None:
     now = [0.0]
     checkpoint = Checkpoint(tmp_path / "checkpoint", every_s=5.0, clock=lambda: now[0])
     now[0] = 4.9

@@ -1,8 +1,12 @@
 """Error feedback on the device: what was left out comes back, once, and only after it was really used."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 from msgspec import structs
+from numpy.typing import NDArray
 
 from fedwright.device_runtime.store.residual import ErrorFeedback
 from fedwright.protocol import deltas, tensors
@@ -34,7 +38,7 @@ def sent(residual: ErrorFeedback, asked: Task, delta: np.ndarray) -> np.ndarray:
 
 
 @pytest.fixture
-def delta():
+def delta() -> NDArray[Any]:
     return np.random.default_rng(0).normal(size=SHAPES["w"]).astype(np.float32)
 
 
@@ -43,7 +47,7 @@ def delta():
     [Returns(codec="int8"), Returns(codec="bf16"), Returns(keep_ratio=0.1), Returns(codec="int8", keep_ratio=0.25)],
     ids=["int8", "bf16", "top tenth", "int8 top quarter"],
 )
-def test_over_many_rounds_nothing_is_lost(tmp_path, delta, returns):
+def test_over_many_rounds_nothing_is_lost(tmp_path: Path, delta: NDArray[Any], returns: Returns) -> None:
     residual = ErrorFeedback(tmp_path)
     total = np.zeros_like(delta)
     rounds = 40
@@ -58,7 +62,7 @@ def test_over_many_rounds_nothing_is_lost(tmp_path, delta, returns):
     assert error <= 2 * owed
 
 
-def test_a_task_that_is_done_again_after_a_crash_sends_the_same(tmp_path, delta):
+def test_a_task_that_is_done_again_after_a_crash_sends_the_same(tmp_path: Path, delta: NDArray[Any]) -> None:
     residual = ErrorFeedback(tmp_path)
     asked = task(Returns(codec="int8"))
     sent(residual, asked, delta)
@@ -70,7 +74,7 @@ def test_a_task_that_is_done_again_after_a_crash_sends_the_same(tmp_path, delta)
     assert first == again
 
 
-def test_what_the_server_did_not_use_is_not_owed(tmp_path, delta):
+def test_what_the_server_did_not_use_is_not_owed(tmp_path: Path, delta: NDArray[Any]) -> None:
     residual = ErrorFeedback(tmp_path)
     asked = task(Returns(codec="int8"))
     first = residual.encode(asked, {"w": delta})
@@ -78,7 +82,7 @@ def test_what_the_server_did_not_use_is_not_owed(tmp_path, delta):
     assert residual.encode(asked, {"w": delta}) == first
 
 
-def test_another_structure_starts_without_a_residual(tmp_path, delta):
+def test_another_structure_starts_without_a_residual(tmp_path: Path, delta: NDArray[Any]) -> None:
     residual = ErrorFeedback(tmp_path)
     sent(residual, task(Returns(codec="int8")), delta)
     residual.settle("t", used=True)
@@ -86,14 +90,14 @@ def test_another_structure_starts_without_a_residual(tmp_path, delta):
     assert residual.encode(other, {"w": delta}) == deltas.encode({"w": delta}, codec="int8")
 
 
-def test_whole_weights_are_sent_exactly(tmp_path, delta):
+def test_whole_weights_are_sent_exactly(tmp_path: Path, delta: NDArray[Any]) -> None:
     asked = task(Returns(weights="weights", codec="int8"))
     np.testing.assert_array_equal(sent(ErrorFeedback(tmp_path), asked, delta), delta)
 
 
 @pytest.mark.parametrize("codec", SMALL)
 @pytest.mark.parametrize("masked", [False, True], ids=["changes", "masked"])
-def test_what_a_device_measured_comes_as_it_is(tmp_path, delta, codec, masked):
+def test_what_a_device_measured_comes_as_it_is(tmp_path: Path, delta: NDArray[Any], codec: str, masked: bool) -> None:
     residual = ErrorFeedback(tmp_path)
     shapes = SHAPES | {name: value.shape for name, value in MEASURED.items()}
     masks = {"w": np.eye(64, 5, dtype=bool)} if masked else None
@@ -107,12 +111,12 @@ def test_what_a_device_measured_comes_as_it_is(tmp_path, delta, codec, masked):
             np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
-def test_only_changes_are_owed(tmp_path, delta):
+def test_only_changes_are_owed(tmp_path: Path, delta: NDArray[Any]) -> None:
     ErrorFeedback(tmp_path).encode(task(Returns(codec="int8", prototypes=True, logits=70)), {"w": delta, **MEASURED})
     assert tensors.load(tmp_path / "residual.next").keys() == {"w"}
 
 
-def test_what_an_older_agent_owes_of_class_means_is_forgotten(tmp_path, delta):
+def test_what_an_older_agent_owes_of_class_means_is_forgotten(tmp_path: Path, delta: NDArray[Any]) -> None:
     asked = task(Returns(codec="int8", prototypes=True))
     owed = tensors.save({"prototype_counts": COUNTS}, {"artifact": asked.artifact.sha256})
     (tmp_path / "residual").write_bytes(owed)
@@ -120,7 +124,7 @@ def test_what_an_older_agent_owes_of_class_means_is_forgotten(tmp_path, delta):
     np.testing.assert_array_equal(found["prototype_counts"], COUNTS)
 
 
-def test_the_word_on_another_task_settles_nothing_of_this_one(tmp_path, delta):
+def test_the_word_on_another_task_settles_nothing_of_this_one(tmp_path: Path, delta: NDArray[Any]) -> None:
     residual = ErrorFeedback(tmp_path)
     asked = task(Returns(codec="int8"))
     first = residual.encode(asked, {"w": delta})
@@ -129,7 +133,7 @@ def test_the_word_on_another_task_settles_nothing_of_this_one(tmp_path, delta):
     assert residual.encode(asked, {"w": delta}) == first
 
 
-def test_what_is_owed_in_one_run_is_not_paid_in_another(tmp_path, delta):
+def test_what_is_owed_in_one_run_is_not_paid_in_another(tmp_path: Path, delta: NDArray[Any]) -> None:
     residual, returns = ErrorFeedback(tmp_path), Returns(codec="int8")
     first, second = (structs.replace(task(returns), run_identity=name) for name in ("aa", "bb"))
     (tmp_path / "alone").mkdir()

@@ -1,11 +1,14 @@
 """Hostile and broken artifacts: each is refused with a sentence, before any session exists."""
 
 import contextlib
+from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.strategies._internal.core import DataObject
 from onnx import TensorProto, helper, numpy_helper
 
 from fedwright.device_runtime.train.check import OPERATORS, check_artifact, need_bytes
@@ -17,11 +20,11 @@ from fedwright.server_runtime.spec import ModelSpec, Objective, Optimizer, Struc
 from helpers.tiny_artifact import CLASSES, FEATURES, eval_model, make_artifact, train_model
 
 
-def value(name, shape, dtype=TensorProto.FLOAT):
+def value(name: str, shape: list[int | str], dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, dtype, shape)
 
 
-def with_external(location, name="momentum", **entries):
+def with_external(location: str, name: str = "momentum", **entries: Any) -> onnx.ModelProto:
     """The training graph with one initializer that says its data is elsewhere."""
     model = train_model()
     tensor = next(tensor for tensor in model.graph.initializer if tensor.name == "momentum")
@@ -33,17 +36,17 @@ def with_external(location, name="momentum", **entries):
     return model
 
 
-def refused(message, train=None, **changes):
+def refused(message: str, train: onnx.ModelProto | None = None, **changes: Any) -> None:
     with pytest.raises(BadArtifact, match=message):
         check_artifact(make_artifact(train=train and train.SerializeToString(), **changes), batch=4)
 
 
-def test_a_good_artifact_passes_also_after_travelling():
+def test_a_good_artifact_passes_also_after_travelling() -> None:
     check_artifact(make_artifact(), batch=4, free_bytes=10**9)
     check_artifact(unpack(pack(make_artifact())), batch=4)
 
 
-def test_a_frozen_tensor_supplied_from_memory_passes():
+def test_a_frozen_tensor_supplied_from_memory_passes() -> None:
     frozen = [TensorSpec("momentum", [])]
     check_artifact(make_artifact(with_external(SUPPLIED).SerializeToString(), frozen=frozen), batch=4)
 
@@ -52,17 +55,17 @@ def test_a_frozen_tensor_supplied_from_memory_passes():
     "location",
     ["../../etc/passwd", "/etc/passwd", "weights.bin", "*/_ORT_MEM_ADDR_/*", SUPPLIED + "/../x", ""],
 )
-def test_no_path_is_ever_followed(location):
+def test_no_path_is_ever_followed(location: str) -> None:
     refused("files are never read", with_external(location), frozen=[TensorSpec("momentum", [])])
 
 
-def test_outside_data_must_be_declared_and_exact():
+def test_outside_data_must_be_declared_and_exact() -> None:
     refused("files are never read", with_external(SUPPLIED))
     refused("files are never read", with_external(SUPPLIED, offset="4096"), frozen=[TensorSpec("momentum", [])])
     refused("not as its manifest says", with_external(SUPPLIED), frozen=[TensorSpec("momentum", [2])])
 
 
-def test_outside_data_in_a_constant_node_is_refused():
+def test_outside_data_in_a_constant_node_is_refused() -> None:
     tensor = numpy_helper.from_array(np.zeros(2, np.float32), "momentum")
     tensor.ClearField("raw_data")
     tensor.data_location = TensorProto.EXTERNAL
@@ -71,7 +74,7 @@ def test_outside_data_in_a_constant_node_is_refused():
     refused("files are never read", train_model(nodes_extra=[node]), frozen=[TensorSpec("momentum", [2])])
 
 
-def scan_with(node):
+def scan_with(node: onnx.NodeProto) -> onnx.NodeProto:
     body = helper.make_graph([node], "body", [value("s", [4])], [value("o", [4])])
     return helper.make_node("Scan", ["W"], ["z"], body=body, num_scan_inputs=1)
 
@@ -87,16 +90,16 @@ def scan_with(node):
         pytest.param(scan_with(helper.make_node("PyOp", ["s"], ["o"])), "PyOp", id="hidden in a scan"),
     ],
 )
-def test_operators_not_on_the_list_are_refused(node, message):
+def test_operators_not_on_the_list_are_refused(node: onnx.NodeProto, message: str) -> None:
     refused(f"'{message}'.*not on the list", train_model(nodes_extra=[node]))
 
 
-def test_a_scan_of_allowed_operators_passes():
+def test_a_scan_of_allowed_operators_passes() -> None:
     node = scan_with(helper.make_node("Relu", ["s"], ["o"]))
     check_artifact(make_artifact(train_model(nodes_extra=[node]).SerializeToString()), batch=1)
 
 
-def test_operators_are_names_of_standard_onnx():
+def test_operators_are_names_of_standard_onnx() -> None:
     from onnx import defs
 
     assert {name for name in OPERATORS if not defs.has(name)} == set()
@@ -114,11 +117,11 @@ def test_operators_are_names_of_standard_onnx():
         pytest.param({"inputs_extra": [value("minus", [])]}, "'minus'", id="input that has a value"),
     ],
 )
-def test_graphs_that_are_not_what_the_manifest_says(model, message):
+def test_graphs_that_are_not_what_the_manifest_says(model: dict[str, Any], message: str) -> None:
     refused(message, train_model(**model))
 
 
-def slots(**changes):
+def slots(**changes: Any) -> list[Slot]:
     kept = {
         "W": Slot("W", "W_new", [FEATURES, CLASSES], "trainable"),
         "b": Slot("b", "b_new", [CLASSES], "trainable"),
@@ -149,17 +152,17 @@ def slots(**changes):
         pytest.param({"classes": 0}, "0 classes", id="no classes"),
     ],
 )
-def test_manifests_that_are_not_what_the_graph_says(changes, message):
+def test_manifests_that_are_not_what_the_graph_says(changes: dict[str, Any], message: str) -> None:
     refused(message, **changes)
 
 
-def test_a_loss_that_is_not_one_number_is_refused():
+def test_a_loss_that_is_not_one_number_is_refused() -> None:
     model = train_model()
     model.graph.output[0].CopyFrom(value("loss", ["B"]))
     refused("must be one number", model)
 
 
-def test_changed_bytes_do_not_match_the_hash():
+def test_changed_bytes_do_not_match_the_hash() -> None:
     good = make_artifact()
     flipped = bytearray(good.train)
     flipped[100] ^= 1
@@ -168,12 +171,12 @@ def test_changed_bytes_do_not_match_the_hash():
         check_artifact(bad, batch=4)
 
 
-def test_oversized_files_are_refused(monkeypatch):
+def test_oversized_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedwright.device_runtime.train.check.MAX_ARTIFACT_BYTES", 1000)
     refused("more than the limit of 1000")
 
 
-def test_every_truncated_graph_is_refused_even_with_a_fresh_hash():
+def test_every_truncated_graph_is_refused_even_with_a_fresh_hash() -> None:
     content = train_model().SerializeToString()
     for size in range(0, len(content), 13):
         with pytest.raises(BadArtifact):
@@ -181,7 +184,7 @@ def test_every_truncated_graph_is_refused_even_with_a_fresh_hash():
 
 
 @given(st.data())
-def test_a_flipped_bit_with_a_fresh_hash_never_does_worse_than_bad_artifact(data):
+def test_a_flipped_bit_with_a_fresh_hash_never_does_worse_than_bad_artifact(data: DataObject) -> None:
     good = make_artifact()
     content = bytearray(good.train)
     content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
@@ -189,7 +192,7 @@ def test_a_flipped_bit_with_a_fresh_hash_never_does_worse_than_bad_artifact(data
         check_artifact(make_artifact(train=bytes(content)), batch=4)
 
 
-def test_memory_is_predicted_before_it_is_used():
+def test_memory_is_predicted_before_it_is_used() -> None:
     artifact = make_artifact(fixed_bytes=50_000_000, sample_bytes=1_000_000)
     need = need_bytes(artifact.manifest, 32)
 
@@ -213,5 +216,5 @@ def test_memory_is_predicted_before_it_is_used():
     ],
     ids=lambda structure: structure.spec.model,
 )
-def test_what_the_builder_makes_passes(structure):
+def test_what_the_builder_makes_passes(structure: Structure) -> None:
     check_artifact(build(structure, zoo.create(structure.spec, seed=0)), batch=4)

@@ -4,10 +4,13 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from fedwright.device_runtime.train import session as sessions
 from fedwright.device_runtime.train.portable import PortableTrainer
@@ -16,12 +19,12 @@ from fedwright.protocol.errors import BadArtifact, BadBlob, ConfigError, DataErr
 from helpers.tiny_artifact import CLASSES, FEATURES, MOMENTUM, make_artifact, start_weights, train_model
 
 
-def batch(n, seed=0):
+def batch(n: int, seed: int = 0) -> dict[str, NDArray[Any]]:
     rng = np.random.default_rng(seed)
     return {"x": rng.normal(size=(n, FEATURES)).astype(np.float32), "y": rng.integers(0, CLASSES, n)}
 
 
-def trained(steps):
+def trained(steps: int) -> PortableTrainer:
     """A trainer of the plain tiny artifact after some steps."""
     trainer = PortableTrainer(make_artifact())
     trainer.load(start_weights())
@@ -30,7 +33,9 @@ def trained(steps):
     return trainer
 
 
-def reference_step(w, b, v, data, rate):
+def reference_step(
+    w: NDArray[Any], b: NDArray[Any], v: NDArray[Any], data: dict[str, NDArray[Any]], rate: float
+) -> tuple[Any, ...]:
     logits = data["x"].astype(np.float64) @ w + b
     p = np.exp(logits - logits.max(1, keepdims=True))
     p /= p.sum(1, keepdims=True)
@@ -42,7 +47,7 @@ def reference_step(w, b, v, data, rate):
     return w - rate * v, b - rate * d.sum(0), v, loss, correct
 
 
-def test_steps_match_numpy_at_changing_batch_sizes():
+def test_steps_match_numpy_at_changing_batch_sizes() -> None:
     trainer = PortableTrainer(make_artifact())
     start = start_weights()
     trainer.load(start)
@@ -60,7 +65,7 @@ def test_steps_match_numpy_at_changing_batch_sizes():
     assert np.allclose(trainer.snapshot()["vW"], v, atol=1e-6)
 
 
-def test_weights_are_copies_and_inputs_stay_untouched():
+def test_weights_are_copies_and_inputs_stay_untouched() -> None:
     trainer = PortableTrainer(make_artifact())
     start, data = start_weights(), batch(5)
     trainer.load(start)
@@ -76,7 +81,7 @@ def test_weights_are_copies_and_inputs_stay_untouched():
     assert all(np.array_equal(data[name], batch(5)[name]) for name in data)
 
 
-def test_predict_uses_the_present_weights():
+def test_predict_uses_the_present_weights() -> None:
     trainer = PortableTrainer(make_artifact())
     trainer.load(start_weights())
     trainer.step(batch(5), learning_rate=0.5, seed=0)
@@ -89,7 +94,7 @@ def test_predict_uses_the_present_weights():
     assert np.array_equal(embedding, data["x"])
 
 
-def test_integer_pixels_are_cast_to_what_the_graph_takes():
+def test_integer_pixels_are_cast_to_what_the_graph_takes() -> None:
     trainer = PortableTrainer(make_artifact())
     trainer.load(start_weights())
     pixels = np.array([[0, 1, 2], [3, 4, 5]], np.uint8)
@@ -108,7 +113,7 @@ def test_integer_pixels_are_cast_to_what_the_graph_takes():
         pytest.param(lambda w: w.update(b=np.zeros(CLASSES)), "float64", id="dtype"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(change, word):
+def test_weights_that_do_not_fit_are_refused(change: Callable[..., Any], word: str) -> None:
     trainer = PortableTrainer(make_artifact())
     weights = start_weights()
     change(weights)
@@ -124,14 +129,14 @@ def test_weights_that_do_not_fit_are_refused(change, word):
         pytest.param({"x": np.zeros((2, FEATURES), np.float32)}, id="no labels"),
     ],
 )
-def test_batches_that_do_not_fit_are_refused(bad):
+def test_batches_that_do_not_fit_are_refused(bad: dict[str, NDArray[Any]]) -> None:
     trainer = PortableTrainer(make_artifact())
     trainer.load(start_weights())
     with pytest.raises(DataError):
         trainer.step(bad, learning_rate=0.1, seed=0)
 
 
-def test_a_frozen_tensor_that_only_training_reads_is_given_to_training_only():
+def test_a_frozen_tensor_that_only_training_reads_is_given_to_training_only() -> None:
     model = train_model()
     tensor = next(tensor for tensor in model.graph.initializer if tensor.name == "momentum")
     tensor.ClearField("raw_data")
@@ -149,7 +154,7 @@ def test_a_frozen_tensor_that_only_training_reads_is_given_to_training_only():
     assert frozen.predict(batch(2))[0].shape == (2, CLASSES)
 
 
-def test_a_provider_that_is_not_there_is_named():
+def test_a_provider_that_is_not_there_is_named() -> None:
     with pytest.raises(ConfigError, match=r"NoSuchProvider.*CPUExecutionProvider"):
         PortableTrainer(make_artifact(), provider="NoSuchProvider")
 
@@ -165,21 +170,21 @@ def test_a_provider_that_is_not_there_is_named():
         pytest.param(["CUDAExecutionProvider", "CPUExecutionProvider"], "cuda", "CUDAExecutionProvider", id="cuda"),
     ],
 )
-def test_providers_by_short_name(monkeypatch, available, asked, taken):
+def test_providers_by_short_name(monkeypatch: pytest.MonkeyPatch, available: list[str], asked: str, taken: str) -> None:
     monkeypatch.setattr("onnxruntime.get_available_providers", lambda: available)
     assert sessions.pick_provider(asked) == taken
 
 
-def test_a_graph_onnxruntime_cannot_load_is_a_bad_artifact():
+def test_a_graph_onnxruntime_cannot_load_is_a_bad_artifact() -> None:
     with pytest.raises(BadArtifact, match=r"cannot load train\.onnx"):
         PortableTrainer(make_artifact(train=b"not a graph"))
 
 
-def resident_bytes():
+def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def test_memory_goes_back_when_a_trainer_is_gone():
+def test_memory_goes_back_when_a_trainer_is_gone() -> None:
     large = batch(400_000)
     trainer = PortableTrainer(make_artifact())
     trainer.load(start_weights())
@@ -223,13 +228,13 @@ except OverBudget as err:
 """
 
 
-def run_program(text):
+def run_program(text: str) -> subprocess.CompletedProcess[str]:
     """Run Python text in a process of its own."""
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=env)
 
 
-def test_running_out_of_memory_is_over_budget_and_the_trainer_lives():
+def test_running_out_of_memory_is_over_budget_and_the_trainer_lives() -> None:
     done = run_program(SQUEEZED)
     assert done.stdout == "refused and alive\n", done.stderr
     assert done.stderr == ""
@@ -257,13 +262,13 @@ print("same")
 """
 
 
-def test_trainers_in_many_threads_do_not_disturb_each_other():
+def test_trainers_in_many_threads_do_not_disturb_each_other() -> None:
     # In a process of its own, where the first sessions of all are made at once.
     done = run_program(THREADS)
     assert done.stdout == "same\n", done.stderr
 
 
-def test_whole_numbers_become_what_the_graph_takes_and_fractions_never_become_words():
+def test_whole_numbers_become_what_the_graph_takes_and_fractions_never_become_words() -> None:
     words, numbers = TensorSpec("x", [-1, 3], "int64"), TensorSpec("x", [-1, 3], "float32")
     given = np.array([[1, 2, 3]], np.uint16)
     for spec in (words, numbers):

@@ -1,5 +1,8 @@
 """Threads: one for small graphs, all cores where that pays, the same choice every time."""
 
+from pathlib import Path
+from typing import Any, cast
+
 import numpy as np
 import pytest
 from msgspec import structs
@@ -9,8 +12,10 @@ from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.profiler.measure import make_batch
 from fedwright.device_runtime.profiler.measure import start as begin
 from fedwright.device_runtime.profiler.store import PROFILE_NAME, save_profile
+from fedwright.device_runtime.resources import Resources
 from fedwright.device_runtime.train.portable import PortableTrainer
 from fedwright.device_runtime.train.threads import SHORT_S, pick_threads
+from fedwright.protocol.artifact import Artifact
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.operator_costs import FEATURES
 from fedwright.protocol.predictor import WORK_BATCHES, Profile
@@ -23,12 +28,12 @@ ONE_CALL = [value for _ in WORK_BATCHES for value in (1.0, *[0.0] * (len(FEATURE
 MANIFEST = structs.replace(make_artifact().manifest, work={"Add": ONE_CALL})
 
 
-def profile(threads, step_s):
+def profile(threads: int, step_s: float) -> Profile:
     """Of a board on which the one call of MANIFEST takes so long."""
     return Profile("board", "runtime", threads, kinds={"Add": [step_s, *[0.0] * (len(FEATURES) - 1)]})
 
 
-def artifact(model, shape, classes=10):
+def artifact(model: str, shape: tuple[int, int, int], classes: int = 10) -> Artifact:
     spec = ModelSpec(model, shape, classes)
     return build(Structure(spec, optimizer=Optimizer(momentum=0.9)), zoo.create(spec, seed=0))
 
@@ -45,11 +50,11 @@ def artifact(model, shape, classes=10):
         pytest.param([], 1, id="nothing measured, small graph"),
     ],
 )
-def test_the_faster_of_one_thread_and_all_cores(profiles, threads):
+def test_the_faster_of_one_thread_and_all_cores(profiles: list[Profile], threads: int) -> None:
     assert pick_threads(MANIFEST, 4, profiles) == threads
 
 
-def test_real_graphs_without_a_profile():
+def test_real_graphs_without_a_profile() -> None:
     small, large = artifact("lenet", (1, 28, 28)), artifact("resnet8", (3, 32, 32))
 
     assert pick_threads(small.manifest, 4) == 1
@@ -58,20 +63,22 @@ def test_real_graphs_without_a_profile():
 
 
 @pytest.mark.parametrize("asked", [0, 2], ids=["left open", "told"])
-def test_tools_follow_the_choice_and_the_owners_word(asked, tmp_path, monkeypatch):
+def test_tools_follow_the_choice_and_the_owners_word(
+    asked: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(facts, "cores", lambda: 4)
     tools = start.make_tools("portable", threads=asked, folder=tmp_path)
 
     trainer = tools.make_trainer(make_artifact(), {}, {})
 
     # The tiny graph counts no work, so that nothing speaks against all cores.
-    assert trainer._threads == (asked or 4)
+    assert cast(PortableTrainer, trainer)._threads == (asked or 4)
     small = tools.make_trainer(structs.replace(make_artifact(), manifest=MANIFEST), {}, {})
-    assert small._threads == (asked or 1)
+    assert cast(PortableTrainer, small)._threads == (asked or 1)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_the_same_number_of_threads_gives_the_same_bytes(threads):
+def test_the_same_number_of_threads_gives_the_same_bytes(threads: int) -> None:
     made, found = artifact("lenet-valid", (1, 28, 28)), []
     for _ in range(2):
         trainer = PortableTrainer(made, threads=threads)
@@ -84,14 +91,16 @@ def test_the_same_number_of_threads_gives_the_same_bytes(threads):
         np.testing.assert_array_equal(found[1][name], value)
 
 
-def holdings_of(config, monkeypatch):
+def holdings_of(config: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> Resources:
     got = []
-    monkeypatch.setattr(start, "_run", lambda config, holdings: got.append(holdings))
+    monkeypatch.setattr(start, "_run", lambda config, resources: got.append(resources))
     start.run_agent(config)
     return got[0]
 
 
-def test_an_agent_reports_its_owners_limits_and_the_profile_for_its_threads(tmp_path, monkeypatch):
+def test_an_agent_reports_its_owners_limits_and_the_profile_for_its_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(facts, "cores", lambda: 4)
     np.savez(tmp_path / "d.npz", x=np.zeros((20, 3), np.float32), y=np.arange(20) % 2)
     board, runtime = facts.board_model(), facts.runtime()
@@ -99,7 +108,7 @@ def test_an_agent_reports_its_owners_limits_and_the_profile_for_its_threads(tmp_
         save_profile(tmp_path / "state" / PROFILE_NAME, Profile(board, runtime, threads))
     data, state = f"npz:{tmp_path / 'd.npz'}", tmp_path / "state"
     # The process of the tests keeps its priority.
-    fields = {"broker": "mqtt://h:1", "device": "pi", "data": data, "state": state, "nice": 0}
+    fields: dict[str, Any] = {"broker": "mqtt://h:1", "device": "pi", "data": data, "state": state, "nice": 0}
 
     open_ = holdings_of(AgentConfig(**fields, round_s=20.0, round_mb=1.5), monkeypatch)
     told = holdings_of(AgentConfig(**fields, threads=4), monkeypatch)
@@ -110,6 +119,6 @@ def test_an_agent_reports_its_owners_limits_and_the_profile_for_its_threads(tmp_
 
 
 @pytest.mark.parametrize("limit", [{"round_s": 0.0}, {"round_mb": -1.0}, {"round_s": float("nan")}])
-def test_a_limit_that_allows_nothing_is_refused(limit):
+def test_a_limit_that_allows_nothing_is_refused(limit: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="must be above 0; leave it out"):
         AgentConfig(broker="mqtt://h:1", device="pi", data="d", **limit)

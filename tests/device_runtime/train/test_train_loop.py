@@ -1,9 +1,11 @@
 """The training loop: order, restart, stop, and its three sums checked by hand."""
 
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from fedwright.device_runtime.data.local import LocalData
 from fedwright.device_runtime.train import loop
@@ -13,22 +15,23 @@ from fedwright.protocol.messages import Recipe
 from helpers.tiny_artifact import CLASSES, FEATURES, make_artifact, start_weights
 
 
-class Recorder:
+class Recorder(PortableTrainer):
     """A trainer that only remembers what it was given."""
 
-    def __init__(self):
-        self.batches, self.seeds = [], []
+    def __init__(self) -> None:
+        self.batches: list[Any] = []
+        self.seeds: list[int] = []
 
-    def step(self, batch, *, learning_rate, seed):
+    def step(self, batch: dict[str, NDArray[Any]], *, learning_rate: float, seed: int) -> StepResult:
         self.batches.append(batch["y"].tolist())
         self.seeds.append(seed)
         return StepResult(loss=float(len(self.batches)), correct=0)
 
-    def predict(self, batch):
+    def predict(self, batch: dict[str, NDArray[Any]]) -> tuple[NDArray[Any], NDArray[Any]]:
         return batch["x"], batch["x"] * 2
 
 
-def local_data(n=10, holdout=3):
+def local_data(n: int = 10, holdout: int = 3) -> LocalData:
     rng = np.random.default_rng(1)
     labels = np.arange(n) % CLASSES
     return LocalData(
@@ -42,17 +45,17 @@ def local_data(n=10, holdout=3):
     )
 
 
-def recipe(**changes):
+def recipe(**changes: Any) -> Recipe:
     return Recipe(**{"batch": 4, "learning_rate": 0.1, "seed": 7, "epochs": 2, **changes})
 
 
-def numbered(n=10):
+def numbered(n: int = 10) -> LocalData:
     """Data whose label is the row number."""
     data = local_data(n)
     return LocalData(data.x, np.arange(n), data.x_holdout, data.y_holdout, n, (1,) * n, data.input_shape)
 
 
-def test_every_epoch_visits_every_sample_once_with_a_last_small_batch():
+def test_every_epoch_visits_every_sample_once_with_a_last_small_batch() -> None:
     trainer = Recorder()
     result = loop.train(trainer, numbered(), recipe())
 
@@ -65,7 +68,7 @@ def test_every_epoch_visits_every_sample_once_with_a_last_small_batch():
     assert (result.loss_first, result.loss_last) == (1.0, 6.0)
 
 
-def test_steps_overrule_epochs_and_zero_epochs_do_nothing():
+def test_steps_overrule_epochs_and_zero_epochs_do_nothing() -> None:
     few, none = Recorder(), Recorder()
     loop.train(few, numbered(), recipe(steps=4))
     result = loop.train(none, numbered(), recipe(epochs=0))
@@ -75,7 +78,7 @@ def test_steps_overrule_epochs_and_zero_epochs_do_nothing():
     assert (result.loss_first, result.loss_last, result.finished) == (None, None, True)
 
 
-def test_a_restart_at_any_step_sees_the_rest_of_the_same_order():
+def test_a_restart_at_any_step_sees_the_rest_of_the_same_order() -> None:
     whole = Recorder()
     loop.train(whole, numbered(), recipe())
     for start in range(7):
@@ -85,14 +88,14 @@ def test_a_restart_at_any_step_sees_the_rest_of_the_same_order():
         assert rest.seeds == whole.seeds[start:]
 
 
-def test_another_seed_gives_another_order():
+def test_another_seed_gives_another_order() -> None:
     one, other = Recorder(), Recorder()
     loop.train(one, numbered(), recipe())
     loop.train(other, numbered(), recipe(seed=8))
     assert one.batches != other.batches
 
 
-def test_stop_is_obeyed_before_the_next_step():
+def test_stop_is_obeyed_before_the_next_step() -> None:
     trainer, done = Recorder(), []
     result = loop.train(
         trainer,
@@ -105,7 +108,7 @@ def test_stop_is_obeyed_before_the_next_step():
     assert (result.steps, result.finished) == (2, False)
 
 
-def test_resume_from_a_snapshot_ends_at_the_same_bits():
+def test_resume_from_a_snapshot_ends_at_the_same_bits() -> None:
     data = local_data()
     straight, first, second = (PortableTrainer(make_artifact()) for _ in range(3))
     straight.load(start_weights())
@@ -120,7 +123,7 @@ def test_resume_from_a_snapshot_ends_at_the_same_bits():
     assert all(np.array_equal(straight.snapshot()[name], second.snapshot()[name]) for name in ("W", "b", "vW"))
 
 
-def test_evaluation_counts_and_loss_by_hand():
+def test_evaluation_counts_and_loss_by_hand() -> None:
     correct, n, loss = loop.evaluate(Recorder(), local_data(), batch=2)
 
     sure = np.log(np.exp(9) + 3)
@@ -128,11 +131,11 @@ def test_evaluation_counts_and_loss_by_hand():
     assert loss == pytest.approx(((sure - 9) + sure + np.log(4)) / 3)
 
 
-def test_evaluation_of_nothing_is_zero():
+def test_evaluation_of_nothing_is_zero() -> None:
     assert loop.evaluate(Recorder(), local_data(holdout=0)) == (0, 0, 0.0)
 
 
-def test_prototypes_are_class_means_and_absent_classes_are_zero():
+def test_prototypes_are_class_means_and_absent_classes_are_zero() -> None:
     data = LocalData(
         x=np.array([[1, 2, 3], [3, 2, 1], [5, 5, 5]], np.float32),
         y=np.array([0, 0, 2]),
@@ -148,7 +151,7 @@ def test_prototypes_are_class_means_and_absent_classes_are_zero():
     assert counts.tolist() == [2, 0, 1, 0]
 
 
-def test_prototypes_of_a_device_that_knows_fewer_classes_than_the_model():
+def test_prototypes_of_a_device_that_knows_fewer_classes_than_the_model() -> None:
     """The server asks for one of every class of the model."""
     rows = np.array([[1, 2, 3], [3, 2, 1]], np.float32)
     data = LocalData(rows, np.array([0, 1]), rows[:0], np.zeros(0, np.int64), 2, (1, 1), (3,))

@@ -3,19 +3,23 @@
 import errno
 import threading
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedwright.device_runtime.store import journal as journals
 from fedwright.protocol import blobs as blob_files
 from fedwright.protocol.link.memory import MemoryBroker
+from fedwright.protocol.support.files import replace_file
 from fedwright.server_runtime.rounds import events
 from helpers.faults import FaultyLink
 from helpers.fleet import Running, Server, agents
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory) -> bytes:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     folder = tmp_path_factory.mktemp("undisturbed")
     broker = MemoryBroker()
     with agents(broker, folder, "a", "b", "c"):
@@ -30,13 +34,13 @@ class FaultyBroker(MemoryBroker):
         self.seed = seed
         self.faulty: list[FaultyLink] = []
 
-    def link(self, client_id, *, will=None):
+    def link(self, client_id: str, *, will: Any = None) -> Any:
         link = FaultyLink(super().link(client_id, will=will), seed=f"{self.seed} {client_id}", rate=0.6)
         self.faulty.append(link)
         return link
 
 
-def test_misbehaving_links_change_nothing(tmp_path, undisturbed):
+def test_misbehaving_links_change_nothing(tmp_path: Path, undisturbed: bytes) -> None:
     happened: Counter[str] = Counter()
     for seed in range(4):
         # Small chunks, so that the artifact travels in many pieces that can be lost and damaged.
@@ -51,21 +55,23 @@ def test_misbehaving_links_change_nothing(tmp_path, undisturbed):
     assert min(happened.values()) > 0, happened
 
 
-def test_a_device_with_a_full_disk_refuses_and_the_others_go_on(tmp_path, monkeypatch):
+def test_a_device_with_a_full_disk_refuses_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broker = MemoryBroker()
     server = Server(broker, tmp_path, devices=2, rounds=2)
     full = threading.Event()
     folder = str(tmp_path / "full")
 
-    def failing(real):
-        def write(path, *arguments):
+    def failing(real: Callable[..., Any]) -> Callable[..., Any]:
+        def write(path: Path, *arguments: bytes) -> None:
             if full.is_set() and folder in str(path):
                 raise OSError(errno.ENOSPC, "No space left on device")
             return real(path, *arguments)
 
         return write
 
-    monkeypatch.setattr(journals, "replace_file", failing(journals.replace_file))
+    monkeypatch.setattr(journals, "replace_file", failing(replace_file))
     monkeypatch.setattr(blob_files, "_sync", failing(blob_files._sync))
     full.set()
     running = Running(broker, "full", tmp_path)

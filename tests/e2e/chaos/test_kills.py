@@ -8,7 +8,7 @@ from helpers.tools import require_tool
 
 @pytest.mark.broker
 @pytest.mark.slow
-def test_kills_at_random_moments_change_nothing():
+def test_kills_at_random_moments_change_nothing() -> None:
     require_tool("mosquitto")
     peace = play(kills=0, seed=0, rounds=4)
     disturbed = play(kills=4, seed=3, rounds=4)

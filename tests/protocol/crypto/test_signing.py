@@ -108,7 +108,7 @@ def test_a_changed_order_is_refused() -> None:
         codec.decode(payload.replace(b"t1", b"t2"), verify=check)
 
 
-@pytest.mark.parametrize("message", [Gone(), Chunk("0" * 64, 0, b"x")], ids=["gone", "chunk"])
+@pytest.mark.parametrize("message", [Gone(), Chunk("0" * 64, 0, memoryview(b"x"))], ids=["gone", "chunk"])
 def test_what_orders_nothing_needs_no_signature(message: Gone | Chunk) -> None:
     payload = codec.encode(message, sender="server", boot="b", sign=KEY.sign)
 

@@ -39,11 +39,11 @@ def key(number: int) -> bytes:
 
 
 @pytest.mark.parametrize(("scalar", "u", "output"), STANDARD, ids=["1", "2"])
-def test_the_standards_examples(scalar, u, output):
+def test_the_standards_examples(scalar: str, u: str, output: str) -> None:
     assert agree(bytes.fromhex(scalar), bytes.fromhex(u)).hex() == output
 
 
-def test_the_standards_chain_of_a_thousand():
+def test_the_standards_chain_of_a_thousand() -> None:
     k = u = key(9)
     seen = []
     for _ in range(1000):
@@ -53,7 +53,7 @@ def test_the_standards_chain_of_a_thousand():
     assert seen[-1] == "684cf59ba83309552800ef566f2f4d3c1c3887c49360e3875f2eb94d99532c51"
 
 
-def test_the_standards_two_parties_share_a_secret():
+def test_the_standards_two_parties_share_a_secret() -> None:
     alice, bob = bytes.fromhex(ALICE), bytes.fromhex(BOB)
     assert (public_key(alice).hex(), public_key(bob).hex()) == (ALICE_PUBLIC, BOB_PUBLIC)
     assert agree(alice, public_key(bob)).hex() == agree(bob, public_key(alice)).hex() == SHARED
@@ -61,7 +61,7 @@ def test_the_standards_two_parties_share_a_secret():
 
 @few(30)
 @given(st.binary(min_size=32, max_size=32), st.binary(min_size=32, max_size=32))
-def test_the_same_as_another_implementation(secret, other):
+def test_the_same_as_another_implementation(secret: bytes, other: bytes) -> None:
     mine, theirs = X25519PrivateKey.from_private_bytes(secret), X25519PrivateKey.from_private_bytes(other)
     public = theirs.public_key().public_bytes_raw()
 
@@ -70,12 +70,12 @@ def test_the_same_as_another_implementation(secret, other):
 
 
 @pytest.mark.parametrize("u", LOW_ORDER)
-def test_keys_that_hide_nothing_are_refused(u):
+def test_keys_that_hide_nothing_are_refused(u: int) -> None:
     with pytest.raises(ProtocolError, match="of low order"):
         agree(bytes(range(32)), key(u))
 
 
-def test_keys_of_another_length_are_refused():
+def test_keys_of_another_length_are_refused() -> None:
     with pytest.raises(ProtocolError, match="has 31 bytes but must have 32"):
         agree(bytes(32), bytes(31))
     with pytest.raises(ProtocolError, match="a secret has 5 bytes"):

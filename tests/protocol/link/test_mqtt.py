@@ -12,10 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fedwright.protocol.address import parse_url
 from fedwright.protocol.errors import ConfigError, LinkError
 from fedwright.protocol.link import TlsFiles, connect
 from fedwright.protocol.link.broker import Broker
-from fedwright.protocol.link.mqtt import MqttLink, parse_url
+from fedwright.protocol.link.mqtt import MqttLink
 from fedwright.protocol.link.security import BrokerTls
 from helpers.links import wait_until
 

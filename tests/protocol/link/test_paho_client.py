@@ -5,6 +5,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import closing
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -24,7 +25,7 @@ class Wire:
     """A client whose broker is the other end of a pair of sockets."""
 
     def __init__(self, version: MQTTProtocolVersion) -> None:
-        self.got: list[tuple[str, bytes, int]] = []
+        self.got: list[tuple[str, bytes | bytearray, int]] = []
         self.client = LeanClient(
             CallbackAPIVersion.VERSION2,
             client_id="x",
@@ -124,7 +125,7 @@ def test_the_bytes_sent_are_those_of_paho(version: MQTTProtocolVersion) -> None:
     ):
         wire = Wire(version)
         # A message that does not fit into the system's buffers goes out in many parts.
-        wire.client._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 20_000)
+        cast(socket.socket, wire.client._sock).setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 20_000)
         wire.far.setblocking(False)
         publish(wire.client)
         received = bytearray()

@@ -1,5 +1,7 @@
 """Dropout whose mask depends on the seed alone."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import nn
@@ -118,7 +120,8 @@ def test_attention_dropout_is_active_in_training() -> None:
     module = nn.Sequential(
         nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5, batch_first=True), nn.Flatten(), nn.Linear(32, 3)
     )
-    for part in (module[0].dropout, module[0].dropout1, module[0].dropout2):
+    layer: Any = module[0]
+    for part in (layer.dropout, layer.dropout1, layer.dropout2):
         part.p = 0.0
     stepper = Stepper(build(structure_of((4, 8), 3), module), initial_weights(module))
     batch = {"x": np.random.default_rng(0).standard_normal((3, 4, 8)).astype(np.float32), "y": np.array([0, 1, 2])}

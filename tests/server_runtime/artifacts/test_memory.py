@@ -8,6 +8,7 @@ import onnx
 import onnxruntime as ort
 from torch import nn
 
+from fedwright.protocol.artifact import Artifact
 from fedwright.server_runtime.artifacts.autodiff.graph import Graph, Node
 from fedwright.server_runtime.artifacts.builder import build
 from fedwright.server_runtime.artifacts.memory import execution_order
@@ -15,7 +16,7 @@ from fedwright.server_runtime.spec import Optimizer
 from helpers.graphs import structure_of
 
 
-def _artifact():
+def _artifact() -> Artifact:
     layers = [layer for _ in range(4) for layer in (nn.Linear(16, 16), nn.ReLU())]
     return build(structure_of((16,), 3, optimizer=Optimizer(momentum=0.9)), nn.Sequential(*layers, nn.Linear(16, 3)))
 

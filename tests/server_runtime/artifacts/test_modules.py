@@ -1,5 +1,7 @@
 """Torch modules as they are exported, compared with torch: no module needs any annotation."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -27,6 +29,8 @@ class Attention(nn.Module):
 
 class Causal(nn.Module):
     """Attention by hand with einsum and a mask, logits at every place."""
+
+    mask: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,6 +61,8 @@ class Positions(nn.Module):
 
 class Graph(nn.Module):
     """One round of messages over fixed edges with index_add, as graph libraries write it."""
+
+    edges: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +158,7 @@ def test_messages_along_fixed_edges() -> None:
     assert relative_error(found, torch_gradients(module, batch)[1]) < 1e-4
 
 
-def test_a_users_function_needs_no_annotation(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_function_needs_no_annotation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine_to_train.py").write_text(
         "from torch import nn\n"
         "def make_model(input_shape, classes):\n"

@@ -1,6 +1,7 @@
 """Every term of an objective against the same formula in torch, on gradients."""
 
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,7 +56,7 @@ def batch() -> dict[str, np.ndarray]:
     return {"x": rng.standard_normal((7, 6)).astype(np.float32), "y": np.array([0, 1, 1, 3, 0, 1, 3])}
 
 
-def _twin(module: nn.Module) -> nn.Module:
+def _twin(module: nn.Module) -> Any:
     return copy.deepcopy(module).double()
 
 
@@ -67,7 +68,7 @@ def _cross_entropy(logits: torch.Tensor, batch: dict[str, np.ndarray]) -> torch.
     return functional.cross_entropy(logits, torch.from_numpy(batch["y"]))
 
 
-def _same(found: tuple[float, dict], wanted: tuple[float, dict]) -> None:
+def _same(found: tuple[float, dict[str, Any]], wanted: tuple[float, dict[str, Any]]) -> None:
     assert found[0] == pytest.approx(wanted[0], rel=1e-5)
     assert relative_error(found[1], wanted[1]) < 1e-5
 
@@ -92,7 +93,7 @@ def test_no_proximal_weight_is_plain_cross_entropy_to_the_bit(net: Net) -> None:
     assert plain.train == proximal.train
 
 
-def test_prototypes(net: Net, batch: dict[str, np.ndarray]) -> None:
+def test_prototypes(net: Net, batch: dict[str, Any]) -> None:
     # class 2 is not in the batch, class 3 has no prototype
     prototypes = np.random.default_rng(3).standard_normal((CLASSES, 8)).astype(np.float32)
     owned = np.array([1, 1, 1, 0], np.float32)
@@ -243,7 +244,7 @@ def test_fiarse_leaves_biases_of_masked_parts_alone(net: Net, batch: dict[str, n
     _same(found, (loss, {name: grad * factors[name].numpy() for name, grad in plain.items()}))
 
 
-def test_the_scaler_divides_hidden_layers_only(batch: dict[str, np.ndarray]) -> None:
+def test_the_scaler_divides_hidden_layers_only(batch: dict[str, Any]) -> None:
     torch.manual_seed(4)
     module = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, CLASSES))
 

@@ -1,10 +1,13 @@
 """Optimizers inside the graph against torch.optim over several steps."""
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from fedwright.server_runtime.artifacts.builder import build, initial_weights
@@ -37,7 +40,9 @@ def _batches(steps: int) -> list[dict[str, np.ndarray]]:
     return [{"x": rng.standard_normal((5, 6)).astype(np.float32), "y": rng.integers(0, 4, 5)} for _ in range(steps)]
 
 
-def _train_torch(module: nn.Module, make, batches, clip: float | None = None) -> dict[str, np.ndarray]:
+def _train_torch(
+    module: nn.Module, make: Callable[..., Any], batches: list[dict[str, NDArray[Any]]], clip: float | None = None
+) -> dict[str, np.ndarray]:
     twin = copy.deepcopy(module)
     optimizer = make(twin.parameters())
     for batch in batches:
@@ -49,7 +54,9 @@ def _train_torch(module: nn.Module, make, batches, clip: float | None = None) ->
     return initial_weights(twin)
 
 
-def _train_graph(module: nn.Module, optimizer: Optimizer, batches) -> dict[str, np.ndarray]:
+def _train_graph(
+    module: nn.Module, optimizer: Optimizer, batches: list[dict[str, NDArray[Any]]]
+) -> dict[str, np.ndarray]:
     stepper = Stepper(build(structure_of((6,), 4, optimizer=optimizer), module), initial_weights(module))
     for batch in batches:
         stepper.step(batch, learning_rate=0.1)

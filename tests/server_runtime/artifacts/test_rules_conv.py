@@ -1,5 +1,7 @@
 """Convolution gradients against torch, for random sizes and for every form of the table."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -27,7 +29,9 @@ def _arrays(shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     layout=st.tuples(st.integers(1, 2), st.sampled_from([1, 1, 2, 4])),
     window=st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 2), st.integers(0, 2)),
 )
-def test_convolution(batch, size, channels, layout, window):
+def test_convolution(
+    batch: int, size: int, channels: tuple[int, int], layout: tuple[int, int], window: tuple[int, int, int, int]
+) -> None:
     inner, outer = channels
     rank, group = layout
     kernel, stride, dilation, pad = window
@@ -38,7 +42,7 @@ def test_convolution(batch, size, channels, layout, window):
             "b": (group * outer,),
         }
     )
-    attrs = {
+    attrs: dict[str, Any] = {
         "strides": [stride] * rank,
         "pads": [pad] * 2 * rank,
         "dilations": [dilation] * rank,
@@ -62,7 +66,9 @@ def test_convolution(batch, size, channels, layout, window):
     window=st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(1, 2), st.integers(0, 1)),
     more=st.integers(0, 1),
 )
-def test_transposed_convolution(batch, size, layout, window, more):
+def test_transposed_convolution(
+    batch: int, size: int, layout: tuple[int, int], window: tuple[int, int, int, int], more: int
+) -> None:
     rank, group = layout
     kernel, stride, dilation, pad = window
     more = min(more, stride - 1)
@@ -73,7 +79,12 @@ def test_transposed_convolution(batch, size, layout, window, more):
             "b": (3 * group,),
         }
     )
-    attrs = {"strides": [stride] * rank, "pads": [pad] * 2 * rank, "dilations": [dilation] * rank, "group": group}
+    attrs: dict[str, Any] = {
+        "strides": [stride] * rank,
+        "pads": [pad] * 2 * rank,
+        "dilations": [dilation] * rank,
+        "group": group,
+    }
 
     found = layer_gradients(
         lambda g: g.op("ConvTranspose", "x", "w", "b", output_padding=[more] * rank, **attrs), arrays
@@ -97,20 +108,20 @@ INPUT_FORMS = {"dx_transposed": (4, 6, 2, 2), "dx_turned": (3, 5, 1, 1)}
 
 
 @pytest.mark.parametrize("form", sorted(WEIGHT_FORMS))
-def test_every_form_of_the_weight_gradient(form, monkeypatch):
+def test_every_form_of_the_weight_gradient(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conv, "weight_form", lambda sizes: getattr(conv_forms, form))
 
     assert _error_of_form(*WEIGHT_FORMS[form]) < 1e-4
 
 
 @pytest.mark.parametrize("form", sorted(INPUT_FORMS))
-def test_every_form_of_the_input_gradient(form, monkeypatch):
+def test_every_form_of_the_input_gradient(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conv, "input_form", lambda sizes: getattr(conv_forms, form))
 
     assert _error_of_form(*INPUT_FORMS[form]) < 1e-4
 
 
-def test_depthwise_convolution_as_dense_matrices(monkeypatch):
+def test_depthwise_convolution_as_dense_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = _error_of_form(4, 4, 4, 2), _error_of_form(4, 4, 4, 1)
     monkeypatch.setattr(depthwise, "dense_pays", lambda sizes: sizes.depthwise)
     lowered = _error_of_form(4, 4, 4, 2), _error_of_form(4, 4, 4, 1)
@@ -118,7 +129,7 @@ def test_depthwise_convolution_as_dense_matrices(monkeypatch):
     assert max(small, large, *lowered) < 1e-4
 
 
-def test_no_form_is_left_untested():
+def test_no_form_is_left_untested() -> None:
     forms = {name for name in vars(conv_forms) if name.startswith(("dw_", "dx_"))}
 
     assert forms == {*WEIGHT_FORMS, *INPUT_FORMS}
@@ -127,11 +138,11 @@ def test_no_form_is_left_untested():
 def _error_of_form(channels_in: int, channels_out: int, group: int, stride: int) -> float:
     """Uneven image, kernel and padding; built for any batch size and run at three."""
     arrays = _arrays({"x": (3, channels_in, 9, 11), "w": (channels_out, channels_in // group, 3, 2)})
-    attrs = {"strides": [stride] * 2, "pads": [1, 0, 2, 1], "dilations": [1, 2], "group": group}
+    attrs: dict[str, Any] = {"strides": [stride] * 2, "pads": [1, 0, 2, 1], "dilations": [1, 2], "group": group}
 
     found = layer_gradients(lambda g: g.op("Conv", "x", "w", **attrs), arrays)
 
-    def reference(x, w):
+    def reference(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         padded = torch.nn.functional.pad(x, (0, 1, 1, 2))
         return torch.nn.functional.conv2d(padded, w, stride=stride, dilation=(1, 2), groups=group)
 

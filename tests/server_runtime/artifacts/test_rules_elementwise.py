@@ -1,6 +1,8 @@
 """Gradients of elementwise operators against torch over random shapes."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +12,12 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from fedwright.server_runtime.artifacts.autodiff.engine import RULES
+from fedwright.server_runtime.artifacts.autodiff.graph import Graph
 from helpers.layer_gradients import layer_gradients, relative_error, torch_gradients
 
 SHAPES = st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 5))
 
-UNARY = {
+UNARY: dict[str, tuple[dict[str, Any], Callable[..., torch.Tensor]]] = {
     "Neg": ({}, lambda x: -x),
     "Identity": ({}, lambda x: x),
     "Relu": ({}, torch.relu),
@@ -39,7 +42,7 @@ POSITIVE = {
     "Reciprocal": torch.reciprocal,
 }
 STEPS = {"Sign": torch.sign, "Floor": torch.floor, "Ceil": torch.ceil, "Round": torch.round}
-BINARY = {
+BINARY: dict[str, Callable[..., torch.Tensor]] = {
     "Add": torch.add,
     "Sub": torch.sub,
     "Mul": torch.mul,
@@ -113,7 +116,7 @@ def test_mean_of_two() -> None:
 def test_clip(low: float | None, high: float | None) -> None:
     arrays = {"x": _normal((3, 7), scale=5.0)}
 
-    def layer(g):
+    def layer(g: Graph) -> str:
         return g.op("Clip", "x", "" if low is None else g.scalar(low), "" if high is None else g.scalar(high))
 
     found = layer_gradients(layer, arrays)

@@ -1,6 +1,7 @@
 """Groups of nodes that are differentiated as one, against torch."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ def _gelu(graph: Graph) -> str:
     return graph.op("Mul", graph.op("Mul", "x", plus), graph.scalar(0.5))
 
 
-def test_gelu():
+def test_gelu() -> None:
     arrays = {"x": np.concatenate([_normal(3, 40), np.full((3, 2), [0.0, 20.0]), -_normal(3, 2) * 30], axis=1)}
     arrays["x"] = arrays["x"].astype(np.float32)
 
@@ -31,10 +32,10 @@ def test_gelu():
 
 
 @pytest.mark.parametrize("window", [(2, 2, 0), (3, 2, 1)], ids=["side by side", "overlapping"])
-def test_relu_before_max_pooling(window):
+def test_relu_before_max_pooling(window: tuple[int, int, int]) -> None:
     kernel, stride, pad = window
     arrays = {"x": _normal(2, 3, 8, 8)}
-    attrs = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [pad] * 4}
+    attrs: dict[str, Any] = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [pad] * 4}
 
     found = layer_gradients(lambda g: g.op("MaxPool", g.op("Relu", "x"), **attrs), arrays)
 
@@ -42,10 +43,10 @@ def test_relu_before_max_pooling(window):
     assert relative_error(found, wanted) < 1e-5
 
 
-def test_relu_that_is_read_elsewhere_stays_before_pooling():
+def test_relu_that_is_read_elsewhere_stays_before_pooling() -> None:
     arrays = {"x": _normal(2, 3, 4, 4)}
 
-    def layer(graph):
+    def layer(graph: Graph) -> str:
         active = graph.op("Relu", "x")
         pooled = graph.op("MaxPool", active, kernel_shape=[2, 2], strides=[2, 2])
         return graph.op("Mul", pooled, graph.op("ReduceSum", active, keepdims=0))
@@ -57,17 +58,17 @@ def test_relu_that_is_read_elsewhere_stays_before_pooling():
 
 
 @pytest.mark.parametrize("twice", [False, True], ids=["weights used once", "weights used twice"])
-def test_attention(twice):
+def test_attention(twice: bool) -> None:
     arrays = {"x": _normal(2, 5, 4), "v": _normal(2, 5, 3)}
 
-    def layer(graph):
+    def layer(graph: Graph) -> str:
         keys = graph.op("Transpose", "x", perm=[0, 2, 1])
         weights = graph.op("Softmax", graph.op("MatMul", "x", keys), axis=-1)
         mixed = graph.op("MatMul", weights, "v")
         total = graph.op("ReduceSum", graph.op("Mul", weights, weights), graph.ints(2), keepdims=1)
         return graph.op("Mul", mixed, total) if twice else mixed
 
-    def reference(x, v):
+    def reference(x: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         weights = torch.softmax(x @ x.transpose(1, 2), dim=-1)
         total = (weights * weights).sum(2, keepdim=True) if twice else 1.0
         return weights @ v * total
@@ -90,7 +91,7 @@ def _convolution_and_norm(graph: Graph, channels: int) -> str:
 
 @pytest.mark.parametrize("size", [2, 8], ids=["scaled output", "scaled weights"])
 @pytest.mark.parametrize("shift", [0.0, 3.0], ids=["small mean", "large mean"])
-def test_convolution_and_batch_norm_together(size, shift):
+def test_convolution_and_batch_norm_together(size: int, shift: float) -> None:
     """`shift` moves the input, and with it the mean of the convolution's output."""
     arrays = {"x": _normal(4, 20, size, size) + np.float32(shift), "w": _normal(3, 20, 3, 3)}
     arrays |= {"scale": 1 + 0.1 * _normal(3), "bias": _normal(3)}

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedwright.server_runtime.artifacts.autodiff.graph import Graph
 from helpers.layer_gradients import layer_gradients, relative_error, torch_gradients
 
 
@@ -40,7 +41,7 @@ def test_steps_of_a_sequence_are_joined_by_one_concat() -> None:
     arrays = {"x": _normal(2, 3, 4)}
     built = []
 
-    def layer(g):
+    def layer(g: Graph) -> str:
         built.append(g)
         steps = [g.op("Gather", "x", g.constant(np.array(i)), axis=1) for i in range(3)]
         return g.op("Mul", g.op("Mul", steps[0], steps[1]), steps[2])

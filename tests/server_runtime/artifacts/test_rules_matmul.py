@@ -1,5 +1,7 @@
 """Gradients of matrix products against torch over random shapes."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedwright.protocol.errors import UnsupportedOperator
+from fedwright.server_runtime.artifacts.autodiff.graph import Graph
 from helpers.layer_gradients import layer_gradients, relative_error, torch_gradients
 
 SIZE = st.integers(1, 5)
@@ -18,13 +21,13 @@ def _normal(*shape: int, seed: int = 0) -> np.ndarray:
 
 @settings(deadline=None, max_examples=12)
 @given(m=SIZE, k=SIZE, n=SIZE, flips=st.tuples(st.booleans(), st.booleans()), factors=st.sampled_from([1.0, 0.7]))
-def test_gemm(m: int, k: int, n: int, flips: tuple[bool, bool], factors: float) -> None:
+def test_gemm(m: int, k: int, n: int, flips: Any, factors: float) -> None:
     arrays = {
         "x": _normal(*((k, m) if flips[0] else (m, k))),
         "w": _normal(*((n, k) if flips[1] else (k, n)), seed=1),
         "b": _normal(n, seed=2),
     }
-    attrs = {"transA": int(flips[0]), "transB": int(flips[1]), "alpha": factors, "beta": 2 * factors}
+    attrs: dict[str, Any] = {"transA": int(flips[0]), "transB": int(flips[1]), "alpha": factors, "beta": 2 * factors}
 
     found = layer_gradients(
         lambda g: g.op("Gemm", "x", "w", "b", **attrs), arrays, batch_axes={"x": 1 if flips[0] else 0}
@@ -96,14 +99,14 @@ def test_many_uses_of_one_weight_make_one_product() -> None:
     arrays = {"x": _normal(3, 4), "w": _normal(4, 4, seed=1), "b": _normal(4, seed=2)}
     built = []
 
-    def layer(g):
+    def layer(g: Graph) -> str:
         built.append(g)
         value = "x"
         for _ in range(3):
             value = g.op("Tanh", g.op("Gemm", value, "w", "b"))
         return value
 
-    def reference(x, w, b):
+    def reference(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         for _ in range(3):
             x = torch.tanh(x @ w + b)
         return x

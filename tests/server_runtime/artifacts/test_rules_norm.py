@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
+from fedwright.server_runtime.artifacts.autodiff.graph import Graph
 from helpers.layer_gradients import layer_gradients, relative_error, torch_gradients
 
 
@@ -20,7 +21,7 @@ def _arrays(shape: tuple[int, ...], affine: tuple[int, ...], shift: float = 0.3)
 
 @settings(deadline=None, max_examples=15)
 @given(batch=st.integers(1, 3), tokens=st.integers(1, 4), width=st.integers(2, 9), two_axes=st.booleans())
-def test_layer_normalization(batch, tokens, width, two_axes):
+def test_layer_normalization(batch: int, tokens: int, width: int, two_axes: bool) -> None:
     normalized = (tokens, width) if two_axes else (width,)
     arrays = _arrays((batch, tokens, width), normalized)
 
@@ -34,7 +35,7 @@ def test_layer_normalization(batch, tokens, width, two_axes):
 
 @settings(deadline=None, max_examples=10)
 @given(batch=st.integers(1, 3), channels=st.integers(1, 4), size=st.integers(2, 5), rank=st.integers(1, 2))
-def test_instance_normalization(batch, channels, size, rank):
+def test_instance_normalization(batch: int, channels: int, size: int, rank: int) -> None:
     arrays = _arrays((batch, channels, *[size] * rank), (channels,))
 
     found = layer_gradients(lambda g: g.op("InstanceNormalization", "x", "scale", "bias", epsilon=1e-5), arrays)
@@ -47,7 +48,7 @@ def test_instance_normalization(batch, channels, size, rank):
 
 @settings(deadline=None, max_examples=15)
 @given(batch=st.integers(2, 4), channels=st.integers(1, 3), rank=st.integers(0, 2), shift=st.sampled_from([0.3, 30.0]))
-def test_batch_normalization_trains_as_torch_does(batch, channels, rank, shift):
+def test_batch_normalization_trains_as_torch_does(batch: int, channels: int, rank: int, shift: float) -> None:
     arrays = _arrays((batch, channels, *[4] * rank), (channels,), shift)
     running = {"mean": np.zeros(channels, np.float32), "variance": np.ones(channels, np.float32)}
 
@@ -65,7 +66,7 @@ def test_batch_normalization_trains_as_torch_does(batch, channels, rank, shift):
 
 
 def _batch_norm(arrays: dict[str, np.ndarray], running: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    def layer(graph):
+    def layer(graph: Graph) -> str:
         mean, variance = (graph.constant(array) for array in running.values())
         y, new_mean, new_variance = graph.op(
             "BatchNormalization", "x", "scale", "bias", mean, variance, outputs=3, training_mode=1, momentum=0.9
@@ -77,7 +78,7 @@ def _batch_norm(arrays: dict[str, np.ndarray], running: dict[str, np.ndarray]) -
     return layer_gradients(layer, arrays, also=("new_mean", "new_variance"))
 
 
-def test_frozen_batch_normalization():
+def test_frozen_batch_normalization() -> None:
     arrays = _arrays((3, 2, 4, 4), (2,))
     mean, variance = np.array([0.1, -0.2], np.float32), np.array([0.5, 2.0], np.float32)
 

@@ -1,5 +1,8 @@
 """Pooling gradients against torch, flat image regions included."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -20,12 +23,12 @@ def _image(batch: int, rank: int, size: int) -> dict[str, np.ndarray]:
 
 @settings(deadline=None, max_examples=25)
 @given(batch=st.integers(1, 3), rank=st.integers(1, 2), size=st.integers(6, 9), window=WINDOWS, ceil=st.booleans())
-def test_max_pool(batch, rank, size, window, ceil):
+def test_max_pool(batch: int, rank: int, size: int, window: tuple[int, int, int], ceil: bool) -> None:
     kernel, stride, pad = window
     # Elsewhere ONNX and torch do not agree on whether a window that starts in the padding exists.
     assume(not ceil or (pad == 0 and stride <= kernel))
     arrays = _image(batch, rank, size)
-    attrs = {"kernel_shape": [kernel] * rank, "strides": [stride] * rank, "pads": [pad] * 2 * rank}
+    attrs: dict[str, Any] = {"kernel_shape": [kernel] * rank, "strides": [stride] * rank, "pads": [pad] * 2 * rank}
 
     found = layer_gradients(lambda g: g.op("MaxPool", "x", ceil_mode=int(ceil), **attrs), arrays)
 
@@ -42,12 +45,14 @@ def test_max_pool(batch, rank, size, window, ceil):
     ceil=st.booleans(),
     count_pad=st.booleans(),
 )
-def test_average_pool(batch, rank, size, window, ceil, count_pad):
+def test_average_pool(
+    batch: int, rank: int, size: int, window: tuple[int, int, int], ceil: bool, count_pad: bool
+) -> None:
     kernel, stride, pad = window
     # Elsewhere ONNX and torch do not agree on whether a window that starts in the padding exists.
     assume(not ceil or (pad == 0 and stride <= kernel))
     arrays = _image(batch, rank, size)
-    attrs = {"kernel_shape": [kernel] * rank, "strides": [stride] * rank, "pads": [pad] * 2 * rank}
+    attrs: dict[str, Any] = {"kernel_shape": [kernel] * rank, "strides": [stride] * rank, "pads": [pad] * 2 * rank}
     attrs |= {"ceil_mode": int(ceil), "count_include_pad": int(count_pad)}
 
     found = layer_gradients(lambda g: g.op("AveragePool", "x", **attrs), arrays)
@@ -67,7 +72,7 @@ def test_average_pool(batch, rank, size, window, ceil, count_pad):
     ],
     ids=["average", "max"],
 )
-def test_global_pool(operator, reference):
+def test_global_pool(operator: str, reference: Callable[..., Any]) -> None:
     arrays = _image(3, 2, 5)
 
     found = layer_gradients(lambda g: g.op(operator, "x"), arrays)
@@ -76,9 +81,10 @@ def test_global_pool(operator, reference):
 
 
 @pytest.mark.parametrize("operator", ["MaxPool", "GlobalMaxPool"])
-def test_equal_maxima_share_the_gradient(operator):
+def test_equal_maxima_share_the_gradient(operator: str) -> None:
     """A flat 4x4 image: each window (or the whole image) hands out its gradient once, in equal parts."""
-    attrs = {"MaxPool": {"kernel_shape": [2, 2], "strides": [2, 2]}, "GlobalMaxPool": {}}[operator]
+    every: dict[str, dict[str, Any]] = {"MaxPool": {"kernel_shape": [2, 2], "strides": [2, 2]}, "GlobalMaxPool": {}}
+    attrs = every[operator]
     arrays = {"x": np.full((1, 1, 4, 4), 0.5, np.float32)}
 
     found = layer_gradients(lambda g: g.op(operator, "x", **attrs), arrays)
@@ -90,7 +96,7 @@ def test_equal_maxima_share_the_gradient(operator):
     np.testing.assert_allclose(found["x"], wanted * windows / 16, rtol=1e-6)
 
 
-def test_overlapping_flat_windows_keep_the_sum():
+def test_overlapping_flat_windows_keep_the_sum() -> None:
     arrays = {"x": np.zeros((2, 3, 7, 7), np.float32)}
 
     found = layer_gradients(

@@ -25,7 +25,9 @@ def _arrays(directions: int, *, steps: int, batch: int, size: int, hidden: int) 
     return {name: (0.5 * rng.standard_normal(shape)).astype(np.float32) for name, shape in shapes.items()}
 
 
-def _reference(x, w, r, b, h0, c0):
+def _reference(
+    x: torch.Tensor, w: torch.Tensor, r: torch.Tensor, b: torch.Tensor, h0: torch.Tensor, c0: torch.Tensor
+) -> torch.Tensor:
     """Hidden states of all steps [T, D, B, H], step by step from the definition."""
     outputs = []
     for d in range(w.shape[0]):
@@ -47,7 +49,7 @@ def _reference(x, w, r, b, h0, c0):
     size=st.integers(1, 3),
     hidden=st.integers(1, 3),
 )
-def test_all_hidden_states(direction, steps, batch, size, hidden):
+def test_all_hidden_states(direction: str, steps: int, batch: int, size: int, hidden: int) -> None:
     arrays = _arrays(DIRECTIONS[direction], steps=steps, batch=batch, size=size, hidden=hidden)
 
     found = layer_gradients(
@@ -62,7 +64,7 @@ def test_all_hidden_states(direction, steps, batch, size, hidden):
 
 
 @pytest.mark.parametrize("output", [1, 2], ids=["hidden", "cell"])
-def test_last_state_against_torch(output):
+def test_last_state_against_torch(output: int) -> None:
     """Only the last state is used, and the start is zero: what a classifier over a sequence does."""
     arrays = _arrays(1, steps=5, batch=3, size=2, hidden=4)
     arrays.pop("h0"), arrays.pop("c0")
@@ -71,7 +73,7 @@ def test_last_state_against_torch(output):
         lambda g: g.op("LSTM", "x", "w", "r", "b", outputs=3, hidden_size=4)[output], arrays, batch_axes={"x": 1}
     )
 
-    def reference(x, w, r, b):
+    def reference(x: torch.Tensor, w: torch.Tensor, r: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         ours = {"weight_ih_l0": w[0], "weight_hh_l0": r[0], "bias_ih_l0": b[0, :16], "bias_hh_l0": b[0, 16:]}
         weights = {name: torch.cat([rows.chunk(4)[i] for i in (0, 2, 3, 1)]) for name, rows in ours.items()}
         _, last = torch.func.functional_call(torch.nn.LSTM(2, 4).double(), weights, (x,))
@@ -81,7 +83,7 @@ def test_last_state_against_torch(output):
 
 
 @pytest.mark.parametrize("operator", ["GRU", "RNN"])
-def test_other_recurrent_layers_are_refused_by_name(operator):
+def test_other_recurrent_layers_are_refused_by_name(operator: str) -> None:
     gates = {"GRU": 3, "RNN": 1}[operator]
     arrays = {
         "x": np.zeros((2, 1, 2), np.float32),

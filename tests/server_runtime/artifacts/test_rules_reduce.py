@@ -1,11 +1,15 @@
 """Gradients of reductions and softmaxes against torch over random shapes."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedwright.server_runtime.artifacts.autodiff.graph import Graph
 from helpers.layer_gradients import layer_gradients, relative_error, torch_gradients
 
 SHAPES = st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 5))
@@ -65,7 +69,7 @@ def test_cumulative_sum(reverse: int, exclusive: int) -> None:
         total = x.cumsum(1) - x * exclusive
         return total.flip(1) if reverse else total
 
-    def layer(g):
+    def layer(g: Graph) -> str:
         return g.op("CumSum", "x", g.constant(np.array(1, np.int64)), reverse=reverse, exclusive=exclusive)
 
     assert relative_error(layer_gradients(layer, arrays), torch_gradients(reference, arrays)) < 1e-4
@@ -74,7 +78,7 @@ def test_cumulative_sum(reverse: int, exclusive: int) -> None:
 @pytest.mark.parametrize(("op", "reference"), [("Softmax", torch.softmax), ("LogSoftmax", torch.log_softmax)])
 @settings(deadline=None, max_examples=5)
 @given(shape=st.tuples(*[st.integers(2, 4)] * 3), axis=st.integers(-2, 2))
-def test_softmaxes(op: str, reference, shape: tuple[int, ...], axis: int) -> None:
+def test_softmaxes(op: str, reference: Callable[..., Any], shape: tuple[int, ...], axis: int) -> None:
     arrays = {"x": _normal(shape)}
 
     found = layer_gradients(lambda g: g.op(op, "x", axis=axis), arrays)

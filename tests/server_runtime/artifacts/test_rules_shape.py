@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedwright.protocol.errors import UnsupportedOperator
+from fedwright.server_runtime.artifacts.autodiff.graph import Graph
 from helpers.layer_gradients import layer_gradients, relative_error, torch_gradients
 
 
@@ -48,7 +49,7 @@ def test_moves(name: str, batch: int) -> None:
 def test_depth_to_space(mode: str) -> None:
     arrays = {"x": _normal(2, 8, 2, 3)}
 
-    def reference(x):
+    def reference(x: torch.Tensor) -> torch.Tensor:
         order = (0, 3, 4, 1, 5, 2) if mode == "DCR" else (0, 1, 4, 2, 5, 3)
         return x.reshape(2, 2, 2, 2, 2, 3).permute(order).reshape(2, 2, 4, 6)
 
@@ -60,7 +61,7 @@ def test_depth_to_space(mode: str) -> None:
 def test_space_to_depth() -> None:
     arrays = {"x": _normal(2, 3, 4, 6)}
 
-    def reference(x):
+    def reference(x: torch.Tensor) -> torch.Tensor:
         return x.reshape(2, 3, 2, 2, 3, 2).permute(0, 3, 5, 1, 2, 4).reshape(2, 12, 2, 3)
 
     found = layer_gradients(lambda g: g.op("SpaceToDepth", "x", blocksize=2), arrays)
@@ -86,10 +87,10 @@ def test_slices(start: int, stop: int, step: int, also_rows: bool) -> None:
         starts, ends, axes, steps = [start, 1], [stop, 3], [2, 1], [step, 1]
     arrays = {"x": _normal(2, 4, 6)}
 
-    def layer(g):
+    def layer(g: Graph) -> str:
         return g.op("Slice", "x", g.ints(*starts), g.ints(*ends), g.ints(*axes), g.ints(*steps))
 
-    def reference(x):
+    def reference(x: torch.Tensor) -> torch.Tensor:
         return x[:, 1:3, start:stop:step] if also_rows else x[:, :, start:stop:step]
 
     if picked:
@@ -99,7 +100,7 @@ def test_slices(start: int, stop: int, step: int, also_rows: bool) -> None:
 def test_a_backward_slice() -> None:
     arrays = {"x": _normal(2, 6)}
 
-    def layer(g):
+    def layer(g: Graph) -> str:
         return g.op("Slice", "x", g.ints(-1), g.ints(-(2**31)), g.ints(1), g.ints(-2))
 
     assert relative_error(layer_gradients(layer, arrays), torch_gradients(lambda x: x.flip(1)[:, ::2], arrays)) < 1e-4
@@ -111,11 +112,11 @@ def test_concat_and_split(sizes: list[int], axis: int) -> None:
     total = sum(sizes)
     arrays = {"x": _normal(2, total, total), "w": _normal(2, total, total, seed=1)}
 
-    def layer(g):
+    def layer(g: Graph) -> str:
         parts = g.op("Split", "x", g.ints(*sizes), outputs=len(sizes), axis=axis)
         return g.op("Concat", *reversed(parts), "w", axis=axis)
 
-    def reference(x, w):
+    def reference(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return torch.cat([*reversed(x.split(sizes, axis)), w], axis)
 
     found = layer_gradients(layer, arrays, batch_axes={"x": 0, "w": 0})
@@ -125,11 +126,11 @@ def test_concat_and_split(sizes: list[int], axis: int) -> None:
 def test_concat_with_a_constant_takes_only_its_own_part() -> None:
     arrays = {"x": _normal(2, 3), "w": _normal(4, 3, seed=1)}
 
-    def layer(g):
+    def layer(g: Graph) -> str:
         table = g.op("Concat", g.constant(np.ones((2, 3), np.float32)), "w", axis=0)
         return g.op("Gemm", "x", table, transB=1)
 
-    def reference(x, w):
+    def reference(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return x @ torch.cat([torch.ones(2, 3, dtype=w.dtype), w]).T
 
     assert relative_error(layer_gradients(layer, arrays), torch_gradients(reference, arrays)) < 1e-4
@@ -138,7 +139,7 @@ def test_concat_with_a_constant_takes_only_its_own_part() -> None:
 def test_slices_that_overlap_and_leave_gaps_are_added() -> None:
     arrays = {"x": _normal(2, 9)}
 
-    def layer(g):
+    def layer(g: Graph) -> str:
         first = g.op("Slice", "x", g.ints(1), g.ints(4), g.ints(1))
         second = g.op("Slice", "x", g.ints(3), g.ints(6), g.ints(1))
         third = g.op("Slice", "x", g.ints(5), g.ints(8), g.ints(1))

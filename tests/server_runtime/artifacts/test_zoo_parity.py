@@ -45,7 +45,7 @@ def _torch_step(module: nn.Module, batch: dict[str, Any], dtype: torch.dtype) ->
     outs = out if isinstance(out, tuple) else (out,)
     labels = torch.from_numpy(batch["y"])
     weights = [j * 2 / (len(outs) * (len(outs) + 1)) for j in range(1, len(outs) + 1)]
-    loss = sum(w * functional.cross_entropy(o, labels) for w, o in zip(weights, outs, strict=True))
+    loss: Any = sum(w * functional.cross_entropy(o, labels) for w, o in zip(weights, outs, strict=True))
     return collect(loss, twin)[1], twin
 
 
@@ -98,7 +98,7 @@ def _losses(module: nn.Module, batch: dict[str, Any], steps: int) -> list[float]
         out = _run(twin, batch, torch.float32)
         outs = out if isinstance(out, tuple) else (out,)
         total = len(outs) * (len(outs) + 1) / 2
-        loss = sum(j * functional.cross_entropy(o, labels) for j, o in enumerate(outs, start=1)) / total
+        loss: Any = sum(j * functional.cross_entropy(o, labels) for j, o in enumerate(outs, start=1)) / total
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
@@ -106,12 +106,12 @@ def _losses(module: nn.Module, batch: dict[str, Any], steps: int) -> list[float]
 
 
 def _perturbed(module: nn.Module) -> nn.Module:
-    """The module with its parameters off by about one unit in the last place."""
+    """The module with its parameters off by some units in the last place, about what a step's sums are rounded by."""
     twin = copy.deepcopy(module)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in twin.parameters():
-            parameter.mul_(1 + 6e-8 * torch.randn(parameter.shape, generator=generator))
+            parameter.mul_(1 + 6e-7 * torch.randn(parameter.shape, generator=generator))
     return twin
 
 
@@ -129,5 +129,5 @@ def test_twenty_steps_follow_torch_within_float_noise(name: str) -> None:
     found = [float(stepper.step(batch, learning_rate=0.02)["loss"]) for _ in range(20)]
 
     drift = np.abs(np.subtract(control, wanted)).max()
-    assert np.abs(np.subtract(found, wanted)).max() <= max(1e-3, 10 * drift)
+    assert np.abs(np.subtract(found, wanted)).max() <= max(1e-3, 3 * drift)
     assert found[-1] < found[0]

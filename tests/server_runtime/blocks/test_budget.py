@@ -22,20 +22,20 @@ from helpers.tiny_artifact import make_artifact
 
 
 @pytest.mark.parametrize("limit", range(-1, 12))
-def test_bisection_finds_what_trying_everything_finds(limit):
+def test_bisection_finds_what_trying_everything_finds(limit: int) -> None:
     tried = [number for number in range(1, 11) if number <= limit]
 
     assert largest(1, 10, lambda number: number <= limit) == (max(tried) if tried else None)
 
 
-def test_bisection_asks_seldom():
+def test_bisection_asks_seldom() -> None:
     asked = []
     largest(0, 1_000_000, lambda number: asked.append(number) or number < 777)
 
     assert len(asked) <= 22
 
 
-def test_nothing_to_choose_from_is_nothing():
+def test_nothing_to_choose_from_is_nothing() -> None:
     assert largest(1, 0, lambda number: True) is None
     assert largest_choice([], lambda rank: Cost(), Budget()) is None
 
@@ -50,11 +50,11 @@ def test_nothing_to_choose_from_is_nothing():
         pytest.param(Budget(link_bytes=9), False, id="link"),
     ],
 )
-def test_the_tightest_limit_decides(budget, fits):
+def test_the_tightest_limit_decides(budget: Budget, fits: bool) -> None:
     assert Cost(100, 2.0, 10).fits(budget) is fits
 
 
-def test_a_rank_and_a_ratio_by_hand():
+def test_a_rank_and_a_ratio_by_hand() -> None:
     # 10 bytes a rank: 45 bytes hold rank 4.
     assert largest_choice([1, 2, 4, 8], lambda rank: Cost(memory_bytes=10 * rank), Budget(memory_bytes=45)) == 4
     # Memory grows with the square of the width: 0.5^2 of 1000 bytes is 250.
@@ -63,13 +63,13 @@ def test_a_rank_and_a_ratio_by_hand():
     assert largest_ratio(lambda ratio: Cost(memory_bytes=9), Budget(memory_bytes=8), least=0.1) is None
 
 
-def test_of_two_budgets_the_tighter_counts_in_every_respect():
+def test_of_two_budgets_the_tighter_counts_in_every_respect() -> None:
     both = Budget(memory_bytes=5, seconds=2.0).within(Budget(memory_bytes=7, seconds=1.0, link_bytes=3))
 
     assert both == Budget(5, 1.0, 3)
 
 
-def test_the_cost_of_a_task_by_hand():
+def test_the_cost_of_a_task_by_hand() -> None:
     manifest = structs.replace(make_artifact().manifest, fixed_bytes=1000, sample_bytes=10)
     entries = sum(math.prod(slot.shape) for slot in manifest.slots if slot.role != "optimizer")
     recipe = Recipe(batch=8, learning_rate=0.1, seed=1, epochs=2)
@@ -92,14 +92,14 @@ def test_the_cost_of_a_task_by_hand():
         pytest.param(Returns(weights="none"), 1.0, 4, id="nothing back"),
     ],
 )
-def test_the_bytes_of_a_task_by_hand(returns, sent_ratio, bytes_each):
+def test_the_bytes_of_a_task_by_hand(returns: Returns, sent_ratio: float, bytes_each: float) -> None:
     manifest = make_artifact().manifest
     entries = sum(math.prod(slot.shape) for slot in manifest.slots if slot.role != "optimizer")
 
     assert link_bytes(manifest, returns, sent_ratio=sent_ratio) == int(entries * bytes_each)
 
 
-def test_prototypes_are_counted():
+def test_prototypes_are_counted() -> None:
     manifest = structs.replace(make_artifact().manifest, classes=4, embedding_size=6)
     more = link_bytes(manifest, Returns(prototypes=True)) - link_bytes(manifest, Returns())
 
@@ -114,5 +114,5 @@ def test_prototypes_are_counted():
         pytest.param(Recipe(8, 0.1, 1, steps=5), 0, 0, id="no data"),
     ],
 )
-def test_steps_are_those_of_the_device(recipe, samples, steps):
+def test_steps_are_those_of_the_device(recipe: Recipe, samples: int, steps: int) -> None:
     assert step_count(recipe, samples) == total_steps(recipe, samples) == steps

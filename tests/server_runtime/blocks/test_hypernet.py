@@ -1,7 +1,10 @@
 """The hypernetwork: signs, batches, saved states, standardised descriptions."""
 
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime.blocks.hypernet import BATCH, Hypernet, HypernetForm, Start, Step
@@ -17,26 +20,26 @@ FORMS = {
 every_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 
 
-def make(form=PLAIN, **changes):
+def make(form: HypernetForm = PLAIN, **changes: Any) -> Hypernet:
     return Hypernet(form, Start(TARGET, {}, **{"default_spread": 0.1, **changes}), seed=3)
 
 
-def rows(n, seed=0):
+def rows(n: int, seed: int = 0) -> NDArray[Any]:
     return np.random.default_rng(seed).normal(size=(n, 4)).astype(np.float32)
 
 
-def distance(net, row, final):
+def distance(net: Hypernet, row: NDArray[Any], final: dict[str, NDArray[Any]]) -> np.float32:
     made = net.generate(row[None])[0]
     return np.sqrt(sum(((made[name] - final[name]) ** 2).sum() for name in final))
 
 
-def change_to(net, row, final):
+def change_to(net: Hypernet, row: NDArray[Any], final: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     made = net.generate(row[None])[0]
     return {name: final[name] - made[name] for name in final}
 
 
 @every_form
-def test_a_step_brings_the_weights_nearer_to_the_devices_result(form):
+def test_a_step_brings_the_weights_nearer_to_the_devices_result(form: HypernetForm) -> None:
     net, row = make(form), rows(1)[0]
     final = {name: value + 1 for name, value in TARGET.items()}
     before = distance(net, row, final)
@@ -46,7 +49,7 @@ def test_a_step_brings_the_weights_nearer_to_the_devices_result(form):
 
 
 @every_form
-def test_the_sign_as_printed_would_lead_away(form):
+def test_the_sign_as_printed_would_lead_away(form: HypernetForm) -> None:
     net, row = make(form), rows(1)[0]
     final = {name: value + 1 for name, value in TARGET.items()}
     before = distance(net, row, final)
@@ -55,7 +58,7 @@ def test_the_sign_as_printed_would_lead_away(form):
     assert distance(net, row, final) > before
 
 
-def test_a_step_of_half_lands_on_the_result_when_the_hidden_norm_is_one():
+def test_a_step_of_half_lands_on_the_result_when_the_hidden_norm_is_one() -> None:
     # rate (1 + ||h||²) = 1 with ||h|| = 1; a zero head gives the trunk no gradient, so nothing else moves
     net, row = make(default_spread=0.0), 3 * rows(1)[0]
     final = {name: value + 0.5 for name, value in TARGET.items()}
@@ -65,14 +68,14 @@ def test_a_step_of_half_lands_on_the_result_when_the_hidden_norm_is_one():
     assert distance(net, row, final) < 1e-3
 
 
-def test_it_begins_with_the_start_weights_where_its_head_is_zero():
+def test_it_begins_with_the_start_weights_where_its_head_is_zero() -> None:
     made = make(default_spread=0.0).generate(rows(2))
     for one in made:
         np.testing.assert_array_equal(one["a.weight"], TARGET["a.weight"])
 
 
 @every_form
-def test_many_at_once_are_the_same_as_one_by_one(form):
+def test_many_at_once_are_the_same_as_one_by_one(form: HypernetForm) -> None:
     net, many = make(form), rows(40)
     together = net.generate(many)
     for row, made in zip(many, together, strict=True):
@@ -80,7 +83,7 @@ def test_many_at_once_are_the_same_as_one_by_one(form):
 
 
 @every_form
-def test_the_mean_gradient_is_that_of_its_parts(form):
+def test_the_mean_gradient_is_that_of_its_parts(form: HypernetForm) -> None:
     """One step on two changes moves as two half steps from the same place would."""
     both, first, second = make(form), make(form), make(form)
     start, (one, two) = both.state(), rows(2)
@@ -97,7 +100,7 @@ def test_the_mean_gradient_is_that_of_its_parts(form):
 
 
 @every_form
-def test_a_restored_one_goes_on_to_the_same_bytes(form):
+def test_a_restored_one_goes_on_to_the_same_bytes(form: HypernetForm) -> None:
     step = Step(0.1, momentum=0.9, weight_decay=0.01, clip_norm=1.0)
     ones = {name: np.ones_like(value) for name, value in TARGET.items()}
     net, (one, two) = make(form), rows(2)
@@ -114,7 +117,7 @@ def test_a_restored_one_goes_on_to_the_same_bytes(form):
         np.testing.assert_array_equal(other.state()[name], value)
 
 
-def test_a_shared_one_gives_everyone_the_same_and_still_learns():
+def test_a_shared_one_gives_everyone_the_same_and_still_learns() -> None:
     net, (one, two) = make(HypernetForm(4, 8, norm=1.0, shared=True)), rows(2)
     net.add(one, {name: np.ones_like(value) for name, value in TARGET.items()})
     net.learn(Step(1.0))
@@ -123,7 +126,7 @@ def test_a_shared_one_gives_everyone_the_same_and_still_learns():
     np.testing.assert_allclose(made[0]["a.weight"], TARGET["a.weight"] + 1, atol=1e-6)
 
 
-def test_sequential_is_a_step_for_each():
+def test_sequential_is_a_step_for_each() -> None:
     together, apart = make(), make(HypernetForm(4, 8, norm=1.0, sequential=True))
     for net in (together, apart):
         for _ in range(2):
@@ -134,7 +137,7 @@ def test_sequential_is_a_step_for_each():
     np.testing.assert_allclose(apart.state()["head.bias"] - start, 0.2, atol=1e-6)
 
 
-def test_many_changes_take_no_more_memory_than_a_batch():
+def test_many_changes_take_no_more_memory_than_a_batch() -> None:
     net = make()
     for row in rows(3 * BATCH + 1):
         net.add(row, {name: np.ones_like(value) for name, value in TARGET.items()})
@@ -144,7 +147,7 @@ def test_many_changes_take_no_more_memory_than_a_batch():
     np.testing.assert_allclose(net.state()["head.bias"] - start, 0.1, atol=1e-5)
 
 
-def test_a_step_that_diverges_is_refused():
+def test_a_step_that_diverges_is_refused() -> None:
     with pytest.raises(ConfigError, match="lower the rate to about"):
         make().check_step(rows(3), Step(1.5))
     assert make().check_step(rows(3), Step(0.9)) == pytest.approx(1.8, abs=0.01)
@@ -155,12 +158,12 @@ def test_a_step_that_diverges_is_refused():
     [(np.zeros(3, np.float32), "has 3 numbers but"), (np.array([0, np.nan, 0, 0], np.float32), "not finite")],
     ids=["length", "nan"],
 )
-def test_a_bad_description_is_refused(row, words):
+def test_a_bad_description_is_refused(row: NDArray[Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make().generate(row[None])
 
 
-def test_descriptions_are_standardised_over_the_fleet():
+def test_descriptions_are_standardised_over_the_fleet() -> None:
     fleet = np.array([[1, 10, 7], [3, 30, 7], [1, 30, 7], [3, 10, 7]], np.float32)
     scaling = Scaling.of(fleet)
     # two coordinates that differ share the mean square of three
@@ -169,7 +172,7 @@ def test_descriptions_are_standardised_over_the_fleet():
     np.testing.assert_allclose(scaling.apply(np.array([5, 20, 9], np.float32)), [3 * np.sqrt(1.5), 0, 0], atol=1e-5)
 
 
-def test_directions_in_which_few_descriptions_differ_count_as_well():
+def test_directions_in_which_few_descriptions_differ_count_as_well() -> None:
     """One coordinate follows the other: what they have in common is 5 times as wide as what they do not."""
     common, rest = np.array([-1.0, 1, -1, 1]), np.array([-1.0, -1, 1, 1])
     fleet = np.stack([common + 0.2 * rest, common - 0.2 * rest], axis=1).astype(np.float32)
@@ -181,13 +184,13 @@ def test_directions_in_which_few_descriptions_differ_count_as_well():
     assert after[1] / after[0] == pytest.approx(np.sqrt(1.01) / np.sqrt(1.25), abs=1e-3)
 
 
-def test_a_fleet_of_one_or_of_equals_is_left_as_it_is():
+def test_a_fleet_of_one_or_of_equals_is_left_as_it_is() -> None:
     row = np.array([1.0, 2.0, 3.0], np.float32)
     np.testing.assert_array_equal(Scaling.of(row[None]).apply(row), row)
     np.testing.assert_array_equal(Scaling.of(np.stack([row, row])).apply(row), np.zeros(3))
 
 
-def test_an_entry_follows_the_mean_of_those_who_changed_it():
+def test_an_entry_follows_the_mean_of_those_who_changed_it() -> None:
     """Two devices with one description; the first changes both entries, the second only the other one."""
     net = Hypernet(HypernetForm(4, 8, norm=1.0, by_entry=True), Start({"w": np.zeros(2, np.float32)}, {}), seed=0)
     row = np.ones(4, np.float32)
@@ -205,7 +208,7 @@ def test_an_entry_follows_the_mean_of_those_who_changed_it():
     np.testing.assert_array_equal(resumed.generate(row[None])[0]["w"], net.generate(row[None])[0]["w"])
 
 
-def test_a_step_that_devices_share_is_checked_over_the_fleet():
+def test_a_step_that_devices_share_is_checked_over_the_fleet() -> None:
     net = Hypernet(HypernetForm(4, 8, norm=2.0, by_entry=True), Start({"w": np.zeros(2, np.float32)}, {}), seed=0)
     alike = np.ones((8, 4), np.float32)
     # one device alone lands on its result; eight that are all alike go 1 + ||h||² = 5 times as far
@@ -215,7 +218,7 @@ def test_a_step_that_devices_share_is_checked_over_the_fleet():
         net.check_step(alike, Step(1.0))
 
 
-def test_a_description_that_says_nothing_gets_what_all_have_in_common():
+def test_a_description_that_says_nothing_gets_what_all_have_in_common() -> None:
     """The mean of standardised descriptions is zero: its hidden vector is short, so that b speaks."""
     form = HypernetForm(64, 32, norm=1.0)
     net = Hypernet(form, Start({"w": np.zeros(2, np.float32)}, {}), seed=0)
@@ -224,7 +227,7 @@ def test_a_description_that_says_nothing_gets_what_all_have_in_common():
     assert net.reach(np.zeros((1, 64), np.float32), Step(1.0)) < 1.1
 
 
-def test_a_projection_learns_behind_the_heads():
+def test_a_projection_learns_behind_the_heads() -> None:
     net = Hypernet(HypernetForm(4, 8, norm=1.0, project=2), Start({"w": np.ones(3, np.float32)}, {}), seed=0)
     row, final = np.ones((1, 4), np.float32), np.full(3, 2.0, np.float32)
     distances = []
@@ -237,7 +240,7 @@ def test_a_projection_learns_behind_the_heads():
     assert np.abs(net.state()["project.out"]).max() > 0
 
 
-def test_large_targets_need_few_weights_of_their_own():
+def test_large_targets_need_few_weights_of_their_own() -> None:
     target = {"w": np.zeros((1000, 1000), np.float32)}
     net = Hypernet(HypernetForm(16, 32, norm=1.0, chunk=8192), Start(target, {}), seed=0)
     assert net.outputs == 1_000_000

@@ -1,5 +1,7 @@
 """Tuning of several members at once: schedule, held-out rows, goals; and sums with learned weights."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -20,7 +22,7 @@ def constant(targets: list[float]) -> TunedModel:
     return TunedModel(lambda weights, x: (weights["c"] + torch.zeros(len(x), 1),), goal)
 
 
-def test_every_member_keeps_its_own_best_epoch():
+def test_every_member_keeps_its_own_best_epoch() -> None:
     # What the first learns is wrong on its held-out rows, what the second learns is right.
     members = [constant([1, 1, 1, 1, 0, 0]), constant([1, 1, 1, 1, 1, 1])]
     theta = tune(
@@ -30,15 +32,15 @@ def test_every_member_keeps_its_own_best_epoch():
     assert theta[1].item() > 0.3
 
 
-def test_tuning_is_adam_on_the_sum_of_all_losses():
+def test_tuning_is_adam_on_the_sum_of_all_losses() -> None:
     members = [constant([1, 2, 3, 4, 1, 2]), constant([4, 3, 2, 1, 1, 2])]
     rows = torch.arange(4)
 
-    def build(theta):
+    def build(theta: torch.Tensor) -> list[dict[str, torch.Tensor]]:
         # The second weight is in no model's formula, and the third is nobody's to learn.
         return [{"c": row[:1] * row[1:2], "idle": row[1:], "still": torch.ones(1)} for row in theta]
 
-    def extra(theta):
+    def extra(theta: torch.Tensor) -> torch.Tensor:
         return 0.1 * theta.square().sum()
 
     start = torch.tensor([[0.5, 1.0], [1.0, -0.5]])
@@ -50,7 +52,7 @@ def test_tuning_is_adam_on_the_sum_of_all_losses():
     torch.testing.assert_close(found, theta.detach())
 
 
-def test_the_rate_goes_down_and_up_again():
+def test_the_rate_goes_down_and_up_again() -> None:
     rates = [Schedule(20).rate(epoch) for epoch in range(9)]
     assert rates[0] == rates[8] == pytest.approx(1e-3)
     assert rates[4] == pytest.approx(1e-5)
@@ -64,13 +66,13 @@ def test_the_rate_goes_down_and_up_again():
         theirs.step()
 
 
-def test_held_out_rows_are_never_learned_from():
+def test_held_out_rows_are_never_learned_from() -> None:
     found = Examples.of(np.zeros((10, 2), np.float32), np.arange(10), holdout=0.3, seed=1, device="cpu")
     assert len(found.held) == 3
     assert sorted([*found.fit.tolist(), *found.held.tolist()]) == list(range(10))
 
 
-def test_flat_weights_come_back():
+def test_flat_weights_come_back() -> None:
     weights = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(7.0)}
     back = unflat(flat(weights), weights)
     assert flat(weights).shape == (1, 7)
@@ -78,7 +80,7 @@ def test_flat_weights_come_back():
     torch.testing.assert_close(back["b"], weights["b"])
 
 
-def weighing(granularity) -> Weighing:
+def weighing(granularity: Any) -> Weighing:
     """Two devices with three and one samples, on a base of tens."""
     parts = [{"w": torch.full((2, 2), 4.0), "b": torch.full((2,), 8.0)}, {"w": torch.zeros(2, 2), "b": torch.zeros(2)}]
     base = {"w": torch.full((2, 2), 10.0), "b": torch.full((2,), 10.0)}
@@ -86,7 +88,7 @@ def weighing(granularity) -> Weighing:
 
 
 @pytest.mark.parametrize(("granularity", "count"), [("layer", 4), ("channel", 8), ("element", 12)])
-def test_weights_start_as_the_plain_mean(granularity, count):
+def test_weights_start_as_the_plain_mean(granularity: str, count: int) -> None:
     found = weighing(granularity)
     assert found.start().shape == (1, count)
     made = found.model(found.start())
@@ -94,7 +96,7 @@ def test_weights_start_as_the_plain_mean(granularity, count):
     torch.testing.assert_close(made["b"], torch.full((2,), 16.0))
 
 
-def test_a_channels_weight_moves_its_row():
+def test_a_channels_weight_moves_its_row() -> None:
     found = weighing("channel")
     v = found.start()
     v[0, 1] = 2.0  # the first device's second row of w
@@ -103,14 +105,14 @@ def test_a_channels_weight_moves_its_row():
     torch.testing.assert_close(found.means(v), torch.tensor([1.25, 1.0]))
 
 
-def test_divergence_is_a_distance():
+def test_divergence_is_a_distance() -> None:
     one = {"w": torch.tensor([0.0, 0.0])}
     other = {"w": torch.tensor([0.0, float(np.log(3))])}
     # p = (1/2, 1/2), q = (1/4, 3/4): Σ (p - q) log(p / q) = ln 2 / 4 - ln(2/3) / 4 = ln 3 / 4
     torch.testing.assert_close(divergences([one, other], one), torch.tensor([0.0, float(np.log(3)) / 4]))
 
 
-def test_weight_given_to_far_models_costs():
+def test_weight_given_to_far_models_costs() -> None:
     found = weighing("layer")
     v = found.start().requires_grad_()
     penalty(found, v, torch.tensor([1.0, 0.0])).backward()
@@ -118,7 +120,7 @@ def test_weight_given_to_far_models_costs():
     assert (v.grad[0, [1, 3]] < 0).all()
 
 
-def test_equal_scales_before_the_sum():
+def test_equal_scales_before_the_sum() -> None:
     parts = equalised([{"w": torch.tensor([3.0, -3.0])}, {"w": torch.tensor([1.0, 1.0])}], [1, 1])
     torch.testing.assert_close(parts[0]["w"], torch.tensor([2.0, -2.0]))
     torch.testing.assert_close(parts[1]["w"], torch.tensor([2.0, 2.0]))

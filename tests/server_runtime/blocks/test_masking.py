@@ -1,5 +1,8 @@
 """Masks and channels within a budget; models without their dead channels."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -18,7 +21,7 @@ WEIGHTS = {
 }
 
 
-def test_the_largest_entries_of_all_tensors_together_and_one_of_each():
+def test_the_largest_entries_of_all_tensors_together_and_one_of_each() -> None:
     # floor(0.45 * 10) = 4: 9 and -7 and 0.001 are the largest of their tensors, then -8
     masks = top_entries(WEIGHTS, WEIGHTS, 0.45)
     assert masks["a"].tolist() == [[True, True], [False, False]]
@@ -27,7 +30,7 @@ def test_the_largest_entries_of_all_tensors_together_and_one_of_each():
 
 
 @pytest.mark.parametrize("least", [0.0, 0.5, 1.0])
-def test_what_every_tensor_keeps_is_within_the_budget(least):
+def test_what_every_tensor_keeps_is_within_the_budget(least: float) -> None:
     """A tensor of tiny entries keeps its part, and the sum is as asked for however unlike the sizes are."""
     weights = {"wide": np.full(1000, 1e-3, np.float32), **{f"narrow{n}": np.ones(7, np.float32) for n in range(9)}}
     masks = top_entries(weights, weights, 0.02, least=least)
@@ -36,35 +39,35 @@ def test_what_every_tensor_keeps_is_within_the_budget(least):
     assert masks["wide"].sum() == 1 + int(least * 11 * 1000 / 1063)
 
 
-def test_ties_do_not_break_the_budget():
+def test_ties_do_not_break_the_budget() -> None:
     same = {"a": np.ones((10, 10), np.float32), "b": np.ones(50, np.float32)}
     assert sum(int(mask.sum()) for mask in top_entries(same, same, 0.1).values()) == 15
 
 
-def test_by_layer_every_tensor_has_its_share():
+def test_by_layer_every_tensor_has_its_share() -> None:
     masks = top_entries_by_layer(WEIGHTS, WEIGHTS, 0.5)
     assert [int(mask.sum()) for mask in masks.values()] == [2, 2, 1]
     assert masks["b"].tolist() == [True, True, False, False]
 
 
 @pytest.mark.parametrize("choose", [top_entries, top_entries_by_layer], ids=["global", "by layer"])
-def test_a_budget_below_one_value_per_tensor_is_refused(choose):
+def test_a_budget_below_one_value_per_tensor_is_refused(choose: Callable[..., Any]) -> None:
     with pytest.raises(ConfigError, match="leaves 2 of 10 values for 3 tensors"):
         choose(WEIGHTS, WEIGHTS, 0.25)
 
 
-def test_a_share_of_one_keeps_everything():
+def test_a_share_of_one_keeps_everything() -> None:
     assert all(mask.all() for mask in top_entries(WEIGHTS, WEIGHTS, 1.0).values())
 
 
-def test_the_strongest_channels_are_kept():
+def test_the_strongest_channels_are_kept() -> None:
     weights = {"w": np.diag([1.0, 4.0, 2.0, 3.0]).astype(np.float32), "v": np.zeros((2, 4), np.float32)}
     axes = {"w": (Axis("g"), None), "v": (None, Axis("g"))}
     assert top_channels(weights, axes, 0.25)["g"].tolist() == [1, 3]
     assert top_channels(weights, axes, 0.25, whole=("g",))["g"].tolist() == [0, 1, 2, 3]
 
 
-def test_without_dead_channels_the_model_computes_the_same():
+def test_without_dead_channels_the_model_computes_the_same() -> None:
     spec = ModelSpec("cnn-small", (1, 8, 8), 4)
     model = zoo.create(spec, seed=0)
     weights = initial_weights(model)
@@ -85,7 +88,7 @@ def test_without_dead_channels_the_model_computes_the_same():
     torch.testing.assert_close(cut(x), model(x), atol=1e-6, rtol=1e-5)
 
 
-def test_what_only_dead_channels_read_is_dead_too():
+def test_what_only_dead_channels_read_is_dead_too() -> None:
     axes = {
         "1": (Axis("a"), None),
         "2": (Axis("b"), Axis("a")),

@@ -1,6 +1,7 @@
 """Faster layers against torch's own: the same maps and the same gradients."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ POOLS = {
 }
 
 
-def maps(*shape) -> torch.Tensor:
+def maps(*shape: int) -> torch.Tensor:
     """Whole numbers, so that many maxima are found twice."""
     return torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(2)).float()
 
@@ -33,22 +34,24 @@ def outcome(module: nn.Module, x: torch.Tensor, *, last: bool = False) -> list[t
 
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("side", [8, 9])
-def test_relu_after_pooling_is_relu_before_it(pool, side):
+def test_relu_after_pooling_is_relu_before_it(pool: str, side: int) -> None:
     module = nn.Sequential(nn.Sequential(nn.ReLU(), POOLS[pool]))
     faster = copy.deepcopy(module)
     hasten(faster)
-    assert isinstance(faster[0][1], nn.ReLU)
+    inner: Any = faster[0]
+    assert isinstance(inner[1], nn.ReLU)
     for found, expected in zip(outcome(faster, maps(2, 3, side, 7)), outcome(module, maps(2, 3, side, 7)), strict=True):
         assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4, 12])
 @pytest.mark.parametrize("last", [True, False], ids=["channels last", "channels first"])
-def test_narrow_normalisation_is_batch_normalisation(channels, last):
-    module = nn.Sequential(nn.BatchNorm2d(channels, eps=1e-3))
+def test_narrow_normalisation_is_batch_normalisation(channels: int, last: bool) -> None:
+    norm = nn.BatchNorm2d(channels, eps=1e-3)
+    module = nn.Sequential(norm)
     with torch.no_grad():
-        module[0].weight.copy_(torch.linspace(0.5, 2, channels))
-        module[0].bias.copy_(torch.linspace(-1, 1, channels))
+        norm.weight.copy_(torch.linspace(0.5, 2, channels))
+        norm.bias.copy_(torch.linspace(-1, 1, channels))
     faster = copy.deepcopy(module)
     hasten(faster)
     assert isinstance(faster[0], NarrowNorm)
@@ -61,7 +64,7 @@ def test_narrow_normalisation_is_batch_normalisation(channels, last):
 
 
 @pytest.mark.parametrize("channels", [8, 16])
-def test_other_normalisation_stays_torchs(channels):
+def test_other_normalisation_stays_torchs(channels: int) -> None:
     module = nn.Sequential(nn.BatchNorm2d(channels))
     hasten(module)
     assert type(module[0]) is nn.BatchNorm2d
@@ -69,14 +72,14 @@ def test_other_normalisation_stays_torchs(channels):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_channels_side_by_side_are_the_same_numbers(channels):
+def test_channels_side_by_side_are_the_same_numbers(channels: int) -> None:
     x = maps(2, channels, 5, 4)
     made = channels_last(x)
     assert torch.equal(made, x)
     assert made.stride() == (20 * channels, 1, 4 * channels, channels)
 
 
-def test_a_whole_model_computes_the_same():
+def test_a_whole_model_computes_the_same() -> None:
     module = nn.Sequential(
         nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)), nn.Flatten(), nn.Linear(36, 2)
     )

@@ -1,9 +1,12 @@
 """Views of a submodel in a whole tensor: the same sums as numpy's own indexing, whatever the index."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.strategies._internal.core import DataObject
 
 from fedwright.server_runtime.blocks.averaging import KEPT_PLANS, SelectiveMean
 from fedwright.server_runtime.blocks.regions import CHUNK, Region, _blocks, scratch_for
@@ -12,7 +15,7 @@ from fedwright.server_runtime.blocks.slicing import Axis, random_plan, rolling_p
 SHAPE = (12, 10, 3)
 
 
-def kept(data, length: int):
+def kept(data: DataObject, length: int) -> Any:
     """A slice, or sorted distinct indices of an axis."""
     start = data.draw(st.integers(0, length - 1))
     stop = data.draw(st.integers(start + 1, length))
@@ -22,7 +25,7 @@ def kept(data, length: int):
 
 @settings(deadline=None)
 @given(st.data(), st.sampled_from([1.0, 0.75, 3.0]), st.booleans())
-def test_the_same_as_an_outer_product_of_indices(data, factor, apart):
+def test_the_same_as_an_outer_product_of_indices(data: DataObject, factor: float, apart: bool) -> None:
     rng = np.random.default_rng(0)
     index = tuple(kept(data, length) for length in SHAPE)
     total = rng.normal(size=SHAPE).astype(np.float32)
@@ -42,13 +45,13 @@ def test_the_same_as_an_outer_product_of_indices(data, factor, apart):
     assert region.size == values.size
 
 
-def test_a_number_is_a_region_too():
+def test_a_number_is_a_region_too() -> None:
     total = np.array(2.0, np.float32)
     Region(total, ()).add(np.array(3.0, np.float32), 0.5, scratch_for({"s": total}))
     assert total == 3.5
 
 
-def test_long_tensors_are_added_in_pieces():
+def test_long_tensors_are_added_in_pieces() -> None:
     total = np.zeros((3, CHUNK), np.float32)
     scratch = scratch_for({"w": total})
     Region(total, (slice(0, 2), slice(1, CHUNK))).add(np.ones((2, CHUNK - 1), np.float32), 2.0, scratch)
@@ -56,7 +59,7 @@ def test_long_tensors_are_added_in_pieces():
     assert not total[:, 0].any()
 
 
-def test_a_window_that_wraps_is_four_blocks_and_a_draw_is_none():
+def test_a_window_that_wraps_is_four_blocks_and_a_draw_is_none() -> None:
     plan = rolling_plan({"out": 64, "in": 64}, {"out": 40, "in": 40}, 50)
     assert len(_blocks((plan["out"], plan["in"]), (64, 64))) == 4
     drawn = random_plan({"out": 64}, {"out": 32}, np.random.default_rng(0))["out"]
@@ -64,7 +67,7 @@ def test_a_window_that_wraps_is_four_blocks_and_a_draw_is_none():
 
 
 @pytest.mark.parametrize("plans", [1, KEPT_PLANS + 3])
-def test_sums_apart_take_no_more_than_one_model(plans):
+def test_sums_apart_take_no_more_than_one_model(plans: int) -> None:
     rng = np.random.default_rng(0)
     axes = {"w": (Axis("out"), Axis("in"))}
     current = {"w": np.zeros((64, 64), np.float32)}

@@ -1,7 +1,11 @@
 """What edges show each other: as bytes, on one edge, and by way of the host."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore, Uploads, make_ref
@@ -16,14 +20,14 @@ from fedwright.server_runtime.transport.cluster_relay import ClusterRelay
 CLASSES = 3
 
 
-class Notes(dict):
+class Notes(dict[str, Any]):
     """Notes in memory."""
 
     note = dict.get
     save_note = dict.__setitem__
 
 
-def view(width=4, *, form="eq8", seed=0):
+def view(width: int = 4, *, form: Any = "eq8", seed: int = 0) -> ClusterView:
     """Of a cluster with classes 0 and 2."""
     rng = np.random.default_rng(seed)
     head = Head(rng.normal(size=(CLASSES, width)).astype(np.float32).astype(np.float64), np.zeros(CLASSES))
@@ -32,7 +36,7 @@ def view(width=4, *, form="eq8", seed=0):
 
 
 @pytest.mark.parametrize("form", ["folded", "eq8"])
-def test_views_come_back_as_they_were(form):
+def test_views_come_back_as_they_were(form: str) -> None:
     own = {"device-1": view(form=form), "device-2": view(6, form=form, seed=1)}
 
     found = unpack_views(pack_views(own), classes=CLASSES)
@@ -67,7 +71,7 @@ def test_views_come_back_as_they_were(form):
         ("counts", np.array([1.0, 0.0]), "class means of nothing"),
     ],
 )
-def test_views_that_cannot_be_are_turned_down(kind, value, says):
+def test_views_that_cannot_be_are_turned_down(kind: str, value: NDArray[Any] | None, says: str) -> None:
     whole = tensors.load(pack_views({"a": view()}))
     whole.pop(f"a\n{kind}")
     if value is not None:
@@ -77,7 +81,7 @@ def test_views_that_cannot_be_are_turned_down(kind, value, says):
         unpack_views(tensors.save(whole), classes=CLASSES)
 
 
-def test_an_edge_remembers_what_it_showed_and_saw(tmp_path):
+def test_an_edge_remembers_what_it_showed_and_saw(tmp_path: Path) -> None:
     notes, blobs = Notes(), BlobStore(tmp_path)
     sharing = ClusterSharing("edge-1", notes, blobs)
     assert sharing.own() is None
@@ -94,7 +98,7 @@ def test_an_edge_remembers_what_it_showed_and_saw(tmp_path):
     assert again.views("two", ["edge-2"]) == {}
 
 
-def test_nothing_of_an_earlier_stage_is_kept(tmp_path):
+def test_nothing_of_an_earlier_stage_is_kept(tmp_path: Path) -> None:
     blobs = BlobStore(tmp_path)
     sharing = ClusterSharing("edge-1", Notes(), blobs)
     for stage in ("one", "two", "three"):
@@ -104,7 +108,7 @@ def test_nothing_of_an_earlier_stage_is_kept(tmp_path):
     assert sorted(path.read_bytes() for path in tmp_path.iterdir()) == [b"minethree", b"yoursthree"]
 
 
-def test_an_edge_that_went_away_after_it_showed_its_clusters_still_counts(tmp_path):
+def test_an_edge_that_went_away_after_it_showed_its_clusters_still_counts(tmp_path: Path) -> None:
     sharing = ClusterSharing("edge-1", Notes(), BlobStore(tmp_path))
     sharing.take(Shown("one", "edge-2", make_ref(b"yours")))
     sharing.take(Shown("one", "edge-2"))
@@ -112,7 +116,7 @@ def test_an_edge_that_went_away_after_it_showed_its_clusters_still_counts(tmp_pa
     assert sharing.views("one", ["edge-2"]) == {"edge-2": b"yours"}
 
 
-def test_what_is_not_inline_is_fetched_first(tmp_path):
+def test_what_is_not_inline_is_fetched_first(tmp_path: Path) -> None:
     blobs = BlobStore(tmp_path)
     sharing = ClusterSharing("edge-1", Notes(), blobs)
     ref = make_ref(b"yours", inline=False)
@@ -125,7 +129,9 @@ def test_what_is_not_inline_is_fetched_first(tmp_path):
     assert sharing.missing("one", ["edge-2"]) == []
 
 
-def test_an_edge_that_shows_too_much_is_not_waited_for(tmp_path, caplog, monkeypatch):
+def test_an_edge_that_shows_too_much_is_not_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(circles, "MOST_BYTES", 3)
     sharing = ClusterSharing("edge-1", Notes(), BlobStore(tmp_path))
     sharing.take(Shown("one", "edge-2", make_ref(b"yours")))
@@ -137,7 +143,7 @@ def test_an_edge_that_shows_too_much_is_not_waited_for(tmp_path, caplog, monkeyp
 class Host:
     """What a host tells whom, and what it asks for."""
 
-    def __init__(self, folder):
+    def __init__(self, folder: Path) -> None:
         self.said: list[tuple[str, str, str, bytes | None]] = []
         self.pulls: list[tuple[str, BlobRef]] = []
         self.blobs = BlobStore(folder)
@@ -145,29 +151,29 @@ class Host:
             self.blobs, Uploads(self.blobs), pull=lambda edge, ref: self.pulls.append((edge, ref)), send=self._send
         )
 
-    def _send(self, edge, shown):
+    def _send(self, edge: str, shown: Shown) -> None:
         data = None if shown.clusters is None else shown.clusters.inline
         self.said.append((edge, shown.edge, shown.stage, data))
 
-    def show(self, edge, stage, data):
+    def show(self, edge: str, stage: str, data: bytes | None) -> None:
         """An edge shows some bytes, which come in the message."""
         self.showing.take(edge, Shown(stage, edge, None if data is None else make_ref(data)))
         if data is not None and self.pulls:
             self.blobs.put_bytes(data)
             self.showing.pulled(self.pulls.pop()[1].sha256)
 
-    def heard(self):
+    def heard(self) -> list[tuple[str, str, str, bytes | None]]:
         """What was told since the last call."""
         said, self.said = self.said, []
         return said
 
 
 @pytest.fixture
-def host(tmp_path):
+def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
 
 
-def test_edges_of_a_stage_get_what_the_others_show(host):
+def test_edges_of_a_stage_get_what_the_others_show(host: Host) -> None:
     host.show("edge-1", "one", b"a")
     assert host.heard() == []
     host.show("edge-2", "one", b"b")
@@ -176,7 +182,7 @@ def test_edges_of_a_stage_get_what_the_others_show(host):
     assert host.heard() == []
 
 
-def test_an_edge_that_asks_again_is_told_again(host):
+def test_an_edge_that_asks_again_is_told_again(host: Host) -> None:
     host.show("edge-1", "one", b"a")
     host.show("edge-2", "one", None)
     host.heard()
@@ -185,7 +191,7 @@ def test_an_edge_that_asks_again_is_told_again(host):
     assert ("edge-1", "edge-2", "one", None) in host.heard()
 
 
-def test_nobody_waits_for_an_edge_that_is_away(host):
+def test_nobody_waits_for_an_edge_that_is_away(host: Host) -> None:
     host.show("edge-1", "one", b"a")
     host.showing.lose("edge-2")
     assert host.heard() == [("edge-1", "edge-2", "one", None)]
@@ -196,7 +202,7 @@ def test_nobody_waits_for_an_edge_that_is_away(host):
     assert ("edge-4", "edge-2", "one", None) not in host.heard()
 
 
-def test_what_an_edge_showed_before_it_went_away_still_counts(host):
+def test_what_an_edge_showed_before_it_went_away_still_counts(host: Host) -> None:
     host.show("edge-1", "one", b"a")
     host.showing.lose("edge-1")
     host.show("edge-2", "one", b"b")
@@ -204,14 +210,14 @@ def test_what_an_edge_showed_before_it_went_away_still_counts(host):
     assert ("edge-2", "edge-1", "one", b"a") in host.heard()
 
 
-def test_an_edge_speaks_for_itself_only(host):
+def test_an_edge_speaks_for_itself_only(host: Host) -> None:
     host.show("edge-1", "one", b"a")
     host.showing.take("edge-2", Shown("one", "edge-1"))
 
     assert ("edge-1", "edge-2", "one", None) in host.heard()
 
 
-def test_the_host_keeps_the_last_stage_only(host, tmp_path):
+def test_the_host_keeps_the_last_stage_only(host: Host, tmp_path: Path) -> None:
     for stage, data in (("one", b"a"), ("two", b"b")):
         host.show("edge-1", stage, data)
         host.show("edge-2", stage, data + b"2")

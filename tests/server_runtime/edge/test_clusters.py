@@ -1,7 +1,7 @@
 """What an edge keeps of its clusters: projections that a repeated round starts from again, labels, the last layer."""
 
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -21,7 +21,7 @@ REF = BlobRef("0" * 64, 0, 1024, [])
 STATS = Stats(samples=1, steps=1, train_s=0.0, cpu_s=0.0, peak_rss_bytes=0)
 
 
-class Notes(dict):
+class Notes(dict[str, Any]):
     """Notes in memory."""
 
     note = dict.get
@@ -48,7 +48,7 @@ def exchanged(notes: Notes, number: int, identity: str | None = None) -> list[np
     return [one.values["head.weight"] for one in found]
 
 
-def test_a_round_that_is_done_again_starts_from_the_same_projections():
+def test_a_round_that_is_done_again_starts_from_the_same_projections() -> None:
     notes = Notes()
     exchanged(notes, 1)
     first = exchanged(notes, 2)
@@ -59,7 +59,7 @@ def test_a_round_that_is_done_again_starts_from_the_same_projections():
     assert not np.array_equal(first[0], fresh[0])
 
 
-def test_another_run_of_the_same_name_starts_without_projections():
+def test_another_run_of_the_same_name_starts_without_projections() -> None:
     notes = Notes()
     exchanged(notes, 1, "aa")
     again = exchanged(notes, 2, "aa")
@@ -70,7 +70,7 @@ def test_another_run_of_the_same_name_starts_without_projections():
     assert not np.array_equal(again[0], fresh[0])
 
 
-def test_projections_of_an_earlier_release_are_read():
+def test_projections_of_an_earlier_release_are_read() -> None:
     notes, other = Notes(), Notes()
     for one in (notes, other):
         exchanged(one, 1)
@@ -81,7 +81,7 @@ def test_projections_of_an_earlier_release_are_read():
     assert all(np.array_equal(a, b) for a, b in zip(exchanged(notes, 2), exchanged(other, 2), strict=True))
 
 
-def test_without_class_means_nothing_is_exchanged(caplog):
+def test_without_class_means_nothing_is_exchanged(caplog: pytest.LogCaptureFixture) -> None:
     found = clusters(1)
     for one in found:
         del one.values["prototypes"]
@@ -93,7 +93,7 @@ def test_without_class_means_nothing_is_exchanged(caplog):
     assert "devices sent no class means, so nothing is exchanged; set update.features" in caplog.text
 
 
-def test_it_is_said_once_that_all_last_layers_have_one_width(caplog):
+def test_it_is_said_once_that_all_last_layers_have_one_width(caplog: pytest.LogCaptureFixture) -> None:
     grouping = Clustered(ExchangeNeeds(exchange=EQ8), Notes())
     for number in (1, 2):
         grouping._exchange(clusters(number, widths=(4, 4)), EQ8, {})
@@ -103,7 +103,7 @@ def test_it_is_said_once_that_all_last_layers_have_one_width(caplog):
     assert "exchange.form" in caplog.text
 
 
-def test_the_last_layer_is_the_last_matrix_with_a_row_per_class():
+def test_the_last_layer_is_the_last_matrix_with_a_row_per_class() -> None:
     names = {"first.weight": [3, 5], "head.weight": [3, 4], "head.bias": [3], "scale": [4]}
     slots = [Slot(name, f"{name}.new", shape, "trainable") for name, shape in names.items()]
     manifest = structs.replace(make_artifact().manifest, classes=3, slots=slots)
@@ -122,14 +122,14 @@ def test_the_last_layer_is_the_last_matrix_with_a_row_per_class():
     ],
     ids=["most", "exact", "exchange", "both"],
 )
-def test_a_model_without_a_last_linear_layer_names_what_asks_for_one(wanted, says):
+def test_a_model_without_a_last_linear_layer_names_what_asks_for_one(wanted: ExchangeNeeds, says: str) -> None:
     manifest = structs.replace(make_artifact().manifest, classes=999)
 
     with pytest.raises(ConfigError, match=says):
         last_layer(manifest, wanted)
 
 
-def test_devices_that_are_known_stay_in_their_cluster():
+def test_devices_that_are_known_stay_in_their_cluster() -> None:
     known = {"a": (REF.sha256, 1), "b": (REF.sha256, 0)}
     notes = Notes(clusters=msgspec.msgpack.encode(known))
     members = [PooledReply(one.name, one.task, Update(one.name, 1, STATS)) for one in clusters(1)]
@@ -140,7 +140,7 @@ def test_devices_that_are_known_stay_in_their_cluster():
     assert labels == {"a": 1, "b": 0}
 
 
-def test_clusters_of_another_run_of_the_same_name_are_made_anew(monkeypatch):
+def test_clusters_of_another_run_of_the_same_name_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"a": (f"aa/{REF.sha256}", 1), "b": (f"aa/{REF.sha256}", 0)}
     found = {}
     monkeypatch.setattr("fedwright.server_runtime.edge.clusters.cluster", lambda layers, **_: dict.fromkeys(layers, 7))

@@ -1,6 +1,7 @@
 """An edge by itself: no host, two of one name, a folder in use, and configs that cannot be."""
 
 import time
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +18,7 @@ from helpers.edges import RunningEdge
 from helpers.fleet import FLEET, WAIT_S, TinyBuilder
 
 
-def test_an_edge_without_a_host_gives_up_with_a_sentence(tmp_path):
+def test_an_edge_without_a_host_gives_up_with_a_sentence(tmp_path: Path) -> None:
     edge = RunningEdge(MemoryBroker(), "edge", tmp_path, host={"fleet": FLEET, "timeout_s": 0.2})
     edge.thread.join(WAIT_S)
 
@@ -26,7 +27,7 @@ def test_an_edge_without_a_host_gives_up_with_a_sentence(tmp_path):
     edge.stop()
 
 
-def test_two_edges_of_one_name(tmp_path):
+def test_two_edges_of_one_name(tmp_path: Path) -> None:
     broker = MemoryBroker()
     blobs = BlobStore(tmp_path / "blobs")
     link = broker.link("server")
@@ -50,7 +51,7 @@ def test_two_edges_of_one_name(tmp_path):
     link.close()
 
 
-def test_two_edges_in_one_folder(tmp_path):
+def test_two_edges_in_one_folder(tmp_path: Path) -> None:
     broker = MemoryBroker()
     first = RunningEdge(broker, "edge", tmp_path)
     second = RunningEdge(broker, "edge", tmp_path)
@@ -78,12 +79,12 @@ def test_two_edges_in_one_folder(tmp_path):
     ],
     ids=["empty", "no name", "bad name", "no folder", "section", "embedded", "address", "no bundle", "zero", "share"],
 )
-def test_configs_that_cannot_be(data, says):
+def test_configs_that_cannot_be(data: dict[str, dict[str, int | str]], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         edge_from_dict(data, where="edge.toml")
 
 
-def test_a_config_that_is_not_toml(tmp_path):
+def test_a_config_that_is_not_toml(tmp_path: Path) -> None:
     (tmp_path / "edge.toml").write_text("name = ")
 
     with pytest.raises(ConfigError, match=r"edge.toml is not TOML"):

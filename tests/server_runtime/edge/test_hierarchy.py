@@ -1,16 +1,20 @@
 """Rounds through edges end as rounds without: real host, edges and agents over a broker in memory."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
-from fedwright.protocol.link.memory import MemoryBroker
+from fedwright.protocol.link.memory import MemoryBroker, MemoryLink
 from fedwright.server_runtime import run as runs
+from fedwright.server_runtime.config import RunConfig
 from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.store.base import Position
+from fedwright.server_runtime.rounds.store.base import Position, Reply
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.simulation.dealing import deal
 from fedwright.simulation.edged_fleet import in_turn
@@ -21,13 +25,23 @@ from helpers.simulation import local_data, make_config, run_agents
 FEDCONV = dict.fromkeys(("pretrain_epochs", "compress_epochs", "again_epochs", "dilate_epochs", "weigh_epochs"), 1)
 
 
-def settings(folder, *, edges, devices=4, rounds=2, simulate=None, **sections):
+def settings(
+    folder: Path,
+    *,
+    edges: int,
+    devices: int = 4,
+    rounds: int = 2,
+    simulate: dict[str, int | str] | None = None,
+    **sections: Any,
+) -> tuple[RunConfig, str]:
     """A small run whose devices sit behind edges in turn."""
     simulated = {"devices": devices, "evaluate_every": 0, "edges": edges, **(simulate or {})}
     return make_config(folder, rounds=rounds, fleet={"devices": devices}, simulate=simulated, **sections)
 
 
-def play(folder, *, edges, grouping=None, **given):
+def play(
+    folder: Path, *, edges: int, grouping: dict[str, Any] | None = None, **given: Any
+) -> tuple[dict[str, NDArray[Any]], MemoryLink]:
     """The run by real agents and edges; returns its final state and the host's link."""
     config, text = settings(folder, edges=edges, **given)
     data = local_data(deal(config.simulate, seed=config.run.seed))
@@ -44,13 +58,13 @@ def play(folder, *, edges, grouping=None, **given):
     return final_state(folder), link
 
 
-def simulated(folder, *, edges, **given):
+def simulated(folder: Path, *, edges: int, **given: Any) -> dict[str, NDArray[Any]]:
     """The same run in a simulation; returns its final state."""
     simulate(*settings(folder, edges=edges, **given))
     return final_state(folder)
 
 
-def final_state(folder):
+def final_state(folder: Path) -> dict[str, NDArray[Any]]:
     """The last saved state of the run in a folder."""
     store = SqliteRoundStore(folder / "run/rounds.sqlite")
     try:
@@ -59,7 +73,7 @@ def final_state(folder):
         store.close()
 
 
-def first_replies(folder):
+def first_replies(folder: Path) -> dict[str, Reply]:
     """The replies of the first round."""
     store = SqliteRoundStore(folder / "run/rounds.sqlite")
     try:
@@ -79,8 +93,14 @@ def first_replies(folder):
     ],
     ids=lambda method: method["name"],
 )
-def test_hierarchical_averages_are_flat_averages(tmp_path, method):
-    given = {"method": method, "public": {"rows": 24}, "rounds": 1 if method["name"] == "fedconv" else 2}
+def test_hierarchical_averages_are_flat_averages(
+    tmp_path: Path, method: dict[str, dict[str, list[float] | str] | int | str]
+) -> None:
+    given: dict[str, Any] = {
+        "method": method,
+        "public": {"rows": 24},
+        "rounds": 1 if method["name"] == "fedconv" else 2,
+    }
     flat = simulated(tmp_path / "flat", edges=0, **given)
     state = simulated(tmp_path / "edges", edges=2, **given)
 
@@ -92,7 +112,9 @@ def test_hierarchical_averages_are_flat_averages(tmp_path, method):
 
 
 @pytest.mark.parametrize("update", [{"codec": "int8"}, {"clip_norm": 0.3}, {"keep_ratio": 0.2}], ids=str)
-def test_small_and_clipped_updates_are_pooled_as_they_would_be_averaged(tmp_path, update):
+def test_small_and_clipped_updates_are_pooled_as_they_would_be_averaged(
+    tmp_path: Path, update: dict[str, float | str]
+) -> None:
     flat = simulated(tmp_path / "flat", edges=0, update=update)
     state = simulated(tmp_path / "edges", edges=2, update=update)
 
@@ -100,7 +122,7 @@ def test_small_and_clipped_updates_are_pooled_as_they_would_be_averaged(tmp_path
         np.testing.assert_allclose(state[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-def test_asynchronous_rounds_go_through_edges_one_by_one(tmp_path):
+def test_asynchronous_rounds_go_through_edges_one_by_one(tmp_path: Path) -> None:
     config, text = settings(tmp_path, edges=1, rounds=3)
     config = replace(config, fleet=replace(config.fleet, buffer=2))
     data = local_data(deal(config.simulate, seed=config.run.seed))
@@ -114,7 +136,7 @@ def test_asynchronous_rounds_go_through_edges_one_by_one(tmp_path):
     assert [metrics["updates"] for metrics in outcome.metrics] == [2, 2, 2]
 
 
-def test_methods_that_need_every_update_get_every_update(tmp_path):
+def test_methods_that_need_every_update_get_every_update(tmp_path: Path) -> None:
     flat = simulated(tmp_path / "flat", edges=0, update={"combine": "median"})
     state, _ = play(tmp_path / "edges", edges=2, update={"combine": "median"})
 
@@ -122,7 +144,7 @@ def test_methods_that_need_every_update_get_every_update(tmp_path):
     assert not any(reply.update.parts for reply in first_replies(tmp_path / "edges").values())
 
 
-def test_edges_pool_to_the_bytes_of_their_simulation(tmp_path):
+def test_edges_pool_to_the_bytes_of_their_simulation(tmp_path: Path) -> None:
     state, _ = play(tmp_path / "edges", edges=2, devices=5)
     expected = simulated(tmp_path / "simulated", edges=2, devices=5)
 
@@ -133,7 +155,7 @@ def test_edges_pool_to_the_bytes_of_their_simulation(tmp_path):
     assert len(list((tmp_path / "simulated/run/blobs").iterdir())) <= 4
 
 
-def test_bytes_at_the_host_fall_with_the_number_of_edges(tmp_path):
+def test_bytes_at_the_host_fall_with_the_number_of_edges(tmp_path: Path) -> None:
     links = {
         edges: play(tmp_path / str(edges), edges=edges, rounds=1, update={"evaluate": False})[1] for edges in (0, 1, 2)
     }
@@ -142,7 +164,7 @@ def test_bytes_at_the_host_fall_with_the_number_of_edges(tmp_path):
     assert links[1].sent_bytes < links[2].sent_bytes < links[0].sent_bytes / 1.5
 
 
-def test_a_mean_for_each_cluster_is_still_the_mean(tmp_path):
+def test_a_mean_for_each_cluster_is_still_the_mean(tmp_path: Path) -> None:
     flat = simulated(tmp_path / "flat", edges=0)
     state, _ = play(tmp_path / "edges", edges=1, grouping={"cluster": {"exact": 2}})
 
@@ -153,7 +175,9 @@ def test_a_mean_for_each_cluster_is_still_the_mean(tmp_path):
 
 
 @pytest.mark.parametrize(("devices", "exact"), [(1, 1), (2, 5)], ids=["one device", "more clusters than devices"])
-def test_an_edge_makes_do_with_few_devices(tmp_path, caplog, devices, exact):
+def test_an_edge_makes_do_with_few_devices(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, devices: int, exact: int
+) -> None:
     grouping = {"cluster": {"exact": exact}}
     state, _ = play(tmp_path / "edges", edges=1, devices=devices, rounds=1, grouping=grouping)
     flat = simulated(tmp_path / "flat", edges=0, devices=devices, rounds=1)
@@ -163,9 +187,9 @@ def test_an_edge_makes_do_with_few_devices(tmp_path, caplog, devices, exact):
     assert ("5 clusters are wanted but 2 devices answered; each is one" in caplog.text) == (devices == 2)
 
 
-def test_clusters_of_different_size_teach_each_other_and_the_host_sees_no_features(tmp_path):
+def test_clusters_of_different_size_teach_each_other_and_the_host_sees_no_features(tmp_path: Path) -> None:
     method = {"name": "heterofl", "masked": False, "levels": {"sizes": [1.0, 0.5]}}
-    given = {"method": method, "update": {"features": True}, "edges": 1, "rounds": 1}
+    given: dict[str, Any] = {"method": method, "update": {"features": True}, "edges": 1, "rounds": 1}
     folded = {"exchange": "folded"}
 
     state, _ = play(tmp_path / "edges", grouping={"exchange": {"form": "folded"}}, **given)
@@ -182,8 +206,8 @@ RATIOS = {"name": "heterofl", "masked": False, "levels": {"sizes": [1.0, 0.5], "
 
 
 @pytest.mark.parametrize("form", ["folded", "eq8"])
-def test_an_edge_for_each_ratio_does_what_one_edge_for_all_does(tmp_path, form):
-    given = {"method": RATIOS, "update": {"features": True}}
+def test_an_edge_for_each_ratio_does_what_one_edge_for_all_does(tmp_path: Path, form: str) -> None:
+    given: dict[str, Any] = {"method": RATIOS, "update": {"features": True}}
 
     state, _ = play(tmp_path / "edges", edges=2, grouping={"exchange": {"form": form}}, **given)
     apart = simulated(tmp_path / "apart", edges=2, simulate={"exchange": form}, **given)
@@ -201,7 +225,7 @@ def test_an_edge_for_each_ratio_does_what_one_edge_for_all_does(tmp_path, form):
     assert not np.array_equal(apart["head.weight"], without["head.weight"])
 
 
-def test_an_edge_that_does_not_exchange_holds_nobody_up(tmp_path):
+def test_an_edge_that_does_not_exchange_holds_nobody_up(tmp_path: Path) -> None:
     config, text = settings(tmp_path, edges=2, method=RATIOS, update={"features": True})
     data = local_data(deal(config.simulate, seed=config.run.seed))
     broker = MemoryBroker()
@@ -217,18 +241,18 @@ def test_an_edge_that_does_not_exchange_holds_nobody_up(tmp_path):
     assert all(np.array_equal(state[name], without[name]) for name in without)
 
 
-def test_a_simulation_whose_edges_exchange_goes_on_where_it_stopped(tmp_path):
+def test_a_simulation_whose_edges_exchange_goes_on_where_it_stopped(tmp_path: Path) -> None:
     class Stopped(Exception):
         pass
 
     taken = []
 
-    def stop_between_two_edges(event):
+    def stop_between_two_edges(event: Any) -> None:
         taken.append(event)
         if sum(isinstance(one, events.UpdateTaken) and one.round == 2 for one in taken) == 2:
             raise Stopped
 
-    given = {"method": RATIOS, "update": {"features": True}, "simulate": {"exchange": "eq8"}}
+    given: dict[str, Any] = {"method": RATIOS, "update": {"features": True}, "simulate": {"exchange": "eq8"}}
     config, text = settings(tmp_path / "stopped", edges=2, **given)
     with pytest.raises(Stopped):
         simulate(config, text, observer=stop_between_two_edges)
@@ -239,11 +263,11 @@ def test_a_simulation_whose_edges_exchange_goes_on_where_it_stopped(tmp_path):
     assert all(np.array_equal(state[name], expected[name]) for name in expected)
 
 
-def test_a_simulation_with_edges_goes_on_where_it_stopped(tmp_path):
+def test_a_simulation_with_edges_goes_on_where_it_stopped(tmp_path: Path) -> None:
     class Stopped(Exception):
         pass
 
-    def stop_in_the_second_round(event):
+    def stop_in_the_second_round(event: Any) -> None:
         if isinstance(event, events.UpdateTaken) and event.round == 2:
             raise Stopped
 
@@ -258,12 +282,14 @@ def test_a_simulation_with_edges_goes_on_where_it_stopped(tmp_path):
 
 
 @pytest.mark.parametrize("edges", [0, 2])
-def test_personal_layers_never_leave_their_device_with_or_without_edges(tmp_path, caplog, edges):
+def test_personal_layers_never_leave_their_device_with_or_without_edges(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, edges: int
+) -> None:
     method = {"name": "fedconv", "levels": {"sizes": [1.0, 0.5], "choose": "in_turn"}, "personal_layers": ["head"]}
     rng = np.random.default_rng(4)
     (tmp_path / "real").mkdir()
     np.savez(tmp_path / "public.npz", x=rng.random((40, 1, 8, 8), np.float32), y=np.arange(40) % 10)
-    given = {
+    given: dict[str, Any] = {
         "edges": edges,
         "method": {**method, **FEDCONV},
         "public": {"file": str(tmp_path / "public.npz")},

@@ -1,11 +1,15 @@
 """The host's side of edges: what it believes, what it counts once, and what it sends back."""
 
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from msgspec import structs
+from numpy.typing import NDArray
 
 from fedwright.protocol import codec, deltas
 from fedwright.protocol.blobs import BlobStore, make_ref
@@ -20,10 +24,12 @@ from fedwright.protocol.messages import (
     Part,
     Recall,
     Refusal,
+    Report,
     Stats,
     Task,
     Update,
 )
+from fedwright.server_runtime.methods.base import Method
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.transport.device_channel import DeviceChannel, Heard
 from helpers.fleet import FLEET, WAIT_S, Scripted, Server, report
@@ -35,26 +41,26 @@ STATS = Stats(samples=24, steps=6, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
 class ScriptedEdge(Scripted):
     """An edge that says what the test wants."""
 
-    def __init__(self, broker, name, *devices):
+    def __init__(self, broker: MemoryBroker, name: str, *devices: str) -> None:
         super().__init__(broker, name)
         self.devices = {device: codec.new_id() for device in devices}
 
-    def join(self):
+    def join(self) -> None:
         """Report when the host asks who is there."""
         self.hear(Challenge)
         self.enter()
 
-    def enter(self):
+    def enter(self) -> None:
         """Report, and carry the reports of all devices."""
         self.say(report(edge=True, trains=False))
         for device in self.devices:
             self.carry(device, report())
 
-    def carry(self, device, body, *, sender=None):
+    def carry(self, device: str, body: Any, *, sender: str | None = None) -> None:
         """Pass on what a device would say."""
         self.say(Carried(device, codec.encode(body, sender=sender or device, boot=self.devices.get(device, "b"))))
 
-    def hear_for(self, kind):
+    def hear_for(self, kind: type[Any]) -> tuple[str, Any]:
         """Wait for the next message of a kind to a device; returns the device too."""
         while True:
             carried = self.hear(Carried)
@@ -62,50 +68,54 @@ class ScriptedEdge(Scripted):
             if isinstance(body, kind):
                 return carried.device, body
 
-    def tasks(self):
+    def tasks(self) -> dict[str, Task]:
         """The tasks of all its devices."""
-        found = {}
+        found: dict[str, Any] = {}
         while len(found) < len(self.devices):
             device, task = self.hear_for(Task)
             self.say(Ack(task.task))
             found[device] = task
         return found
 
-    def update(self, *tasks, value=0.5):
+    def update(self, *tasks: Task, value: float = 0.5) -> Update:
         """A change of every weight by `value`, for one task or for several."""
         change = {name: np.full_like(weight, value) for name, weight in start_weights().items()}
         parts = [Part(task.task, STATS) for task in tasks] if len(tasks) > 1 else []
         return Update(tasks[0].task, tasks[0].round, STATS, make_ref(deltas.encode(change)), parts)
 
 
-@contextmanager
-def serving(broker, folder, *, devices=2):
-    """A host in a thread, one round long; leaving the block waits for its end."""
-    server = Server(broker, folder, devices=devices, rounds=1, deadline_s=WAIT_S)
-    found = {}
+class Serving(Server):
+    """A host that keeps the method of its run."""
 
-    def work():
-        found["method"] = server.run()
+    method: Method
+
+
+@contextmanager
+def serving(broker: MemoryBroker, folder: Path, *, devices: int = 2) -> Iterator[Serving]:
+    """A host in a thread, one round long; leaving the block waits for its end."""
+    server = Serving(broker, folder, devices=devices, rounds=1, deadline_s=WAIT_S)
+
+    def work() -> None:
+        server.method = server.run()
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    server.found = found
     yield server
     thread.join(WAIT_S)
     assert not thread.is_alive()
 
 
-def finish(edge):
+def finish(edge: ScriptedEdge) -> None:
     """Decline the evaluation that ends a run."""
     for device, task in edge.tasks().items():
         edge.carry(device, Refusal(task.task, "failed", "no"))
 
 
-def weights_of(server):
-    return server.found["method"].state().tensors
+def weights_of(server: Serving) -> dict[str, NDArray[Any]]:
+    return server.method.state().tensors
 
 
-def test_a_pooled_update_counts_for_all_its_tasks(tmp_path):
+def test_a_pooled_update_counts_for_all_its_tasks(tmp_path: Path) -> None:
     broker = MemoryBroker()
     edge = ScriptedEdge(broker, "edge", "a", "b")
     with serving(broker, tmp_path) as server:
@@ -123,7 +133,7 @@ def test_a_pooled_update_counts_for_all_its_tasks(tmp_path):
         np.testing.assert_allclose(weights_of(server)[name], value + 0.5, rtol=1e-6)
 
 
-def test_a_pooled_update_over_the_limit_is_turned_down_for_all_its_tasks(tmp_path):
+def test_a_pooled_update_over_the_limit_is_turned_down_for_all_its_tasks(tmp_path: Path) -> None:
     broker = MemoryBroker()
     greedy, other = ScriptedEdge(broker, "greedy", "a", "b"), ScriptedEdge(broker, "other", "c", "d")
     with serving(broker, tmp_path, devices=4) as server:
@@ -141,7 +151,7 @@ def test_a_pooled_update_over_the_limit_is_turned_down_for_all_its_tasks(tmp_pat
     assert {event.device for event in server.seen(events.UpdateTaken)} == {"c", "d"}
 
 
-def test_a_task_that_was_answered_before_is_not_counted_again(tmp_path):
+def test_a_task_that_was_answered_before_is_not_counted_again(tmp_path: Path) -> None:
     broker = MemoryBroker()
     edge = ScriptedEdge(broker, "edge", "a", "b")
     with serving(broker, tmp_path) as server:
@@ -159,7 +169,7 @@ def test_a_task_that_was_answered_before_is_not_counted_again(tmp_path):
         np.testing.assert_allclose(weights_of(server)[name], value + 0.5, rtol=1e-6)
 
 
-def test_updates_that_do_not_belong_together_are_not_used(tmp_path, caplog):
+def test_updates_that_do_not_belong_together_are_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     broker = MemoryBroker()
     one, other = ScriptedEdge(broker, "one", "a", "b"), ScriptedEdge(broker, "other", "c")
     with serving(broker, tmp_path, devices=3) as server:
@@ -180,7 +190,7 @@ def test_updates_that_do_not_belong_together_are_not_used(tmp_path, caplog):
         np.testing.assert_allclose(weights_of(server)[name], value + 0.5, rtol=1e-6)
 
 
-def test_a_device_that_moves_is_recalled_from_the_edge_it_left(tmp_path):
+def test_a_device_that_moves_is_recalled_from_the_edge_it_left(tmp_path: Path) -> None:
     broker = MemoryBroker()
     one = ScriptedEdge(broker, "one", "a", "b")
     with serving(broker, tmp_path) as server:
@@ -203,7 +213,7 @@ def test_a_device_that_moves_is_recalled_from_the_edge_it_left(tmp_path):
     assert len(server.seen(events.UpdateTaken)) == 2
 
 
-def test_two_boards_of_one_id_behind_two_edges(tmp_path):
+def test_two_boards_of_one_id_behind_two_edges(tmp_path: Path) -> None:
     broker = MemoryBroker()
     one = ScriptedEdge(broker, "one", "a")
     with serving(broker, tmp_path, devices=1) as server:
@@ -222,7 +232,7 @@ def test_two_boards_of_one_id_behind_two_edges(tmp_path):
     assert len(server.seen(events.UpdateTaken)) == 1
 
 
-def test_a_board_that_died_may_come_back_behind_another_edge(tmp_path):
+def test_a_board_that_died_may_come_back_behind_another_edge(tmp_path: Path) -> None:
     broker = MemoryBroker()
     one = ScriptedEdge(broker, "one", "a")
     with serving(broker, tmp_path, devices=1):
@@ -238,7 +248,7 @@ def test_a_board_that_died_may_come_back_behind_another_edge(tmp_path):
         finish(other)
 
 
-def test_devices_behind_a_lost_edge_are_lost_until_they_come_back(tmp_path):
+def test_devices_behind_a_lost_edge_are_lost_until_they_come_back(tmp_path: Path) -> None:
     broker = MemoryBroker()
     one = ScriptedEdge(broker, "one", "a", "b")
     with serving(broker, tmp_path) as server:
@@ -258,7 +268,7 @@ def test_devices_behind_a_lost_edge_are_lost_until_they_come_back(tmp_path):
 
 
 @pytest.fixture
-def exchange(tmp_path):
+def exchange(tmp_path: Path) -> Iterator[tuple[MemoryBroker, DeviceChannel]]:
     """A host that lets edge `one` speak for device `a` only; what it says is logged."""
     broker = MemoryBroker()
     link = broker.link("server")
@@ -267,7 +277,9 @@ def exchange(tmp_path):
     link.close()
 
 
-def test_an_edge_speaks_for_its_own_devices_only(exchange, caplog):
+def test_an_edge_speaks_for_its_own_devices_only(
+    exchange: tuple[MemoryBroker, DeviceChannel], caplog: pytest.LogCaptureFixture
+) -> None:
     broker, host = exchange
     ScriptedEdge(broker, "one", "a", "b").enter()
 
@@ -285,7 +297,13 @@ def test_an_edge_speaks_for_its_own_devices_only(exchange, caplog):
     ],
     ids=["another's name", "an order"],
 )
-def test_what_an_edge_may_not_carry(exchange, caplog, body, sender, says):
+def test_what_an_edge_may_not_carry(
+    exchange: tuple[MemoryBroker, DeviceChannel],
+    caplog: pytest.LogCaptureFixture,
+    body: Challenge | Report,
+    sender: str | None,
+    says: str,
+) -> None:
     broker, host = exchange
     edge = ScriptedEdge(broker, "one")
     edge.enter()
@@ -295,7 +313,7 @@ def test_what_an_edge_may_not_carry(exchange, caplog, body, sender, says):
     assert says in caplog.text
 
 
-def test_old_news_from_another_edge_is_not_believed(tmp_path):
+def test_old_news_from_another_edge_is_not_believed(tmp_path: Path) -> None:
     broker = MemoryBroker()
     host = DeviceChannel(broker.link("server"), FLEET, blobs=BlobStore(tmp_path))
     one = ScriptedEdge(broker, "one")
@@ -308,7 +326,7 @@ def test_old_news_from_another_edge_is_not_believed(tmp_path):
     assert host.edge_of("a") == "other"
 
 
-def test_a_dismissal_reaches_the_edge_after_its_devices(tmp_path):
+def test_a_dismissal_reaches_the_edge_after_its_devices(tmp_path: Path) -> None:
     broker = MemoryBroker()
     edge = ScriptedEdge(broker, "edge", "a", "b")
     with serving(broker, tmp_path):

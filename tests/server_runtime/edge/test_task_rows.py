@@ -1,107 +1,28 @@
 """An edge's tasks: pools that are complete, late, damaged or recalled, over a store that outlives it."""
 
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
-from fedwright.protocol import codec, deltas, tensors
-from fedwright.protocol.blobs import BlobStore, make_ref
-from fedwright.protocol.messages import Ack, Recipe, Refusal, Shown, Stats, Update
-from fedwright.server_runtime.edge.pooled_update import Plain
-from fedwright.server_runtime.edge.store import EdgeStore
+from fedwright.protocol import codec
+from fedwright.protocol.blobs import make_ref
+from fedwright.protocol.messages import Ack, Refusal, Shown, Update
+from fedwright.server_runtime.edge.pooled_update import Plain, PooledReply, Reader
 from fedwright.server_runtime.edge.task_rows import PATIENCE_RATIO, PEERS_RATIO, RESEND_S, TaskRows
-from fedwright.server_runtime.methods.base import Assignment, Emission
-from fedwright.server_runtime.methods.baselines.fedavg import FedAvg
-from fedwright.server_runtime.methods.params.submodels import FedAvgParams
-from fedwright.server_runtime.rounds.planner import Planner
-from fedwright.server_runtime.rounds.pooled_tasks import PoolTerms, with_pools
-from fedwright.server_runtime.rounds.store.base import Position
-from fedwright.server_runtime.spec import Structure
-from helpers.fleet import SPEC, TinyBuilder, setting
-from helpers.tiny_artifact import make_artifact, start_weights
-
-DEADLINE_S = 100.0
-
-
-class Bench:
-    """Tasks with a clock of its own and the tasks of some devices."""
-
-    def __init__(self, folder, devices=("a", "b", "c"), *, grouping=None, edges=None):
-        self.now_s = 1000.0
-        self.grouping = grouping or Plain()
-        self.edges = edges or {}
-        self.folder = folder
-        self.blobs = BlobStore(folder / "blobs")
-        self.devices = devices
-        self.reopen()
-
-    def reopen(self):
-        """As a process that starts again would."""
-        if hasattr(self, "store"):
-            self.store.close()
-        self.store = EdgeStore(self.folder / "edge.sqlite")
-        self.rows = TaskRows("edge", self.store, self.blobs, grouping=self.grouping, clock=lambda: self.now_s)
-
-    def plan(self, number=1, *, identity=""):
-        """The tasks of a round, one pool."""
-        planner = Planner("run", TinyBuilder(), self.blobs, DEADLINE_S, identity=identity)
-        recipe = Recipe(batch=8, learning_rate=0.1, seed=1)
-        assignments = {device: Assignment(Structure(SPEC), recipe) for device in self.devices}
-        emissions = dict.fromkeys(self.devices, Emission(start_weights()))
-        position = Position(number, 0)
-        plan = planner.plan(position, assignments, emissions)
-        method = FedAvg(FedAvgParams(), setting())
-        terms = PoolTerms(features=bool(self.edges))
-        plan = with_pools(plan, method, lambda d: self.edges.get(d, "edge"), position=position, terms=terms)
-        return {planned.device: planned.task for planned in plan}
-
-    def take(self, tasks):
-        """Tasks that the host sends."""
-        for device, task in tasks.items():
-            self.rows.take_task(device, task, codec.encode(task, sender="server", boot="s"))
-
-    def answer(self, device, task, value, *, samples=10):
-        """A device's change of every weight by `value`."""
-        change = {name: np.full_like(weight, value) for name, weight in start_weights().items()}
-        if task.returns.prototypes:
-            manifest = make_artifact().manifest
-            change["prototypes"] = np.zeros((manifest.classes, manifest.embedding_size), np.float32)
-            change["prototype_counts"] = np.zeros(manifest.classes, np.float32)
-        ref = make_ref(deltas.encode(change), inline=False)
-        self.blobs.put_bytes(deltas.encode(change))
-        stats = Stats(samples=samples, steps=1, train_s=1.0, cpu_s=1.0, peak_rss_bytes=1)
-        return self.say(device, Update(task.task, task.round, stats, ref))
-
-    def say(self, device, answer):
-        return self.rows.take_answer(device, answer, codec.encode(answer, sender=device, boot="b"))
-
-    def answered(self, devices):
-        """The tasks of a round, all of which these devices have answered."""
-        tasks = self.plan()
-        self.take({device: tasks[device] for device in devices})
-        for device in devices:
-            self.answer(device, tasks[device], 1.0)
-        self.rows.close_pools()
-        return tasks
-
-    def ack(self, task):
-        """The host's word that it has an answer."""
-        return self.rows.take_ack(task.task, codec.encode(Ack(task.task), sender="server", boot="s"))
-
-    def value(self, update):
-        """What a pooled update changes every weight by."""
-        values = tensors.load(self.blobs.path(update.tensors.sha256))
-        [value] = {round(float(entry), 5) for tensor in values.values() for entry in tensor.reshape(-1)}
-        return value
+from helpers.edge_tasks import DEADLINE_S, EdgeTasks
 
 
 @pytest.fixture
-def bench(tmp_path):
-    made = Bench(tmp_path)
+def bench(tmp_path: Path) -> Iterator[Any]:
+    made = EdgeTasks(tmp_path)
     yield made
     made.store.close()
 
 
-def test_a_pool_goes_up_when_all_have_answered(bench):
+def test_a_pool_goes_up_when_all_have_answered(bench: Any) -> None:
     tasks = bench.plan()
     bench.take(tasks)
     for device, value in (("c", 4.0), ("a", 1.0)):
@@ -117,7 +38,7 @@ def test_a_pool_goes_up_when_all_have_answered(bench):
     assert bench.rows.due_answers() == []
 
 
-def test_what_is_not_acknowledged_is_repeated_also_after_a_restart(bench):
+def test_what_is_not_acknowledged_is_repeated_also_after_a_restart(bench: Any) -> None:
     tasks = bench.plan()
     bench.take(tasks)
     for device in tasks:
@@ -138,7 +59,7 @@ def test_what_is_not_acknowledged_is_repeated_also_after_a_restart(bench):
     assert bench.rows.due_updates() == []
 
 
-def test_a_pool_does_not_wait_for_a_straggler_beyond_its_time(bench):
+def test_a_pool_does_not_wait_for_a_straggler_beyond_its_time(bench: Any) -> None:
     tasks = bench.plan()
     bench.take(tasks)
     bench.answer("a", tasks["a"], 1.0)
@@ -157,7 +78,7 @@ def test_a_pool_does_not_wait_for_a_straggler_beyond_its_time(bench):
     assert [row.device for row in bench.rows.due_answers()] == ["c"]
 
 
-def test_pools_that_go_up_together_do_not_wait_for_one_that_nobody_answers(bench):
+def test_pools_that_go_up_together_do_not_wait_for_one_that_nobody_answers(bench: Any) -> None:
     class Together(Plain):
         together = True
 
@@ -175,26 +96,19 @@ def test_pools_that_go_up_together_do_not_wait_for_one_that_nobody_answers(bench
     assert [update.round for update in bench.rows.due_updates()] == [1]
 
 
-def test_the_first_task_of_another_run_of_the_same_name_ends_all_of_the_one_before(bench):
+def test_the_first_task_of_another_run_of_the_same_name_ends_all_of_the_one_before(bench: EdgeTasks) -> None:
     before, after = bench.plan(1, identity="aa"), bench.plan(1, identity="bb")
-    bench.take(before)
-    for device in before:
-        bench.answer(device, before[device], 1.0)
-    bench.shelf.close_pools()
-    assert len(bench.shelf.due_updates()) == 1
-    bench.now_s += RESEND_S
-    bench.take(after)
-
-    assert bench.shelf.due_updates() == []
+    for tasks, value in ((before, 1.0), (after, 3.0)):
+        bench.take(tasks)
+        for device in tasks:
+            bench.answer(device, tasks[device], value)
+        bench.rows.close_pools()
+        bench.now_s += RESEND_S
+        assert [bench.value(update) for update in bench.rows.due_updates()] == [value]
     assert {row.id for row in bench.store.rows()} == {task.task for task in after.values()}
-    for device in after:
-        bench.answer(device, after[device], 3.0)
-    bench.shelf.close_pools()
-    [update] = bench.shelf.due_updates()
-    assert bench.value(update) == 3.0
 
 
-def test_a_refusal_goes_up_and_is_not_waited_for(bench):
+def test_a_refusal_goes_up_and_is_not_waited_for(bench: Any) -> None:
     tasks = bench.plan()
     bench.take(tasks)
     bench.answer("a", tasks["a"], 1.0)
@@ -207,7 +121,7 @@ def test_a_refusal_goes_up_and_is_not_waited_for(bench):
     assert [row.device for row in bench.rows.due_answers()] == ["c"]
 
 
-def test_a_damaged_update_goes_up_by_itself_for_the_host_to_judge(bench, caplog):
+def test_a_damaged_update_goes_up_by_itself_for_the_host_to_judge(bench: Any, caplog: pytest.LogCaptureFixture) -> None:
     tasks = bench.plan()
     bench.take(tasks)
     bench.answer("a", tasks["a"], 1.0)
@@ -221,7 +135,7 @@ def test_a_damaged_update_goes_up_by_itself_for_the_host_to_judge(bench, caplog)
     assert "not finite" in caplog.text
 
 
-def test_a_recalled_task_is_taken_out_of_what_was_put_together(bench):
+def test_a_recalled_task_is_taken_out_of_what_was_put_together(bench: Any) -> None:
     tasks = bench.plan()
     bench.take(tasks)
     for device, value in (("a", 1.0), ("b", 3.0), ("c", 8.0)):
@@ -238,7 +152,7 @@ def test_a_recalled_task_is_taken_out_of_what_was_put_together(bench):
     assert [row.device for row in bench.rows.due_answers()] == ["c"]
 
 
-def test_a_task_that_was_recalled_before_its_answer_is_not_waited_for(bench):
+def test_a_task_that_was_recalled_before_its_answer_is_not_waited_for(bench: Any) -> None:
     tasks = bench.plan()
     bench.take(tasks)
     bench.answer("a", tasks["a"], 1.0)
@@ -249,7 +163,7 @@ def test_a_task_that_was_recalled_before_its_answer_is_not_waited_for(bench):
     assert len(bench.rows.due_updates()[0].parts) == 2
 
 
-def test_a_device_that_gets_another_task_is_not_waited_for(bench):
+def test_a_device_that_gets_another_task_is_not_waited_for(bench: Any) -> None:
     tasks = bench.plan()
     bench.take(tasks)
     bench.answer("a", tasks["a"], 1.0)
@@ -262,14 +176,14 @@ def test_a_device_that_gets_another_task_is_not_waited_for(bench):
     assert len(bench.rows.due_updates()[0].parts) == 2
 
 
-def test_an_answer_before_its_task_comes_with_a_device_from_another_edge(bench):
+def test_an_answer_before_its_task_comes_with_a_device_from_another_edge(bench: Any) -> None:
     task = bench.plan()["a"]
     bench.answer("a", task, 1.0)
 
     assert [row.device for row in bench.rows.due_answers()] == ["a"]
 
 
-def test_one_device_does_not_answer_for_another(bench, caplog):
+def test_one_device_does_not_answer_for_another(bench: Any, caplog: pytest.LogCaptureFixture) -> None:
     tasks = bench.plan()
     bench.take(tasks)
 
@@ -277,7 +191,7 @@ def test_one_device_does_not_answer_for_another(bench, caplog):
     assert "answers what it was not asked" in caplog.text
 
 
-def test_a_device_that_asks_again_gets_the_hosts_word_again(bench):
+def test_a_device_that_asks_again_gets_the_hosts_word_again(bench: Any) -> None:
     tasks = bench.plan()
     bench.take(tasks)
     bench.answer("a", tasks["a"], 1.0)
@@ -289,7 +203,7 @@ def test_a_device_that_asks_again_gets_the_hosts_word_again(bench):
     assert codec.decode(row.answer).body == Ack(tasks["a"].task)
 
 
-def test_rounds_that_are_over_are_forgotten_when_the_next_begins(bench):
+def test_rounds_that_are_over_are_forgotten_when_the_next_begins(bench: Any) -> None:
     for number in (1, 2, 3):
         tasks = bench.plan(number)
         bench.take(tasks)
@@ -309,26 +223,28 @@ class Linking(Plain):
 
     together = True
 
-    def __init__(self):
-        self.elsewhere = None
+    def __init__(self) -> None:
+        self.elsewhere: dict[str, bytes] | None = None
 
-    def show(self, pools, reader):
+    def show(self, pools: dict[str, list[PooledReply]], reader: Reader) -> bytes:
         return "|".join(sorted(member.device for members in pools.values() for member in members)).encode()
 
-    def group(self, pools, reader, elsewhere):
+    def group(
+        self, pools: dict[str, list[PooledReply]], reader: Reader, elsewhere: Mapping[str, bytes]
+    ) -> list[Update]:
         self.elsewhere = dict(elsewhere)
         return super().group(pools, reader, elsewhere)
 
 
 @pytest.fixture
-def linking(tmp_path):
+def linking(tmp_path: Path) -> Iterator[Any]:
     """Tasks whose devices' last layers are linked with those behind another edge."""
-    made = Bench(tmp_path, grouping=Linking(), edges={"a": "edge", "b": "edge", "c": "other"})
+    made = EdgeTasks(tmp_path, grouping=Linking(), edges={"a": "edge", "b": "edge", "c": "other"})
     yield made
     made.store.close()
 
 
-def test_clusters_are_shown_and_those_of_others_waited_for(linking):
+def test_clusters_are_shown_and_those_of_others_waited_for(linking: Any) -> None:
     tasks = linking.plan()
     linking.take({device: tasks[device] for device in "ab"})
     for device in "ab":
@@ -352,7 +268,7 @@ def test_clusters_are_shown_and_those_of_others_waited_for(linking):
     assert linking.rows.due_shown() == []
 
 
-def test_others_are_waited_for_a_little_longer_than_devices_and_no_longer(linking):
+def test_others_are_waited_for_a_little_longer_than_devices_and_no_longer(linking: Any) -> None:
     tasks = linking.plan()
     linking.take({device: tasks[device] for device in "ab"})
     linking.answer("a", tasks["a"], 1.0)
@@ -368,7 +284,7 @@ def test_others_are_waited_for_a_little_longer_than_devices_and_no_longer(linkin
     assert linking.grouping.elsewhere == {}
 
 
-def test_a_killed_edge_shows_the_same_again_and_does_not_ask_for_what_it_has(linking):
+def test_a_killed_edge_shows_the_same_again_and_does_not_ask_for_what_it_has(linking: Any) -> None:
     linking.answered("ab")
     [shown] = linking.rows.due_shown()
     linking.rows.sharing.take(Shown(shown.stage, "other", make_ref(b"theirs")))
@@ -380,7 +296,7 @@ def test_a_killed_edge_shows_the_same_again_and_does_not_ask_for_what_it_has(lin
     assert linking.grouping.elsewhere == {"other": b"theirs"}
 
 
-def test_what_was_shown_is_shown_anew_without_a_recalled_task(linking):
+def test_what_was_shown_is_shown_anew_without_a_recalled_task(linking: Any) -> None:
     tasks = linking.answered("ab")
     linking.rows.due_shown()
     linking.rows.recall(tasks["b"].task)
@@ -391,7 +307,7 @@ def test_what_was_shown_is_shown_anew_without_a_recalled_task(linking):
 
 
 @pytest.mark.parametrize("grouping", [Plain(), Linking()], ids=["no exchange", "no answers"])
-def test_an_edge_without_clusters_says_so(linking, grouping):
+def test_an_edge_without_clusters_says_so(linking: Any, grouping: Plain) -> None:
     linking.grouping = grouping
     linking.reopen()
     tasks = linking.plan()

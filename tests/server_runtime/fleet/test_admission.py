@@ -1,7 +1,10 @@
 """What the server takes in: a change is held to its norm, and nothing but a change."""
 
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from fedwright.server_runtime.fleet.admission import clip_norm
 
@@ -15,7 +18,9 @@ MEASURED = {
 
 @pytest.mark.parametrize("measured", [{}, MEASURED], ids=["change alone", "with what was measured"])
 @pytest.mark.parametrize(("limit", "scale"), [(None, 1.0), (5.0, 1.0), (1.0, 0.2)], ids=["none", "met", "passed"])
-def test_a_change_is_held_to_its_norm_and_what_was_measured_stays(limit, scale, measured):
+def test_a_change_is_held_to_its_norm_and_what_was_measured_stays(
+    limit: float | None, scale: float, measured: dict[str, NDArray[Any]]
+) -> None:
     found = clip_norm({**CHANGE, **measured}, limit)
 
     # ||change|| = sqrt(3² + 4²) = 5

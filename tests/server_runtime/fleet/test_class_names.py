@@ -1,10 +1,12 @@
 """One list of classes for a fleet, and reports in its order."""
 
+from typing import Any
+
 import pytest
 from msgspec import structs
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.protocol.messages import DataSummary
+from fedwright.protocol.messages import DataSummary, Report
 from fedwright.server_runtime.fleet.admission import report_problem
 from fedwright.server_runtime.fleet.class_names import RunData, check_classes, fleet_names
 from fedwright.server_runtime.spec import ModelSpec
@@ -13,12 +15,12 @@ from helpers.fleet import report
 RUN = ("ant", "cat", "dog", "fox")
 
 
-def named(names, counts=None, **changes):
+def named(names: list[str] | None, counts: list[int] | None = None, **changes: Any) -> Report:
     classes = len(names) if names else 2
     return report(data=DataSummary(30, 6, [4], classes, class_counts=counts, class_names=names, **changes))
 
 
-def test_the_list_is_the_sorted_union():
+def test_the_list_is_the_sorted_union() -> None:
     reports = {"b": named(["cat", "fox"]), "a": named(["fox", "dog"])}
     assert fleet_names(None, reports) == ("cat", "dog", "fox")
     assert fleet_names(5, reports) == ("cat", "dog", "fox")
@@ -35,19 +37,19 @@ def test_the_list_is_the_sorted_union():
         pytest.param(None, named([f"{n:0199d}" for n in range(400)]), "the fleet: 402 class names of", id="too large"),
     ],
 )
-def test_devices_that_do_not_agree(classes, other, message):
+def test_devices_that_do_not_agree(classes: int | None, other: Report, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         fleet_names(classes, {"a": named(["cat", "fox"]), "b": other})
 
 
-def test_a_report_is_put_into_the_order_of_the_run():
+def test_a_report_is_put_into_the_order_of_the_run() -> None:
     run = RunData(RUN, classes=4)
     read = run.read(named(["fox", "cat"], [7, 3]))
     assert (read.data.class_names, read.data.class_counts, read.data.classes) == (list(RUN), [0, 3, 0, 7], 4)
     assert run.read(read) is read
 
 
-def test_plain_numbers_are_places_and_filled_up():
+def test_plain_numbers_are_places_and_filled_up() -> None:
     run = RunData(RUN, listed=True, classes=4)
     read = run.read(named(None, [7, 3]))
     assert (read.data.class_names, read.data.class_counts, read.data.classes) == (None, [7, 3, 0, 0], 4)
@@ -67,7 +69,7 @@ def test_plain_numbers_are_places_and_filled_up():
         ),
     ],
 )
-def test_reports_that_do_not_fit(run, given, problem):
+def test_reports_that_do_not_fit(run: RunData, given: Report, problem: str) -> None:
     spec = ModelSpec("mlp", (4,), 4)
     assert problem in report_problem(given, spec, run)
     assert run.read(given) is given
@@ -83,11 +85,11 @@ def test_reports_that_do_not_fit(run, given, problem):
         pytest.param(RunData(input_dtype="float32"), named(None, input_dtype="int64"), id="integers for fractions"),
     ],
 )
-def test_reports_that_fit(run, given):
+def test_reports_that_fit(run: RunData, given: Report) -> None:
     assert report_problem(given, ModelSpec("mlp", (4,), 4), run) is None
 
 
-def test_whole_numbers_that_are_measured_are_described_as_such():
+def test_whole_numbers_that_are_measured_are_described_as_such() -> None:
     given = named(None, [1, 2], input_dtype="int64", score_counts=[0, 2], descriptor=[1.0], number_descriptor=[2.0])
     read = RunData(input_dtype="float32").read(given)
     assert (read.data.score_counts, read.data.descriptor, read.data.number_descriptor) == (None, [2.0], None)
@@ -106,7 +108,7 @@ def test_whole_numbers_that_are_measured_are_described_as_such():
         pytest.param(("cat", ""), "must have 1 to 200 letters", id="empty"),
     ],
 )
-def test_classes_of_a_config(classes, message):
+def test_classes_of_a_config(classes: int | tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_classes(classes)
     check_classes(("cat", "dog"))

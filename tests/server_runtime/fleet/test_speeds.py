@@ -18,18 +18,18 @@ MANIFEST = structs.replace(make_artifact().manifest, work={"Add": [v for _ in WO
 PROFILE = Profile("board", "runtime", 1, kinds={"Add": [0.01, *[0.0] * (len(FEATURES) - 1)]}, spread=0.2)
 
 
-def stats(train_s, steps):
+def stats(train_s: float, steps: int) -> Stats:
     return Stats(samples=1, steps=steps, train_s=train_s, cpu_s=train_s, peak_rss_bytes=1)
 
 
 @pytest.fixture
-def speeds():
+def speeds() -> Speeds:
     made = Speeds()
     made.hear("pi", report(profile=PROFILE.to_json()))
     return made
 
 
-def test_a_profile_predicts_until_real_times_refine_it(speeds):
+def test_a_profile_predicts_until_real_times_refine_it(speeds: Speeds) -> None:
     assert speeds.predict("pi", MANIFEST, batch=8).step_s == pytest.approx(0.01)
 
     # Five steps in 0.1 s: twice as slow as it said.
@@ -39,14 +39,14 @@ def test_a_profile_predicts_until_real_times_refine_it(speeds):
     assert (found.step_s, found.high_s) == (pytest.approx(0.02), pytest.approx(0.024))
 
 
-def test_the_same_profile_heard_again_forgets_nothing(speeds):
+def test_the_same_profile_heard_again_forgets_nothing(speeds: Speeds) -> None:
     speeds.take("pi", MANIFEST, stats(0.1, 5), batch=8)
     speeds.hear("pi", report(profile=PROFILE.to_json()))
 
     assert speeds.predict("pi", MANIFEST, batch=8).step_s == pytest.approx(0.02)
 
 
-def test_a_device_without_a_readable_profile_has_no_prediction(speeds):
+def test_a_device_without_a_readable_profile_has_no_prediction(speeds: Speeds) -> None:
     speeds.hear("old", report())
     speeds.hear("odd", report(profile=b"nonsense"))
 
@@ -54,7 +54,7 @@ def test_a_device_without_a_readable_profile_has_no_prediction(speeds):
     assert speeds.predict("odd", MANIFEST, batch=8) is None
 
 
-def test_a_device_without_a_profile_is_known_by_its_first_task(speeds):
+def test_a_device_without_a_profile_is_known_by_its_first_task(speeds: Speeds) -> None:
     speeds.take("old", MANIFEST, stats(0.1, 5), batch=8)
 
     assert speeds.predict("old", MANIFEST, batch=8).step_s == pytest.approx(0.02)
@@ -63,7 +63,7 @@ def test_a_device_without_a_profile_is_known_by_its_first_task(speeds):
     assert speeds.predict("old", thrice, batch=8).step_s == pytest.approx(0.06)
 
 
-def test_the_link_of_a_profile_is_known(speeds):
+def test_the_link_of_a_profile_is_known(speeds: Speeds) -> None:
     measured = replace(PROFILE, link={"connect_s": 0.1, "bytes_per_s": 5e5})
     speeds.hear("far", report(profile=measured.to_json()))
 
@@ -71,7 +71,7 @@ def test_the_link_of_a_profile_is_known(speeds):
     assert speeds.bytes_per_s("pi") is None
 
 
-def test_a_task_without_steps_teaches_nothing(speeds):
+def test_a_task_without_steps_teaches_nothing(speeds: Speeds) -> None:
     speeds.take("pi", MANIFEST, stats(1.0, 0), batch=8)
 
     assert speeds.predict("pi", MANIFEST, batch=8).step_s == pytest.approx(0.01)

@@ -1,6 +1,7 @@
 """Enrolment: the authority's folder, bundles and the files of a closed broker."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -138,7 +139,7 @@ def test_devices_of_an_edge_may_speak_there_and_nobody_else(authority: Authority
 
     assert read_bundle(bundle).info.edges == ["site-a", "site-b"]
     assert read_edges(authority.folder) == {"site-a": ["pi-1", "pi-2"], "site-b": ["pi-1"]}
-    rights = {}
+    rights: dict[str, Any] = {}
     for line in lines:
         if line.startswith("user "):
             user = line.removeprefix("user ")

@@ -1,12 +1,13 @@
 """Every method's `assign` keeps to a device's memory, seconds and bytes: real artifacts, reports that differ."""
 
 from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from msgspec import structs
 
-from fedwright.protocol.messages import DataSummary, Stats
+from fedwright.protocol.messages import DataSummary, Report, Stats
 from fedwright.protocol.operator_costs import FEATURES
 from fedwright.protocol.predictor import Profile
 from fedwright.protocol.support.settings import from_dict
@@ -15,7 +16,7 @@ from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
 from fedwright.server_runtime.blocks.budget import Budget
 from fedwright.server_runtime.blocks.ranks import cut_rank, pad_rank
 from fedwright.server_runtime.fleet.speeds import Speeds
-from fedwright.server_runtime.methods.base import CheckedUpdate, Setting
+from fedwright.server_runtime.methods.base import Assignment, CheckedUpdate, Method, Setting
 from fedwright.server_runtime.methods.registry import find
 from fedwright.server_runtime.methods.shared.budget_fit import cost_of, fits, largest_fitting
 from fedwright.server_runtime.spec import ModelSpec, Optimizer
@@ -40,21 +41,23 @@ CASES = {
 FASTER = ("heterofl", "fedrolex", "feddropout", "scalefl", "hasa", "framp channels")
 
 
-def slow(factor=1.0, **more) -> bytes:
+def slow(factor: float = 1.0, **more: Any) -> bytes:
     """The profile of a board with so many nanoseconds for an element and ten times as much for a call."""
     row = dict.fromkeys(FEATURES, 0.0) | {"calls": 1e-8 * factor, "flops": 1e-9 * factor, "elements": 1e-9 * factor}
     kinds = {kind: list(row.values()) for kind in ("Conv", "MatMul", "Gemm", "Add", "Mul", "Relu", "Sub", "Transpose")}
     return Profile("board", "runtime", 1, kinds=kinds, **more).to_json()
 
 
-def heard(**changes):
+def heard(**changes: Any) -> Report:
     """A device's report with data that every method can use."""
     shape = changes.pop("shape", (1, 8, 8))
     data = DataSummary(64, 16, list(shape), CLASSES, [16] * CLASSES, descriptor=[0.5, 1.0, 2.0])
     return report(**{"data": data, "free_bytes": 10**10, **changes})
 
 
-def make(name, forecasts=None, budget=None, **params):
+def make(
+    name: str, forecasts: Speeds | None = None, budget: Budget | None = None, **params: Any
+) -> tuple[Method, Setting]:
     model, shape, usual = CASES.get(name, ("cnn-small", (1, 8, 8), {}))
     spec = ModelSpec(model, shape, CLASSES)
     entry = find(name.partition(" ")[0])
@@ -70,10 +73,12 @@ def make(name, forecasts=None, budget=None, **params):
         forecasts=forecasts,
         budget=budget or Budget(),
     )
-    return entry.make(from_dict(entry.params, {**usual, **params}, where="test"), born), born
+    return entry.make(from_dict(entry.params, {**cast(Any, usual), **params}, where="test"), born), born
 
 
-def given(name, one, *, other=None, forecasts=None, budget=None):
+def given(
+    name: str, one: Report, *, other: Any = None, forecasts: Speeds | None = None, budget: Budget | None = None
+) -> tuple[Assignment, int, Setting]:
     """What a device with this report is given beside one without limits: its assignment and the numbers it is sent."""
     method, born = make(name, forecasts, budget)
     shape = CASES.get(name, ("", (1, 8, 8), {}))[1]
@@ -91,7 +96,7 @@ def given(name, one, *, other=None, forecasts=None, budget=None):
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_a_device_with_less_traffic_to_spend_gets_less(name):
+def test_a_device_with_less_traffic_to_spend_gets_less(name: str) -> None:
     whole, most, born = given(name, heard())
     limit = int(0.8 * cost_of(born, "d-0", report=heard(), assignment=whole).link_bytes)
 
@@ -104,7 +109,7 @@ def test_a_device_with_less_traffic_to_spend_gets_less(name):
 
 
 @pytest.mark.parametrize("name", FASTER)
-def test_a_slower_device_gets_less(name):
+def test_a_slower_device_gets_less(name: str) -> None:
     quick, most, _ = given(name, heard(profile=slow(1.0), round_s=10.0), forecasts=Speeds())
     sized, sent, born = given(name, heard(profile=slow(1.0)), forecasts=Speeds())
     speeds = Speeds()
@@ -125,7 +130,7 @@ def test_a_slower_device_gets_less(name):
 
 
 @pytest.mark.parametrize("name", FASTER)
-def test_a_device_with_less_memory_gets_less(name):
+def test_a_device_with_less_memory_gets_less(name: str) -> None:
     whole, most, born = given(name, heard())
     need = cost_of(born, "d-0", report=heard(), assignment=whole).memory_bytes
 
@@ -136,7 +141,7 @@ def test_a_device_with_less_memory_gets_less(name):
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "pfedhn", "fedavg-masked", "fiarse", "framp"])
-def test_where_no_size_saves_memory_the_batch_gives_way(name):
+def test_where_no_size_saves_memory_the_batch_gives_way(name: str) -> None:
     whole, _, born = given(name, heard())
     need = cost_of(born, "d-0", report=heard(), assignment=whole).memory_bytes
 
@@ -147,7 +152,7 @@ def test_where_no_size_saves_memory_the_batch_gives_way(name):
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fiarse", "framp", "heterofl", "hyperflora", "pfedhn"])
-def test_a_device_that_can_do_nothing_is_left_out_and_named_once(name, caplog):
+def test_a_device_that_can_do_nothing_is_left_out_and_named_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
     method, _ = make(name)
     for number in (1, 2):
         found = method.assign({"d-0": heard(free_bytes=1000), "d-3": heard()}, number)
@@ -156,7 +161,7 @@ def test_a_device_that_can_do_nothing_is_left_out_and_named_once(name, caplog):
     assert caplog.text.count("device d-0 takes no part") == 1
 
 
-def test_the_runs_own_budget_counts_beside_the_devices():
+def test_the_runs_own_budget_counts_beside_the_devices() -> None:
     one, most, born = given("fedrolex", heard())
     cost = cost_of(born, "d-0", report=heard(), assignment=one)
     budget = Budget(link_bytes=cost.link_bytes // 2)
@@ -166,7 +171,7 @@ def test_the_runs_own_budget_counts_beside_the_devices():
     assert sent < most
 
 
-def test_what_a_device_really_took_counts_in_the_next_round():
+def test_what_a_device_really_took_counts_in_the_next_round() -> None:
     speeds = Speeds()
     method, born = make("fedrolex", speeds)
     told = heard(round_s=1.0)
@@ -181,7 +186,7 @@ def test_what_a_device_really_took_counts_in_the_next_round():
     assert zoo.width_of(second.structure.spec) < 1.0
 
 
-def test_a_slow_link_takes_of_the_seconds():
+def test_a_slow_link_takes_of_the_seconds() -> None:
     speeds = Speeds()
     speeds.hear("d-0", heard(profile=slow(1.0, link={"bytes_per_s": 1000.0})))
     method, born = make("fedavg", speeds)
@@ -193,7 +198,7 @@ def test_a_slow_link_takes_of_the_seconds():
     assert cost.seconds > alone.link_bytes / 1000.0
 
 
-def test_without_artifacts_everything_fits():
+def test_without_artifacts_everything_fits() -> None:
     method, born = make("fedrolex")
     assignment = method.assign({"d-0": heard()}, 1)["d-0"]
     blind = replace(born, manifest=None)
@@ -204,7 +209,7 @@ def test_without_artifacts_everything_fits():
     assert found.size == 2
 
 
-def test_a_smaller_rank_is_a_part_of_the_larger():
+def test_a_smaller_rank_is_a_part_of_the_larger() -> None:
     rng = np.random.default_rng(0)
     # Two gates of rank 3 over 4 inputs.
     full = {"l.lora_down": rng.normal(size=(6, 4)), "l.lora_up": rng.normal(size=(10, 3)), "head": np.ones(2)}
@@ -220,7 +225,7 @@ def test_a_smaller_rank_is_a_part_of_the_larger():
     assert padded["head"] is full["head"]
 
 
-def test_a_device_of_a_smaller_rank_teaches_the_first_components():
+def test_a_device_of_a_smaller_rank_teaches_the_first_components() -> None:
     method, born = make("hyperflora", rank=4)
     whole = method.assign({"d-0": heard()}, 1)["d-0"]
     limit = int(0.6 * cost_of(born, "d-0", report=heard(), assignment=whole).link_bytes)

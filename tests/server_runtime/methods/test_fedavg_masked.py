@@ -13,7 +13,7 @@ from helpers.fleet import report, setting
 SPEC = ModelSpec("cnn-small", (1, 8, 8), 4)
 
 
-def test_a_device_gives_only_its_own_classes():
+def test_a_device_gives_only_its_own_classes() -> None:
     initial = initial_weights(zoo.create(SPEC, seed=1))
     method = Masked(MaskedParams(), setting(spec=SPEC, initial=initial))
     own = {"a": report(data=DataSummary(24, 8, [1, 8, 8], 4, class_counts=[0, 5, 0, 1]), trains=False)}

@@ -1,6 +1,7 @@
 """FedConv: what a device gets, what comes of what it sends back, with labels, without, and with other labels."""
 
 from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from fedwright.protocol.messages import Stats
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.blocks.robust import Combine
-from fedwright.server_runtime.methods.base import CheckedUpdate, MethodState
+from fedwright.server_runtime.methods.base import CheckedUpdate, MethodState, Setting
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg
 from fedwright.server_runtime.methods.baselines.heterofl import HeteroFL
 from fedwright.server_runtime.methods.baselines.slice_tuned import SliceTuned
@@ -42,13 +43,13 @@ def public(rows: int = 48, *, labelled: bool = True, classes: int = CLASSES) -> 
     return PublicData((x + 0.3 * rng.normal(size=x.shape)).astype(np.float32), y if labelled else None)
 
 
-def born(model: str = "cnn-small", data: PublicData | None = None):
+def born(model: str = "cnn-small", data: PublicData | None = None) -> Setting:
     """The setting of a small model."""
     spec = ModelSpec(model, SHAPE, CLASSES)
     return setting(spec=spec, initial=initial_weights(zoo.create(spec, seed=1)), public=data)
 
 
-def play(method, number: int, change: float = 0.01):
+def play(method: FedConv, number: int, change: float = 0.01) -> None:
     """One round in which devices move their weights at random."""
     rng = np.random.default_rng(number)
     assignments = method.assign(REPORTS, number)
@@ -63,7 +64,7 @@ def play(method, number: int, change: float = 0.01):
     method.advance()
 
 
-def right(method, device: str, data: PublicData) -> float:
+def right(method: FedConv, device: str, data: PublicData) -> float:
     """Share of the rows that the model of a device classifies right."""
     spec, weights = method.model_of(device)
     module = zoo.create(spec, seed=0)
@@ -73,7 +74,7 @@ def right(method, device: str, data: PublicData) -> float:
     return float((said == data.y).mean())
 
 
-def test_a_device_gets_an_ordinary_small_model():
+def test_a_device_gets_an_ordinary_small_model() -> None:
     method = FedConv(SHORT, born(data=public()))
     for device, assignment in method.assign(REPORTS, 1).items():
         emission = method.emit(device, assignment)
@@ -83,7 +84,7 @@ def test_a_device_gets_an_ordinary_small_model():
         assert not emission.frozen
 
 
-def test_bytes_are_those_of_heterofl_at_equal_ratios():
+def test_bytes_are_those_of_heterofl_at_equal_ratios() -> None:
     ours = FedConv(SHORT, born(data=public()))
     theirs = HeteroFL(HeteroFLParams(LEVELS, masked=False, scaler=False), born())
     mine, other = ours.assign(REPORTS, 1), theirs.assign(REPORTS, 1)
@@ -93,7 +94,7 @@ def test_bytes_are_those_of_heterofl_at_equal_ratios():
         assert mine[device].structure == other[device].structure
 
 
-def test_the_server_teaches_all_sizes_before_the_first_round():
+def test_the_server_teaches_all_sizes_before_the_first_round() -> None:
     data = public()
     method = FedConv(
         replace(SHORT, pretrain_epochs=15, compress_epochs=15, server_rate=1e-2, kernel_rate=1e-2), born(data=data)
@@ -102,7 +103,7 @@ def test_the_server_teaches_all_sizes_before_the_first_round():
     assert min(right(method, device, data) for device in ("d-0", "d-1")) > 0.8
 
 
-def test_without_examples_kernels_are_crops_and_changes_are_averaged():
+def test_without_examples_kernels_are_crops_and_changes_are_averaged() -> None:
     method = FedConv(SHORT, born("mlp", None))
     spec, small = method.model_of("d-1")
     before = method.model_of("")[1]["encoder.fc1.1.bias"].copy()
@@ -136,7 +137,7 @@ def test_without_examples_kernels_are_crops_and_changes_are_averaged():
     ],
     ids=lambda changes: " ".join(changes),
 )
-def test_every_variant_goes_on_from_its_state(changes):
+def test_every_variant_goes_on_from_its_state(changes: dict[str, Any]) -> None:
     params = replace(SHORT, **changes)
     method = FedConv(params, born(data=public()))
     play(method, 1)
@@ -150,7 +151,7 @@ def test_every_variant_goes_on_from_its_state(changes):
         np.testing.assert_array_equal(again.state().tensors[name], value)
 
 
-def test_unlabelled_examples_distil():
+def test_unlabelled_examples_distil() -> None:
     data = public(labelled=False)
     method = FedConv(replace(SHORT, compress_epochs=20, kernel_rate=3e-3), born(data=data))
     start = FedConv(replace(SHORT, compress_epochs=0), born(data=data))
@@ -169,14 +170,14 @@ def test_unlabelled_examples_distil():
     play(method, 1)
 
 
-def test_random_examples_stand_in_for_public_ones():
+def test_random_examples_stand_in_for_public_ones() -> None:
     method = FedConv(replace(SHORT, random_examples=20), born())
     crop = FedConv(SHORT, born())
     name = "encoder.conv1.0.weight"
     assert not np.allclose(method.model_of("d-0")[1][name], crop.model_of("d-0")[1][name])
 
 
-def test_other_labels_teach_the_encoder_and_not_the_head():
+def test_other_labels_teach_the_encoder_and_not_the_head() -> None:
     data = public(classes=5)
     whole = born(data=data)
     method = FedConv(replace(SHORT, transfer=True), whole)
@@ -188,7 +189,7 @@ def test_other_labels_teach_the_encoder_and_not_the_head():
     assert method.model_of("d-0")[1]["head.weight"].shape[0] == CLASSES
 
 
-def test_of_personal_layers_nothing_comes_and_the_rest_is_learned():
+def test_of_personal_layers_nothing_comes_and_the_rest_is_learned() -> None:
     method = FedConv(replace(SHORT, personal_layers=("head",)), born(data=public()))
     assignment = method.assign(REPORTS, 1)["d-0"]
     sent = method.emit("d-0", assignment).weights
@@ -203,23 +204,24 @@ def test_of_personal_layers_nothing_comes_and_the_rest_is_learned():
     assert method.pools_by() == "samples"
 
 
-def test_last_layers_that_stay_on_devices_cannot_be_exchanged():
+def test_last_layers_that_stay_on_devices_cannot_be_exchanged() -> None:
     with pytest.raises(ConfigError, match=r"personal_layers keeps head\.weight on the devices; leave out one"):
         FedConv(replace(SHORT, personal_layers=("head",), exchange=True), born(data=public()))
 
 
-def test_running_statistics_are_those_of_the_servers_examples():
+def test_running_statistics_are_those_of_the_servers_examples() -> None:
     data = public()
     method = FedConv(SHORT, born("resnet8", data))
     spec, weights = method.model_of("d-0")
     module = zoo.create(spec, seed=0)
     module.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()}, strict=False)
     stem = module.get_submodule("encoder.stem")
-    made = stem[0](torch.from_numpy(data.x)).detach()
+    layers: Any = stem
+    made = layers[0](torch.from_numpy(data.x)).detach()
     np.testing.assert_allclose(weights["encoder.stem.1.running_mean"], made.mean((0, 2, 3)).numpy(), atol=1e-5)
 
 
-def test_means_of_one_ratio_may_come_together():
+def test_means_of_one_ratio_may_come_together() -> None:
     one, two = (FedConv(SHORT, born(data=public())) for _ in range(2))
     plan = one.assign(REPORTS, 1)
     two.assign(REPORTS, 1)
@@ -241,7 +243,7 @@ def replace_samples(samples: int) -> Stats:
     return Stats(samples=samples, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
 
 
-def test_ratios_teach_each_others_last_layers():
+def test_ratios_teach_each_others_last_layers() -> None:
     taught, alone = (FedConv(replace(SHORT, exchange=one), born(data=public())) for one in (True, False))
     play(taught, 1)
     play(alone, 1)
@@ -250,7 +252,7 @@ def test_ratios_teach_each_others_last_layers():
     assert taught.pools_by() is None
 
 
-def test_the_control_trains_slices():
+def test_the_control_trains_slices() -> None:
     data = public()
     method = SliceTuned(replace(SHORT, compress_epochs=0, again_epochs=0), born(data=data))
     small, large = method.model_of("d-1")[1], method.model_of("")[1]
@@ -260,13 +262,13 @@ def test_the_control_trains_slices():
     play(method, 1)
 
 
-def test_the_control_trains_slices_at_the_rate_of_kernels():
+def test_the_control_trains_slices_at_the_rate_of_kernels() -> None:
     slow, fast = (SliceTuned(replace(SHORT, kernel_rate=rate), born(data=public())) for rate in (1e-3, 1e-2))
     np.testing.assert_array_equal(slow.model_of("")[1]["head.weight"], fast.model_of("")[1]["head.weight"])
     assert not np.allclose(slow.model_of("d-0")[1]["head.weight"], fast.model_of("d-0")[1]["head.weight"])
 
 
-def test_fedavg_at_a_width_is_fedavg_of_a_small_model():
+def test_fedavg_at_a_width_is_fedavg_of_a_small_model() -> None:
     method = FedAvg(FedAvgParams(width=0.25), born())
     spec, weights = method.model_of("")
     assert zoo.width_of(spec) == pytest.approx(0.25)
@@ -274,19 +276,19 @@ def test_fedavg_at_a_width_is_fedavg_of_a_small_model():
     assert method.assign(REPORTS, 1)["d-0"].structure.spec == spec
 
 
-def test_a_ratio_that_empties_a_layer_is_refused():
+def test_a_ratio_that_empties_a_layer_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"ratio 0\.05 leaves nothing of the 16 channels of conv1"):
         FedConv(replace(SHORT, levels=Levels(sizes=(0.05, 1.0))), born())
 
 
-def test_a_share_of_the_parameters_is_checked_by_the_width_it_gives():
+def test_a_share_of_the_parameters_is_checked_by_the_width_it_gives() -> None:
     levels = Levels(sizes=(1 / 64, 1.0), by="params")
     method = FedConv(replace(SHORT, levels=levels), born("cnn-gn"))
     assert min(zoo.sizes_of(method.specs[0]).values()) >= 1
     assert 1 / 64 < zoo.width_of(method.specs[0]) < 0.25
 
 
-def test_a_share_whose_width_empties_a_layer_is_refused():
+def test_a_share_whose_width_empties_a_layer_is_refused() -> None:
     levels = Levels(sizes=(0.006, 1.0), by="params")
     with pytest.raises(ConfigError, match=r"size 0\.006, a width of 0\.\d+, leaves nothing of the \d+ channels"):
         FedConv(replace(SHORT, levels=levels), born("cnn-flat"))
@@ -294,12 +296,12 @@ def test_a_share_whose_width_empties_a_layer_is_refused():
 
 @pytest.mark.parametrize("kind", ["median", "trimmed_mean"])
 @pytest.mark.parametrize("method", [FedConv, SliceTuned])
-def test_only_the_mean_is_combined(method, kind):
+def test_only_the_mean_is_combined(method: type[FedConv], kind: Any) -> None:
     with pytest.raises(ConfigError, match=rf"update\.combine is '{kind}' but .* set it to 'mean'"):
         method(SHORT, replace(born(data=public()), combine=Combine(kind)))
 
 
-def test_it_is_said_once_that_there_are_no_examples(caplog):
+def test_it_is_said_once_that_there_are_no_examples(caplog: pytest.LogCaptureFixture) -> None:
     method = FedConv(SHORT, born())
     play(method, 1)
     FedConv(SHORT, born(data=public()))
@@ -308,16 +310,18 @@ def test_it_is_said_once_that_there_are_no_examples(caplog):
     assert len(said) == len(caplog.messages) == 1
 
 
-def test_the_control_knows_no_transfer():
+def test_the_control_knows_no_transfer() -> None:
     with pytest.raises(ConfigError, match="slice-tuned has no transfer"):
         SliceTuned(replace(SHORT, transfer=True), born(data=public(classes=5)))
 
 
-def test_what_the_server_trains_lies_on_its_torch_device(monkeypatch):
+def test_what_the_server_trains_lies_on_its_torch_device(monkeypatch: pytest.MonkeyPatch) -> None:
     server = FedConv(SHORT, replace(born(), device="meta"))._server
-    seen = []
+    seen: list[str] = []
 
-    def train(weights, spec, epochs, *names, rate=None):
+    def train(
+        weights: dict[str, torch.Tensor], spec: ModelSpec, epochs: int, *names: str, rate: Any = None
+    ) -> dict[str, torch.Tensor]:
         seen.extend(value.device.type for value in weights.values())
         return {name: torch.ones(value.shape) for name, value in weights.items()}
 
@@ -328,13 +332,13 @@ def test_what_the_server_trains_lies_on_its_torch_device(monkeypatch):
     assert server.own_head({"head.bias": np.ones(3, np.float32)})["head.bias"].device.type == "meta"
 
 
-def test_examples_without_some_class_are_refused():
+def test_examples_without_some_class_are_refused() -> None:
     data = public(classes=2)
     with pytest.raises(ConfigError, match="none of class 2"):
         FedConv(SHORT, born(data=data))
 
 
-def test_a_single_example_is_refused():
+def test_a_single_example_is_refused() -> None:
     with pytest.raises(ConfigError, match="single example"):
         FedConv(SHORT, born(data=public(rows=1)))
 
@@ -343,6 +347,6 @@ def test_a_single_example_is_refused():
     ("name", "value"),
     [("pretrain_epochs", -1), ("server_batch", 0), ("server_rate", 0.0), ("holdout", 1.0), ("divergence", -0.1)],
 )
-def test_settings_out_of_range_are_named(name, value):
+def test_settings_out_of_range_are_named(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=name):
-        FedConvParams(**{name: value})
+        FedConvParams(**cast(Any, {name: value}))

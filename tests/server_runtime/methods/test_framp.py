@@ -1,20 +1,24 @@
 """FRAMP: parts that fit, bytes on the wire, new devices, ablations, odd descriptors."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from msgspec import structs
+from numpy.typing import NDArray
 
 from fedwright.protocol import deltas
 from fedwright.protocol.errors import ConfigError
-from fedwright.protocol.messages import DataSummary, Refusal, Stats
+from fedwright.protocol.messages import DataSummary, Refusal, Report, Stats
 from fedwright.protocol.predictor import need_bytes
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
 from fedwright.server_runtime.methods.base import CheckedUpdate
-from fedwright.server_runtime.methods.framp.method import Framp, FrampParams
+from fedwright.server_runtime.methods.framp.method import Framp
+from fedwright.server_runtime.methods.framp.params import FrampParams
 from fedwright.server_runtime.methods.shared.submodels import count_params
 from fedwright.server_runtime.spec import ModelSpec, Objective, Structure
 from fedwright.simulation.simulate import simulate
@@ -27,12 +31,12 @@ WORDS = {"d-0": [1.0, 0.0, 2.0], "d-1": [1.0, 3.0, 2.5], "d-2": [1.0, 1.0, 2.1],
 SIZES = (1.0, 0.25, 0.0625, 1 / 64)
 
 
-def make(**changes):
+def make(**changes: Any) -> Framp:
     initial = initial_weights(zoo.create(SPEC, seed=1))
     return Framp(FrampParams(**{"align": 0.0, "sizes": SIZES, **changes}), setting(spec=SPEC, initial=initial))
 
 
-def reports(**more):
+def reports(**more: Any) -> dict[str, Report]:
     described = {**WORDS, **more}
     return {
         device: report(data=DataSummary(24, 8, [1, 8, 8], 4, class_counts=[6] * 4, descriptor=row))
@@ -40,7 +44,7 @@ def reports(**more):
     }
 
 
-def play(method, changes, number=1):
+def play(method: Framp, changes: dict[str, float], number: int = 1) -> None:
     """A round in which devices move the entries they were sent by so much."""
     assignments = method.assign(reports(), number)
     emissions = {device: method.emit(device, assignment) for device, assignment in assignments.items()}
@@ -54,12 +58,12 @@ def play(method, changes, number=1):
     method.advance()
 
 
-def maskable(weights):
+def maskable(weights: dict[str, NDArray[Any]]) -> list[str]:
     return [name for name, value in weights.items() if value.ndim > 1]
 
 
 @pytest.mark.parametrize(("device", "share"), list(zip(WORDS, SIZES, strict=True)), ids=[f"{s:g}" for s in SIZES])
-def test_a_device_gets_exactly_its_share(device, share):
+def test_a_device_gets_exactly_its_share(device: str, share: float) -> None:
     method = make()
     emission = method.emit(device, method.assign(reports(), 1)[device])
     whole = sum(value.size for name, value in emission.weights.items() if value.ndim > 1)
@@ -69,7 +73,7 @@ def test_a_device_gets_exactly_its_share(device, share):
 
 
 @pytest.mark.parametrize(("device", "share"), [("d-1", 0.25), ("d-3", 1 / 64)], ids=["1/4", "1/64"])
-def test_bytes_down_are_values_and_indices_and_bytes_up_are_values(device, share):
+def test_bytes_down_are_values_and_indices_and_bytes_up_are_values(device: str, share: float) -> None:
     method = make()
     emission = method.emit(device, method.assign(reports(), 1)[device])
     down = deltas.encode(emission.weights, keep=emission.masks)
@@ -84,9 +88,10 @@ def test_bytes_down_are_values_and_indices_and_bytes_up_are_values(device, share
     assert len(up) < len(down) < values + indices + header
 
 
-def test_only_what_was_sent_changes():
+def test_only_what_was_sent_changes() -> None:
     method = make(sizes=(0.25,))
-    before = method.assign(reports(), 1) and dict(method._made["d-0"])
+    method.assign(reports(), 1)
+    before = dict(method._made["d-0"])
     masks = method.emit("d-0", method.assign(reports(), 1)["d-0"]).masks
     play(method, {"d-0": 0.1})
     method.assign(reports(), 2)
@@ -96,7 +101,7 @@ def test_only_what_was_sent_changes():
         np.testing.assert_allclose(after[name][~mask], before[name][~mask], atol=2e-3)
 
 
-def test_a_change_brings_the_model_nearer_to_the_devices_own():
+def test_a_change_brings_the_model_nearer_to_the_devices_own() -> None:
     method = make(sizes=(1.0,))
     method.assign(reports(), 1)
     before = dict(method._made["d-0"])
@@ -107,7 +112,7 @@ def test_a_change_brings_the_model_nearer_to_the_devices_own():
     assert all(np.allclose(value, 0.1, atol=5e-3) for value in moved)
 
 
-def test_a_device_that_never_trained_gets_the_model_of_its_likes():
+def test_a_device_that_never_trained_gets_the_model_of_its_likes() -> None:
     method = make(sizes=(1.0,), server_rate=0.5)
     for number in range(1, 4):
         play(method, {"d-0": 0.1, "d-1": -0.1}, number)
@@ -116,7 +121,7 @@ def test_a_device_that_never_trained_gets_the_model_of_its_likes():
     assert abs(mean["new"] - mean["d-0"]) < abs(mean["new"] - mean["d-1"])
 
 
-def test_the_union_model_is_whole_and_lies_between():
+def test_the_union_model_is_whole_and_lies_between() -> None:
     method = make()
     play(method, {"d-0": 0.1, "d-1": -0.1})
     spec, union = method.model_of("")
@@ -124,7 +129,7 @@ def test_the_union_model_is_whole_and_lies_between():
     assert all((union[name] != 0).all() for name in maskable(union))
 
 
-def test_a_stranger_gets_its_part_of_the_union_model():
+def test_a_stranger_gets_its_part_of_the_union_model() -> None:
     method = make()
     play(method, {"d-0": 0.1, "d-1": -0.1})
     part, union = method.part("stranger-2"), method.part("")
@@ -134,7 +139,7 @@ def test_a_stranger_gets_its_part_of_the_union_model():
         np.testing.assert_array_equal(part[name][mask], union[name][mask])
 
 
-def test_a_model_without_its_dead_channels_computes_the_same():
+def test_a_model_without_its_dead_channels_computes_the_same() -> None:
     method = make(least=0.0)
     play(method, {"d-0": 0.1})
     spec, small = method.model_of("d-3")
@@ -149,7 +154,7 @@ def test_a_model_without_its_dead_channels_computes_the_same():
     torch.testing.assert_close(*logits, atol=1e-5, rtol=1e-4)
 
 
-def test_every_layer_keeps_a_part_of_its_own_share():
+def test_every_layer_keeps_a_part_of_its_own_share() -> None:
     """Without that, the wide layer of a small device is cut off: its entries are small by nature."""
     kept = []
     for least in (0.0, 0.5):
@@ -160,10 +165,11 @@ def test_every_layer_keeps_a_part_of_its_own_share():
     assert kept[0] < kept[1] == 1 + int(0.5 * (206 - 4) * 64 * 128 / 13200)
 
 
-def test_an_entry_follows_those_who_had_it():
+def test_an_entry_follows_those_who_had_it() -> None:
     """d-0 has everything, d-3 little: where both train, their mean counts; elsewhere d-0 alone, and not half of it."""
     method = make(own=1e-6)
-    before = method.assign(reports(), 1) and {d: dict(method._made[d]) for d in ("d-0", "d-3")}
+    method.assign(reports(), 1)
+    before = {d: dict(method._made[d]) for d in ("d-0", "d-3")}
     masks = method.emit("d-3", method.assign(reports(), 1)["d-3"]).masks["head.weight"]
     play(method, {"d-0": 0.1, "d-3": 0.3})
     method.assign(reports(), 2)
@@ -172,9 +178,10 @@ def test_an_entry_follows_those_who_had_it():
     np.testing.assert_allclose(moved[~masks], 0.1, atol=2e-3)
 
 
-def test_a_descriptor_is_learnt_every_few_rounds():
+def test_a_descriptor_is_learnt_every_few_rounds() -> None:
     method = make(describe="updated", update_every=2, sizes=(1.0,))
-    first = method.assign(reports(), 1) and method._descriptors.rows(list(WORDS))
+    method.assign(reports(), 1)
+    first = method._descriptors.rows(list(WORDS))
     for number in (1, 2):
         np.testing.assert_array_equal(method._descriptors.rows(list(WORDS)), first)
         play(method, {"d-0": 0.1, "d-1": -0.1}, number)
@@ -184,7 +191,7 @@ def test_a_descriptor_is_learnt_every_few_rounds():
     assert not moved[2:].any()
 
 
-def test_a_learnt_projection_begins_as_none_and_learns():
+def test_a_learnt_projection_begins_as_none_and_learns() -> None:
     plain, projected = make(sizes=(1.0,)), make(sizes=(1.0,), project=4, server_rate=0.5)
     for method in (plain, projected):
         play(method, {})
@@ -194,7 +201,7 @@ def test_a_learnt_projection_begins_as_none_and_learns():
     assert np.abs(state.tensors["hypernet/project.out"]).max() > 1e-3
 
 
-def test_the_mask_gradient_reads_the_least_entry_that_was_kept():
+def test_the_mask_gradient_reads_the_least_entry_that_was_kept() -> None:
     method = make(mask_gradient=True)
     assignment = method.assign(reports(), 1)["d-1"]
     emission = method.emit("d-1", assignment)
@@ -203,7 +210,7 @@ def test_the_mask_gradient_reads_the_least_entry_that_was_kept():
     assert emission.sides["threshold"] == kept.min()
 
 
-def test_a_budget_chooses_the_largest_channels_that_fit():
+def test_a_budget_chooses_the_largest_channels_that_fit() -> None:
     builder = Builder()
     whole = builder.build(Structure(SPEC, Objective())).manifest
     own = replace(
@@ -223,14 +230,14 @@ def test_a_budget_chooses_the_largest_channels_that_fit():
     assert method.shrink("d-1", offered, refusal) is None
 
 
-def test_without_personalisation_everyone_gets_the_same():
+def test_without_personalisation_everyone_gets_the_same() -> None:
     method = make(personal=False, sizes=(1.0,))
     play(method, {"d-0": 0.1})
     one, two = (method.model_of(device)[1]["head.weight"] for device in ("d-0", "d-1"))
     np.testing.assert_array_equal(one, two)
 
 
-def test_channels_make_the_model_really_smaller():
+def test_channels_make_the_model_really_smaller() -> None:
     method = make(granularity="channel", sizes=(1.0, 0.25, 0.0625))
     assignments = method.assign(reports(), 1)
     small = assignments["d-2"].structure.spec
@@ -239,12 +246,12 @@ def test_channels_make_the_model_really_smaller():
     assert sum(value.size for value in weights.values()) == count_params(small)
 
 
-def test_with_alignment_the_embedding_keeps_its_width():
+def test_with_alignment_the_embedding_keeps_its_width() -> None:
     assignments = make(granularity="channel", align=0.7).assign(reports(), 1)
     assert dict(assignments["d-3"].structure.spec.sizes) == {"conv1": 2, "conv2": 4, "fc1": 64}
 
 
-def test_prototypes_go_down_once_somebody_has_sent_them():
+def test_prototypes_go_down_once_somebody_has_sent_them() -> None:
     method = make(align=0.7, sizes=(1.0,))
     assignments = method.assign(reports(), 1)
     first = method.emit("d-0", assignments["d-0"])
@@ -265,14 +272,16 @@ def test_prototypes_go_down_once_somebody_has_sent_them():
     ids=["length", "nan", "none"],
 )
 @pytest.mark.parametrize("odd", ["aa", "zz"], ids=["first of all", "last of all"])
-def test_an_odd_descriptor_leaves_its_device_out(caplog, row, words, odd):
+def test_an_odd_descriptor_leaves_its_device_out(
+    caplog: pytest.LogCaptureFixture, row: list[float] | None, words: str, odd: str
+) -> None:
     method = make()
     assert set(method.assign(reports(**{odd: row}), 1)) == set(WORDS)
     assert words in caplog.text
     np.testing.assert_array_equal(method.part(odd)["head.bias"], method.part("")["head.bias"])
 
 
-def test_newcomers_cannot_outvote_those_who_were_there(caplog):
+def test_newcomers_cannot_outvote_those_who_were_there(caplog: pytest.LogCaptureFixture) -> None:
     method = make()
     method.assign(reports(), 1)
     odd = {f"aa-{number}": [1.0, 2.0] for number in range(len(WORDS) + 1)}
@@ -280,13 +289,13 @@ def test_newcomers_cannot_outvote_those_who_were_there(caplog):
     assert "has 2 numbers, not 3" in caplog.text
 
 
-def test_a_budget_below_one_value_per_tensor_is_refused():
+def test_a_budget_below_one_value_per_tensor_is_refused() -> None:
     method = make(sizes=(1e-5,))
     with pytest.raises(ConfigError, match="below one value each"):
         method.emit("d-0", method.assign(reports(), 1)["d-0"])
 
 
-def test_a_round_planned_by_another_process_is_absorbed_alike():
+def test_a_round_planned_by_another_process_is_absorbed_alike() -> None:
     whole, resumed = make(), make()
     assignments = whole.assign(reports(), 1)
     resumed.restore_planning(whole.planning_state())
@@ -313,7 +322,7 @@ def test_a_round_planned_by_another_process_is_absorbed_alike():
     ],
     ids=["channel", "layerwise", "one-hot", "shared", "updated", "projected"],
 )
-def test_variants_run_to_the_end(tmp_path, changes):
+def test_variants_run_to_the_end(tmp_path: Path, changes: dict[str, float | str]) -> None:
     config, text = make_config(
         tmp_path,
         model={"model": "cnn-gn"},
@@ -321,3 +330,17 @@ def test_variants_run_to_the_end(tmp_path, changes):
         simulate={"rows": 120, "evaluate_every": 0},
     )
     assert all(record.rounds == 2 for record in simulate(config, text).outcome.devices.values())
+
+
+@pytest.mark.parametrize("granularity", ["element", "channel"])
+def test_a_model_with_batch_normalisation(tmp_path: Path, granularity: Any) -> None:
+    config, text = make_config(
+        tmp_path,
+        model={"model": "python:helpers.own_models:cnn"},
+        method={"name": "framp", "sizes": [1.0, 0.5], "granularity": granularity},
+    )
+
+    found = simulate(config, text)
+
+    assert all(record.rounds == 2 for record in found.outcome.devices.values())
+    assert len(found.evaluations[-1].devices) == 4

@@ -1,5 +1,8 @@
 """HyperFLoRA: pre-training, adapters, pairs that pass one on, bystanders, variants."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,13 +12,14 @@ from msgspec.msgpack import decode
 from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ConfigError
-from fedwright.protocol.messages import DataSummary, Stats
+from fedwright.protocol.messages import DataSummary, Report, Stats
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.blocks.hypernet import Hypernet, HypernetForm, Start, Step
-from fedwright.server_runtime.methods.base import CheckedUpdate, MethodState
+from fedwright.server_runtime.methods.base import Assignment, CheckedUpdate, Emission, MethodState
 from fedwright.server_runtime.methods.hyperflora import HyperFLoRA
 from fedwright.server_runtime.methods.params.generated_models import HyperFLoRAParams
+from fedwright.server_runtime.methods.shared.frozen_base import FrozenBase
 from fedwright.server_runtime.methods.shared.generated_models import unit
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.spec import ModelSpec
@@ -29,25 +33,27 @@ STATS = Stats(samples=10, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
 COUNTS = {"a": [8, 8, 0, 0], "b": [0, 8, 8, 0], "c": [0, 0, 8, 8], "d": [8, 0, 0, 8]}
 
 
-def make(spec=SPEC, **changes):
+def make(spec: ModelSpec = SPEC, **changes: Any) -> HyperFLoRA:
     initial = initial_weights(zoo.create(spec, seed=1))
     params = HyperFLoRAParams(**{"pretrain_rounds": 0, "exchanges": 2, **changes})
     return HyperFLoRA(params, setting(spec=spec, initial=initial))
 
 
-def reports(**more):
+def reports(**more: Any) -> dict[str, Report]:
     return {
         device: report(data=DataSummary(24, 8, [1, 8, 8], 4, class_counts=counts))
         for device, counts in {**COUNTS, **more}.items()
     }
 
 
-def msgpack(assignment):
+def msgpack(assignment: Assignment) -> dict[str, Any]:
     """What a plan remembers, as plain data."""
     return decode(bytes(assignment.marks))
 
 
-def play(method, number=1, *, change=0.1, silent=()):
+def play(
+    method: HyperFLoRA, number: int = 1, *, change: float = 0.1, silent: tuple[str, ...] = ()
+) -> list[tuple[dict[str, Assignment], dict[str, Emission]]]:
     """A whole round with its relays; returns the emissions of each stage."""
     stage, seen = method.assign(reports(), number), []
     while stage:
@@ -63,7 +69,7 @@ def play(method, number=1, *, change=0.1, silent=()):
     return seen
 
 
-def test_pretraining_trains_the_base_and_then_it_is_frozen():
+def test_pretraining_trains_the_base_and_then_it_is_frozen() -> None:
     method = make(pretrain_rounds=1)
     before = dict(method._base.weights)
     first = play(method, 1)
@@ -77,20 +83,20 @@ def test_pretraining_trains_the_base_and_then_it_is_frozen():
         np.testing.assert_array_equal(method._base.weights[name], value)
 
 
-def test_the_base_is_one_dictionary_for_everyone():
+def test_the_base_is_one_dictionary_for_everyone() -> None:
     seen = play(make())
     frozen = [emission.frozen for _, emissions in seen for emission in emissions.values()]
     assert all(each is frozen[0] for each in frozen)
 
 
-def test_at_the_start_an_adapter_changes_nothing():
+def test_at_the_start_an_adapter_changes_nothing() -> None:
     method = make()
     method.assign(reports(), 1)
     weights = method.model_of("a")[1]
     np.testing.assert_array_equal(weights["head.weight"], method._base.weights["head.weight"])
 
 
-def test_a_pairs_adapter_goes_to_and_fro():
+def test_a_pairs_adapter_goes_to_and_fro() -> None:
     method = make(exchanges=2)
     seen = play(method)
     assert len(seen) == 1 + 2 * 2
@@ -103,13 +109,13 @@ def test_a_pairs_adapter_goes_to_and_fro():
     assert set(seen[1][0]) >= set(seen[3][0])
 
 
-def test_pairs_use_half_of_their_classes():
+def test_pairs_use_half_of_their_classes() -> None:
     stage, _ = play(make())[1]
     for assignment in stage.values():
         assert 1 <= len(assignment.recipe.classes) <= 2
 
 
-def test_a_device_that_stays_silent_costs_only_its_pair():
+def test_a_device_that_stays_silent_costs_only_its_pair() -> None:
     method = make()
     before = method.model_of("a")[1]["head.weight"].copy()
     stages = play(method, silent=("a", "b"))
@@ -119,27 +125,27 @@ def test_a_device_that_stays_silent_costs_only_its_pair():
     assert not np.array_equal(method.model_of("a")[1]["head.weight"], before)
 
 
-def test_without_pairs_a_round_has_one_stage():
+def test_without_pairs_a_round_has_one_stage() -> None:
     assert len(play(make(pairs=False))) == 1
 
 
-def test_variants_move_differently():
+def test_variants_move_differently() -> None:
     found = {}
-    for name, changes in {"mean": {}, "sequential": {"sequential": True}}.items():
-        method = make(pairs=False, **changes)
+    for name, sequential in {"mean": False, "sequential": True}.items():
+        method = make(pairs=False, sequential=sequential)
         play(method)
         found[name] = method.model_of("a")[1]["head.weight"]
     assert not np.allclose(found["mean"], found["sequential"])
 
 
-def test_the_head_variant_writes_the_head_too():
+def test_the_head_variant_writes_the_head_too() -> None:
     method = make(head=True)
     emission = play(method)[0][1]["a"]
     assert {"head.weight", "head.bias"} <= emission.weights.keys()
     assert not {"head.weight", "head.bias"} & emission.frozen.keys()
 
 
-def test_bystanders_get_a_merged_model_and_never_train():
+def test_bystanders_get_a_merged_model_and_never_train() -> None:
     method = make()
     play(method)
     late = report(data=DataSummary(24, 8, [1, 8, 8], 4, class_counts=[1, 1, 0, 0]), trains=False)
@@ -150,7 +156,7 @@ def test_bystanders_get_a_merged_model_and_never_train():
     assert "late" not in method.assign({**reports(), "late": late}, 2)
 
 
-def test_a_merged_model_computes_what_the_adapted_one_does():
+def test_a_merged_model_computes_what_the_adapted_one_does() -> None:
     method = make()
     play(method)
     spec, merged = method.model_of("a")
@@ -163,7 +169,7 @@ def test_a_merged_model_computes_what_the_adapted_one_does():
     torch.testing.assert_close(plain(x), adapted(x), atol=1e-5, rtol=1e-4)
 
 
-def test_a_device_without_the_memory_to_train_is_a_bystander():
+def test_a_device_without_the_memory_to_train_is_a_bystander() -> None:
     heavy = structs.replace(make_artifact().manifest, fixed_bytes=10**8)
     method = make()
     method._setting = setting(spec=SPEC, manifest=lambda structure: heavy)
@@ -172,7 +178,7 @@ def test_a_device_without_the_memory_to_train_is_a_bystander():
     assert method.model_of("b")[0].model == "cnn-small"
 
 
-def test_masked_logits_give_only_owned_classes():
+def test_masked_logits_give_only_owned_classes() -> None:
     method = make(mask_logits=True)
     method.assign(reports(), 1)
     bias = method.model_of("a")[1]["head.bias"]
@@ -180,27 +186,27 @@ def test_masked_logits_give_only_owned_classes():
     assert (bias[:2] > -10).all()
 
 
-def test_a_device_without_classes_is_left_out(caplog):
+def test_a_device_without_classes_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     method = make()
     assert set(method.assign(reports(e=[0, 0, 0, 0]), 1)) == set(COUNTS)
     assert "holds no class at all" in caplog.text
     np.testing.assert_array_equal(method.model_of("e")[1]["head.weight"], method._base.weights["head.weight"])
 
 
-def test_a_device_with_classes_beyond_the_models_is_left_out(caplog):
+def test_a_device_with_classes_beyond_the_models_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     method = make()
     assert set(method.assign(reports(e=[1, 0, 0, 0, 0, 2]), 1)) == set(COUNTS)
     assert "it holds class 5 but the model has only 4 classes" in caplog.text
 
 
-def test_a_device_that_knows_fewer_classes_lacks_the_others():
+def test_a_device_that_knows_fewer_classes_lacks_the_others() -> None:
     method = make()
     assert set(method.assign(reports(e=[3, 1], f=[1, 1, 0, 0, 0, 0]), 1)) == {*COUNTS, "e", "f"}
     for device in "ef":
         np.testing.assert_array_equal(method._known.rows[device], method._known.rows["a"])
 
 
-def test_a_round_of_pairs_that_share_nothing_still_ends():
+def test_a_round_of_pairs_that_share_nothing_still_ends() -> None:
     """Devices that report no class at all are left out, so a pair always has one that holds a drawn class."""
     method = make(exchanges=1)
     only = {device: reports()[device] for device in ("a", "c")}
@@ -210,12 +216,12 @@ def test_a_round_of_pairs_that_share_nothing_still_ends():
     assert set(msgpack(stage[lead])["turns"]) <= {"a", "c"}
 
 
-def test_a_model_without_adapters_is_refused():
+def test_a_model_without_adapters_is_refused() -> None:
     with pytest.raises(ConfigError, match="has no adapters"):
         make(ModelSpec("cnn-small", (1, 8, 8), 4))
 
 
-def test_a_base_from_a_file_is_the_base(tmp_path):
+def test_a_base_from_a_file_is_the_base(tmp_path: Path) -> None:
     given = {name: value + 1 for name, value in make()._base.weights.items()}
     file = tmp_path / "base.safetensors"
     file.write_bytes(tensors.save({**given, "known/a": np.zeros(3, np.float32)}))
@@ -225,7 +231,7 @@ def test_a_base_from_a_file_is_the_base(tmp_path):
         np.testing.assert_array_equal(method._base.weights[name], value)
 
 
-def test_a_base_that_is_not_the_models_is_refused(tmp_path):
+def test_a_base_that_is_not_the_models_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read from"):
         make(base=str(tmp_path / "none.safetensors"))
     file = tmp_path / "other.safetensors"
@@ -239,7 +245,7 @@ def test_a_base_that_is_not_the_models_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("keep_scale", "least", "most"), [(False, 0.9, 1.0), (True, 0.0, 0.6)], ids=["torch", "ours"])
-def test_how_much_of_a_change_reaches_a_device_with_other_classes(keep_scale, least, most):
+def test_how_much_of_a_change_reaches_a_device_with_other_classes(keep_scale: bool, least: float, most: float) -> None:
     """With torch's start nearly all of it, so that nothing personal could be learnt in a few hundred rounds."""
     net = Hypernet(
         HypernetForm(10, 128, 3, keep_scale=keep_scale), Start({"w": np.zeros(4, np.float32)}, {}, 0.0), seed=1
@@ -251,7 +257,7 @@ def test_how_much_of_a_change_reaches_a_device_with_other_classes(keep_scale, le
     assert least < foreign / own < most
 
 
-def test_the_adapters_that_came_back_are_counted_even_through_a_kill():
+def test_the_adapters_that_came_back_are_counted_even_through_a_kill() -> None:
     method = make(exchanges=2)
     stage = method.assign(reports(), 1)
     emissions = {device: method.emit(device, assignment) for device, assignment in stage.items()}
@@ -264,7 +270,7 @@ def test_the_adapters_that_came_back_are_counted_even_through_a_kill():
     assert resumed.advance()["adapters"] == 0
 
 
-def test_in_the_middle_of_a_round_a_restored_one_goes_on_alike():
+def test_in_the_middle_of_a_round_a_restored_one_goes_on_alike() -> None:
     whole = make()
     saved = whole.state()
     stage = whole.assign(reports(), 1)
@@ -286,7 +292,7 @@ def test_in_the_middle_of_a_round_a_restored_one_goes_on_alike():
         np.testing.assert_array_equal(resumed.state().tensors[name], value)
 
 
-def test_the_base_travels_once(tmp_path):
+def test_the_base_travels_once(tmp_path: Path) -> None:
     config, text = make_config(
         tmp_path,
         rounds=3,
@@ -303,3 +309,31 @@ def test_the_base_travels_once(tmp_path):
     assert "head.weight" in tensors.load(BlobStore(tmp_path / "run/blobs").path(frozen.pop()))
     adapters = {planned.task.weights.size_bytes for planned in plans if planned.task.round > 1}
     assert max(adapters) < 4 * (544 + 42) + 1000
+
+
+def test_without_a_number_half_of_the_run_is_pre_training(caplog: pytest.LogCaptureFixture) -> None:
+    initial = initial_weights(zoo.create(SPEC, seed=1))
+    born = setting(spec=SPEC, initial=initial, rounds=5)
+
+    def frozen_after(params: HyperFLoRAParams) -> int:
+        base = FrozenBase(params, born)
+        return [base.advance() or base.frozen for _ in range(5)].index(True) + 1
+
+    assert frozen_after(HyperFLoRAParams()) == 2
+    assert frozen_after(HyperFLoRAParams(pretrain_rounds=3)) == 3
+    assert not caplog.messages
+    FrozenBase(HyperFLoRAParams(pretrain_rounds=5), born)
+    assert "pretrain_rounds is 5 and the run has 5 rounds, so that no adapter is trained" in caplog.text
+
+
+def test_a_run_that_is_made_longer_does_not_thaw_its_base() -> None:
+    initial = initial_weights(zoo.create(SPEC, seed=1))
+    base = FrozenBase(HyperFLoRAParams(), setting(spec=SPEC, initial=initial, rounds=4))
+    base.advance()
+    base.advance()
+
+    longer = FrozenBase(HyperFLoRAParams(), setting(spec=SPEC, initial=initial, rounds=40))
+    longer.restore(base.state())
+
+    assert base.frozen
+    assert longer.frozen

@@ -2,21 +2,23 @@
 
 import logging
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from fedwright.protocol.artifact import Manifest
 from fedwright.protocol.errors import ConfigError
-from fedwright.protocol.messages import DataSummary, Refusal, Stats
+from fedwright.protocol.messages import DataSummary, Refusal, Report, Stats
 from fedwright.protocol.predictor import Prediction
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
-from fedwright.server_runtime.methods.base import CheckedUpdate
+from fedwright.server_runtime.methods.base import Assignment, CheckedUpdate
 from fedwright.server_runtime.methods.baselines.pfedhr import PFedHR
 from fedwright.server_runtime.methods.params.personal_models import PersonalModelParams, PFedClubParams, PFedHRParams
 from fedwright.server_runtime.methods.pfedclub import PFedClub
 from fedwright.server_runtime.methods.shared.budget_fit import cost_of, memory_of
-from fedwright.server_runtime.methods.shared.teachers import BoardLimits
+from fedwright.server_runtime.methods.shared.teachers import BoardLimits, TeacherMethod
 from fedwright.server_runtime.public_data import PublicData
 from fedwright.server_runtime.spec import ModelSpec, Objective
 from helpers.fleet import report, setting
@@ -26,12 +28,20 @@ MODELS = ("cnn1@0.5", "cnn2@0.5", "cnn3@0.125", "mobilenet-v1@0.0625")
 STATS = Stats(samples=10, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
 
 
-def said(**changes):
+def said(**changes: Any) -> Report:
     data = DataSummary(samples=24, holdout=8, input_shape=list(SHAPE), classes=CLASSES, class_counts=[6] * 4)
     return report(data=data, **{"free_bytes": 10**12, **changes})
 
 
-def make(params=None, *, model="cnn1@0.5", shape=SHAPE, labelled=True, kind=PFedClub, **changes):
+def make(
+    params: Any = None,
+    *,
+    model: str = "cnn1@0.5",
+    shape: tuple[int, int, int] = SHAPE,
+    labelled: bool = True,
+    kind: Any = PFedClub,
+    **changes: Any,
+) -> Any:
     spec = zoo.named(model, ModelSpec("", shape, CLASSES))
     rng = np.random.default_rng(3)
     public = PublicData(rng.random((24, *shape), np.float32), np.arange(24) % CLASSES if labelled else None)
@@ -40,7 +50,7 @@ def make(params=None, *, model="cnn1@0.5", shape=SHAPE, labelled=True, kind=PFed
     return kind(params, setting(spec=spec, initial=initial, public=public, **changes))
 
 
-def play(method, reports, number=1):
+def play(method: TeacherMethod, reports: dict[str, Report], number: int = 1) -> dict[str, float]:
     """A round in which every device's weights move a little, each its own way."""
     for device, assignment in sorted(method.assign(reports, number).items()):
         rng = np.random.default_rng([number, *device.encode()])
@@ -54,7 +64,7 @@ FLEET = {f"d-{n}": said() for n in range(4)}
 
 
 @pytest.mark.parametrize("labelled", [True, False], ids=["labelled", "unlabelled"])
-def test_everyone_gets_a_teacher_made_of_others_blocks(labelled):
+def test_everyone_gets_a_teacher_made_of_others_blocks(labelled: bool) -> None:
     method = make(labelled=labelled)
     metrics = play(method, FLEET)
     assert metrics["teachers"] >= 3
@@ -67,7 +77,7 @@ def test_everyone_gets_a_teacher_made_of_others_blocks(labelled):
 
 
 @pytest.mark.parametrize("eta", [0.1, -0.2])
-def test_no_teacher_is_larger_than_the_limit(eta):
+def test_no_teacher_is_larger_than_the_limit(eta: float) -> None:
     method = make(PFedClubParams(PersonalModelParams(MODELS), most=4, rows=16, tune_epochs=0, eta=eta))
     changes = []
     for number in (1, 2, 3):
@@ -77,13 +87,13 @@ def test_no_teacher_is_larger_than_the_limit(eta):
     assert max(changes) <= eta
 
 
-def test_without_a_candidate_within_the_limit_a_device_goes_on_alone():
+def test_without_a_candidate_within_the_limit_a_device_goes_on_alone() -> None:
     method = make(PFedClubParams(PersonalModelParams(MODELS), most=4, rows=16, tune_epochs=0, eta=-0.999))
     assert play(method, FLEET)["teachers"] == 0
     assert all(plan.structure.objective.teacher is None for plan in method.assign(FLEET, 2).values())
 
 
-def test_models_that_cannot_be_cut_are_kept_whole_and_get_no_teacher():
+def test_models_that_cannot_be_cut_are_kept_whole_and_get_no_teacher() -> None:
     own = PersonalModelParams(MODELS, {"d-1": "python:helpers.own_module:make_tangled"})
     method = make(PFedClubParams(own, most=4, rows=16, tune_epochs=0))
     play(method, FLEET)
@@ -92,14 +102,14 @@ def test_models_that_cannot_be_cut_are_kept_whole_and_get_no_teacher():
     assert not any("tangled" in teacher.spec.model for teacher in method.teachers.values())
 
 
-def test_a_fleet_of_one_has_nobody_to_learn_from_but_itself():
+def test_a_fleet_of_one_has_nobody_to_learn_from_but_itself() -> None:
     method = make()
     play(method, {"d-0": said()})
     for teacher in method.teachers.values():
         assert "cnn1@0.5#" in teacher.spec.model
 
 
-def test_a_users_own_module_takes_part_with_its_blocks():
+def test_a_users_own_module_takes_part_with_its_blocks() -> None:
     own = PersonalModelParams(("cnn1@0.5", "python:helpers.own_module:make"))
     method = make(PFedClubParams(own, groups=2, most=6, rows=16, tune_epochs=0))
     for number in range(1, 5):
@@ -110,7 +120,7 @@ def test_a_users_own_module_takes_part_with_its_blocks():
     pytest.fail("no teacher ever had blocks of both models")
 
 
-def test_a_device_without_the_memory_for_a_teacher_gets_none():
+def test_a_device_without_the_memory_for_a_teacher_gets_none() -> None:
     builder = Builder()
     method = make(manifest=lambda structure: builder.build(structure).manifest)
     plans = method.assign({"d-0": said(), "d-1": said()}, 1)
@@ -124,15 +134,15 @@ def test_a_device_without_the_memory_for_a_teacher_gets_none():
 class Slow:
     """A device that takes a second for each convolution of a graph."""
 
-    def predict(self, device, manifest, *, batch):
+    def predict(self, device: str, manifest: Manifest, *, batch: int) -> Prediction:
         calls = sum(values[0] for kind, values in manifest.work.items() if kind.startswith("Conv"))
         return Prediction(calls, calls, calls)
 
-    def bytes_per_s(self, device):
+    def bytes_per_s(self, device: str) -> None:
         return None
 
 
-def test_a_step_that_would_take_too_long_leaves_the_teacher_out():
+def test_a_step_that_would_take_too_long_leaves_the_teacher_out() -> None:
     builder = Builder()
     method = make(manifest=lambda structure: builder.build(structure).manifest, forecasts=Slow())
     play(method, {"d-0": said(), "d-1": said()})
@@ -147,7 +157,7 @@ def test_a_step_that_would_take_too_long_leaves_the_teacher_out():
     assert roomy.structure.objective.teacher is not None
 
 
-def test_the_search_itself_keeps_to_the_seconds_of_a_round():
+def test_the_search_itself_keeps_to_the_seconds_of_a_round() -> None:
     builder = Builder()
     params = PFedClubParams(PersonalModelParams(("cnn1@0.5", "cnn3@0.125")), most=8, rows=16, tune_epochs=0)
     method = make(params, manifest=lambda structure: builder.build(structure).manifest, forecasts=Slow())
@@ -158,7 +168,7 @@ def test_the_search_itself_keeps_to_the_seconds_of_a_round():
     mixed = (longer[0], *own[1:])
     known = BoardLimits(1, 10**12)
 
-    def allowed(round_s):
+    def allowed(round_s: float | None) -> list[bool]:
         method.reports["d-0"] = said(round_s=round_s)
         constraint = method._allowed(pupils["d-0"], pupils, known)
         return [constraint(chain) for chain in (mixed, longer)]
@@ -170,12 +180,12 @@ def test_the_search_itself_keeps_to_the_seconds_of_a_round():
     assert allowed(alone_s) == [False, False]
 
 
-def plan_without(plan):
+def plan_without(plan: Assignment) -> Assignment:
     """The same plan without a teacher."""
     return replace(plan, structure=replace(plan.structure, objective=Objective()))
 
 
-def test_a_refused_teacher_is_left_at_home():
+def test_a_refused_teacher_is_left_at_home() -> None:
     method = make()
     play(method, FLEET)
     device = sorted(method.teachers)[0]
@@ -187,7 +197,7 @@ def test_a_refused_teacher_is_left_at_home():
     assert method.shrink(device, less, Refusal("t", "over_budget", "too much", 2, 1)) is None
 
 
-def test_devices_have_the_models_they_name():
+def test_devices_have_the_models_they_name() -> None:
     method = make(PFedClubParams(PersonalModelParams(MODELS, {"d-2": "cnn2"})))
     method.assign({"d-0": said(), "d-1": said(model="cnn3@0.25"), "d-2": said(model="cnn1")}, 1)
     like = method.setting.spec
@@ -199,7 +209,9 @@ def test_devices_have_the_models_they_name():
 
 
 @pytest.mark.parametrize("model", ["python:os:system", "cnn9", "lenet@2"])
-def test_a_model_that_the_server_cannot_give_leaves_the_device_out(model, caplog):
+def test_a_model_that_the_server_cannot_give_leaves_the_device_out(
+    model: str, caplog: pytest.LogCaptureFixture
+) -> None:
     method = make()
     with caplog.at_level(logging.WARNING):
         plans = method.assign({"d-0": said(), "d-1": said(model=model)}, 1)
@@ -210,12 +222,12 @@ def test_a_model_that_the_server_cannot_give_leaves_the_device_out(model, caplog
     assert method.model_of("d-1")[0] == method.setting.spec
 
 
-def test_a_model_of_the_config_that_does_not_exist_is_an_error():
+def test_a_model_of_the_config_that_does_not_exist_is_an_error() -> None:
     with pytest.raises(ConfigError, match="unknown model 'cnn9'"):
         make(PFedClubParams(PersonalModelParams(("cnn9",))))
 
 
-def test_without_public_examples_it_says_how_to_give_some():
+def test_without_public_examples_it_says_how_to_give_some() -> None:
     method = make()
     method.setting = replace(method.setting, public=None)
     with pytest.raises(ConfigError, match=r"pfedclub needs examples on the server; set public\.file"):
@@ -227,18 +239,18 @@ def test_without_public_examples_it_says_how_to_give_some():
     [{"groups": 0}, {"eta": -1.0}, {"most": 0}, {"rows": 1}, {"temperature": 0.0}, {"tune_batch": 1}, {"finalists": 0}],
     ids=str,
 )
-def test_bad_parameters_are_named(bad):
+def test_bad_parameters_are_named(bad: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(bad))):
         PFedClubParams(**bad)
 
 
 @pytest.mark.parametrize("bad", [{"tune_epochs": -1}, {"longest": 1}, {"candidates": 0}], ids=str)
-def test_bad_parameters_of_pfedhr_are_named(bad):
+def test_bad_parameters_of_pfedhr_are_named(bad: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(bad))):
         PFedHRParams(**bad)
 
 
-def test_pfedhr_teaches_all_from_the_same_models_without_a_limit():
+def test_pfedhr_teaches_all_from_the_same_models_without_a_limit() -> None:
     params = PFedHRParams(PersonalModelParams(MODELS), rows=16, tune_epochs=1)
     method = make(params, kind=PFedHR)
     play(method, FLEET)

@@ -1,6 +1,9 @@
 """Asynchronous rounds: nobody waits for the slowest, stale updates count less, restarts lose and repeat nothing."""
 
 import threading
+from pathlib import Path
+from threading import Event
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from fedwright.protocol.blobs import make_ref
 from fedwright.protocol.errors import NoQuorum
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.protocol.messages import Ack, Stats, Task, Update
+from fedwright.server_runtime.methods.base import CheckedUpdate, Relay
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg
 from fedwright.server_runtime.methods.params.submodels import FedAvgParams
 from fedwright.server_runtime.rounds import events
@@ -20,7 +24,7 @@ STATS = Stats(samples=10, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
 
 
 @pytest.fixture
-def broker():
+def broker() -> MemoryBroker:
     return MemoryBroker()
 
 
@@ -28,7 +32,7 @@ def change(value: float) -> bytes:
     return tensors.save({name: np.full_like(w, value) for name, w in start_weights().items()})
 
 
-def test_the_model_advances_although_one_device_never_answers(broker, tmp_path):
+def test_the_model_advances_although_one_device_never_answers(broker: MemoryBroker, tmp_path: Path) -> None:
     server = Server(broker, tmp_path, devices=3, rounds=4, buffer=2, deadline_s=2.0)
     silent = Scripted(broker, "silent")
     threading.Thread(target=silent.join, daemon=True).start()
@@ -39,15 +43,20 @@ def test_the_model_advances_although_one_device_never_answers(broker, tmp_path):
     assert all(e.metrics["updates"] == 2 for e in server.seen(events.RoundClosed))
 
 
-def test_an_update_from_an_older_model_counts_less(broker, tmp_path):
+def test_an_update_from_an_older_model_counts_less(broker: MemoryBroker, tmp_path: Path) -> None:
     server = Server(broker, tmp_path, devices=2, rounds=2, buffer=1, deadline_s=1.0)
     fast, slow = Scripted(broker, "fast"), Scripted(broker, "slow")
     method = FedAvg(FedAvgParams(), setting())
     weights: list[float] = []
     absorb = method.absorb
-    method.absorb = lambda device, reply: weights.append(reply.weight) or absorb(device, reply)
 
-    def play(device, value, before):
+    def weighed(device: str, update: CheckedUpdate) -> Relay | None:
+        weights.append(update.weight)
+        return absorb(device, update)
+
+    method.absorb = weighed
+
+    def play(device: Scripted, value: float, before: Event) -> None:
         task = device.hear(Task)
         device.say(Ack(task.task))
         assert before.wait(WAIT_S)
@@ -56,7 +65,7 @@ def test_an_update_from_an_older_model_counts_less(broker, tmp_path):
     first_version, at_once = threading.Event(), threading.Event()
     at_once.set()
 
-    def run_device(device, value, before):
+    def run_device(device: Scripted, value: float, before: Event) -> None:
         device.join()
         play(device, value, before)
 
@@ -73,11 +82,13 @@ class Killed(Exception):
 
 
 @pytest.mark.parametrize("moment", [2, 4, 6, 8])
-def test_a_server_that_dies_absorbs_every_update_exactly_once(broker, tmp_path, moment):
+def test_a_server_that_dies_absorbs_every_update_exactly_once(
+    broker: MemoryBroker, tmp_path: Path, moment: int
+) -> None:
     server = Server(broker, tmp_path, devices=2, rounds=4, buffer=2)
     countdown = [moment]
 
-    def die(event):
+    def die(event: Any) -> None:
         countdown[0] -= 1
         if countdown[0] == 0:
             raise Killed
@@ -93,7 +104,7 @@ def test_a_server_that_dies_absorbs_every_update_exactly_once(broker, tmp_path, 
     assert len(absorbed) == len(set(absorbed)) == 8
 
 
-def test_silence_of_all_devices_stops_the_run_with_a_sentence(broker, tmp_path):
+def test_silence_of_all_devices_stops_the_run_with_a_sentence(broker: MemoryBroker, tmp_path: Path) -> None:
     server = Server(broker, tmp_path, devices=1, rounds=1, buffer=1, deadline_s=0.3)
     silent = Scripted(broker, "silent")
     threading.Thread(target=silent.join, daemon=True).start()

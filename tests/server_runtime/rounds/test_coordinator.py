@@ -1,18 +1,25 @@
 """The coordinator with real agents over the in-memory link: whole runs, misbehaving devices, restarts."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from fedwright.device_runtime.train.base import StepResult
 from fedwright.device_runtime.train.loop import train
 from fedwright.device_runtime.train.portable import PortableTrainer
 from fedwright.protocol import codec, tensors
+from fedwright.protocol.artifact import Artifact
 from fedwright.protocol.blobs import make_ref
 from fedwright.protocol.errors import DeviceError, IdentityTaken, NoQuorum, OverBudget
-from fedwright.protocol.link.memory import MemoryBroker
-from fedwright.protocol.messages import Ack, DataSummary, Dismiss, Get, Refusal, Stats, Task, Update
+from fedwright.protocol.link.memory import MemoryBroker, MemoryLink
+from fedwright.protocol.messages import Ack, DataSummary, Dismiss, Get, Recipe, Refusal, Stats, Task, Update
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg
 from fedwright.server_runtime.methods.params.submodels import FedAvgParams
 from fedwright.server_runtime.rounds import events
@@ -26,7 +33,7 @@ OTHER_VERSION = codec.encode(Ack("x"), sender="odd", boot="b").replace(b"version
 
 
 @pytest.fixture
-def broker():
+def broker() -> MemoryBroker:
     return MemoryBroker()
 
 
@@ -38,13 +45,13 @@ def answer(device: Scripted, values: dict[str, np.ndarray]) -> Ack:
     return device.hear(Ack)
 
 
-def in_background(action):
+def in_background(action: Callable[..., Any]) -> Thread:
     thread = threading.Thread(target=action, daemon=True)
     thread.start()
     return thread
 
 
-def test_a_run_ends_with_the_weighted_mean_of_what_the_devices_learnt(broker, tmp_path):
+def test_a_run_ends_with_the_weighted_mean_of_what_the_devices_learnt(broker: MemoryBroker, tmp_path: Path) -> None:
     server = Server(broker, tmp_path, devices=2, rounds=1)
     with agents(broker, tmp_path, "a", "b"):
         method = server.run()
@@ -62,7 +69,7 @@ def test_a_run_ends_with_the_weighted_mean_of_what_the_devices_learnt(broker, tm
         np.testing.assert_allclose(value, expected[name], atol=1e-6)
 
 
-def test_every_round_and_the_closing_evaluation_are_seen(broker, tmp_path):
+def test_every_round_and_the_closing_evaluation_are_seen(broker: MemoryBroker, tmp_path: Path) -> None:
     server = Server(broker, tmp_path, devices=2, rounds=3)
     with agents(broker, tmp_path, "a", "b"):
         server.run()
@@ -72,7 +79,7 @@ def test_every_round_and_the_closing_evaluation_are_seen(broker, tmp_path):
     assert len(server.store.replies(evaluation_after(3))) == 2
 
 
-def test_a_device_that_never_answers_does_not_hold_up_the_others(broker, tmp_path):
+def test_a_device_that_never_answers_does_not_hold_up_the_others(broker: MemoryBroker, tmp_path: Path) -> None:
     server = Server(broker, tmp_path, devices=2, rounds=1, deadline_s=1.0)
     silent = Scripted(broker, "silent")
     with agents(broker, tmp_path, "a"):
@@ -93,13 +100,15 @@ def test_a_device_that_never_answers_does_not_hold_up_the_others(broker, tmp_pat
         pytest.param({"W": np.zeros((3, 4), np.int64)}, "a float was asked for", id="type"),
     ],
 )
-def test_an_update_with_bad_tensors_is_not_used_and_its_sender_told(broker, tmp_path, change, problem):
+def test_an_update_with_bad_tensors_is_not_used_and_its_sender_told(
+    broker: MemoryBroker, tmp_path: Path, change: dict[str, NDArray[Any]], problem: str
+) -> None:
     server = Server(broker, tmp_path, devices=2, rounds=1)
     bad = Scripted(broker, "bad")
     good = {name: np.zeros_like(value) for name, value in start_weights().items()}
     told: list[Ack] = []
 
-    def play():
+    def play() -> None:
         bad.join()
         told.append(answer(bad, {**good, **change}))
         answer(bad, {})
@@ -124,7 +133,7 @@ def test_an_update_with_bad_tensors_is_not_used_and_its_sender_told(broker, tmp_
         pytest.param(codec.encode(report(), sender="someone-else", boot="b"), id="false sender"),
     ],
 )
-def test_bytes_that_are_no_message_change_nothing(broker, tmp_path, payload):
+def test_bytes_that_are_no_message_change_nothing(broker: MemoryBroker, tmp_path: Path, payload: bytes) -> None:
     server = Server(broker, tmp_path, devices=1, rounds=1)
     odd = Scripted(broker, "odd")
 
@@ -135,11 +144,11 @@ def test_bytes_that_are_no_message_change_nothing(broker, tmp_path, payload):
     assert len(server.seen(events.RoundClosed)) == 1
 
 
-def test_an_update_for_a_round_that_is_over_is_answered_and_not_counted(broker, tmp_path):
+def test_an_update_for_a_round_that_is_over_is_answered_and_not_counted(broker: MemoryBroker, tmp_path: Path) -> None:
     server = Server(broker, tmp_path, devices=1, rounds=2)
     late = Scripted(broker, "late")
 
-    def send_late(event):
+    def send_late(event: Any) -> None:
         if isinstance(event, events.RoundClosed) and event.round == 1:
             late.say(Update("an-old-task", 1, STATS))
 
@@ -150,16 +159,16 @@ def test_an_update_for_a_round_that_is_over_is_answered_and_not_counted(broker, 
     assert {e.device for e in server.seen(events.UpdateTaken)} == {"a"}
 
 
-def test_a_second_device_with_the_same_id_is_turned_away(broker, tmp_path):
+def test_a_second_device_with_the_same_id_is_turned_away(broker: MemoryBroker, tmp_path: Path) -> None:
     server = Server(broker, tmp_path, devices=1, rounds=2)
     turned_away = threading.Event()
     twins: list[Running] = []
 
-    def train_when_twin_is_gone(artifact, sides, frozen):
+    def train_when_twin_is_gone(artifact: Artifact, sides: dict[Any, Any], frozen: dict[Any, Any]) -> PortableTrainer:
         assert turned_away.wait(WAIT_S)
         return PortableTrainer(artifact)
 
-    def watch(event):
+    def watch(event: Any) -> None:
         if isinstance(event, events.StagePlanned) and not twins:
             twins.append(Running(broker, "twin", tmp_path / "second"))
         if isinstance(event, events.DeviceTurnedAway):
@@ -177,7 +186,7 @@ def test_a_second_device_with_the_same_id_is_turned_away(broker, tmp_path):
     assert len(server.seen(events.RoundClosed)) == 2
 
 
-def test_a_device_whose_data_does_not_fit_is_turned_away_with_the_reason(broker, tmp_path):
+def test_a_device_whose_data_does_not_fit_is_turned_away_with_the_reason(broker: MemoryBroker, tmp_path: Path) -> None:
     server = Server(broker, tmp_path, devices=1, rounds=1)
     misfit = Scripted(broker, "misfit")
     odd = report(data=DataSummary(samples=1, holdout=1, input_shape=[5], classes=CLASSES))
@@ -190,7 +199,7 @@ def test_a_device_whose_data_does_not_fit_is_turned_away_with_the_reason(broker,
     assert "shape [5] but the run needs [3]" in dismissal.reason
 
 
-def test_an_agent_that_is_turned_away_ends_with_the_reason(broker, tmp_path):
+def test_an_agent_that_is_turned_away_ends_with_the_reason(broker: MemoryBroker, tmp_path: Path) -> None:
     running = Running(broker, "a", tmp_path)
     dismissal = Dismiss(running.boot, "misfit", "wrong data")
     broker.link("server").send("fedwright/test/down/a", codec.encode(dismissal, sender="server", boot="s"))
@@ -201,8 +210,8 @@ def test_an_agent_that_is_turned_away_ends_with_the_reason(broker, tmp_path):
     assert "wrong data" in str(running.error)
 
 
-def test_a_task_over_budget_is_refused_with_numbers_and_the_round_goes_on(broker, tmp_path):
-    def too_large(artifact, recipe):
+def test_a_task_over_budget_is_refused_with_numbers_and_the_round_goes_on(broker: MemoryBroker, tmp_path: Path) -> None:
+    def too_large(artifact: Artifact, recipe: Recipe) -> None:
         raise OverBudget(212_000_000, 180_000_000)
 
     server = Server(broker, tmp_path, devices=2, rounds=1)
@@ -218,8 +227,8 @@ def test_a_task_over_budget_is_refused_with_numbers_and_the_round_goes_on(broker
     assert [e.device for e in server.seen(events.UpdateTaken) if e.round == 1 and not e.evaluation] == ["a"]
 
 
-def test_too_few_updates_stop_the_run_with_a_sentence(broker, tmp_path):
-    def too_large(artifact, recipe):
+def test_too_few_updates_stop_the_run_with_a_sentence(broker: MemoryBroker, tmp_path: Path) -> None:
+    def too_large(artifact: Artifact, recipe: Recipe) -> None:
         raise OverBudget(2, 1)
 
     server = Server(broker, tmp_path, devices=1, rounds=1)
@@ -229,7 +238,9 @@ def test_too_few_updates_stop_the_run_with_a_sentence(broker, tmp_path):
     small.stop()
 
 
-def test_a_run_that_stopped_for_lack_of_answers_goes_on_when_it_is_resumed(broker, tmp_path):
+def test_a_run_that_stopped_for_lack_of_answers_goes_on_when_it_is_resumed(
+    broker: MemoryBroker, tmp_path: Path
+) -> None:
     server = Server(broker, tmp_path, devices=1, rounds=1, deadline_s=0.3)
     silent = Scripted(broker, "a")
     in_background(silent.join)
@@ -244,16 +255,16 @@ def test_a_run_that_stopped_for_lack_of_answers_goes_on_when_it_is_resumed(broke
     assert [e.device for e in server.seen(events.UpdateTaken) if e.round == 1 and not e.evaluation] == ["a"]
 
 
-def test_too_few_devices_stop_the_run_with_a_sentence(broker, tmp_path):
+def test_too_few_devices_stop_the_run_with_a_sentence(broker: MemoryBroker, tmp_path: Path) -> None:
     server = Server(broker, tmp_path, devices=1, rounds=1, join_timeout_s=0.2)
     with pytest.raises(NoQuorum, match="only 0 of 1 devices are present after 0 s"):
         server.run()
 
 
-def test_the_run_goes_on_after_the_broker_was_away(broker, tmp_path):
+def test_the_run_goes_on_after_the_broker_was_away(broker: MemoryBroker, tmp_path: Path) -> None:
     server = Server(broker, tmp_path, devices=2, rounds=2)
 
-    def cut(event):
+    def cut(event: Any) -> None:
         if isinstance(event, events.StagePlanned) and event.round == 2:
             broker.stop()
             threading.Timer(0.3, broker.start).start()
@@ -270,7 +281,7 @@ class Killed(Exception):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory) -> bytes:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     broker = MemoryBroker()
     folder = tmp_path_factory.mktemp("undisturbed")
     with agents(broker, folder, "a", "b"):
@@ -278,11 +289,13 @@ def undisturbed(tmp_path_factory) -> bytes:
 
 
 @pytest.mark.parametrize("moment", [1, 2, 3, 4, 5, 6, 7, 8, 9])
-def test_a_server_that_dies_at_any_event_resumes_and_ends_with_the_same_bytes(broker, tmp_path, undisturbed, moment):
+def test_a_server_that_dies_at_any_event_resumes_and_ends_with_the_same_bytes(
+    broker: MemoryBroker, tmp_path: Path, undisturbed: bytes, moment: int
+) -> None:
     server = Server(broker, tmp_path, devices=2, rounds=3)
     countdown = [moment]
 
-    def die(event):
+    def die(event: Any) -> None:
         countdown[0] -= 1
         if countdown[0] == 0:
             raise Killed
@@ -296,12 +309,14 @@ def test_a_server_that_dies_at_any_event_resumes_and_ends_with_the_same_bytes(br
     assert [closed.position.round for closed in server.store.closed()] == [1, 2, 3]
 
 
-def test_a_device_that_restarts_in_the_middle_of_training_continues_its_task(broker, tmp_path):
+def test_a_device_that_restarts_in_the_middle_of_training_continues_its_task(
+    broker: MemoryBroker, tmp_path: Path
+) -> None:
     server = Server(broker, tmp_path, devices=1, rounds=1)
     steps: list[int] = []
 
     class Dying(PortableTrainer):
-        def step(self, batch, **rest):
+        def step(self, batch: dict[str, NDArray[Any]], **rest: Any) -> StepResult:
             steps.append(1)
             if len(steps) == 3:
                 first.agent.stop()
@@ -310,6 +325,7 @@ def test_a_device_that_restarts_in_the_middle_of_training_continues_its_task(bro
     first = Running(broker, "a", tmp_path, make_trainer=lambda a, s, f: Dying(a), checkpoint_s=0.0)
     thread = in_background(server.run)
     first.thread.join(WAIT_S)
+    assert isinstance(first.link, MemoryLink)
     first.link.drop()
     first.journal.close()
     second = Running(broker, "a", tmp_path, make_trainer=lambda a, s, f: Dying(a), checkpoint_s=0.0)
@@ -322,11 +338,11 @@ def test_a_device_that_restarts_in_the_middle_of_training_continues_its_task(bro
     assert len(steps) == 6
 
 
-def test_a_refusal_is_final_for_its_task(broker, tmp_path):
+def test_a_refusal_is_final_for_its_task(broker: MemoryBroker, tmp_path: Path) -> None:
     server = Server(broker, tmp_path, devices=2, rounds=1, deadline_s=2.0)
     picky = Scripted(broker, "picky")
 
-    def play():
+    def play() -> None:
         picky.join()
         task = picky.hear(Task)
         picky.say(Refusal(task.task, "failed", "no"))
@@ -340,12 +356,12 @@ def test_a_refusal_is_final_for_its_task(broker, tmp_path):
     assert [e.device for e in server.seen(events.UpdateTaken) if e.round == 1 and not e.evaluation] == ["a"]
 
 
-def test_an_update_that_is_not_inline_is_asked_for(broker, tmp_path):
+def test_an_update_that_is_not_inline_is_asked_for(broker: MemoryBroker, tmp_path: Path) -> None:
     server = Server(broker, tmp_path, devices=1, rounds=1, deadline_s=1.0)
     big = Scripted(broker, "big")
     gets: list[Get] = []
 
-    def play():
+    def play() -> None:
         big.join()
         task = big.hear(Task)
         blob = tensors.save({name: np.zeros_like(value) for name, value in start_weights().items()})

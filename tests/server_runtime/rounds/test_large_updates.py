@@ -1,13 +1,15 @@
 """An update that is larger than its task can need is turned down before it is fetched."""
 
 import threading
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fedwright.protocol import codec, deltas
 from fedwright.protocol.blobs import make_ref
-from fedwright.protocol.link.memory import MemoryBroker
+from fedwright.protocol.link.memory import MemoryBroker, MemoryLink
 from fedwright.protocol.messages import Ack, Get, Here, Returns, Stats, Task, Update
 from fedwright.server_runtime.fleet.upload_limits import HEADER_BYTES, most_bytes
 from fedwright.server_runtime.rounds import events
@@ -18,15 +20,15 @@ from helpers.tiny_artifact import make_artifact, start_weights
 STATS = Stats(samples=10, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
 
 
-def words_until(device: Scripted, kind: type) -> list:
+def words_until(device: Scripted, kind: type) -> list[Any]:
     """All that a device is told up to the first message of a kind."""
-    words: list = []
+    words: list[Any] = []
     while not words or not isinstance(words[-1], kind):
         words.append(codec.decode(device.link.receive(WAIT_S).payload).body)
     return words
 
 
-def send_too_much(device: Scripted) -> list:
+def send_too_much(device: Scripted) -> list[Any]:
     """Answer a task with two megabytes; what was said to that. Then take part in the closing measurement."""
     task = device.hear(Task)
     device.say(Ack(task.task))
@@ -36,13 +38,13 @@ def send_too_much(device: Scripted) -> list:
     return said
 
 
-def test_a_blob_over_the_limit_is_not_fetched_and_its_sender_told(tmp_path):
+def test_a_blob_over_the_limit_is_not_fetched_and_its_sender_told(tmp_path: Path) -> None:
     broker = MemoryBroker()
     server = Server(broker, tmp_path, devices=2, rounds=1, deadline_s=WAIT_S)
     greedy = Scripted(broker, "greedy")
-    said: list = []
+    said: list[Any] = []
 
-    def play():
+    def play() -> None:
         greedy.join()
         said.extend(send_too_much(greedy))
 
@@ -66,18 +68,18 @@ class Apart:
     def __init__(self, host: MemoryBroker, devices: MemoryBroker) -> None:
         self._host, self._devices = host, devices
 
-    def link(self, name: str):
+    def link(self, name: str) -> MemoryLink:
         """See MemoryBroker."""
         return (self._host if name.endswith("-up") else self._devices).link(name)
 
 
-def test_an_edge_does_not_fetch_it_either_and_the_host_turns_it_down(tmp_path):
+def test_an_edge_does_not_fetch_it_either_and_the_host_turns_it_down(tmp_path: Path) -> None:
     host, behind = MemoryBroker(), MemoryBroker()
     server = Server(host, tmp_path, devices=2, rounds=1, deadline_s=WAIT_S)
     greedy = Scripted(behind, "greedy")
-    said: list = []
+    said: list[Any] = []
 
-    def play():
+    def play() -> None:
         greedy.hear(Here)
         greedy.say(report())
         said.extend(send_too_much(greedy))
@@ -98,7 +100,7 @@ def test_an_edge_does_not_fetch_it_either_and_the_host_turns_it_down(tmp_path):
 
 @pytest.mark.parametrize("keep", [None, 0.5, 0.999], ids=["whole", "half", "nearly all"])
 @pytest.mark.parametrize("kind", ["float32", "bf16", "int8"])
-def test_every_form_of_an_update_is_within_the_limit(kind, keep):
+def test_every_form_of_an_update_is_within_the_limit(kind: Any, keep: float | None) -> None:
     rng = np.random.default_rng(3)
     change = {name: rng.normal(size=value.shape).astype(np.float32) for name, value in start_weights().items()}
 
@@ -107,7 +109,7 @@ def test_every_form_of_an_update_is_within_the_limit(kind, keep):
     assert len(blob) < most_bytes(make_artifact().manifest, Returns(weights="delta"))
 
 
-def test_class_means_and_logits_count_by_what_the_task_asks_for():
+def test_class_means_and_logits_count_by_what_the_task_asks_for() -> None:
     manifest = make_artifact().manifest
     alone = Returns(weights="none", logits=1000)
 

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from fedwright.protocol.messages import Report
+from fedwright.server_runtime.config import RunConfig
 from fedwright.server_runtime.methods.base import MethodState
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg
 from fedwright.server_runtime.methods.hasa import Roster
@@ -15,7 +17,8 @@ from fedwright.server_runtime.rounds.stage import planning_notes, restore_planni
 from fedwright.server_runtime.rounds.store.base import Position
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.simulation import simulate as simulations
-from fedwright.simulation.simulate import make_reports, simulate
+from fedwright.simulation.dealing import Dealt
+from fedwright.simulation.simulate import Simulated, make_reports, simulate
 from helpers.fleet import setting
 from helpers.resume import Killed, final_state
 from helpers.simulation import make_config
@@ -29,7 +32,7 @@ def die_at_first_update(event: events.Event) -> None:
         raise Killed
 
 
-def other_reports(config, dealt):
+def other_reports(config: RunConfig, dealt: Dealt) -> dict[str, Report]:
     """The devices come back and count their samples the other way round, so that everyone would get another width."""
     return {
         device: structs.replace(r, data=structs.replace(r.data, class_counts=[1] * 9 + [r.data.samples * number]))
@@ -37,7 +40,7 @@ def other_reports(config, dealt):
     }
 
 
-def kill_and_resume(config, text, monkeypatch):
+def kill_and_resume(config: RunConfig, text: str, monkeypatch: pytest.MonkeyPatch) -> Simulated:
     """A run whose server dies at its first update and goes on with devices that report something else."""
     with pytest.raises(Killed):
         simulate(config, text, observer=die_at_first_update)
@@ -49,15 +52,17 @@ def kill_and_resume(config, text, monkeypatch):
         return simulate(config, text)
 
 
-def widths_of(found) -> dict[str, float]:
+def widths_of(found: Simulated) -> dict[str, float]:
     return {device: record.width for device, record in found.outcome.devices.items()}
 
 
-def elsewhere(config, folder):
+def elsewhere(config: RunConfig, folder: Path) -> RunConfig:
     return replace(config, run=replace(config.run, folder=str(folder)))
 
 
-def test_a_run_killed_inside_its_first_round_ends_with_the_same_bytes(tmp_path, monkeypatch):
+def test_a_run_killed_inside_its_first_round_ends_with_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config, text = make_config(tmp_path / "killed", rounds=2, method=HASA, fleet={"per_round": 2}, simulate=SMALL)
     found = kill_and_resume(config, text, monkeypatch)
 
@@ -67,7 +72,7 @@ def test_a_run_killed_inside_its_first_round_ends_with_the_same_bytes(tmp_path, 
     assert len(set(widths_of(found).values())) > 1
 
 
-def test_a_secure_sum_outlives_a_kill(tmp_path, monkeypatch):
+def test_a_secure_sum_outlives_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     method, section = {**HASA, "secure_sum": True}, {**SMALL, "hide_counts": True}
     config, text = make_config(tmp_path / "killed", rounds=2, method=method, fleet={"per_round": 3}, simulate=section)
     found = kill_and_resume(config, text, monkeypatch)
@@ -77,7 +82,7 @@ def test_a_secure_sum_outlives_a_kill(tmp_path, monkeypatch):
     assert widths_of(found) == widths_of(undisturbed)
 
 
-def test_widths_outlive_a_kill_in_asynchronous_rounds(tmp_path, monkeypatch):
+def test_widths_outlive_a_kill_in_asynchronous_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, text = make_config(
         tmp_path / "killed", rounds=2, method=HASA, fleet={"buffer": 2, "per_round": 2}, simulate=SMALL
     )
@@ -87,7 +92,7 @@ def test_widths_outlive_a_kill_in_asynchronous_rounds(tmp_path, monkeypatch):
     assert widths_of(found) == widths_of(undisturbed)
 
 
-def test_every_device_that_is_there_counts_and_not_only_the_sampled_ones(tmp_path):
+def test_every_device_that_is_there_counts_and_not_only_the_sampled_ones(tmp_path: Path) -> None:
     config, text = make_config(tmp_path, rounds=1, method=HASA, fleet={"per_round": 1}, simulate=SMALL)
     simulate(config, text)
 
@@ -97,7 +102,7 @@ def test_every_device_that_is_there_counts_and_not_only_the_sampled_ones(tmp_pat
     assert sorted(notes.known) == [f"device-{number}" for number in range(4)]
 
 
-def test_a_method_that_learns_nothing_leaves_no_notes():
+def test_a_method_that_learns_nothing_leaves_no_notes() -> None:
     method = FedAvg(FedAvgParams(), setting())
     assert planning_notes(method) == b""
     restore_planning(method, b"")

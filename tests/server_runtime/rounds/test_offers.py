@@ -1,28 +1,33 @@
 """Devices without the memory for their task are offered less, also when the server dies over it."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
+from fedwright.protocol.artifact import Artifact
 from fedwright.protocol.errors import OverBudget
 from fedwright.protocol.link.memory import MemoryBroker
+from fedwright.protocol.messages import Recipe
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.store.base import Position, evaluation_after
 from helpers.fleet import Running, Server, agents
 
 
 @pytest.fixture
-def broker():
+def broker() -> MemoryBroker:
     return MemoryBroker()
 
 
-def test_a_device_whose_memory_shrinks_is_offered_less_in_the_same_round(broker, tmp_path):
+def test_a_device_whose_memory_shrinks_is_offered_less_in_the_same_round(broker: MemoryBroker, tmp_path: Path) -> None:
     free = {"bytes": 10**9}
 
-    def check(artifact, recipe):
+    def check(artifact: Artifact, recipe: Recipe) -> None:
         if recipe.batch * 10**8 > free["bytes"]:
             raise OverBudget(recipe.batch * 10**8, free["bytes"])
 
-    def another_program_starts(event):
+    def another_program_starts(event: Any) -> None:
         if isinstance(event, events.RoundClosed):
             free["bytes"] = 2 * 10**8
 
@@ -47,8 +52,8 @@ def test_a_device_whose_memory_shrinks_is_offered_less_in_the_same_round(broker,
     assert [e.round for e in server.seen(events.UpdateTaken) if e.device == "small"] == [1, 2, 2]
 
 
-def test_offers_of_less_survive_the_death_of_the_server(tmp_path):
-    def refuse_eight(artifact, recipe):
+def test_offers_of_less_survive_the_death_of_the_server(tmp_path: Path) -> None:
+    def refuse_eight(artifact: Artifact, recipe: Recipe) -> None:
         if recipe.batch > 2:
             raise OverBudget(212_000_000, 180_000_000)
 
@@ -58,7 +63,7 @@ def test_offers_of_less_survive_the_death_of_the_server(tmp_path):
         server = Server(broker, folder, devices=2, rounds=2)
         small = Running(broker, "small", folder, check=refuse_eight)
 
-        def die(event):
+        def die(event: Any) -> None:
             if isinstance(event, events.LessOffered):
                 raise KeyboardInterrupt
 
@@ -75,8 +80,10 @@ def test_offers_of_less_survive_the_death_of_the_server(tmp_path):
         np.testing.assert_array_equal(states[1][name], value)
 
 
-def test_a_device_that_cannot_measure_in_large_batches_is_offered_smaller_ones(broker, tmp_path):
-    def check(artifact, recipe):
+def test_a_device_that_cannot_measure_in_large_batches_is_offered_smaller_ones(
+    broker: MemoryBroker, tmp_path: Path
+) -> None:
+    def check(artifact: Artifact, recipe: Recipe) -> None:
         if recipe.epochs == 0 and recipe.batch > 2:
             raise OverBudget(212_000_000, 180_000_000)
 

@@ -1,17 +1,21 @@
 """Rounds that lack updates: they can be resumed, and what is passed on inside a round may get lost."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fedwright.protocol import tensors
+from fedwright.protocol.artifact import Artifact
 from fedwright.protocol.blobs import make_ref
 from fedwright.protocol.errors import NoQuorum, OverBudget
 from fedwright.protocol.link.memory import MemoryBroker
-from fedwright.protocol.messages import Ack, Refusal, Stats, Task, Update
-from fedwright.server_runtime.methods.base import Relay
+from fedwright.protocol.messages import Ack, Recipe, Refusal, Stats, Task, Update
+from fedwright.server_runtime.methods.base import CheckedUpdate, Relay
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg
 from fedwright.server_runtime.methods.params.submodels import FedAvgParams
 from fedwright.server_runtime.rounds import events
@@ -24,14 +28,14 @@ ZEROS = {name: np.zeros_like(value) for name, value in start_weights().items()}
 
 
 @pytest.fixture
-def broker():
+def broker() -> MemoryBroker:
     return MemoryBroker()
 
 
-def play(device: Scripted, *steps) -> threading.Thread:
+def play(device: Scripted, *steps: Callable[..., Any]) -> threading.Thread:
     """A device joins, then answers one task with each step; a step makes an answer of a task."""
 
-    def work():
+    def work() -> None:
         device.join()
         for step in steps:
             task = device.hear(Task)
@@ -65,7 +69,9 @@ def ids(server: Server) -> list[str]:
 
 
 @pytest.mark.parametrize("fail", [refuse, send_nonsense], ids=["refused", "rejected"])
-def test_a_round_that_failed_for_its_devices_goes_on_when_they_are_mended(broker, tmp_path, fail):
+def test_a_round_that_failed_for_its_devices_goes_on_when_they_are_mended(
+    broker: MemoryBroker, tmp_path: Path, fail: Callable[..., Any]
+) -> None:
     server = Server(broker, tmp_path, devices=1, rounds=1)
     broken = Scripted(broker, "a")
     play(broken, fail)
@@ -85,7 +91,7 @@ def test_a_round_that_failed_for_its_devices_goes_on_when_they_are_mended(broker
     assert len(set(ids(server))) == 2
 
 
-def test_a_device_is_asked_again_each_time_that_the_run_is_resumed(broker, tmp_path):
+def test_a_device_is_asked_again_each_time_that_the_run_is_resumed(broker: MemoryBroker, tmp_path: Path) -> None:
     server = Server(broker, tmp_path, devices=1, rounds=1)
     for _ in range(2):
         broken = Scripted(broker, "a")
@@ -100,8 +106,8 @@ def test_a_device_is_asked_again_each_time_that_the_run_is_resumed(broker, tmp_p
     assert len(set(ids(server))) == 3
 
 
-def test_a_device_that_was_offered_less_begins_anew_with_its_first_task(broker, tmp_path):
-    def too_large(artifact, recipe):
+def test_a_device_that_was_offered_less_begins_anew_with_its_first_task(broker: MemoryBroker, tmp_path: Path) -> None:
+    def too_large(artifact: Artifact, recipe: Recipe) -> None:
         raise OverBudget(212_000_000, 180_000_000)
 
     server = Server(broker, tmp_path, devices=1, rounds=1)
@@ -116,7 +122,7 @@ def test_a_device_that_was_offered_less_begins_anew_with_its_first_task(broker, 
     assert batches == [8, 4, 2, 1, 8]
 
 
-def test_a_round_with_its_quorum_leaves_a_device_that_refused_alone(broker, tmp_path):
+def test_a_round_with_its_quorum_leaves_a_device_that_refused_alone(broker: MemoryBroker, tmp_path: Path) -> None:
     server = Server(broker, tmp_path, devices=2, rounds=1)
     play(Scripted(broker, "picky"), refuse, measure)
     with agents(broker, tmp_path, "a"):
@@ -125,12 +131,14 @@ def test_a_round_with_its_quorum_leaves_a_device_that_refused_alone(broker, tmp_
     assert len(ids(server)) == 2
 
 
-def test_a_device_that_missed_the_word_on_its_update_hears_again_that_it_was_used(broker, tmp_path):
+def test_a_device_that_missed_the_word_on_its_update_hears_again_that_it_was_used(
+    broker: MemoryBroker, tmp_path: Path
+) -> None:
     server = Server(broker, tmp_path, devices=1, rounds=1)
     device = Scripted(broker, "a")
     told: list[str] = []
 
-    def work():
+    def work() -> None:
         device.join()
         update = send(device.hear(Task))
         for _ in range(2):
@@ -149,14 +157,14 @@ def test_a_device_that_missed_the_word_on_its_update_hears_again_that_it_was_use
 class Passing(FedAvg):
     """What device a learnt goes on to device b."""
 
-    def absorb(self, device, reply):
+    def absorb(self, device: str, reply: CheckedUpdate) -> Relay | None:
         """See Method."""
         super().absorb(device, reply)
         first = device == "a" and not reply.assignment.marks
         return Relay("b", replace(reply.assignment, marks=(1,))) if first else None
 
 
-def test_a_partner_that_is_lost_does_not_end_the_round(broker, tmp_path):
+def test_a_partner_that_is_lost_does_not_end_the_round(broker: MemoryBroker, tmp_path: Path) -> None:
     server = Server(broker, tmp_path, devices=2, rounds=1)
     a, b = (play(Scripted(broker, "a"), send, measure), play(Scripted(broker, "b"), send, refuse, measure))
 

@@ -1,6 +1,8 @@
 """Chunks that many devices want go out once."""
 
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ BLOB = bytes(range(256)) * 16
 
 
 @pytest.fixture
-def bench(tmp_path):
+def bench(tmp_path: Path) -> SimpleNamespace:
     bench = SimpleNamespace(now_s=0.0, sent=[])
     uploads = Uploads(BlobStore(tmp_path))
     bench.ref = uploads.offer(BLOB, chunk_bytes=1024, inline=False)
@@ -22,17 +24,17 @@ def bench(tmp_path):
     return bench
 
 
-def indices(sent):
+def indices(sent: list[tuple[str | None, Chunk]]) -> list[tuple[str | None, int]]:
     return [(device, message.index) for device, message in sent]
 
 
-def test_a_blob_of_one_device_is_answered_at_once(bench):
+def test_a_blob_of_one_device_is_answered_at_once(bench: SimpleNamespace) -> None:
     bench.serving.request("a", Get(bench.ref.sha256, [0, 2]))
     assert indices(bench.sent) == [("a", 0), ("a", 2)]
     assert bench.serving.due_s() is None
 
 
-def test_requests_of_many_devices_for_a_common_blob_become_one_message_for_all(bench):
+def test_requests_of_many_devices_for_a_common_blob_become_one_message_for_all(bench: Any) -> None:
     bench.serving.offer_common(bench.ref.sha256)
     for device in ("a", "b", "c"):
         bench.serving.request(device, Get(bench.ref.sha256, [0, 1]))
@@ -44,10 +46,10 @@ def test_requests_of_many_devices_for_a_common_blob_become_one_message_for_all(b
     bench.serving.flush()
 
     assert indices(bench.sent) == [(None, 0), (None, 1), ("c", 3)]
-    assert bench.sent[0][1] == Chunk(bench.ref.sha256, 0, BLOB[:1024])
+    assert bench.sent[0][1] == Chunk(bench.ref.sha256, 0, memoryview(BLOB[:1024]))
 
 
-def test_a_repeated_request_is_answered_again(bench):
+def test_a_repeated_request_is_answered_again(bench: SimpleNamespace) -> None:
     bench.serving.offer_common(bench.ref.sha256)
     for start in (0.0, 1.0):
         bench.now_s = start
@@ -57,6 +59,6 @@ def test_a_repeated_request_is_answered_again(bench):
     assert indices(bench.sent) == [("a", 0), ("a", 0)]
 
 
-def test_a_blob_that_was_never_offered_is_reported_lost(bench):
+def test_a_blob_that_was_never_offered_is_reported_lost(bench: SimpleNamespace) -> None:
     bench.serving.request("a", Get("0" * 64, [0]))
     assert bench.sent == [("a", Lost("0" * 64))]

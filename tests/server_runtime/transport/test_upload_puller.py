@@ -1,6 +1,7 @@
 """Uploads of devices that fall silent do not keep the others' from coming in."""
 
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +21,7 @@ SILENT = [f"silent-{number}" for number in range(MAX_PULLS)]
 class Bench:
     """A server whose time is set by hand, and devices that do only what they are told."""
 
-    def __init__(self, folder) -> None:
+    def __init__(self, folder: Path) -> None:
         self.now_s = 100.0
         broker = MemoryBroker()
         self.devices = broker.link("devices")
@@ -36,7 +37,7 @@ class Bench:
         self.server.pull(device, ref)
         return ref
 
-    def say(self, device: str, message) -> None:
+    def say(self, device: str, message: Chunk | Gone) -> None:
         self.devices.send(topics.up(FLEET, device), codec.encode(message, sender=device, boot=f"boot-{device}"))
 
     def give(self, device: str, index: int) -> None:
@@ -55,11 +56,11 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path):
+def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-def test_a_blob_that_came_along_needs_no_turn(bench):
+def test_a_blob_that_came_along_needs_no_turn(bench: Bench) -> None:
     for device in SILENT:
         bench.announce(device)
     bench.asked()
@@ -70,7 +71,7 @@ def test_a_blob_that_came_along_needs_no_turn(bench):
     assert bench.came == ["small"]
 
 
-def test_a_blob_that_is_here_already_needs_no_turn(bench):
+def test_a_blob_that_is_here_already_needs_no_turn(bench: Bench) -> None:
     bench.announce("first")
     bench.asked()
     for index in (0, 1):
@@ -86,7 +87,7 @@ def test_a_blob_that_is_here_already_needs_no_turn(bench):
     assert bench.came == ["second"]
 
 
-def test_devices_that_send_nothing_lose_their_turn_to_those_who_wait(bench):
+def test_devices_that_send_nothing_lose_their_turn_to_those_who_wait(bench: Bench) -> None:
     for device in SILENT:
         bench.announce(device)
     bench.announce("ninth")
@@ -104,7 +105,7 @@ def test_devices_that_send_nothing_lose_their_turn_to_those_who_wait(bench):
     assert bench.came == ["ninth"]
 
 
-def test_a_slow_device_that_lost_its_turn_is_still_listened_to(bench):
+def test_a_slow_device_that_lost_its_turn_is_still_listened_to(bench: Bench) -> None:
     for device in SILENT:
         bench.announce(device)
     bench.announce("ninth")
@@ -119,7 +120,9 @@ def test_a_slow_device_that_lost_its_turn_is_still_listened_to(bench):
     assert bench.came == [SILENT[3]]
 
 
-def test_a_large_blob_that_does_not_come_does_not_hold_up_the_small_ones(bench, monkeypatch):
+def test_a_large_blob_that_does_not_come_does_not_hold_up_the_small_ones(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "MAX_PULL_BYTES", 4096)
     bench.announce("large", chunks=5)
     bench.announce("small")
@@ -130,7 +133,7 @@ def test_a_large_blob_that_does_not_come_does_not_hold_up_the_small_ones(bench, 
     assert "small" in bench.asked()
 
 
-def test_a_device_that_leaves_frees_its_turn_at_once(bench):
+def test_a_device_that_leaves_frees_its_turn_at_once(bench: Bench) -> None:
     for device in SILENT:
         bench.announce(device)
     bench.announce("ninth")

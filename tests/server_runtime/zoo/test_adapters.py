@@ -42,12 +42,12 @@ def trained(spec: ModelSpec) -> torch.nn.Module:
     return module
 
 
-def test_every_adapted_model_is_here():
+def test_every_adapted_model_is_here() -> None:
     assert SPECS.keys() == {name for name, entry in MODELS.items() if entry.rank is not None}
 
 
 @EACH
-def test_gradients_of_adapters_are_torchs(name):
+def test_gradients_of_adapters_are_torchs(name: str) -> None:
     spec = SPECS[name]
     module = trained(spec)
     names, weights, batch = adapter_names(module), initial_weights(module), batch_of(spec)
@@ -64,7 +64,7 @@ def test_gradients_of_adapters_are_torchs(name):
 
 
 @TWINNED
-def test_a_merged_model_computes_the_same(name):
+def test_a_merged_model_computes_the_same(name: str) -> None:
     spec = SPECS[name]
     module, plain = trained(spec).eval(), create(without_adapters(spec), seed=0).eval()
     merged = merge(initial_weights(module))
@@ -76,7 +76,7 @@ def test_a_merged_model_computes_the_same(name):
 
 
 @TWINNED
-def test_the_base_begins_as_the_model_without_adapters(name):
+def test_the_base_begins_as_the_model_without_adapters(name: str) -> None:
     spec = SPECS[name]
     adapted, plain = initial_weights(create(spec, seed=4)), initial_weights(create(without_adapters(spec), seed=4))
     for each, value in plain.items():
@@ -85,7 +85,7 @@ def test_the_base_begins_as_the_model_without_adapters(name):
         np.testing.assert_array_equal(value, plain[each])
 
 
-def test_an_lstm_has_a_factor_pair_per_gate_and_matrix():
+def test_an_lstm_has_a_factor_pair_per_gate_and_matrix() -> None:
     spec = with_rank(ModelSpec("lstm-lora", (23,), 3437), 1)
     module = create(spec, seed=0)
     count = sum(module.get_parameter(name).numel() for name in adapter_names(module))

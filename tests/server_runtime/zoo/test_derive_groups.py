@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -172,7 +173,7 @@ def renamed(axes: Axes) -> dict[str, tuple[object, ...]]:
 @pytest.mark.parametrize("name", SAME)
 def test_derived_groups_are_those_the_zoo_declares(name: str) -> None:
     entry = MODELS[name]
-    model = create(ModelSpec(name, entry.example_shape, entry.example_classes), seed=0)
+    model: Any = create(ModelSpec(name, entry.example_shape, entry.example_classes), seed=0)
 
     assert renamed(derived_axes(model, entry.example_shape)) == renamed(model.axes())
 
@@ -242,7 +243,7 @@ def test_axes_that_do_not_fit_are_refused() -> None:
 @pytest.fixture
 def own() -> Iterator[str]:
     """A module with makers that `python:` specs can name."""
-    module = ModuleType("zoo_derive_test_own")
+    module: Any = ModuleType("zoo_derive_test_own")
     module.residual = lambda input_shape, classes: Residual()
     module.branching = lambda input_shape, classes: Branching()
     sys.modules[module.__name__] = module

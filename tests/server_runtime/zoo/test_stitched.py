@@ -1,5 +1,7 @@
 """Models cut into blocks and put together anew: every zoo model, a user's own, names, and the same logits as ONNX."""
 
+from typing import Any
+
 import numpy as np
 import onnxruntime as ort
 import pytest
@@ -21,7 +23,7 @@ LIKE = ModelSpec("cnn1", (1, 28, 28), 10)
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_models_are_cut_into_their_blocks(name):
+def test_models_are_cut_into_their_blocks(name: str) -> None:
     entry = MODELS[name]
     module = zoo.create(ModelSpec(name, entry.example_shape, entry.example_classes), seed=1)
     found = cut(module, entry.example_shape)
@@ -30,28 +32,28 @@ def test_models_are_cut_into_their_blocks(name):
     assert [part.head for part in found.parts] == [False] * (len(found.parts) - 1) + [True]
 
 
-def test_recurrent_nets_stay_whole():
+def test_recurrent_nets_stay_whole() -> None:
     spec = ModelSpec("lstm-lm", (5,), 20)
     module = zoo.create(spec, seed=0)
     assert cut(module, (5,)).blocks == (module,)
 
 
-def test_a_sequential_module_is_cut_into_units():
+def test_a_sequential_module_is_cut_into_units() -> None:
     spec = ModelSpec("python:helpers.own_module:make", (1, 16, 16), 10)
     found = cut(zoo.create(spec, seed=0), (1, 16, 16))
     assert [part.gives for part in found.parts] == [(6, 8, 8), (8, 4, 4), (20,), (10,)]
     assert [part.flat for part in found.parts] == [False, False, True, True]
 
 
-def test_a_module_that_is_more_than_its_children_stays_whole():
+def test_a_module_that_is_more_than_its_children_stays_whole() -> None:
     spec = ModelSpec("python:helpers.own_module:make_tangled", (1, 4, 4), 3)
     assert len(cut(zoo.create(spec, seed=0), (1, 4, 4)).blocks) == 1
 
 
-def test_a_models_own_blocks_in_order_are_the_model():
+def test_a_models_own_blocks_in_order_are_the_model() -> None:
     spec = zoo.named("cnn2", LIKE)
     model = zoo.create(spec, seed=3).eval()
-    again = zoo.create(ModelSpec(spell([("cnn2", i) for i in range(5)]), (1, 28, 28), 10), seed=3).eval()
+    again: Any = zoo.create(ModelSpec(spell([("cnn2", i) for i in range(5)]), (1, 28, 28), 10), seed=3).eval()
     again.blocks.load_state_dict(
         {f"{i}.{k}": v for i, b in enumerate(cut(model, (1, 28, 28)).blocks) for k, v in b.state_dict().items()}
     )
@@ -68,7 +70,7 @@ def test_a_models_own_blocks_in_order_are_the_model():
         "stitched:python:helpers.own_module:make#0|cnn1#1|cnn1#2|cnn1#3",
     ],
 )
-def test_a_stitched_model_says_the_same_in_onnx(name):
+def test_a_stitched_model_says_the_same_in_onnx(name: str) -> None:
     spec = ModelSpec(name, (1, 28, 28), 10)
     module = zoo.create(spec, seed=2).eval()
     x = np.random.default_rng(0).random((3, 1, 28, 28), np.float32)
@@ -79,7 +81,7 @@ def test_a_stitched_model_says_the_same_in_onnx(name):
 
 
 @pytest.mark.parametrize("name", ["cnn1", "cnn4@0.125", "mobilenet-v2@0.3", "mobilenet-v3@0.1", "cnn3@0.77"])
-def test_names_and_specs_stand_for_one_another(name):
+def test_names_and_specs_stand_for_one_another(name: str) -> None:
     spec = zoo.named(name, LIKE)
     assert zoo.named(zoo.spelled(spec), LIKE) == spec
 
@@ -93,12 +95,12 @@ def test_names_and_specs_stand_for_one_another(name):
         ("stitched:nothing#1", "unknown model 'nothing'"),
     ],
 )
-def test_bad_names_say_what_is_wrong(name, says):
+def test_bad_names_say_what_is_wrong(name: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         zoo.create(ModelSpec(name, (1, 28, 28), 10), seed=0)
 
 
 @pytest.mark.parametrize("name", ["cnn1@0", "cnn1@wide", "cnn1@1.5"])
-def test_bad_widths_are_named(name):
+def test_bad_widths_are_named(name: str) -> None:
     with pytest.raises(ConfigError, match="asks for the width"):
         zoo.named(name, LIKE)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,9 @@ OPTIONS = ExchangeOptions(steps=20, quantile=1.0)
 CLASSES = 3
 
 
-def features(width: int, *, labels=(0, 0, 1, 1, 2, 2), noise: float = 0.3, seed: int = 0) -> Features:
+def features(
+    width: int, *, labels: tuple[int, ...] = (0, 0, 1, 1, 2, 2), noise: float = 0.3, seed: int = 0
+) -> Features:
     """Points near one corner per class."""
     rng = np.random.default_rng(seed)
     y = np.array(labels, np.int64)
@@ -44,7 +47,7 @@ def views(heads: dict[str, Head], given: dict[str, Features]) -> dict[str, Clust
     return {name: ClusterView.of(one, given[name], "eq8") for name, one in heads.items()}
 
 
-def test_folding_follows_torch():
+def test_folding_follows_torch() -> None:
     own, others, given = head(4, seed=1), [head(6, seed=2).weight, head(5, seed=3).weight], features(4)
 
     found = fold(own, others, given, OPTIONS)
@@ -72,7 +75,7 @@ def test_folding_follows_torch():
 
 @pytest.mark.parametrize("form", ["folded", "eq8"])
 @pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])
-def test_the_loss_falls_however_wide_and_large_the_features_are(form, scale):
+def test_the_loss_falls_however_wide_and_large_the_features_are(form: Any, scale: float) -> None:
     heads = {"a": head(800, seed=1), "b": head(1600, seed=2)}
     given = {name: features(one.weight.shape[1], noise=1.0) for name, one in heads.items()}
     given = {name: replace(own, x=scale * own.x) for name, own in given.items()}
@@ -87,7 +90,7 @@ def test_the_loss_falls_however_wide_and_large_the_features_are(form, scale):
     assert losses[-1] != losses[0]
 
 
-def test_what_is_known_already_is_hardly_changed():
+def test_what_is_known_already_is_hardly_changed() -> None:
     given = {"a": features(4, noise=0.0), "b": features(7, noise=0.0)}
     heads = {name: Head(20 * np.eye(CLASSES, own.x.shape[1]), np.zeros(CLASSES)) for name, own in given.items()}
 
@@ -96,7 +99,7 @@ def test_what_is_known_already_is_hardly_changed():
     assert all(np.abs(after[name].weight - heads[name].weight).max() < 1e-6 for name in heads)
 
 
-def test_the_folded_layer_is_one_layer_of_the_same_size():
+def test_the_folded_layer_is_one_layer_of_the_same_size() -> None:
     heads, given = {"a": head(4, seed=1), "b": head(7, seed=2)}, {"a": features(4), "b": features(7, seed=1)}
 
     after, kept = exchange(heads, given, options=OPTIONS)
@@ -107,7 +110,7 @@ def test_the_folded_layer_is_one_layer_of_the_same_size():
         assert cross_entropy(after[name], given[name]) < cross_entropy(heads[name], given[name])
 
 
-def test_what_is_not_linked_stays():
+def test_what_is_not_linked_stays() -> None:
     heads = {"a": head(4, seed=1), "b": head(7, seed=2), "c": head(5, seed=3)}
     given = {"a": features(4), "b": features(7), "c": features(5, labels=())}
 
@@ -116,7 +119,7 @@ def test_what_is_not_linked_stays():
     assert after["c"] is heads["c"]
 
 
-def test_eq8_keeps_projections_and_learns_from_paired_labels():
+def test_eq8_keeps_projections_and_learns_from_paired_labels() -> None:
     heads, given = {"a": head(4, seed=1), "b": head(7, seed=2)}, {"a": features(4), "b": features(7, seed=1)}
     options = replace(OPTIONS, form="eq8")
 
@@ -129,7 +132,7 @@ def test_eq8_keeps_projections_and_learns_from_paired_labels():
 
 
 @pytest.mark.parametrize("form", ["folded", "eq8"])
-def test_clusters_that_are_elsewhere_teach_as_if_they_were_here(form):
+def test_clusters_that_are_elsewhere_teach_as_if_they_were_here(form: Any) -> None:
     heads = {"a": head(4, seed=1), "b": head(7, seed=2), "c": head(5, seed=3)}
     given = {name: features(one.weight.shape[1], seed=number) for number, (name, one) in enumerate(heads.items())}
     options = replace(OPTIONS, form=form, quantile=0.6)
@@ -145,7 +148,7 @@ def test_clusters_that_are_elsewhere_teach_as_if_they_were_here(form):
     assert any(whole[name] is not heads[name] for name in heads)
 
 
-def test_eq8_leaves_clusters_alone_whose_features_stayed_where_they_are():
+def test_eq8_leaves_clusters_alone_whose_features_stayed_where_they_are() -> None:
     heads, given = {"a": head(4, seed=1)}, {"a": features(4)}
     elsewhere = {"b": ClusterView.of(head(7, seed=2), features(7), "folded")}
 
@@ -154,7 +157,7 @@ def test_eq8_leaves_clusters_alone_whose_features_stayed_where_they_are():
     assert (after, kept) == (heads, {})
 
 
-def test_batches_are_aligned_by_label():
+def test_batches_are_aligned_by_label() -> None:
     one = Features(np.arange(5.0)[:, None], np.array([0, 0, 0, 1, 2]), np.ones(5))
     other = Features(np.arange(3.0)[:, None], np.array([2, 0, 0]), np.ones(3))
 
@@ -164,7 +167,7 @@ def test_batches_are_aligned_by_label():
     assert right.x[:, 0].tolist() == [1.0, 2.0, 1.0, 0.0]
 
 
-def test_clusters_without_a_common_class_do_not_disturb_each_other():
+def test_clusters_without_a_common_class_do_not_disturb_each_other() -> None:
     heads = {"a": head(4, seed=1), "b": head(7, seed=2)}
     given = {"a": features(4, labels=(0, 0)), "b": features(7, labels=(1, 2))}
 
@@ -173,7 +176,7 @@ def test_clusters_without_a_common_class_do_not_disturb_each_other():
     assert (after, kept) == (heads, {})
 
 
-def test_divergence_by_hand():
+def test_divergence_by_hand() -> None:
     left, right = {0: np.array([1.0, 0.0])}, {0: np.array([0.0, 1.0]), 1: np.array([0.5, 0.5])}
 
     assert answer_divergence(left, left) == 0
@@ -181,7 +184,7 @@ def test_divergence_by_hand():
     assert answer_divergence(left, {1: np.array([1.0, 0.0])}) == float("inf")
 
 
-def test_answers_weigh_features_by_their_weight():
+def test_answers_weigh_features_by_their_weight() -> None:
     given = Features(np.array([[0.0], [np.log(3)]]), np.array([0, 0]), np.array([1.0, 3.0]))
     layer = Head(np.array([[1.0], [0.0]]), np.zeros(2))
 
@@ -189,7 +192,7 @@ def test_answers_weigh_features_by_their_weight():
     np.testing.assert_allclose(responses(layer, given)[0], [0.6875, 0.3125])
 
 
-def test_the_most_similar_of_different_size_are_linked():
+def test_the_most_similar_of_different_size_are_linked() -> None:
     good = {width: Head(5 * np.eye(CLASSES, width), np.zeros(CLASSES)) for width in (3, 4, 5)}
     bad = Head(np.roll(good[5].weight, 1, axis=0), np.zeros(CLASSES))
     heads = {"a": good[3], "b": good[4], "c": good[4], "d": bad}
@@ -198,7 +201,7 @@ def test_the_most_similar_of_different_size_are_linked():
     assert link(views(heads, given), quantile=0.25) == [("a", "b"), ("a", "c")]
 
 
-def test_class_means_as_features():
+def test_class_means_as_features() -> None:
     found = Features.of_prototypes(np.arange(6, dtype=np.float32).reshape(3, 2), np.array([4, 0, 1], np.float32))
 
     assert found.y.tolist() == [0, 2]
@@ -206,12 +209,12 @@ def test_class_means_as_features():
     assert found.weight.tolist() == [4.0, 1.0]
 
 
-def test_features_that_do_not_fit_the_layer():
+def test_features_that_do_not_fit_the_layer() -> None:
     with pytest.raises(ConfigError, match="last layer of a takes 4 features but 5 came; use a model"):
         exchange({"a": head(4, seed=1)}, {"a": features(5)}, options=OPTIONS)
 
 
-def test_layers_of_different_classes():
+def test_layers_of_different_classes() -> None:
     heads = {"a": head(4, seed=1), "b": Head(np.zeros((2, 4)), np.zeros(2))}
 
     with pytest.raises(ConfigError, match="2 and 3 classes"):

@@ -21,14 +21,14 @@ every_way = pytest.mark.parametrize("way", WAYS)
 every_case = pytest.mark.parametrize("case", CASES)
 
 
-def numbers(kernels: int, each: int, box, members: int) -> list[torch.Tensor]:
+def numbers(kernels: int, each: int, box: tuple[int, int], members: int) -> list[torch.Tensor]:
     """K, s and b of all members."""
     generator = torch.Generator().manual_seed(4)
     shapes = ((members, kernels, *box), (members, kernels, each), (members, kernels))
     return [torch.randn(*shape, generator=generator) for shape in shapes]
 
 
-def prepared(case):
+def prepared(case: str) -> tuple[list[tuple[int, int]], tuple[int, int], list[torch.Tensor]]:
     """The case with room for its largest kernel, and kernels that are zero where a member has no taps."""
     kernels, each, whole, small = CASES[case]
     sizes = [(whole[0] - low + 1, whole[1] - narrow + 1) for low, narrow in small]
@@ -40,7 +40,7 @@ def prepared(case):
     return sizes, box, [value.requires_grad_() for value in (taps, scale, shift)]
 
 
-def same_with_gradients(found, expected, learned) -> None:
+def same_with_gradients(found: list[torch.Tensor], expected: list[torch.Tensor], learned: list[torch.Tensor]) -> None:
     """Equal values, and equal gradients of a sum in which every entry has its own weight."""
     total = []
     for images in (found, expected):
@@ -50,12 +50,12 @@ def same_with_gradients(found, expected, learned) -> None:
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-3)
 
 
-def own_taps(taps, sizes):
+def own_taps(taps: torch.Tensor, sizes: list[tuple[int, int]]) -> list[torch.Tensor]:
     """Each member's kernels [k, 1, h, w]; only these count, and only these need a gradient."""
     return [own[:, None, :height, :width] for own, (height, width) in zip(taps, sizes, strict=True)]
 
 
-def masked(taps, sizes):
+def masked(taps: torch.Tensor, sizes: list[tuple[int, int]]) -> torch.Tensor:
     """All kernels in their room; no gradient reaches what is outside."""
     mask = torch.zeros_like(taps)
     for own, (height, width) in zip(mask, sizes, strict=True):
@@ -65,7 +65,7 @@ def masked(taps, sizes):
 
 @every_way
 @every_case
-def test_shrinking_images_are_correlations(way, case):
+def test_shrinking_images_are_correlations(way: str, case: str) -> None:
     kernels, each, whole, small = CASES[case]
     sizes, box, (taps, scale, shift) = prepared(case)
     images = torch.randn(kernels, each, *whole, generator=torch.Generator().manual_seed(1))
@@ -79,7 +79,7 @@ def test_shrinking_images_are_correlations(way, case):
 
 @every_way
 @every_case
-def test_growing_images_are_transposed_correlations(way, case):
+def test_growing_images_are_transposed_correlations(way: str, case: str) -> None:
     kernels, each, whole, small = CASES[case]
     sizes, box, (taps, scale, shift) = prepared(case)
     generator = torch.Generator().manual_seed(1)
@@ -94,7 +94,7 @@ def test_growing_images_are_transposed_correlations(way, case):
 
 @pytest.mark.parametrize("way", ["unfolded", "transformed"])
 @pytest.mark.parametrize(("cut", "small"), [((-1,), (3, 5)), ((-2,), (2, 8))], ids=["columns", "rows"])
-def test_a_side_may_stay_whole(way, cut, small):
+def test_a_side_may_stay_whole(way: str, cut: tuple[int], small: tuple[int, int]) -> None:
     box = (3 - small[0] + 1, 8 - small[1] + 1)
     learned = [value.requires_grad_() for value in numbers(1, 4, box, 1)]
     images = torch.randn(1, 4, 3, 8, generator=torch.Generator().manual_seed(1))
@@ -105,8 +105,8 @@ def test_a_side_may_stay_whole(way, cut, small):
     same_with_gradients(made, [expected], learned)
 
 
-def test_the_way_follows_the_size_of_the_images():
-    def chosen(count, whole, small, cut=(-2, -1)) -> str:
+def test_the_way_follows_the_size_of_the_images() -> None:
+    def chosen(count: int, whole: tuple[int, int], small: tuple[int, int], cut: tuple[int, ...] = (-2, -1)) -> str:
         box = (whole[0] - small[0] + 1, whole[1] - small[1] + 1)
         images = Images.shrinking(torch.zeros(1, count, *whole), [small], box, cut)
         return images.filtering().__qualname__.split(".")[0]

@@ -11,7 +11,7 @@ def features(seed: int, width: int = 5, rows: int = 12) -> torch.Tensor:
     return torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))
 
 
-def test_cka_is_that_of_the_definition():
+def test_cka_is_that_of_the_definition() -> None:
     x, y = features(1), features(2, width=3)
     centre = torch.eye(12) - torch.full((12, 12), 1 / 12)
     one, other = centre @ x @ x.T @ centre, centre @ y @ y.T @ centre
@@ -19,17 +19,17 @@ def test_cka_is_that_of_the_definition():
     assert similarity.linear_cka(x, y) == pytest.approx(float(wanted), abs=1e-5)
 
 
-def test_cka_does_not_see_rotation_scale_and_shift():
+def test_cka_does_not_see_rotation_scale_and_shift() -> None:
     x = features(3)
     turn = torch.linalg.qr(features(4, width=5, rows=5))[0]
     assert similarity.linear_cka(x, 3.0 * x @ turn + 7.0) == pytest.approx(1.0, abs=1e-5)
 
 
-def test_features_that_say_nothing_are_like_nothing():
+def test_features_that_say_nothing_are_like_nothing() -> None:
     assert similarity.linear_cka(torch.ones(6, 4), features(5, rows=6)) == 0.0
 
 
-def test_distances_of_the_embedding_are_those_of_the_paper():
+def test_distances_of_the_embedding_are_those_of_the_paper() -> None:
     seams = [[features(s), features(s + 10, width=7), features(s + 20, width=2)] for s in (1, 2)]
     u = similarity.embed(seams)
     assert u.shape == (4, 2 * 12 * 12)
@@ -41,7 +41,7 @@ def test_distances_of_the_embedding_are_those_of_the_paper():
             assert float(similarity.similarities(u)[i, j]) == pytest.approx(sim, abs=1e-4)
 
 
-def test_blocks_that_do_alike_come_together():
+def test_blocks_that_do_alike_come_together() -> None:
     base = [features(30 + k, rows=16) for k in range(3)]
     rows = [base[k] + 0.01 * features(40 + n, rows=16) for n in range(4) for k in range(3)]
     u = similarity.embed([[row, row] for row in rows])
@@ -50,12 +50,12 @@ def test_blocks_that_do_alike_come_together():
     assert len(set(groups[0].tolist())) == 3
 
 
-def test_equal_blocks_make_fewer_groups_than_asked_for():
+def test_equal_blocks_make_fewer_groups_than_asked_for() -> None:
     same = features(6)
     groups = similarity.group(similarity.embed([[same, same], [same, same]]), 4, seed=0)
     assert groups.tolist() == [0, 0]
 
 
-def test_places_of_a_map_are_averaged():
+def test_places_of_a_map_are_averaged() -> None:
     x = torch.arange(24, dtype=torch.float32).reshape(1, 2, 3, 4)
     np.testing.assert_allclose(similarity.pooled(x).numpy(), [[5.5, 17.5]])

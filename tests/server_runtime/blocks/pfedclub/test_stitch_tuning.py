@@ -1,6 +1,7 @@
 """Stitches fitted and tuned: only they move, together as alone, and the loss without labels is the paper's."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def candidate(seed: int, *, keys=("a", "b", "c")) -> Candidate:
+def candidate(seed: int, *, keys: tuple[str, str, str] = ("a", "b", "c")) -> Candidate:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         blocks = nn.ModuleList(
@@ -46,7 +47,7 @@ def snapshot(module: nn.Module) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("labels", [Y, None], ids=["labelled", "unlabelled"])
-def test_only_stitches_are_tuned(labels):
+def test_only_stitches_are_tuned(labels: torch.Tensor | None) -> None:
     own = candidate(2)
     refresh_norms(own, X)
     blocks, stitches = snapshot(own.blocks), snapshot(own.stitches)
@@ -56,14 +57,14 @@ def test_only_stitches_are_tuned(labels):
     assert not any(value.requires_grad for value in own.stitches.parameters())
 
 
-def test_everything_is_tuned_when_asked_for():
+def test_everything_is_tuned_when_asked_for() -> None:
     own = candidate(2)
     before = snapshot(own.blocks[2])
     tune([own], X, Y, Tuning(epochs=1, rate=0.01, everything=True), seed=0)
     assert not torch.equal(before[0], snapshot(own.blocks[2])[0])
 
 
-def test_candidates_tuned_together_come_out_as_if_alone():
+def test_candidates_tuned_together_come_out_as_if_alone() -> None:
     together = [candidate(2), candidate(3, keys=("d", "e", "f"))]
     alone = candidate(3, keys=("d", "e", "f"))
     for own in (*together, alone):
@@ -73,11 +74,11 @@ def test_candidates_tuned_together_come_out_as_if_alone():
     torch.testing.assert_close(logits_of(together[1], X), logits_of(alone, X), rtol=1e-4, atol=1e-5)
 
 
-def test_equal_beginnings_are_computed_once(monkeypatch):
+def test_equal_beginnings_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = []
     plain = Candidate.run
 
-    def counted(self, x, start=0, end=None):
+    def counted(self: Candidate, x: torch.Tensor, start: int = 0, end: int | None = None) -> torch.Tensor:
         ran.append((start, end))
         return plain(self, x, start, end)
 
@@ -87,10 +88,11 @@ def test_equal_beginnings_are_computed_once(monkeypatch):
     assert ran.count((1, None)) == 6
 
 
-def test_norms_are_those_of_what_reaches_them_now():
+def test_norms_are_those_of_what_reaches_them_now() -> None:
     own = candidate(4)
     refresh_norms(own, 5.0 + X)
-    norm, conv = own.blocks[0][1], own.blocks[0][0]
+    block: Any = own.blocks[0]
+    norm, conv = block[1], block[0]
     with torch.no_grad():
         made = conv(5.0 + X)
     torch.testing.assert_close(norm.running_mean, made.mean((0, 2, 3)), rtol=1e-4, atol=1e-4)
@@ -98,7 +100,7 @@ def test_norms_are_those_of_what_reaches_them_now():
     assert not norm.training
 
 
-def test_ridge_finds_a_linear_map_from_few_and_from_many_rows():
+def test_ridge_finds_a_linear_map_from_few_and_from_many_rows() -> None:
     wanted = torch.randn(5, 3, generator=generator(6), dtype=torch.float64)
     z = torch.randn(400, 5, generator=generator(7), dtype=torch.float64)
     torch.testing.assert_close(ridge(z, z @ wanted), wanted, rtol=0.02, atol=0.02)
@@ -106,18 +108,19 @@ def test_ridge_finds_a_linear_map_from_few_and_from_many_rows():
     torch.testing.assert_close(few @ ridge(few, few @ wanted), few @ wanted, rtol=0.05, atol=0.05)
 
 
-def test_a_fitted_stitch_undoes_what_stands_before_its_block():
+def test_a_fitted_stitch_undoes_what_stands_before_its_block() -> None:
     plain, mixed = candidate(9), candidate(9)
-    taken = {"a": X, "b": plain.blocks[0].eval()(X).detach()}
+    taken: dict[Any, torch.Tensor] = {"a": X, "b": plain.blocks[0].eval()(X).detach()}
     taken["c"] = plain.blocks[1](taken["b"]).detach()
     own = plain.blocks[2](taken["c"]).detach()
     # The first block gives other channels, doubled; a 1×1 convolution can put them right.
     order = torch.tensor([2, 0, 3, 1])
+    block: Any = mixed.blocks[0]
     with torch.no_grad():
-        norm = mixed.blocks[0][1].eval()
+        norm = block[1].eval()
         norm.weight.copy_(2 * norm.weight[order])
-        mixed.blocks[0][0].weight.copy_(mixed.blocks[0][0].weight[order])
-        mixed.blocks[0][0].bias.copy_(mixed.blocks[0][0].bias[order])
+        block[0].weight.copy_(block[0].weight[order])
+        block[0].bias.copy_(block[0].bias[order])
     refresh_norms(Candidate(plain.stitches, plain.blocks, plain.keys), X)
     before = agreement(own, logits_of(mixed, X))
     fitted = match([mixed], X, taken.__getitem__)[0]
@@ -125,7 +128,7 @@ def test_a_fitted_stitch_undoes_what_stands_before_its_block():
     assert agreement(own, fitted) > max(0.98, before)
 
 
-def test_nt_xent_is_the_formula_of_the_paper():
+def test_nt_xent_is_the_formula_of_the_paper() -> None:
     one, other = torch.randn(3, 4, generator=generator(10)), torch.randn(3, 4, generator=generator(11))
     z = [*one, *other]
     total = 0.0
@@ -136,7 +139,7 @@ def test_nt_xent_is_the_formula_of_the_paper():
 
 
 @pytest.mark.parametrize("shape", [(5, 1, 8, 8), (5, 3, 8, 8), (5, 12)])
-def test_views_differ_but_keep_their_shape(shape):
+def test_views_differ_but_keep_their_shape(shape: tuple[int, ...]) -> None:
     x = torch.rand(*shape, generator=generator(12))
     made = view(x, generator(13))
     assert made.shape == x.shape
@@ -146,6 +149,6 @@ def test_views_differ_but_keep_their_shape(shape):
 
 
 @pytest.mark.parametrize("shape", [(6, 5), (6, 1, 8, 8), (6, 3, 8, 8)], ids=["vector", "grey", "colour"])
-def test_views_are_made_where_the_examples_are(shape):
+def test_views_are_made_where_the_examples_are(shape: tuple[int, ...]) -> None:
     # "meta" has shapes alone, and like any other device takes nothing from the CPU
     assert view(torch.empty(shape, device="meta"), generator(13)).device.type == "meta"

@@ -1,6 +1,8 @@
 """Files of runs that an earlier release wrote are opened and go on; those of a later one are not touched."""
 
 import sqlite3
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -38,7 +40,7 @@ CREATE TABLE closed (
 CONFIG = '[run]\nname = "night"\nrounds = 2\n[method]\nname = "fedavg"\n'
 
 
-def write_old_run(folder) -> None:
+def write_old_run(folder: Path) -> None:
     """A finished run of two rounds with one device, without what later releases keep."""
     folder.mkdir(parents=True)
     db = sqlite3.connect(folder / "rounds.sqlite")
@@ -50,7 +52,14 @@ def write_old_run(folder) -> None:
     recipe = Recipe(batch=8, learning_rate=0.1, seed=3)
     for number in (1, 2, 3):
         name = task_id("night", Position(number, 0), "a")
-        task = {"type": "task", "task": name, "boot": "unsent", "run": "night", "round": number, "artifact": ref}
+        task: dict[str, Any] = {
+            "type": "task",
+            "task": name,
+            "boot": "unsent",
+            "run": "night",
+            "round": number,
+            "artifact": ref,
+        }
         task |= {"weights": ref, "recipe": recipe, "returns": Returns(), "deadline_s": 5.0}
         stats = Stats(samples=3, steps=1, train_s=0.1, cpu_s=0.5, peak_rss_bytes=1, holdout=4, correct_before=number)
         update = Update(name, number, stats, make_ref(b"delta"))
@@ -65,7 +74,7 @@ def write_old_run(folder) -> None:
     db.close()
 
 
-def test_a_run_of_the_first_release_is_opened_whole(tmp_path):
+def test_a_run_of_the_first_release_is_opened_whole(tmp_path: Path) -> None:
     write_old_run(tmp_path / "night")
     past = open_run(tmp_path / "night")
 
@@ -76,7 +85,7 @@ def test_a_run_of_the_first_release_is_opened_whole(tmp_path):
     assert (record.accuracy_before, record.accuracy_after) == (0.25, 0.75)
 
 
-def test_its_measurement_leaves_the_place_of_the_round_that_may_follow(tmp_path):
+def test_its_measurement_leaves_the_place_of_the_round_that_may_follow(tmp_path: Path) -> None:
     write_old_run(tmp_path / "night")
     # Opened twice: what was brought up to date stays as it is.
     for _ in range(2):
@@ -91,13 +100,13 @@ def test_its_measurement_leaves_the_place_of_the_round_that_may_follow(tmp_path)
         store.close()
 
 
-def test_a_simulation_of_the_first_release_is_known_by_its_files(tmp_path):
+def test_a_simulation_of_the_first_release_is_known_by_its_files(tmp_path: Path) -> None:
     write_old_run(tmp_path / "night")
     (tmp_path / "night/seconds.txt").write_text("1 0.5\n")
     assert open_run(tmp_path / "night").kind == "simulated"
 
 
-def test_a_run_of_a_later_release_is_left_alone(tmp_path):
+def test_a_run_of_a_later_release_is_left_alone(tmp_path: Path) -> None:
     write_old_run(tmp_path / "night")
     db = sqlite3.connect(tmp_path / "night/rounds.sqlite")
     db.execute("PRAGMA user_version = 99")
