@@ -40,6 +40,7 @@ from fedwright.protocol.messages import (
     Task,
     Update,
 )
+from fedwright.protocol.task_blobs import blobs_of, own_blobs
 
 log = logging.getLogger(__name__)
 
@@ -227,7 +228,7 @@ class Agent:
         try:
             if self._have.hidden is not None:
                 self._have.hidden.check(entry.task)
-            for ref in entry.task.blobs:
+            for ref in blobs_of(entry.task):
                 self._fetch(ref)
         except (BadBlob, DeviceError) as err:
             self._refuse_for(err)
@@ -359,7 +360,7 @@ class Agent:
 
     def _forget_blobs(self, entry: JournalEntry) -> None:
         """Weights that were sent, one way or the other, are used once."""
-        used = entry.task.own_blobs
+        used = own_blobs(entry.task)
         if isinstance(entry.answer, Update) and entry.answer.tensors is not None:
             used.append(entry.answer.tensors)
         for ref in used:

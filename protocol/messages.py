@@ -182,21 +182,6 @@ class Task(Struct, tag="task", frozen=True):
     class_names: ClassNames = []
 
     @property
-    def common_blobs(self) -> "list[BlobRef]":
-        """What other tasks may need too: the artifact, a frozen base, public rows."""
-        return [ref for ref in (self.artifact, self.frozen, self.public) if ref is not None]
-
-    @property
-    def own_blobs(self) -> "list[BlobRef]":
-        """What is of no use once the task is over: weights, and side inputs if there are any."""
-        return [self.weights] if self.sides is None else [self.weights, self.sides]
-
-    @property
-    def blobs(self) -> "list[BlobRef]":
-        """All that a device fetches to do the task."""
-        return [*self.common_blobs, *self.own_blobs]
-
-    @property
     def run_key(self) -> str:
         """What is kept of a run belongs to this and to no other run, whatever that is called."""
         return self.run_identity or self.run

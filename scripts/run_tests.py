@@ -19,9 +19,13 @@ from testrun.plan import DURATIONS, Group, find_targets, make_groups, read_durat
 from testrun.process import GroupProcess, Outcome
 
 # They need the terminal, one process for all, or the cache of failures: plain pytest does that.
-DIRECT = {"--pdb", "--trace", "-s", "--capture=no", "--collect-only", "--co", "-h", "--help", "--version"}
+DIRECT = {"--pdb", "--trace", "-s", "--capture=no", "--collect-only", "--co", "--version"}
 DIRECT |= {"--fixtures", "--markers", "--lf", "--last-failed", "--ff", "--failed-first", "--sw", "--stepwise"}
 STOP = {"-x", "--exitfirst"}
+HELP = """Runs groups of test files in processes of their own: unit tests first, then contracts, then end-to-end. A
+crash or a hang is reported by test, and the other files still run. Every other argument goes to pytest: paths, -k, -x;
+what needs the terminal or one process for all (--pdb, -s, --lf) is plain pytest. Each process gets its part of the
+cores as OMP_NUM_THREADS unless that is set. Exit code 1 when anything failed, crashed, or nothing ran."""
 # What expensive fixtures build for all groups of a run goes into this folder.
 SHARED = "FEDWRIGHT_TEST_RUN"
 THREADS = "OMP_NUM_THREADS"
@@ -121,9 +125,12 @@ def record(outcomes: Sequence[Outcome]) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Run, print, and give the exit code."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
-    parser.add_argument("--workers", type=int, default=int(os.environ.get("TEST_WORKERS") or _cores()))
-    parser.add_argument("--record", action="store_true")
+    parser = argparse.ArgumentParser(prog="scripts/test", description=HELP, allow_abbrev=False)
+    workers = int(os.environ.get("TEST_WORKERS") or _cores())
+    parser.add_argument(
+        "--workers", type=int, default=workers, help="processes at a time; else TEST_WORKERS, or the cores"
+    )
+    parser.add_argument("--record", action="store_true", help=f"keep seconds in {DURATIONS}, for the balance")
     own, passed_on = parser.parse_known_args(arguments)
     if DIRECT & set(passed_on):
         os.execv(sys.executable, [sys.executable, "-m", "pytest", *passed_on])

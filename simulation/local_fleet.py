@@ -19,6 +19,7 @@ from fedwright.device_runtime.train.loop import Evaluation
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import DeviceError, FedwrightError
 from fedwright.protocol.messages import Ask, BlobRef, Dismiss, Refusal, Report, Task, Update
+from fedwright.protocol.task_blobs import common_blobs, own_blobs
 from fedwright.server_runtime.transport.device_channel import Heard
 from fedwright.server_runtime.transport.upload_puller import Pulled
 from fedwright.simulation.dealing import Dealt
@@ -98,11 +99,11 @@ class LocalFleet:
             self._events.append(Heard(device, BOOT, refusal_of(task.task, err)))
             return
         up, down = self._sizes[device]
-        for ref in task.common_blobs:
+        for ref in common_blobs(task):
             if ref.sha256 not in self._has[device]:
                 self._has[device].add(ref.sha256)
                 down += ref.size_bytes
-        down += sum(ref.size_bytes for ref in task.own_blobs)
+        down += sum(ref.size_bytes for ref in own_blobs(task))
         self._sizes[device] = (up, down)
         work = self._pool.run_task(device, task)
         work.add_done_callback(lambda done: self._done.put((device, done)))

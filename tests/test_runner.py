@@ -178,6 +178,15 @@ def test_a_path_that_is_not_there_is_an_error_at_once(tree: Tree) -> None:
     assert run_tests("tests/test_z.py") == (4, ["there is no tests/test_z.py; name files or folders of tests"])
 
 
+def test_help_is_the_runners(tree: Tree) -> None:
+    tree(a=FINE)
+
+    code, lines = run_tests("--help")
+
+    assert code == 0
+    assert "--workers" in "\n".join(lines)
+
+
 def test_paths_tests_and_expressions_choose(tree: Tree) -> None:
     folder = tree(a=FINE, b=FINE, c=FINE)
 

@@ -48,6 +48,7 @@ from fedwright.protocol.messages import (
     Task,
     Update,
 )
+from fedwright.protocol.task_blobs import blobs_of
 from fedwright.server_runtime.edge.host_channel import HostChannel
 from fedwright.server_runtime.edge.store import TaskRow
 from fedwright.server_runtime.edge.task_rows import TaskRows
@@ -108,7 +109,7 @@ class Edge:
         """Serve; LinkError when no host was ever heard of, IdentityTaken when another edge has this name."""
         for task in [row.task for row in self._rows.open_rows() if row.task is not None]:
             # A device may be in the middle of fetching them, and must not hear that they are lost.
-            if all(self._blobs.has(ref.sha256) for ref in task.blobs):
+            if all(self._blobs.has(ref.sha256) for ref in blobs_of(task)):
                 self._down.offer(task)
         while not self._stopping.is_set() and not self._over:
             for event in self._down.poll(TICK_S):
@@ -217,7 +218,7 @@ class Edge:
         boot, _ = self._reports.get(row.device, ("", b""))
         if row.state != "open" or row.task is None or not row.payload or row.task.boot != boot:
             return
-        if self._up.fetch(row.task.blobs):
+        if self._up.fetch(blobs_of(row.task)):
             self._passed.add(row.id)
             self._down.pass_on(row.device, row.task, row.payload)
 

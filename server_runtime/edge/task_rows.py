@@ -7,6 +7,7 @@ from dataclasses import replace
 from fedwright.protocol.blobs import BlobStore, inlined
 from fedwright.protocol.errors import BadBlob, BadUpdate
 from fedwright.protocol.messages import BlobRef, Pool, Refusal, Shown, Task, Update
+from fedwright.protocol.task_blobs import blobs_of, own_blobs
 from fedwright.server_runtime.edge.cluster_sharing import ClusterSharing
 from fedwright.server_runtime.edge.pooled_update import Grouping, PooledReply, Reader, split
 from fedwright.server_runtime.edge.store import ALONE, EdgeStore, State, TaskRow
@@ -99,7 +100,7 @@ class TaskRows:
         if row is None or row.state == "done":
             return []
         self._store.save(replace(row, answer=payload, state="done"))
-        spent: list[BlobRef | None] = [] if row.task is None else [*row.task.own_blobs]
+        spent: list[BlobRef | None] = [] if row.task is None else [*own_blobs(row.task)]
         spent.append(row.said.tensors if isinstance(row.said, Update) else None)
         update = self._store.bundle(row.bundle)
         if update is not None and all(self._is_done(part.task) for part in update.parts):
@@ -269,7 +270,7 @@ class TaskRows:
         needed: list[BlobRef | None] = [update.tensors for update in self._store.bundles().values()]
         for row in self._store.rows():
             if row.state != "done":
-                needed += [] if row.task is None else row.task.blobs
+                needed += [] if row.task is None else blobs_of(row.task)
                 needed.append(row.said.tensors if isinstance(row.said, Update) else None)
         names = {ref.sha256 for ref in needed if ref is not None}
         return sorted({ref.sha256 for ref in spent if ref is not None} - names)

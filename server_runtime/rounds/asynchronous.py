@@ -21,9 +21,9 @@ from fedwright.server_runtime.rounds.stage import (
     RoundOptions,
     evaluate_fleet,
     fleet_metrics,
-    own_blobs,
     planning_notes,
     restore_planning,
+    spent_blobs,
 )
 from fedwright.server_runtime.rounds.store.base import Closed, Planned, Position, Reply, RoundStore
 from fedwright.server_runtime.rounds.task_tracker import TaskTracker
@@ -150,9 +150,9 @@ class AsynchronousCoordinator:
         state = blobs.put_bytes(method.state().to_bytes())
         absorbed = tuple(reply.task for _, reply in batch)
         self._store.close_stage(Closed(Position(self._version, self._stage), state, metrics, absorbed))
-        kept = {ref for planned in self._tracker.out() for ref in own_blobs(planned, None)} | {state}
-        kept |= {ref for planned, reply in self._buffer for ref in own_blobs(planned, reply)}
-        spent = {ref for planned, reply in batch for ref in own_blobs(planned, reply)}
+        kept = {ref for planned in self._tracker.out() for ref in spent_blobs(planned, None)} | {state}
+        kept |= {ref for planned, reply in self._buffer for ref in spent_blobs(planned, reply)}
+        spent = {ref for planned, reply in batch for ref in spent_blobs(planned, reply)}
         spent |= {closed.state for closed in before[-1:]}
         for sha256 in spent - kept:
             blobs.remove(sha256)

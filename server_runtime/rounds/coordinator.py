@@ -27,9 +27,9 @@ from fedwright.server_runtime.rounds.stage import (
     collect,
     evaluate_fleet,
     fleet_metrics,
-    own_blobs,
     planning_notes,
     restore_planning,
+    spent_blobs,
 )
 from fedwright.server_runtime.rounds.store.base import Closed, Planned, Position, RoundStore
 from fedwright.server_runtime.rounds.task_tracker import TaskTracker
@@ -169,8 +169,8 @@ class Coordinator:
         state = blobs.put_bytes(method.state().to_bytes())
         self._store.close_stage(Closed(position, state, metrics, absorbed=tuple(replies)))
         following = self._store.plan(Position(position.round, position.stage + 1)) or []
-        needed = {state} | {ref for planned in following for ref in own_blobs(planned, None)}
-        spent = {ref for planned in plan for ref in own_blobs(planned, replies[planned.task.task])}
+        needed = {state} | {ref for planned in following for ref in spent_blobs(planned, None)}
+        spent = {ref for planned in plan for ref in spent_blobs(planned, replies[planned.task.task])}
         spent |= {closed.state for closed in before[-1:]}
         for sha256 in spent - needed:
             blobs.remove(sha256)

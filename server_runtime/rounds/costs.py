@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from fedwright.protocol.artifact import Manifest
+from fedwright.protocol.task_blobs import own_blobs
 from fedwright.server_runtime.rounds.store.base import Planned, Reply
 from fedwright.server_runtime.spec import Structure
 
@@ -22,7 +23,7 @@ def round_cost(
         task, update = planned.task, reply.update
         samples += update.stats.samples
         macs += update.stats.samples * manifest(planned.assignment.structure).macs
-        down += sum(ref.size_bytes for ref in task.own_blobs)
+        down += sum(ref.size_bytes for ref in own_blobs(task))
         up += 0 if update.tensors is None else update.tensors.size_bytes
     if not samples:
         return {}

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedwright.protocol.errors import NoQuorum
+from fedwright.protocol.task_blobs import own_blobs
 from fedwright.server_runtime.methods.base import Method, MethodState
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.evaluation import evaluation_plan
@@ -96,9 +97,9 @@ def restore_planning(method: Method, notes: bytes) -> None:
         method.restore_planning(MethodState.read(notes))
 
 
-def own_blobs(planned: Planned, reply: Reply | None) -> list[str]:
+def spent_blobs(planned: Planned, reply: Reply | None) -> list[str]:
     """Blobs that belong to one task only; artifacts and frozen bases are shared and stay."""
-    refs = planned.task.own_blobs
+    refs = own_blobs(planned.task)
     if reply is not None and reply.update is not None and reply.update.tensors is not None:
         refs.append(reply.update.tensors)
     return [ref.sha256 for ref in refs]

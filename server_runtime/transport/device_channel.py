@@ -34,6 +34,7 @@ from fedwright.protocol.messages import (
     Task,
     Update,
 )
+from fedwright.protocol.task_blobs import blobs_of, common_blobs
 from fedwright.server_runtime.fleet.revocation import Gate
 from fedwright.server_runtime.transport.chunk_server import ChunkServer
 from fedwright.server_runtime.transport.cluster_relay import ClusterRelay
@@ -110,7 +111,7 @@ class DeviceChannel:
 
     def assign(self, device: str, boot: str, task: Task) -> None:
         """Send a task to one boot of a device until it is acknowledged."""
-        self._serve(task, task.common_blobs)
+        self._serve(task, common_blobs(task))
         self._edges.settle(device, boot)
         edge = self._edges.edge_of(device)
         # The artifact is never inline: a device that has it in its cache need not get it again. Nor is anything that
@@ -132,11 +133,11 @@ class DeviceChannel:
 
     def offer(self, task: Task) -> None:
         """Serve the blobs of a task, which are here; its weights are those of its pool."""
-        self._serve(task, [*task.common_blobs, task.weights])
+        self._serve(task, [*common_blobs(task), task.weights])
 
     def _serve(self, task: Task, common: Sequence[BlobRef]) -> None:
         """Answer for the blobs of a task; those that are common to several devices go out once for all who ask."""
-        for ref in task.blobs:
+        for ref in blobs_of(task):
             self._uploads.serve(ref)
         for ref in common:
             self._serving.offer_common(ref.sha256)
