@@ -3,12 +3,11 @@
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from fedwright.device_runtime.data import load
+from fedwright.device_runtime.data import LocalData, load
 from fedwright.device_runtime.data.sources import absolute
 from fedwright.protocol.errors import DataError
 from helpers.outside_package import example, install, installed
@@ -19,7 +18,7 @@ __all__ = ["example", "installed"]
 ROWS = "import numpy as np\ndef rows(): return np.zeros((10, 2)), np.arange(10) % 2\n"
 
 
-def read(source: str) -> Any:
+def read(source: str) -> LocalData:
     return load(source, holdout_ratio=0.2, seed=3)
 
 
