@@ -15,6 +15,7 @@ from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.messages import Answer, Report
 from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.config import RunConfig
+from fedwright.server_runtime.methods.base import MethodState
 from fedwright.server_runtime.rounds.store.base import Position
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.run import RunOutcome
@@ -56,7 +57,7 @@ class Spy:
 def notes(folder: Path) -> dict[str, Any]:
     store = SqliteRoundStore(folder / "run/rounds.sqlite")
     try:
-        return msgspec.json.decode(store.notes(Position(1, 0)))
+        return msgspec.json.decode(MethodState.read(store.notes(Position(1, 0))).records["roster"])
     finally:
         store.close()
 
