@@ -203,7 +203,7 @@ def test_names_and_numbers_in_one_fleet_are_refused_unless_the_config_lists_the_
 ) -> None:
     numbered(fleet)
     config, text = make(tmp_path / "a", fleet)
-    with pytest.raises(ConfigError, match=r"device pi-4 are numbers but those of device pi-1 have names; list them"):
+    with pytest.raises(FedwrightError, match=r"pi-4 was turned away: its classes are numbers but the run's have names"):
         simulate(config, text)
 
     listed = {"model": "mlp", "classes": ["fox", "dog", "cat", "ant"]}
