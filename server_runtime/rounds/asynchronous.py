@@ -12,15 +12,15 @@ from msgspec import structs
 
 from fedwright.protocol.errors import NoQuorum
 from fedwright.protocol.messages import Report
-from fedwright.server_runtime.methods.base import Assignment, Emission, Method, MethodState
+from fedwright.server_runtime.methods.base import Assignment, Emission, Method
 from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.absorber import Absorber, Incoming, Stage
+from fedwright.server_runtime.rounds.absorber import Incoming, Stage
 from fedwright.server_runtime.rounds.believed_samples import capped_reports, with_limits
 from fedwright.server_runtime.rounds.costs import round_cost
-from fedwright.server_runtime.rounds.leave_out import LeftOutDevices
 from fedwright.server_runtime.rounds.old_tasks import forget_old_tasks
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.retry import smaller_tasks
+from fedwright.server_runtime.rounds.round_runner import RoundRunner
 from fedwright.server_runtime.rounds.secure_sum import ask_sum
 from fedwright.server_runtime.rounds.stage import (
     RoundOptions,
@@ -28,7 +28,6 @@ from fedwright.server_runtime.rounds.stage import (
     fleet_metrics,
     outdated_states,
     planning_notes,
-    restore_newest,
     restore_planning,
     spent_blobs,
     what_is_sent,
@@ -42,7 +41,7 @@ from fedwright.server_runtime.spec import ModelSpec
 MAX_STALENESS = 20
 
 
-class AsynchronousCoordinator:
+class AsynchronousCoordinator(RoundRunner):
     """Runs a method over a fleet without waiting: one version of the model per `buffer` updates."""
 
     def __init__(
@@ -54,18 +53,11 @@ class AsynchronousCoordinator:
         reader: UpdateReader,
         options: RoundOptions,
     ) -> None:
-        self._tracker = tracker
-        self._planner = planner
-        self._store = store
-        self._reader = reader
-        self._options = options
+        super().__init__(tracker, planner, store=store, reader=reader, options=options)
         self._buffer: list[tuple[Planned, Reply]] = []
         self._version = 1
         self._stage = 0
         self._began_s = tracker.clock()
-        self._left = LeftOutDevices(tracker.observe)
-        self._absorber = Absorber(tracker, reader, options.norm_factor, options.combine)
-        self._first = b""
 
     def run(self, method: Method, spec: ModelSpec) -> None:
         """All versions that are still to be made, then one evaluation on every device that is present."""
@@ -94,10 +86,8 @@ class AsynchronousCoordinator:
 
     def _restore(self, method: Method) -> None:
         """Take up the newest state, the updates that are not in it yet, and the tasks that are still out."""
-        if restore_newest(method, self._store, self._planner):
+        if self._resume(method):
             self._version = self._store.closed()[-1].position.round + 1
-        else:
-            self._first = method.state().to_bytes()
         for planned, reply in self._store.pending():
             if planned.task.evaluation or planned.task.round > self._options.rounds:
                 continue
@@ -111,8 +101,7 @@ class AsynchronousCoordinator:
 
     def _restart(self, method: Method) -> None:
         """Undo what the method did since the last version but for its plans."""
-        if not restore_newest(method, self._store, self._planner):
-            method.restore(MethodState.read(self._first))
+        super()._restart(method)
         for stage in range(self._stage):
             restore_planning(method, self._store.notes(Position(self._version, stage)))
 

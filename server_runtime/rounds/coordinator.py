@@ -11,56 +11,33 @@ from dataclasses import replace
 
 from fedwright.protocol.errors import RoundError
 from fedwright.protocol.messages import Report
-from fedwright.server_runtime.methods.base import Assignment, Emission, Method, MethodState
+from fedwright.server_runtime.methods.base import Assignment, Emission, Method
 from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.absorber import Absorbed, Absorber, Stage, incoming_of
+from fedwright.server_runtime.rounds.absorber import Absorbed, Stage, incoming_of
 from fedwright.server_runtime.rounds.believed_samples import capped_reports, passed_on, with_limits
 from fedwright.server_runtime.rounds.costs import round_cost
-from fedwright.server_runtime.rounds.leave_out import LeftOutDevices
 from fedwright.server_runtime.rounds.old_tasks import forget_old_tasks
-from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.pooled_tasks import PoolTerms, merged_tasks, with_pools
 from fedwright.server_runtime.rounds.retry import smaller_tasks
+from fedwright.server_runtime.rounds.round_runner import RoundRunner
 from fedwright.server_runtime.rounds.secure_sum import ask_sum
 from fedwright.server_runtime.rounds.stage import (
-    RoundOptions,
     collect,
     evaluate_fleet,
     fleet_metrics,
     outdated_states,
     planning_notes,
     require_quorum,
-    restore_newest,
     restore_planning,
     spent_blobs,
 )
-from fedwright.server_runtime.rounds.store.base import Closed, Planned, Position, RoundStore
-from fedwright.server_runtime.rounds.task_tracker import TaskTracker
-from fedwright.server_runtime.rounds.update_reader import UpdateReader
+from fedwright.server_runtime.rounds.store.base import Closed, Planned, Position
 from fedwright.server_runtime.seeds import sample
 from fedwright.server_runtime.spec import ModelSpec
 
 
-class Coordinator:
+class Coordinator(RoundRunner):
     """Runs a method over a fleet in step: a round ends when all its devices have answered or its deadline is past."""
-
-    def __init__(
-        self,
-        tracker: TaskTracker,
-        planner: Planner,
-        *,
-        store: RoundStore,
-        reader: UpdateReader,
-        options: RoundOptions,
-    ) -> None:
-        self._tracker = tracker
-        self._planner = planner
-        self._store = store
-        self._reader = reader
-        self._options = options
-        self._left = LeftOutDevices(tracker.observe)
-        self._absorber = Absorber(tracker, reader, options.norm_factor, options.combine)
-        self._first = b""
 
     def run(self, method: Method, spec: ModelSpec) -> None:
         """All rounds that are still to be done, then one evaluation on every device that is present."""
@@ -73,17 +50,11 @@ class Coordinator:
 
     def _restore(self, method: Method) -> Position:
         """Put the method where the store says the run stands; return the stage to do next."""
-        if not restore_newest(method, self._store, self._planner):
-            self._first = method.state().to_bytes()
+        if not self._resume(method):
             return Position(1, 0)
         last = self._store.closed()[-1].position
         following = Position(last.round, last.stage + 1)
         return following if self._store.plan(following) is not None else Position(last.round + 1, 0)
-
-    def _restart(self, method: Method) -> None:
-        """Undo what the method did since a stage was closed."""
-        if not restore_newest(method, self._store, self._planner):
-            method.restore(MethodState.read(self._first))
 
     def _run_round(self, method: Method, number: int, stage: int) -> None:
         began_s = self._tracker.clock()

@@ -1,0 +1,44 @@
+"""What rounds in step and asynchronous ones are made of, and how either takes back what a method did."""
+
+from fedwright.server_runtime.methods.base import Method, MethodState
+from fedwright.server_runtime.rounds.absorber import Absorber
+from fedwright.server_runtime.rounds.leave_out import LeftOutDevices
+from fedwright.server_runtime.rounds.planner import Planner
+from fedwright.server_runtime.rounds.stage import RoundOptions, restore_newest
+from fedwright.server_runtime.rounds.store.base import RoundStore
+from fedwright.server_runtime.rounds.task_tracker import TaskTracker
+from fedwright.server_runtime.rounds.update_reader import UpdateReader
+
+
+class RoundRunner:
+    """Holds the parts of a run; a coordinator says in which order they work."""
+
+    def __init__(
+        self,
+        tracker: TaskTracker,
+        planner: Planner,
+        *,
+        store: RoundStore,
+        reader: UpdateReader,
+        options: RoundOptions,
+    ) -> None:
+        self._tracker = tracker
+        self._planner = planner
+        self._store = store
+        self._reader = reader
+        self._options = options
+        self._left = LeftOutDevices(tracker.observe)
+        self._absorber = Absorber(tracker, reader, options.norm_factor, options.combine)
+        self._first = b""
+
+    def _resume(self, method: Method) -> bool:
+        """Continue from the last closed stage; False when there is none, and then this is where `_restart` goes."""
+        resumed = restore_newest(method, self._store, self._planner)
+        if not resumed:
+            self._first = method.state().to_bytes()
+        return resumed
+
+    def _restart(self, method: Method) -> None:
+        """Undo what the method did since a stage was closed."""
+        if not restore_newest(method, self._store, self._planner):
+            method.restore(MethodState.read(self._first))
