@@ -8,7 +8,7 @@ from typing import Any, Literal
 from fedwright.protocol.address import mask, parse_url
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.support import plugins
-from fedwright.protocol.support.settings import check_range, from_dict, unknown
+from fedwright.protocol.support.settings import check_range, from_dict, hint, unknown
 from fedwright.protocol.topics import check_name
 from fedwright.server_runtime import model_names
 from fedwright.server_runtime.blocks.budget import Budget
@@ -22,19 +22,15 @@ LOCAL_BROKER = "mqtt://localhost:1883"
 MB = 1e6
 
 
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
-
-
 @dataclass(frozen=True)
 class RunSection:
     """What the run is called, how long it is and where it keeps its state."""
 
-    name: str = field(default="run", metadata=_help("names the folder of the run; one run has one name"))
-    seed: int = field(default=1, metadata=_help("every random number of the run derives from this"))
-    rounds: int = field(default=10, metadata=_help("how many rounds to train"))
-    folder: str = field(default="runs", metadata=_help("where runs keep their state; relative to the current folder"))
-    keep_states: int = field(default=5, metadata=_help("after how many of the last rounds `server rollback` can go on"))
+    name: str = field(default="run", metadata=hint("names the folder of the run; one run has one name"))
+    seed: int = field(default=1, metadata=hint("every random number of the run derives from this"))
+    rounds: int = field(default=10, metadata=hint("how many rounds to train"))
+    folder: str = field(default="runs", metadata=hint("where runs keep their state; relative to the current folder"))
+    keep_states: int = field(default=5, metadata=hint("after how many of the last rounds `server rollback` can go on"))
 
     def __post_init__(self) -> None:
         """Check values."""
@@ -52,25 +48,25 @@ class FleetSection:
 
     broker: str = field(
         default=EMBEDDED,
-        metadata=_help("'embedded': the server starts one for the network; or mqtt://host:1883, mqtts://host:8883"),
+        metadata=hint("'embedded': the server starts one for the network; or mqtt://host:1883, mqtts://host:8883"),
     )
-    port: int | None = field(default=None, metadata=_help("of the embedded broker; absent: 1883 or the next free one"))
-    password_file: str | None = field(default=None, metadata=_help("holds the password of a broker that is named"))
-    name: str = field(default="default", metadata=_help("the devices of one fleet share this name"))
-    devices: int = field(default=2, metadata=_help("how many devices to wait for before the first round"))
-    sample_ratio: float = field(default=1.0, metadata=_help("share of the known devices that take part in a round"))
-    per_round: int | None = field(default=None, metadata=_help("or: how many devices take part in a round"))
+    port: int | None = field(default=None, metadata=hint("of the embedded broker; absent: 1883 or the next free one"))
+    password_file: str | None = field(default=None, metadata=hint("holds the password of a broker that is named"))
+    name: str = field(default="default", metadata=hint("the devices of one fleet share this name"))
+    devices: int = field(default=2, metadata=hint("how many devices to wait for before the first round"))
+    sample_ratio: float = field(default=1.0, metadata=hint("share of the known devices that take part in a round"))
+    per_round: int | None = field(default=None, metadata=hint("or: how many devices take part in a round"))
     quorum_ratio: float = field(
-        default=0.5, metadata=_help("share of a round's devices that must answer for it to count")
+        default=0.5, metadata=hint("share of a round's devices that must answer for it to count")
     )
     buffer: int | None = field(
-        default=None, metadata=_help("asynchronous rounds: advance after this many updates, whoever they come from")
+        default=None, metadata=hint("asynchronous rounds: advance after this many updates, whoever they come from")
     )
-    deadline_s: float = field(default=600.0, metadata=_help("a round closes after this long with those who answered"))
-    join_timeout_s: float = field(default=600.0, metadata=_help("give up when too few devices came in this time"))
-    chunk_kib: int = field(default=1024, metadata=_help("largest chunk; some brokers take at most 128"))
+    deadline_s: float = field(default=600.0, metadata=hint("a round closes after this long with those who answered"))
+    join_timeout_s: float = field(default=600.0, metadata=hint("give up when too few devices came in this time"))
+    chunk_kib: int = field(default=1024, metadata=hint("largest chunk; some brokers take at most 128"))
     trust: str | None = field(
-        default=None, metadata=_help("folder of `fedwright server enroll`; for an mqtts broker and signed tasks")
+        default=None, metadata=hint("folder of `fedwright server enroll`; for an mqtts broker and signed tasks")
     )
 
     def __post_init__(self) -> None:
@@ -101,16 +97,16 @@ class ModelSection:
 
     model: str = field(
         default="cnn-small",
-        metadata=_help(
+        metadata=hint(
             "a name from `fedwright models`, such as lenet or lenet@0.5 (its width), or python:module:function"
         ),
     )
     input_shape: tuple[int, ...] | None = field(
         default=None,
-        metadata=_help("one sample's shape, such as [1, 28, 28]; taken from the devices' reports when absent"),
+        metadata=hint("one sample's shape, such as [1, 28, 28]; taken from the devices' reports when absent"),
     )
     classes: int | tuple[str, ...] | None = field(
-        default=None, metadata=_help('how many, or names: ["cat", "dog"]; as the devices report when absent')
+        default=None, metadata=hint('how many, or names: ["cat", "dog"]; as the devices report when absent')
     )
 
     def __post_init__(self) -> None:
@@ -144,9 +140,9 @@ class MethodSection:
 class TrainSection:
     """The recipe that every device follows."""
 
-    epochs: int = field(default=1, metadata=_help("passes over the device's own data per round"))
-    batch: int = field(default=32, metadata=_help("samples per step"))
-    learning_rate: float = field(default=0.05, metadata=_help("step size on the device"))
+    epochs: int = field(default=1, metadata=hint("passes over the device's own data per round"))
+    batch: int = field(default=32, metadata=hint("samples per step"))
+    learning_rate: float = field(default=0.05, metadata=hint("step size on the device"))
     optimizer: Optimizer = field(default_factory=Optimizer)
 
     def __post_init__(self) -> None:
@@ -168,10 +164,10 @@ class BudgetSection:
     """What one round may take of any device; devices report their own limits beside these."""
 
     round_s: float | None = field(
-        default=None, metadata=_help("most seconds of a device's work in a round, as far as its speed is known")
+        default=None, metadata=hint("most seconds of a device's work in a round, as far as its speed is known")
     )
-    round_mb: float | None = field(default=None, metadata=_help("most MB that a round may send to and from a device"))
-    memory_mb: float | None = field(default=None, metadata=_help("most MB of its free memory that training may use"))
+    round_mb: float | None = field(default=None, metadata=hint("most MB that a round may send to and from a device"))
+    memory_mb: float | None = field(default=None, metadata=hint("most MB of its free memory that training may use"))
 
     def __post_init__(self) -> None:
         """Check values."""
@@ -190,7 +186,7 @@ class ServerSection:
     """Where the server computes."""
 
     device: Literal["auto", "cpu", "cuda"] = field(
-        default="auto", metadata=_help("'auto' takes CUDA when it is there, else 'cpu' or 'cuda'")
+        default="auto", metadata=hint("'auto' takes CUDA when it is there, else 'cpu' or 'cuda'")
     )
 
 
@@ -198,39 +194,39 @@ class ServerSection:
 class ExportSection:
     """What is written when the run ends."""
 
-    global_model: bool = field(default=True, metadata=_help("write model.onnx into the run's folder at the end"))
+    global_model: bool = field(default=True, metadata=hint("write model.onnx into the run's folder at the end"))
 
 
 @dataclass(frozen=True)
 class SimulateSection:
     """The fleet that `fedwright simulate` runs in this machine; a server over a broker does not read it."""
 
-    dataset: str = field(default="digits", metadata=_help("of `fedwright datasets`, or python:module:function"))
-    data: str | None = field(default=None, metadata=_help("own data: npz:FILE, csv:FILE, images:DIR; devices:DIR"))
+    dataset: str = field(default="digits", metadata=hint("of `fedwright datasets`, or python:module:function"))
+    data: str | None = field(default=None, metadata=hint("own data: npz:FILE, csv:FILE, images:DIR; devices:DIR"))
     partition: Literal["iid", "dirichlet", "balanced-dirichlet", "shards", "few-classes", "owner"] = field(
-        default="dirichlet", metadata=_help("iid, dirichlet, balanced-dirichlet, shards, few-classes or owner")
+        default="dirichlet", metadata=hint("iid, dirichlet, balanced-dirichlet, shards, few-classes or owner")
     )
-    devices: int = field(default=20, metadata=_help("how many devices; 'owner' makes one per person or publication"))
-    bystanders: int = field(default=0, metadata=_help("how many of them, the last ones, never train"))
-    alpha: float = field(default=0.5, metadata=_help("of the Dirichlet partitions; smaller is less alike"))
-    per_device: int = field(default=2, metadata=_help("shards, or classes, of each device"))
-    least: int = field(default=10, metadata=_help("rows that every device gets at least (dirichlet)"))
-    least_classes: int = field(default=1, metadata=_help("classes that every device gets at least (dirichlet)"))
-    rows: int | None = field(default=None, metadata=_help("use only so many training examples"))
-    profiles: str | None = field(default=None, metadata=_help("a fleet of `fedwright profiles`, or its TOML file"))
+    devices: int = field(default=20, metadata=hint("how many devices; 'owner' makes one per person or publication"))
+    bystanders: int = field(default=0, metadata=hint("how many of them, the last ones, never train"))
+    alpha: float = field(default=0.5, metadata=hint("of the Dirichlet partitions; smaller is less alike"))
+    per_device: int = field(default=2, metadata=hint("shards, or classes, of each device"))
+    least: int = field(default=10, metadata=hint("rows that every device gets at least (dirichlet)"))
+    least_classes: int = field(default=1, metadata=hint("classes that every device gets at least (dirichlet)"))
+    rows: int | None = field(default=None, metadata=hint("use only so many training examples"))
+    profiles: str | None = field(default=None, metadata=hint("a fleet of `fedwright profiles`, or its TOML file"))
     backend: Literal["portable", "torch"] = field(
-        default="portable", metadata=_help("portable: the graphs of real devices; torch: faster, same but for rounding")
+        default="portable", metadata=hint("portable: the graphs of real devices; torch: faster, same but for rounding")
     )
     hide_counts: bool = field(
-        default=False, metadata=_help("devices tell nothing of their data but sums over 3 or more (secure_sum)")
+        default=False, metadata=hint("devices tell nothing of their data but sums over 3 or more (secure_sum)")
     )
-    processes: int | None = field(default=None, metadata=_help("how many in parallel; 0 = inside this one"))
-    edges: int = field(default=0, metadata=_help("edge servers that devices sit behind in turn; 0 = none"))
-    clusters: int = field(default=1, metadata=_help("clusters at most that an edge makes of devices of one size"))
+    processes: int | None = field(default=None, metadata=hint("how many in parallel; 0 = inside this one"))
+    edges: int = field(default=0, metadata=hint("edge servers that devices sit behind in turn; 0 = none"))
+    clusters: int = field(default=1, metadata=hint("clusters at most that an edge makes of devices of one size"))
     exchange: Literal["off", "folded", "eq8"] = field(
-        default="off", metadata=_help("off, folded or eq8: how an edge's clusters of different size teach each other")
+        default="off", metadata=hint("off, folded or eq8: how an edge's clusters of different size teach each other")
     )
-    evaluate_every: int = field(default=5, metadata=_help("measure every device after so many rounds; 0 = at the end"))
+    evaluate_every: int = field(default=5, metadata=hint("measure every device after so many rounds; 0 = at the end"))
 
     def __post_init__(self) -> None:
         """Check values."""

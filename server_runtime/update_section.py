@@ -3,12 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fedwright.protocol.support.settings import check_range
+from fedwright.protocol.support.settings import check_range, hint
 from fedwright.server_runtime.blocks.robust import Combine, Kind
-
-
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
 
 
 @dataclass(frozen=True)
@@ -16,29 +12,29 @@ class UpdateSection:
     """How updates travel and how they are put together."""
 
     codec: Literal["float32", "bf16", "int8"] = field(
-        default="float32", metadata=_help("float32, bf16 or int8; what rounding leaves out is sent in the next round")
+        default="float32", metadata=hint("float32, bf16 or int8; what rounding leaves out is sent in the next round")
     )
     model_codec: Literal["float32", "bf16"] = field(
-        default="float32", metadata=_help("float32 or bf16: how models travel to the devices; the server keeps float32")
+        default="float32", metadata=hint("float32 or bf16: how models travel to the devices; the server keeps float32")
     )
-    keep_ratio: float = field(default=1.0, metadata=_help("share of the largest changes to send; 1.0 sends all"))
-    clip_norm: float | None = field(default=None, metadata=_help("largest norm that one device's change may have"))
+    keep_ratio: float = field(default=1.0, metadata=hint("share of the largest changes to send; 1.0 sends all"))
+    clip_norm: float | None = field(default=None, metadata=hint("largest norm that one device's change may have"))
     norm_factor: float = field(
-        default=5.0, metadata=_help("largest norm of a change, as a multiple of its round's median; 0 = no limit")
+        default=5.0, metadata=hint("largest norm of a change, as a multiple of its round's median; 0 = no limit")
     )
     weight_cap: float = field(
-        default=10.0, metadata=_help("most samples a device counts for, as a multiple of the median; 0 = no limit")
+        default=10.0, metadata=hint("most samples a device counts for, as a multiple of the median; 0 = no limit")
     )
     combine: Kind = field(
         default="mean",
-        metadata=_help(
+        metadata=hint(
             "mean, or where devices may be hostile: trimmed_mean, median, krum, multi_krum, similarity, norm_bound"
         ),
     )
-    trim_ratio: float = field(default=0.1, metadata=_help("share that trimmed_mean leaves out at each end"))
-    hostile_ratio: float = field(default=0.25, metadata=_help("share of devices that krum and multi_krum outlast"))
-    evaluate: bool = field(default=True, metadata=_help("devices measure the model before and after they train it"))
-    features: bool = field(default=False, metadata=_help("devices send class means too, to edges that exchange"))
+    trim_ratio: float = field(default=0.1, metadata=hint("share that trimmed_mean leaves out at each end"))
+    hostile_ratio: float = field(default=0.25, metadata=hint("share of devices that krum and multi_krum outlast"))
+    evaluate: bool = field(default=True, metadata=hint("devices measure the model before and after they train it"))
+    features: bool = field(default=False, metadata=hint("devices send class means too, to edges that exchange"))
 
     def __post_init__(self) -> None:
         """Check values."""

@@ -20,6 +20,11 @@ _NAMES: dict[Any, str] = {
 }
 
 
+def hint(text: str) -> dict[str, str]:
+    """What a field of settings means, as `fedwright init` prints it beside its default."""
+    return {"help": text}
+
+
 def from_dict(cls: type[T], data: Any, *, where: str) -> T:
     """Make `cls` from a table; `where` (file and section) opens every error message, also that of its own checks."""
     if not isinstance(data, Mapping):

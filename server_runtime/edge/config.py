@@ -7,26 +7,22 @@ from typing import Any, Literal
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.link.security import Bundle, read_bundle
-from fedwright.protocol.support.settings import check_range, from_dict, unknown
+from fedwright.protocol.support.settings import check_range, from_dict, hint, unknown
 from fedwright.protocol.topics import check_name
 from fedwright.server_runtime.config import EMBEDDED, LOCAL_BROKER, check_broker
-
-
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
 
 
 @dataclass(frozen=True)
 class EdgeSection:
     """The edge itself."""
 
-    name: str = field(metadata=_help("the edge's name in the host's fleet; its devices run with --edge NAME"))
-    folder: str = field(default="edges", metadata=_help("where edges keep their state"))
+    name: str = field(metadata=hint("the edge's name in the host's fleet; its devices run with --edge NAME"))
+    folder: str = field(default="edges", metadata=hint("where edges keep their state"))
     bundle: str | None = field(
         default=None,
-        metadata=_help("folder that `fedwright server enroll --edge` made; for mqtts and signed orders"),
+        metadata=hint("folder that `fedwright server enroll --edge` made; for mqtts and signed orders"),
     )
-    once: bool = field(default=False, metadata=_help("leave when the host's run is over"))
+    once: bool = field(default=False, metadata=hint("leave when the host's run is over"))
 
     def __post_init__(self) -> None:
         """Check values."""
@@ -39,10 +35,10 @@ class EdgeSection:
 class HostSection:
     """Where the host is met."""
 
-    broker: str = field(default=LOCAL_BROKER, metadata=_help("the broker that the host uses"))
-    password_file: str | None = field(default=None, metadata=_help("file with its password; the user is edge"))
-    fleet: str = field(default="default", metadata=_help("the fleet that the host runs"))
-    timeout_s: float = field(default=600.0, metadata=_help("give up when no host was heard of for so long"))
+    broker: str = field(default=LOCAL_BROKER, metadata=hint("the broker that the host uses"))
+    password_file: str | None = field(default=None, metadata=hint("file with its password; the user is edge"))
+    fleet: str = field(default="default", metadata=hint("the fleet that the host runs"))
+    timeout_s: float = field(default=600.0, metadata=hint("give up when no host was heard of for so long"))
 
     def __post_init__(self) -> None:
         """Check values."""
@@ -55,8 +51,8 @@ class HostSection:
 class DevicesSection:
     """Where the devices are met."""
 
-    broker: str | None = field(default=None, metadata=_help("the broker of this site; the host's when absent"))
-    password_file: str | None = field(default=None, metadata=_help("file with the password of this site's broker"))
+    broker: str | None = field(default=None, metadata=hint("the broker of this site; the host's when absent"))
+    password_file: str | None = field(default=None, metadata=hint("file with the password of this site's broker"))
 
     def __post_init__(self) -> None:
         """Check values."""
@@ -70,9 +66,9 @@ class ClusterSection:
 
     most: int = field(
         default=1,
-        metadata=_help("clusters at most, chosen by silhouette; 1, the default: clusters are off, one mean for all"),
+        metadata=hint("clusters at most, chosen by silhouette; 1, the default: clusters are off, one mean for all"),
     )
-    exact: int | None = field(default=None, metadata=_help("or: exactly so many"))
+    exact: int | None = field(default=None, metadata=hint("or: exactly so many"))
 
     def __post_init__(self) -> None:
         """Check values."""
@@ -87,12 +83,12 @@ class ExchangeSection:
 
     form: Literal["off", "folded", "eq8"] = field(
         default="off",
-        metadata=_help("off (the default), folded (one linear layer again), or eq8 (the paper's, aligned by label)"),
+        metadata=hint("off (the default), folded (one linear layer again), or eq8 (the paper's, aligned by label)"),
     )
-    share: float = field(default=0.5, metadata=_help("lambda: how much the other cluster's layer counts"))
-    quantile: float = field(default=0.25, metadata=_help("share of the most similar pairs that are linked"))
-    steps: int = field(default=50, metadata=_help("steps of the projection's training per round"))
-    rate: float = field(default=1.0, metadata=_help("length of those steps; the loss falls for any below 2"))
+    share: float = field(default=0.5, metadata=hint("lambda: how much the other cluster's layer counts"))
+    quantile: float = field(default=0.25, metadata=hint("share of the most similar pairs that are linked"))
+    steps: int = field(default=50, metadata=hint("steps of the projection's training per round"))
+    rate: float = field(default=1.0, metadata=hint("length of those steps; the loss falls for any below 2"))
 
     def __post_init__(self) -> None:
         """Check values."""

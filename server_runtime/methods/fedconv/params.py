@@ -3,15 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fedwright.protocol.support.settings import check_range
+from fedwright.protocol.support.settings import check_range, hint
 from fedwright.server_runtime.methods.params.submodels import Levels
 
 # Slopes of the modified leaky ReLU above and below zero.
 MLR = (0.85, 0.001)
-
-
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
 
 
 def _ratios() -> Levels:
@@ -23,45 +19,43 @@ class FedConvParams:
     """levels: shrinkage ratios. divergence: λ. The server's epochs are passes over its public examples."""
 
     levels: Levels = field(default_factory=_ratios)
-    pretrain_epochs: int = field(default=5, metadata=_help("ordinary training before the first round; 0 leaves it out"))
-    compress_epochs: int = field(default=20, metadata=_help("tuning of the compression before the first round"))
-    again_epochs: int = field(default=20, metadata=_help("tuning of the compression after every round"))
-    dilate_epochs: int = field(default=20, metadata=_help("tuning of the dilation in every round"))
-    weigh_epochs: int = field(default=10, metadata=_help("tuning of the weights of the sum in every round"))
-    server_epochs: int = field(default=0, metadata=_help("ordinary training of the global model after every round"))
-    server_batch: int = field(default=32, metadata=_help("public examples per step"))
-    server_rate: float = field(default=1e-3, metadata=_help("highest learning rate of ordinary training on the server"))
-    kernel_rate: float = field(default=1e-3, metadata=_help("highest learning rate of kernels"))
-    weigh_rate: float = field(default=1e-3, metadata=_help("highest learning rate of the weights of the sum"))
-    holdout: float = field(default=0.2, metadata=_help("share of the public examples by which epochs are chosen"))
+    pretrain_epochs: int = field(default=5, metadata=hint("ordinary training before the first round; 0 leaves it out"))
+    compress_epochs: int = field(default=20, metadata=hint("tuning of the compression before the first round"))
+    again_epochs: int = field(default=20, metadata=hint("tuning of the compression after every round"))
+    dilate_epochs: int = field(default=20, metadata=hint("tuning of the dilation in every round"))
+    weigh_epochs: int = field(default=10, metadata=hint("tuning of the weights of the sum in every round"))
+    server_epochs: int = field(default=0, metadata=hint("ordinary training of the global model after every round"))
+    server_batch: int = field(default=32, metadata=hint("public examples per step"))
+    server_rate: float = field(default=1e-3, metadata=hint("highest learning rate of ordinary training on the server"))
+    kernel_rate: float = field(default=1e-3, metadata=hint("highest learning rate of kernels"))
+    weigh_rate: float = field(default=1e-3, metadata=hint("highest learning rate of the weights of the sum"))
+    holdout: float = field(default=0.2, metadata=hint("share of the public examples by which epochs are chosen"))
     hierarchy: bool = field(
-        default=True, metadata=_help("devices of one ratio are averaged before they are dilated, as edge servers do")
+        default=True, metadata=hint("devices of one ratio are averaged before they are dilated, as edge servers do")
     )
     exchange: bool = field(
         default=False,
-        metadata=_help("ratios that answer alike teach each other's last layers, as edges can"),
+        metadata=hint("ratios that answer alike teach each other's last layers, as edges can"),
     )
     dilate: Literal["change", "model"] = field(
-        default="change", metadata=_help("dilate what devices learned, or their models as printed in the paper")
+        default="change", metadata=hint("dilate what devices learned, or their models as printed in the paper")
     )
     weigh: Literal["channel", "layer", "element", "none"] = field(
-        default="channel", metadata=_help("learned weights per channel, layer or element; none is the plain mean")
+        default="channel", metadata=hint("learned weights per channel, layer or element; none is the plain mean")
     )
-    divergence: float = field(
-        default=0.0, metadata=_help("cost of weight given to models far from the last global one")
-    )
+    divergence: float = field(default=0.0, metadata=hint("cost of weight given to models far from the last global one"))
     equalise: bool = field(
-        default=False, metadata=_help("bring dilated tensors to a common scale before they are summed")
+        default=False, metadata=hint("bring dilated tensors to a common scale before they are summed")
     )
-    shared: bool = field(default=True, metadata=_help("one kernel per layer; false: one per weight image"))
-    delta: bool = field(default=True, metadata=_help("kernels start as crops; false: at random, as printed"))
-    mlr: bool = field(default=False, metadata=_help("the paper's modified leaky ReLU behind every kernel"))
+    shared: bool = field(default=True, metadata=hint("one kernel per layer; false: one per weight image"))
+    delta: bool = field(default=True, metadata=hint("kernels start as crops; false: at random, as printed"))
+    mlr: bool = field(default=False, metadata=hint("the paper's modified leaky ReLU behind every kernel"))
     personal_layers: tuple[str, ...] = field(
-        default=(), metadata=_help("tensors whose names begin so never leave a device, such as ['head']")
+        default=(), metadata=hint("tensors whose names begin so never leave a device, such as ['head']")
     )
-    transfer: bool = field(default=False, metadata=_help("the public labels are of another task than the devices'"))
+    transfer: bool = field(default=False, metadata=hint("the public labels are of another task than the devices'"))
     random_examples: int = field(
-        default=0, metadata=_help("without public examples: tune kernels on so many random ones, by distillation")
+        default=0, metadata=hint("without public examples: tune kernels on so many random ones, by distillation")
     )
 
     def __post_init__(self) -> None:

@@ -3,14 +3,10 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from fedwright.protocol.support.settings import check_range
+from fedwright.protocol.support.settings import check_range, hint
 
 if TYPE_CHECKING:
     from fedwright.server_runtime.blocks.hypernet import Step
-
-
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
 
 
 @dataclass(frozen=True)
@@ -84,14 +80,14 @@ class AdaptersPrivateParams(BaseParams):
 class HyperFLoRAParams(BaseParams, HypernetParams):
     """exchanges: E."""
 
-    hidden: int = field(default=128, metadata=_help("width of the hypernetwork"))
-    layers: int = field(default=3, metadata=_help("linear layers of its trunk"))
-    server_rate: float = field(default=0.05, metadata=_help("learning rate of the hypernetwork; the paper has 0.01"))
-    pairs: bool = field(default=True, metadata=_help("also let pairs of devices train an adapter in turn"))
-    exchanges: int = field(default=3, metadata=_help("how often each of a pair has its turn"))
-    sequential: bool = field(default=False, metadata=_help("follow each change on its own instead of their mean"))
-    head: bool = field(default=False, metadata=_help("write the classification layer too"))
-    mask_logits: bool = field(default=False, metadata=_help("let models give only classes that the device holds"))
+    hidden: int = field(default=128, metadata=hint("width of the hypernetwork"))
+    layers: int = field(default=3, metadata=hint("linear layers of its trunk"))
+    server_rate: float = field(default=0.05, metadata=hint("learning rate of the hypernetwork; the paper has 0.01"))
+    pairs: bool = field(default=True, metadata=hint("also let pairs of devices train an adapter in turn"))
+    exchanges: int = field(default=3, metadata=hint("how often each of a pair has its turn"))
+    sequential: bool = field(default=False, metadata=hint("follow each change on its own instead of their mean"))
+    head: bool = field(default=False, metadata=hint("write the classification layer too"))
+    mask_logits: bool = field(default=False, metadata=hint("let models give only classes that the device holds"))
 
     def __post_init__(self) -> None:
         """Check values."""

@@ -5,15 +5,11 @@ from typing import TYPE_CHECKING, Literal
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Report
-from fedwright.protocol.support.settings import check_range
+from fedwright.protocol.support.settings import check_range, hint
 from fedwright.server_runtime.seeds import number_of
 
 if TYPE_CHECKING:
     from fedwright.server_runtime.blocks.pfedclub.stitch_tuning import Tuning
-
-
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
 
 
 @dataclass(frozen=True)
@@ -134,29 +130,27 @@ class PFedClubParams:
     """groups: K. most: S_max. eta: the size limit of pFedClub+. distill: λ. temperature: τ of NT-Xent."""
 
     own: PersonalModelParams = field(default_factory=PersonalModelParams)
-    groups: int = field(default=4, metadata=_help("groups of blocks that do alike"))
-    rows: int = field(default=64, metadata=_help("public examples by which blocks are compared"))
-    most: int = field(default=8, metadata=_help("candidates for each device and round"))
-    finalists: int = field(default=2, metadata=_help("how many of them, the most alike, are tuned"))
-    eta: float | None = field(
-        default=None, metadata=_help("a teacher is at most 1 + eta times its pupil; 0.1 is usual")
-    )
+    groups: int = field(default=4, metadata=hint("groups of blocks that do alike"))
+    rows: int = field(default=64, metadata=hint("public examples by which blocks are compared"))
+    most: int = field(default=8, metadata=hint("candidates for each device and round"))
+    finalists: int = field(default=2, metadata=hint("how many of them, the most alike, are tuned"))
+    eta: float | None = field(default=None, metadata=hint("a teacher is at most 1 + eta times its pupil; 0.1 is usual"))
     order: Literal["raw", "relative", "none"] = field(
-        default="raw", metadata=_help("blocks in the order of their number, of number / count, or in any")
+        default="raw", metadata=hint("blocks in the order of their number, of number / count, or in any")
     )
     anchor: Literal["random", "similar", "first"] = field(
         default="random",
-        metadata=_help("the first block: any of its group, the most similar one, or that of the least number"),
+        metadata=hint("the first block: any of its group, the most similar one, or that of the least number"),
     )
-    completion: bool = field(default=True, metadata=_help("own blocks where the search ends early"))
+    completion: bool = field(default=True, metadata=hint("own blocks where the search ends early"))
     head: Literal["own", "any"] = field(
-        default="own", metadata=_help("a teacher ends in its pupil's head, or in any head of the group")
+        default="own", metadata=hint("a teacher ends in its pupil's head, or in any head of the group")
     )
-    distill: float = field(default=0.2, metadata=_help("weight of the teacher on the device"))
-    tune_epochs: int = field(default=3, metadata=_help("passes over the public examples for each teacher"))
-    tune_rate: float = field(default=0.001, metadata=_help("step size of the stitches"))
-    tune_batch: int = field(default=64, metadata=_help("public examples per step"))
-    temperature: float = field(default=0.07, metadata=_help("of the loss without labels"))
+    distill: float = field(default=0.2, metadata=hint("weight of the teacher on the device"))
+    tune_epochs: int = field(default=3, metadata=hint("passes over the public examples for each teacher"))
+    tune_rate: float = field(default=0.001, metadata=hint("step size of the stitches"))
+    tune_batch: int = field(default=64, metadata=hint("public examples per step"))
+    temperature: float = field(default=0.07, metadata=hint("of the loss without labels"))
 
     def __post_init__(self) -> None:
         """Check values."""

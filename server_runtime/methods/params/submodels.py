@@ -4,11 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.protocol.support.settings import check_range
-
-
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
+from fedwright.protocol.support.settings import check_range, hint
 
 
 @dataclass(frozen=True)
@@ -20,12 +16,12 @@ class Levels:
     """
 
     sizes: tuple[float, ...] = field(
-        default=(1.0, 0.5, 0.25, 0.125, 0.0625), metadata=_help("share of the model that a device may have")
+        default=(1.0, 0.5, 0.25, 0.125, 0.0625), metadata=hint("share of the model that a device may have")
     )
-    by: Literal["width", "params"] = field(default="width", metadata=_help("sizes count channels, or parameters"))
+    by: Literal["width", "params"] = field(default="width", metadata=hint("sizes count channels, or parameters"))
     choose: Literal["in_turn", "budget"] = field(
         default="in_turn",
-        metadata=_help("in_turn by the number in the device's id, or budget: the largest that a device can do"),
+        metadata=hint("in_turn by the number in the device's id, or budget: the largest that a device can do"),
     )
 
     def __post_init__(self) -> None:
