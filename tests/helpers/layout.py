@@ -43,6 +43,7 @@ SERVER_LAYERS = [
     "embedded_sets",
     "public_section",
     "blocks",
+    "train_section",
     "update_section",
     "zoo",
     "artifacts",
