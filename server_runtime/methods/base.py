@@ -12,7 +12,7 @@ from fedwright.server_runtime.blocks.budget import Budget
 from fedwright.server_runtime.blocks.rate_schedule import RateSchedule
 from fedwright.server_runtime.blocks.robust import Combine
 from fedwright.server_runtime.methods.state import Array, MethodState, Tensors
-from fedwright.server_runtime.public_data import PublicData
+from fedwright.server_runtime.public_data.examples import PublicData
 from fedwright.server_runtime.spec import ModelSpec, Optimizer, Structure
 
 __all__ = ["Array", "MethodState", "Tensors"]
