@@ -13,10 +13,10 @@ from fedwright.protocol.topics import check_name
 from fedwright.server_runtime import model_names
 from fedwright.server_runtime.blocks.budget import Budget
 from fedwright.server_runtime.config_sections.reading import parse_toml, read_sections, read_text, sections_of
+from fedwright.server_runtime.config_sections.train import TrainSection
 from fedwright.server_runtime.config_sections.update import UpdateSection
 from fedwright.server_runtime.fleet.class_names import check_classes
 from fedwright.server_runtime.public_data.section import PublicSection
-from fedwright.server_runtime.spec import Optimizer
 
 EMBEDDED = "embedded"
 LOCAL_BROKER = "mqtt://localhost:1883"
@@ -135,29 +135,6 @@ class MethodSection:
 
     name: str
     params: Any
-
-
-@dataclass(frozen=True)
-class TrainSection:
-    """The recipe that every device follows."""
-
-    epochs: int = field(default=1, metadata=hint("passes over the device's own data per round"))
-    batch: int = field(default=32, metadata=hint("samples per step"))
-    learning_rate: float = field(default=0.05, metadata=hint("step size on the device"))
-    optimizer: Optimizer = field(default_factory=Optimizer)
-
-    def __post_init__(self) -> None:
-        """Check values."""
-        check_range("epochs", self.epochs, low=1, high=100_000)
-        check_range("batch", self.batch, low=1, high=65_536)
-        check_range("learning_rate", self.learning_rate, above=0, high=100)
-        check_range("optimizer.momentum", self.optimizer.momentum, low=0, high=1)
-        check_range("optimizer.weight_decay", self.optimizer.weight_decay, low=0)
-        check_range("optimizer.beta1", self.optimizer.beta1, low=0, high=1)
-        check_range("optimizer.beta2", self.optimizer.beta2, low=0, high=1)
-        check_range("optimizer.eps", self.optimizer.eps, above=0)
-        if self.optimizer.clip_norm is not None:
-            check_range("optimizer.clip_norm", self.optimizer.clip_norm, above=0)
 
 
 @dataclass(frozen=True)
@@ -287,7 +264,14 @@ def config_from_dict(data: Mapping[str, Any], *, where: str) -> RunConfig:
         raise ConfigError(f"{where} lacks the section [method]; name one from `fedwright methods`")
     asynchronous = "fleet" in sections and sections["fleet"].buffer is not None
     method = _method(data["method"], where=f"{where} [method]", asynchronous=asynchronous)
-    return RunConfig(method=method, **sections)
+    config = RunConfig(method=method, **sections)
+    warmup, rounds = config.train.schedule.warmup_rounds, config.run.rounds
+    if warmup >= rounds:
+        raise ConfigError(
+            f"{where} [train] schedule.warmup_rounds is {warmup} but the run has {rounds} rounds, so that none would"
+            " train at learning_rate; warm up for fewer"
+        )
+    return config
 
 
 def config_from_text(text: str, *, where: str) -> RunConfig:

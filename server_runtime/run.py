@@ -194,6 +194,8 @@ def make_method(
         budget=config.budget.limits(),
         forecasts=forecasts,
         rounds=config.run.rounds,
+        steps=config.train.steps,
+        schedule=config.train.schedule,
     )
     return registry.find(config.method.name).make(config.method.params, setting)
 
