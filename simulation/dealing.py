@@ -11,9 +11,9 @@ from fedwright.device_runtime.data.local import LocalData
 from fedwright.protocol.class_names import places_in
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime.config import SimulateSection
-from fedwright.server_runtime.embedded_sets import HOLDOUT
-from fedwright.server_runtime.public_data import PublicData
-from fedwright.server_runtime.public_section import PublicSection
+from fedwright.server_runtime.public_data.embedded_sets import HOLDOUT
+from fedwright.server_runtime.public_data.examples import PublicData
+from fedwright.server_runtime.public_data.section import PublicSection
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.simulation import datasets, own_data
 from fedwright.simulation import partition as ways

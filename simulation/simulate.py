@@ -30,7 +30,7 @@ from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.rounds.task_tracker import Channel
-from fedwright.server_runtime.run_folder import SIMULATED_FILE, folder_of
+from fedwright.server_runtime.run_folder.folder import SIMULATED_FILE, folder_of
 from fedwright.server_runtime.spec import Structure
 from fedwright.simulation.absences import FrailFleet, Frailty, away_ratios, next_round
 from fedwright.simulation.dealing import Dealt, deal, local_data, reserve

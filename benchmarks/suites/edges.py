@@ -35,7 +35,7 @@ from fedwright.server_runtime.edge.host_channel import Presence
 from fedwright.server_runtime.edge.run import edge_board, serve
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
-from fedwright.server_runtime.run_folder import folder_of
+from fedwright.server_runtime.run_folder.folder import folder_of
 from fedwright.simulation.dealing import Dealt, deal
 from fedwright.simulation.edged_fleet import in_turn
 from fedwright.simulation.partition import Share

@@ -71,7 +71,8 @@ def run_init(args: argparse.Namespace) -> int:
 def run_validate(args: argparse.Namespace) -> int:
     """Check one config, of a run or of an edge."""
     from fedwright.protocol.address import mask
-    from fedwright.server_runtime.config import config_from_text, read_text
+    from fedwright.server_runtime.config import config_from_text
+    from fedwright.server_runtime.config_sections.reading import read_text
     from fedwright.server_runtime.edge.config import check_edge, is_edge, load_edge
     from fedwright.server_runtime.methods.registry import find
     from fedwright.simulation.check_config import check_config

@@ -35,7 +35,7 @@ from fedwright.server_runtime.methods.shared.personal_models import (
     restored_models,
 )
 from fedwright.server_runtime.methods.shared.recipes import recipe_for
-from fedwright.server_runtime.public_data import need_public
+from fedwright.server_runtime.public_data.examples import need_public
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Objective, Structure
 from fedwright.server_runtime.zoo.stitched import Stitched, cut

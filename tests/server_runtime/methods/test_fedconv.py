@@ -20,7 +20,7 @@ from fedwright.server_runtime.methods.baselines.slice_tuned import SliceTuned
 from fedwright.server_runtime.methods.fedconv.method import FedConv
 from fedwright.server_runtime.methods.fedconv.params import FedConvParams
 from fedwright.server_runtime.methods.params.submodels import FedAvgParams, HeteroFLParams, Levels
-from fedwright.server_runtime.public_data import PublicData
+from fedwright.server_runtime.public_data.examples import PublicData
 from fedwright.server_runtime.spec import ModelSpec
 from helpers.fleet import report, setting
 

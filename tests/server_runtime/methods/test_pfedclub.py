@@ -19,7 +19,7 @@ from fedwright.server_runtime.methods.params.personal_models import PersonalMode
 from fedwright.server_runtime.methods.pfedclub import PFedClub
 from fedwright.server_runtime.methods.shared.budget_fit import cost_of, memory_of
 from fedwright.server_runtime.methods.shared.teachers import BoardLimits, TeacherMethod
-from fedwright.server_runtime.public_data import PublicData
+from fedwright.server_runtime.public_data.examples import PublicData
 from fedwright.server_runtime.spec import ModelSpec, Objective
 from helpers.fleet import report, setting
 
