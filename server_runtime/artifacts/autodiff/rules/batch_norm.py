@@ -27,7 +27,7 @@ DOT_POSITIONS = 200
 
 @dataclass(frozen=True)
 class Batch:
-    """Names of a layer's input, of it without its mean, of mean and variance per channel and of the count behind them."""
+    """Names of a layer's input, the same without its mean, mean and variance per channel, and values per channel."""
 
     x: str
     centred: str
