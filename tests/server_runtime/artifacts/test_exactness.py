@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedwright.server_runtime.artifacts.builder import build, initial_weights
-from helpers.graphs import Stepper, relative_error, structure_of
+from helpers.graphs import Stepper, Tensors, relative_error, structure_of
 
 BATCH, CLASSES, SIDE, WIDTH = 4, 5, 8, 16
 SEEDS = 7
@@ -93,7 +93,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def _torch_change(module: nn.Module, batch: dict[str, np.ndarray], dtype: torch.dtype, rate: float, steps: int) -> dict:
+def _torch_change(module: nn.Module, batch: Tensors, dtype: torch.dtype, rate: float, steps: int) -> Tensors:
     twin = copy.deepcopy(module).to(dtype).train()
     optimizer = torch.optim.SGD(twin.parameters(), rate)
     for _ in range(steps):
