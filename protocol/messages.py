@@ -60,8 +60,8 @@ class Board(Struct, frozen=True):
 class DataSummary(Struct, frozen=True):
     """What a device says about its data, and nothing more.
 
-    score_counts: how often each token occurs, where that says more than class_counts. pixel_std: mean standard
-    deviation of an image's pixels. descriptor: mean of frozen random features over the samples.
+    score_counts: of whole numbers, how often each occurs, which is what is scored where they are word numbers.
+    pixel_std: mean standard deviation of an image's pixels. descriptor: mean of frozen random features.
     class_names: what the device calls its classes, which are in this order in all that is told here; empty when it
     keeps that to itself, None when its labels are numbers. input_dtype: of the samples, empty when it is not told.
     number_descriptor: of whole numbers, what `descriptor` would be if they were measured and not word numbers.
@@ -100,6 +100,8 @@ class Report(Struct, tag="report", frozen=True):
     edge: bool = False
     # Offered by a device that keeps its counts to itself: its part in sums that hide them (secure_sum).
     sum_key: Key | None = None
+    # How many words such a sum must have room for; 0 for data that is no text.
+    sum_words: Annotated[int, Meta(ge=0, le=500_000)] = 0
 
 
 class Recipe(Struct, frozen=True):
@@ -298,6 +300,7 @@ class Ask(Struct, tag="ask", frozen=True):
 
     mask: send `length` counts under masks made with these keys. open: send the seeds that hide the sum over those
     who are present. score: send how unlike the pooled counts your own are. class_names: the order of the counts.
+    words: counts of words and not of classes are meant.
     """
 
     sum: Id
@@ -309,6 +312,7 @@ class Ask(Struct, tag="ask", frozen=True):
     pooled: Annotated[list[Count], Meta(max_length=500_000)] = []
     smoothing: Annotated[float, Meta(ge=0)] = 0.0
     class_names: ClassNames = []
+    words: bool = False
 
 
 class Answer(Struct, tag="answer", frozen=True):
