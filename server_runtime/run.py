@@ -295,7 +295,7 @@ def _options(config: RunConfig) -> RoundOptions:
         buffer=config.fleet.buffer,
         deadline_s=config.fleet.deadline_s,
         join_timeout_s=config.fleet.join_timeout_s,
-        features=config.update.features,
+        class_means=config.update.class_means,
         weight_cap=config.update.weight_cap or None,
         norm_factor=config.update.norm_factor or None,
         combine=config.update.combination(),

@@ -31,7 +31,7 @@ EDGE_HEADER = """# An edge server between the host and the devices of a site
 # On its devices:   fedwright device run --edge edge-1 --edge edge-2 --broker mqtt://BROKER:1883 --data npz:data.npz
 #
 # As it stands the edge sends up one mean for each size of model: clusters and the exchange are off until cluster.most
-# or cluster.exact, and exchange.form, say otherwise. The exchange also needs update.features in the run's config.
+# or cluster.exact, and exchange.form, say otherwise. The exchange also needs update.class_means in the run's config.
 """
 
 
