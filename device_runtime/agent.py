@@ -157,8 +157,7 @@ class Agent:
                 round_s=self._have.round_s,
                 round_bytes=self._have.round_bytes,
                 model=self._have.model,
-                sum_key=None if self._have.hidden is None else self._have.hidden.public,
-                sum_words=0 if self._have.hidden is None else self._have.hidden.words,
+                **({} if self._have.hidden is None else self._have.hidden.offer()),
             )
         )
 

@@ -60,8 +60,7 @@ class Board(Struct, frozen=True):
 class DataSummary(Struct, frozen=True):
     """What a device says about its data, and nothing more.
 
-    score_counts: of whole numbers, how often each occurs, which is what is scored where they are word numbers.
-    pixel_std: mean standard deviation of an image's pixels. descriptor: mean of frozen random features.
+    score_counts: how often each word occurs. pixel_std: mean spread of an image's pixels. descriptor: random features.
     class_names: what the device calls its classes, which are in this order in all that is told here; empty when it
     keeps that to itself, None when its labels are numbers. input_dtype: of the samples, empty when it is not told.
     number_descriptor: of whole numbers, what `descriptor` would be if they were measured and not word numbers.
@@ -98,9 +97,8 @@ class Report(Struct, tag="report", frozen=True):
     model: Text = ""
     # An edge server, which speaks for devices of its own and trains nothing itself.
     edge: bool = False
-    # Offered by a device that keeps its counts to itself: its part in sums that hide them (secure_sum).
+    # Offered by a device that hides its counts: its part in secure sums, and how many words those must have room for.
     sum_key: Key | None = None
-    # How many words such a sum must have room for; 0 for data that is no text.
     sum_words: Annotated[int, Meta(ge=0, le=500_000)] = 0
 
 

@@ -177,8 +177,7 @@ def hide_counts(reports: dict[str, Report], folder: Path) -> dict[str, HiddenCou
         hidden[device] = made = HiddenCounts(
             device, counts_of(report.data), secret=secret, folder=own, class_names=names, words=words
         )
-        told = without_counts(report.data)
-        reports[device] = structs.replace(report, data=told, sum_key=made.public, sum_words=made.words)
+        reports[device] = structs.replace(report, data=without_counts(report.data), **made.offer())
     return hidden
 
 

@@ -5,6 +5,7 @@ The maths and what it protects from are in `protocol/crypto/secure_sum.py`.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -93,10 +94,9 @@ class HiddenCounts:
         except FedwrightError as err:
             return Answer(ask.sum, ask.stage, problem=str(err))
 
-    @property
-    def words(self) -> int:
-        """How many words a sum must have room for; 0 for data that is no text."""
-        return len(self._words)
+    def offer(self) -> dict[str, Any]:
+        """What a report says of this device's part in sums: its key, and how many words they must have room for."""
+        return {"sum_key": self.public, "sum_words": len(self._words)}
 
     def _in_order(self, ask: Ask) -> Counts:
         """The own counts at the places that their classes have in the sum; words are numbered alike everywhere."""

@@ -146,7 +146,7 @@ def test_nothing_of_the_content_is_told() -> None:
 def test_words_are_summed_up_where_words_are_asked_for(tmp_path: Path) -> None:
     secret = kept_secret(tmp_path / "sum-key", 32)
     hidden = HiddenCounts("a", [3, 1], secret=secret, folder=tmp_path, class_names=["cat", "dog"], words=[0, 0, 5, 2])
-    assert hidden.words == 4
+    assert hidden.offer()["sum_words"] == 4
     ask = Ask("sum", "boot", "score", 5, pooled=[0, 0, 9, 9, 9], smoothing=0.1, words=True)
     own = distribution(np.array([0, 0, 5, 2, 0]))
     assert hidden.answer(ask).score == pytest.approx(divergence(own, distribution(np.array([0, 0, 9, 9, 9]))))
