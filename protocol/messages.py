@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
+from fedwright.protocol.field_types import ClassNames, Count, Id, Key, Seconds, Sha256, Text
+
 VERSION = 1
 
 # Chunks of a blob, and of one beyond LARGE_BLOB_BYTES.
@@ -15,16 +17,6 @@ CHUNK_BYTES = 256 * 1024
 LARGE_CHUNK_BYTES = 1024 * 1024
 LARGE_BLOB_BYTES = 16 * 1024 * 1024
 MAX_CHUNKS = 65_536
-
-# \Z and not $, which lets a line break follow; ids become names of files.
-Id = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^(?!\.{1,2}\Z)[A-Za-z0-9_.\-]+\Z")]
-Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-Count = Annotated[int, Meta(ge=0, le=2**53)]
-Seconds = Annotated[float, Meta(ge=0)]
-Text = Annotated[str, Meta(max_length=2000)]
-Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
-# What a device, a config or a run calls its classes, in the order of their numbers.
-ClassNames = Annotated[list[Annotated[str, Meta(min_length=1, max_length=200)]], Meta(max_length=10_000)]
 
 
 Why = Literal["run_over", "identity_taken", "misfit"]
