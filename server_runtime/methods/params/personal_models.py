@@ -147,7 +147,9 @@ class PFedClubParams(TeacherParams):
     """most: S_max. eta: the size limit of pFedClub+."""
 
     most: int = field(default=8, metadata=hint("candidates for each device and round"))
-    finalists: int = field(default=2, metadata=hint("how many of them, the most alike, are tuned"))
+    finalists: int | None = field(
+        default=None, metadata=hint("tune only so many of them, the most alike; all unless told otherwise")
+    )
     eta: float | None = field(default=None, metadata=hint("a teacher is at most 1 + eta times its pupil; 0.1 is usual"))
     order: Literal["raw", "relative", "none"] = field(
         default="raw", metadata=hint("blocks in the order of their number, of number / count, or in any")
@@ -165,6 +167,7 @@ class PFedClubParams(TeacherParams):
         """Check values."""
         super().__post_init__()
         check_range("most", self.most, low=1, high=1000)
-        check_range("finalists", self.finalists, low=1)
+        if self.finalists is not None:
+            check_range("finalists", self.finalists, low=1)
         if self.eta is not None:
             check_range("eta", self.eta, above=-1)
