@@ -95,7 +95,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     tried: list[_Tried] = []
     with Progress(console=Console(stderr=True)) as progress:
         bar = progress.add_task("kills", total=target * len(victims))
-        for seed, method in itertools.product(itertools.count(1), methods):
+        for number in itertools.count():
+            seed, method = 1 + number // len(methods), methods[number % len(methods)]
             made = Counter(kill.victim for one in tried for kill in one.outcome.kills)
             left = {victim: target - made[victim] for victim in victims if made[victim] < target}
             if seed > 1 and not left:
