@@ -6,7 +6,7 @@ default; (3) a receiver ignores fields it does not know; (4) anything else raise
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 VERSION = 1
 
@@ -120,7 +120,7 @@ class Recipe(Struct, frozen=True):
 class Returns(Struct, frozen=True):
     """What the device sends back besides its statistics.
 
-    codec and keep_ratio (share of the largest entries of each tensor) apply to deltas, not to prototypes and logits;
+    codec and keep_ratio (share of the largest entries of each tensor) apply to deltas, not to class means and logits;
     what they leave out stays on the device and is added to its next delta. masked: of tensors that came as some of
     their entries, only those are sent back, without indices. logits: how many public rows there are whose logits are
     asked for. personal: tensors that stay the device's own: it goes on from what it kept of them in this run and sends
@@ -131,7 +131,8 @@ class Returns(Struct, frozen=True):
     codec: Literal["float32", "bf16", "int8"] = "float32"
     keep_ratio: Annotated[float, Meta(gt=0, le=1)] = 1.0
     evaluate: bool = True
-    prototypes: bool = False
+    # Class means and their counts; on the wire under their first name.
+    class_means: bool = field(default=False, name="prototypes")
     masked: bool = False
     logits: Count = 0
     personal: Annotated[list[Text], Meta(max_length=10_000)] = []
@@ -141,7 +142,7 @@ class Pool(Struct, frozen=True):
     """Updates that an edge may put together: those of the `size` tasks that have this key and go to this edge.
 
     by: an update counts by its samples, or every device the same. clip_norm: largest norm of one device's change.
-    features: class means come with the updates for the edge alone; the pooled update has none.
+    class_means: they come with the updates for the edge alone; the pooled update has none.
     stage, peers: the other edges that have pools of this stage, whose clusters may be linked with this edge's.
     """
 
@@ -150,7 +151,7 @@ class Pool(Struct, frozen=True):
     size: Annotated[int, Meta(ge=1, le=1_000_000)]
     by: Literal["samples", "devices"] = "samples"
     clip_norm: Annotated[float, Meta(gt=0)] | None = None
-    features: bool = False
+    class_means: bool = field(default=False, name="features")
     stage: Id | None = None
     peers: Annotated[list[Id], Meta(max_length=10_000)] = []
 

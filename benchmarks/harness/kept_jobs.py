@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,8 +45,14 @@ def place_named(words: Any) -> Path | None:
 @lru_cache(maxsize=1)
 def _program() -> str:
     """A digest of all sources: what another version of the program found is not taken for its own."""
-    root = Path(fedwright.__file__).parent
     digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
+    for path in program_files():
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def program_files() -> list[Path]:
+    """The sources of the package, in order; most lie behind links to folders, which `rglob` does not follow."""
+    root = Path(fedwright.__file__).parent
+    walked = os.walk(root, followlinks=True)
+    return sorted(Path(folder) / name for folder, _, names in walked for name in names if name.endswith(".py"))

@@ -37,7 +37,7 @@ from fedwright.protocol.support.files import replace_file
 from fedwright.server_runtime.methods.base import MethodState
 from fedwright.server_runtime.methods.registry import METHODS, find
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
-from fedwright.server_runtime.run_folder import RunFolder
+from fedwright.server_runtime.run_folder.folder import RunFolder
 
 ROUNDS = 6
 VICTIMS = ("server", "device", "broker", "link", "edge")

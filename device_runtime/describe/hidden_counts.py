@@ -65,14 +65,14 @@ class HiddenCounts:
     def check(self, task: Task) -> None:
         """DeviceError for a task whose result would tell the counts that are hidden here, or has other classes."""
         self._check_names(task.class_names)
-        what = "asks for class means and their counts" if task.returns.prototypes else ""
+        what = "asks for class means and their counts" if task.returns.class_means else ""
         if task.recipe.classes is not None:
             # The number of samples that it trained on would be that of those classes.
             what = "asks to train some classes alone"
         if what:
             raise DeviceError(
                 f"the task {what}, which this device hides; start the device without --hide-counts or use a method "
-                f"that needs neither (FRAMP with align = 0, update.features = false)"
+                f"that needs neither (FRAMP with align = 0, update.class_means = false)"
             )
 
     def _check_names(self, run_names: Sequence[str]) -> None:

@@ -31,7 +31,7 @@ EDGE_HEADER = """# An edge server between the host and the devices of a site
 # On its devices:   fedwright device run --edge edge-1 --edge edge-2 --broker mqtt://BROKER:1883 --data npz:data.npz
 #
 # As it stands the edge sends up one mean for each size of model: clusters and the exchange are off until cluster.most
-# or cluster.exact, and exchange.form, say otherwise. The exchange also needs update.features in the run's config.
+# or cluster.exact, and exchange.form, say otherwise. The exchange also needs update.class_means in the run's config.
 """
 
 
@@ -71,7 +71,8 @@ def run_init(args: argparse.Namespace) -> int:
 def run_validate(args: argparse.Namespace) -> int:
     """Check one config, of a run or of an edge."""
     from fedwright.protocol.address import mask
-    from fedwright.server_runtime.config import config_from_text, read_text
+    from fedwright.server_runtime.config import config_from_text
+    from fedwright.server_runtime.config_sections.reading import read_text
     from fedwright.server_runtime.edge.config import check_edge, is_edge, load_edge
     from fedwright.server_runtime.methods.registry import find
     from fedwright.simulation.check_config import check_config

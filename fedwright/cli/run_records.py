@@ -24,8 +24,8 @@ def add_check(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 
 
 def _check(args: argparse.Namespace) -> int:
+    from fedwright.server_runtime.run_folder.verify import verify_run
     from fedwright.server_runtime.run_reader import latest_run
-    from fedwright.server_runtime.verify_run import verify_run
 
     folder = args.run_folder or latest_run()
     verdict = verify_run(folder)

@@ -150,8 +150,9 @@ def _add_trust(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def _run(args: argparse.Namespace) -> int:
     from fedwright.protocol.address import mask
     from fedwright.server_runtime.check_run import check_server
-    from fedwright.server_runtime.config import config_from_text, read_text
-    from fedwright.server_runtime.run_folder import folder_of
+    from fedwright.server_runtime.config import config_from_text
+    from fedwright.server_runtime.config_sections.reading import read_text
+    from fedwright.server_runtime.run_folder.folder import folder_of
     from fedwright.server_runtime.run_reader import continued
 
     text = read_text(args.config)
@@ -179,7 +180,7 @@ def _resume(args: argparse.Namespace) -> int:
 
 
 def _rollback(args: argparse.Namespace) -> int:
-    from fedwright.server_runtime.rollback import rollback
+    from fedwright.server_runtime.run_folder.rollback import rollback
 
     taken = rollback(args.run_folder, args.to)
     print(f"{args.run_folder}: {taken} rounds taken back; go on with `fedwright server resume {args.run_folder}`")
@@ -218,9 +219,9 @@ def _play(config: "RunConfig", text: str, args: argparse.Namespace) -> None:
     """Run or go on over the configured broker, to the end of the run."""
     from fedwright.cli.progress import Progress
     from fedwright.cli.signals import terminable
+    from fedwright.server_runtime.rounds.store.storage_errors import plain_storage_errors
     from fedwright.server_runtime.run import execute
-    from fedwright.server_runtime.run_folder import folder_of
-    from fedwright.server_runtime.storage_errors import plain_storage_errors
+    from fedwright.server_runtime.run_folder.folder import folder_of
 
     folder = folder_of(config)
     with plain_storage_errors(folder.store), terminable(), ExitStack() as stack:
@@ -258,7 +259,7 @@ def _status(args: argparse.Namespace) -> int:
 
     from fedwright.cli.tables import device_table
     from fedwright.server_runtime.rounds.notices import read_notices
-    from fedwright.server_runtime.run_folder import NAMES
+    from fedwright.server_runtime.run_folder.folder import NAMES
     from fedwright.server_runtime.run_reader import latest_run, open_run
 
     past = open_run(args.run_folder or latest_run())

@@ -51,10 +51,10 @@ def run(args: argparse.Namespace) -> int:
 
     from fedwright.cli.progress import Progress
     from fedwright.cli.tables import device_table
-    from fedwright.server_runtime.config import read_text
-    from fedwright.server_runtime.run_folder import folder_of
+    from fedwright.server_runtime.config_sections.reading import read_text
+    from fedwright.server_runtime.rounds.store.storage_errors import plain_storage_errors
+    from fedwright.server_runtime.run_folder.folder import folder_of
     from fedwright.server_runtime.run_reader import find_run
-    from fedwright.server_runtime.storage_errors import plain_storage_errors
     from fedwright.simulation.simulate import simulate
 
     text = read_text(args.config)
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 def _config(args: argparse.Namespace, text: str) -> "RunConfig":
     """The config of the simulation, in a folder of its own, with as many rounds as it is to have in all."""
     from fedwright.server_runtime.config import config_from_text
-    from fedwright.server_runtime.run_folder import folder_of, simulation_of
+    from fedwright.server_runtime.run_folder.folder import folder_of, simulation_of
     from fedwright.server_runtime.run_reader import continued
 
     config = simulation_of(config_from_text(text, where=args.config.name))
@@ -116,7 +116,7 @@ def as_json(config: "RunConfig", found: "Simulated") -> dict[str, Any]:
     """The result for programs."""
     from fedwright.cli.tables import record_row
     from fedwright.server_runtime.evaluate.metrics import fleet_summary
-    from fedwright.server_runtime.run_folder import SIMULATED_SUFFIX
+    from fedwright.server_runtime.run_folder.folder import SIMULATED_SUFFIX
 
     return {
         "run": config.run.name.removesuffix(SIMULATED_SUFFIX),

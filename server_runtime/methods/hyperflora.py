@@ -140,7 +140,7 @@ class HyperFLoRA(Method):
         recipe = recipe_for(self._setting, note.round, device)
         if note.hop >= 0:
             seed = derive_seed(recipe.seed, note.hop)
-            recipe = structs.replace(recipe, seed=seed, epochs=1, classes=note.drawn)
+            recipe = structs.replace(recipe, seed=seed, epochs=1, steps=None, classes=note.drawn)
         structure = self._base.structure(tuple(self._base.weights) if note.pretrain else self._written, note.rank)
         return Assignment(structure, recipe, self._setting.returns, tuple(msgspec.msgpack.encode(note)))
 

@@ -14,7 +14,7 @@ from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.methods.base import MethodState
 from fedwright.server_runtime.methods.registry import METHODS, find
-from fedwright.server_runtime.public_data import PublicData
+from fedwright.server_runtime.public_data.examples import PublicData
 from fedwright.server_runtime.rounds.absorber import Absorber, Incoming, Stage, state_problem
 from fedwright.server_runtime.rounds.leave_out import LeftOutDevices
 from fedwright.server_runtime.rounds.store.base import Planned

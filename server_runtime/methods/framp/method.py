@@ -21,6 +21,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fedwright.protocol.artifact import CLASS_COUNTS, CLASS_MEANS
 from fedwright.protocol.messages import Refusal, Report
 from fedwright.server_runtime.artifacts.builder import Builder
 from fedwright.server_runtime.blocks.hypernet import Hypernet, HypernetForm, Start, Step
@@ -123,7 +124,7 @@ class Framp(Method):
         return Emission(with_masks(weights, masks), sides, masks=masks)
 
     def absorb(self, device: str, update: CheckedUpdate) -> Relay | None:
-        """Remember the change at its place in the full model, and take in the prototypes."""
+        """Remember the change at its place in the full model, and take in its class means."""
         note, tensors = note_of(update.assignment), update.tensors
         row = note.input
         change = {name: tensors[name] for name in self._initial}
@@ -134,10 +135,10 @@ class Framp(Method):
         if self._params.describe == "updated":
             self._descriptors.pull(device, self._net(len(row)).input_gradient(row, change))
         self._running.add(tensors, update.stats.samples * update.weight, note.channels)
-        if "prototypes" in tensors:
+        if CLASS_MEANS in tensors:
             rng = np.random.default_rng(derive_seed(self._setting.seed, "prototypes", self._advanced, device))
-            shared = disturbed(tensors["prototypes"], self._params.disturb, scale=self._params.noise, rng=rng)
-            self._prototypes.add(shared, tensors["prototype_counts"])
+            shared = disturbed(tensors[CLASS_MEANS], self._params.disturb, scale=self._params.noise, rng=rng)
+            self._prototypes.add(shared, tensors[CLASS_COUNTS])
         return None
 
     def advance(self) -> dict[str, float]:

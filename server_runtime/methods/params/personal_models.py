@@ -133,7 +133,9 @@ class PFedClubParams:
     groups: int = field(default=4, metadata=hint("groups of blocks that do alike"))
     rows: int = field(default=64, metadata=hint("public examples by which blocks are compared"))
     most: int = field(default=8, metadata=hint("candidates for each device and round"))
-    finalists: int = field(default=2, metadata=hint("how many of them, the most alike, are tuned"))
+    finalists: int | None = field(
+        default=None, metadata=hint("tune only so many of them, the most alike; all unless told otherwise")
+    )
     eta: float | None = field(default=None, metadata=hint("a teacher is at most 1 + eta times its pupil; 0.1 is usual"))
     order: Literal["raw", "relative", "none"] = field(
         default="raw", metadata=hint("blocks in the order of their number, of number / count, or in any")
@@ -157,7 +159,8 @@ class PFedClubParams:
         check_range("groups", self.groups, low=1)
         check_range("rows", self.rows, low=2)
         check_range("most", self.most, low=1, high=1000)
-        check_range("finalists", self.finalists, low=1)
+        if self.finalists is not None:
+            check_range("finalists", self.finalists, low=1)
         check_range("distill", self.distill, low=0)
         check_range("tune_epochs", self.tune_epochs, low=0)
         check_range("tune_rate", self.tune_rate, above=0)

@@ -102,7 +102,7 @@ def test_a_sum_is_opened_for_one_set_of_devices_only(fleet: dict[str, HiddenCoun
 
 
 ASKS_TOO_MUCH = {
-    "class means": ({"returns": Returns(prototypes=True)}, "asks for class means and their counts"),
+    "class means": ({"returns": Returns(class_means=True)}, "asks for class means and their counts"),
     "some classes": ({"recipe": Recipe(8, 0.1, 0, classes=[1])}, "asks to train some classes alone"),
 }
 
@@ -120,7 +120,7 @@ def test_a_task_that_would_tell_counts_is_refused(
 def test_a_hiding_agent_answers_such_a_task_with_a_refusal(tmp_path: Path) -> None:
     broker = MemoryBroker()
     server = Server(broker, tmp_path, devices=1, rounds=1)
-    asking = FedAvg(FedAvgParams(), setting(returns=Returns(prototypes=True)))
+    asking = FedAvg(FedAvgParams(), setting(returns=Returns(class_means=True)))
     with (
         run_hiding_agents(broker, tmp_path, {"a": make_data("a")}),
         pytest.raises(NoQuorum, match=r"a refused: .*asks for class means"),
