@@ -24,7 +24,7 @@ from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.link.shaping import Proxy
 from fedwright.server_runtime.methods.registry import find
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
-from fedwright.server_runtime.run_folder import RunFolder
+from fedwright.server_runtime.run_folder.folder import RunFolder
 
 DEVICES = ("a", "b", "c")
 PUBLIC_ROWS = 60

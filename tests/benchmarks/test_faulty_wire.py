@@ -26,7 +26,9 @@ def test_the_payload_is_found_behind_topic_id_and_properties() -> None:
 @pytest.mark.broker
 def test_reliable_messages_all_arrive_and_damage_shows() -> None:
     require_tool("mosquitto")
-    with Broker(kind="mosquitto") as broker, FaultyWire("127.0.0.1", broker.port, seed=1, every=2) as wire:
+    with Broker(kind="mosquitto") as broker:
+        wire = FaultyWire("127.0.0.1", broker.port, seed=1, every=2)
+        wire.start()
         reader, sender = (connect(url, client_id="x") for url in (broker.url, wire.url))
         reader.subscribe("up")
         for _ in range(100):
@@ -40,6 +42,7 @@ def test_reliable_messages_all_arrive_and_damage_shows() -> None:
             found[_kind(bytes(received.payload))] += 1
         sender.close()
         reader.close()
+        wire.stop()
 
         assert set(wire.faults) == set(FAULTS)
         assert found["Gone"] >= 100
