@@ -268,7 +268,7 @@ def _small_disk(place: Path) -> Iterator[None]:
         yield
     finally:
         if mounted:
-            subprocess.run(["umount", "--lazy", str(place)], check=True)
+            subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def _write_all(descriptor: int, block: bytes) -> None:
