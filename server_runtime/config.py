@@ -191,6 +191,7 @@ class SimulateSection:
     least: int = field(default=10, metadata=hint("rows that every device gets at least (dirichlet)"))
     least_classes: int = field(default=1, metadata=hint("classes that every device gets at least (dirichlet)"))
     rows: int | None = field(default=None, metadata=hint("use only so many training examples"))
+    val_ratio: float = field(default=0.0, metadata=hint("share of each device's rows to choose settings by; 0 = none"))
     profiles: str | None = field(default=None, metadata=hint("a fleet of `fedwright profiles`, or its TOML file"))
     backend: Literal["portable", "torch"] = field(
         default="portable", metadata=hint("portable: the graphs of real devices; torch: faster, same but for rounding")
@@ -214,6 +215,7 @@ class SimulateSection:
         check_range("per_device", self.per_device, low=1)
         check_range("least", self.least, low=1)
         check_range("least_classes", self.least_classes, low=1)
+        check_range("val_ratio", self.val_ratio, low=0, high=0.7)
         check_range("evaluate_every", self.evaluate_every, low=0)
         check_range("edges", self.edges, low=0, high=self.devices)
         check_range("clusters", self.clusters, low=1)
