@@ -112,6 +112,11 @@ class Journal:
             log.warning("the journal cannot be written (%s); free some space at %s", err.strerror, self._path.parent)
 
 
+def read_entry(folder: Path) -> JournalEntry | None:
+    """The task in hand of an agent that does not run now, or is stopped."""
+    return _read(folder / "journal").entry
+
+
 def _lock(folder: Path) -> IO[bytes]:
     lock = lock_folder(folder)
     if lock is None:
