@@ -180,9 +180,11 @@ def hide_counts(reports: dict[str, Report], folder: Path) -> dict[str, HiddenCou
         own = folder / device
         secret = kept_secret(own / "sum-key", KEY_BYTES)
         names = report.data.class_names
-        hidden[device] = HiddenCounts(device, counts_of(report.data), secret=secret, folder=own, class_names=names)
-        key = hidden[device].public
-        reports[device] = structs.replace(report, data=without_counts(report.data), sum_key=key)
+        words = report.data.score_counts
+        hidden[device] = made = HiddenCounts(
+            device, counts_of(report.data), secret=secret, folder=own, class_names=names, words=words
+        )
+        reports[device] = structs.replace(report, data=without_counts(report.data), **made.offer())
     return hidden
 
 

@@ -122,9 +122,9 @@ class Setting:
 
 @dataclass(frozen=True)
 class SumRequest:
-    """A sum of class counts that a method wants of these devices; with `pooled` only their scores against it.
+    """A sum of counts of classes, or of words, that a method wants of these devices; with `pooled` only their scores.
 
-    keys: each device's public key. samples: how many each says it has; a sum that cannot come of them is refused.
+    keys: each device's public key. samples: how much each says it can count; a sum that cannot come of it is refused.
     """
 
     keys: Mapping[str, bytes]
@@ -132,6 +132,7 @@ class SumRequest:
     length: int
     smoothing: float
     pooled: tuple[int, ...] = ()
+    words: bool = False
 
 
 @dataclass(frozen=True)
