@@ -1,12 +1,15 @@
 """The messages that cross the link, as typed records in wire order.
 
-Evolution rules: (1) a field is never renamed, re-typed or re-used; (2) a new field has a
-default; (3) a receiver ignores fields it does not know; (4) anything else raises VERSION.
+Evolution rules: (1) a field never gets another name on the wire, another type or another use; (2) a new field has a
+default; (3) a receiver ignores fields it does not know; (4) anything else raises VERSION. What an earlier release wrote
+is in tests/protocol/recorded.
 """
 
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
+
+from fedwright.protocol.field_types import ClassNames, Count, Id, Key, Seconds, Sha256, Text
 
 VERSION = 1
 
@@ -15,16 +18,6 @@ CHUNK_BYTES = 256 * 1024
 LARGE_CHUNK_BYTES = 1024 * 1024
 LARGE_BLOB_BYTES = 16 * 1024 * 1024
 MAX_CHUNKS = 65_536
-
-# \Z and not $, which lets a line break follow; ids become names of files.
-Id = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^(?!\.{1,2}\Z)[A-Za-z0-9_.\-]+\Z")]
-Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-Count = Annotated[int, Meta(ge=0, le=2**53)]
-Seconds = Annotated[float, Meta(ge=0)]
-Text = Annotated[str, Meta(max_length=2000)]
-Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
-# What a device, a config or a run calls its classes, in the order of their numbers.
-ClassNames = Annotated[list[Annotated[str, Meta(min_length=1, max_length=200)]], Meta(max_length=10_000)]
 
 
 Why = Literal["run_over", "identity_taken", "misfit"]
@@ -60,8 +53,7 @@ class Board(Struct, frozen=True):
 class DataSummary(Struct, frozen=True):
     """What a device says about its data, and nothing more.
 
-    score_counts: how often each token occurs, where that says more than class_counts. pixel_std: mean standard
-    deviation of an image's pixels. descriptor: mean of frozen random features over the samples.
+    score_counts: how often each word occurs. pixel_std: mean spread of an image's pixels. descriptor: random features.
     class_names: what the device calls its classes, which are in this order in all that is told here; empty when it
     keeps that to itself, None when its labels are numbers. input_dtype: of the samples, empty when it is not told.
     number_descriptor: of whole numbers, what `descriptor` would be if they were measured and not word numbers.
@@ -98,8 +90,9 @@ class Report(Struct, tag="report", frozen=True):
     model: Text = ""
     # An edge server, which speaks for devices of its own and trains nothing itself.
     edge: bool = False
-    # Offered by a device that keeps its counts to itself: its part in sums that hide them (secure_sum).
+    # Offered by a device that hides its counts: its part in secure sums, and how many words those must have room for.
     sum_key: Key | None = None
+    sum_words: Annotated[int, Meta(ge=0, le=500_000)] = 0
 
 
 class Recipe(Struct, frozen=True):
@@ -144,6 +137,7 @@ class Pool(Struct, frozen=True):
     by: an update counts by its samples, or every device the same. clip_norm: largest norm of one device's change.
     class_means: they come with the updates for the edge alone; the pooled update has none.
     stage, peers: the other edges that have pools of this stage, whose clusters may be linked with this edge's.
+    whole: no clusters are to be made of it.
     """
 
     key: Id
@@ -154,6 +148,7 @@ class Pool(Struct, frozen=True):
     class_means: bool = field(default=False, name="features")
     stage: Id | None = None
     peers: Annotated[list[Id], Meta(max_length=10_000)] = []
+    whole: bool = False
 
 
 class Task(Struct, tag="task", frozen=True):
@@ -178,7 +173,8 @@ class Task(Struct, tag="task", frozen=True):
     run_identity: Id | None = None
     # Only measures the model as it is after `round`.
     evaluation: bool = False
-
+    # The frozen tensors are of no use once the task is over.
+    passing: bool = False
     # All classes of the run in its order, where they have names; the device numbers its labels by them.
     class_names: ClassNames = []
 
@@ -227,7 +223,7 @@ class Part(Struct, frozen=True):
 class Update(Struct, tag="update", frozen=True):
     """Device → server: the task is done; pull the tensors when you are ready.
 
-    parts: from an edge, the tasks whose mean the tensors are; `task` is the first of them.
+    parts: from an edge, the tasks whose mean the tensors are; `task` is the first of them. cluster: of the edge's.
     """
 
     task: Id
@@ -235,6 +231,7 @@ class Update(Struct, tag="update", frozen=True):
     stats: Stats
     tensors: BlobRef | None = None
     parts: Annotated[list[Part], Meta(max_length=100_000)] = []
+    cluster: Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9_.\-]*\Z")] = ""
 
 
 class Refusal(Struct, tag="refusal", frozen=True):
@@ -299,6 +296,7 @@ class Ask(Struct, tag="ask", frozen=True):
 
     mask: send `length` counts under masks made with these keys. open: send the seeds that hide the sum over those
     who are present. score: send how unlike the pooled counts your own are. class_names: the order of the counts.
+    words: counts of words and not of classes are meant.
     """
 
     sum: Id
@@ -310,6 +308,7 @@ class Ask(Struct, tag="ask", frozen=True):
     pooled: Annotated[list[Count], Meta(max_length=500_000)] = []
     smoothing: Annotated[float, Meta(ge=0)] = 0.0
     class_names: ClassNames = []
+    words: bool = False
 
 
 class Answer(Struct, tag="answer", frozen=True):

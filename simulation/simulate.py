@@ -44,6 +44,8 @@ FOREVER_S = 1e7
 EVALUATIONS = "evaluations.json"
 # Parts that are measured once, after the last round, when every device has trained its model alone once more.
 AFTER = ("val after", "test after")
+# Parts on which a device's own model is measured; others begin with what its next training would.
+OWN = ("val", "test")
 # A model of more zeros than this is sparse on purpose.
 SPARSE = 0.05
 # A line for each round: its number and how long it took.
@@ -178,9 +180,11 @@ def hide_counts(reports: dict[str, Report], folder: Path) -> dict[str, HiddenCou
         own = folder / device
         secret = kept_secret(own / "sum-key", KEY_BYTES)
         names = report.data.class_names
-        hidden[device] = HiddenCounts(device, counts_of(report.data), secret=secret, folder=own, class_names=names)
-        key = hidden[device].public
-        reports[device] = structs.replace(report, data=without_counts(report.data), sum_key=key)
+        words = report.data.score_counts
+        hidden[device] = made = HiddenCounts(
+            device, counts_of(report.data), secret=secret, folder=own, class_names=names, words=words
+        )
+        reports[device] = structs.replace(report, data=without_counts(report.data), **made.offer())
     return hidden
 
 
@@ -277,11 +281,11 @@ def measure_fleet(method: Method, planner: Planner, pool: WorkerPool, *, at: Mom
     kept: dict[int, tuple[Tensors, str]] = {}
     jobs: dict[Part, list[EvaluationJob]] = {part: [] for part in at.parts}
     for device in pool.devices:
-        spec, weights = method.model_of(device)
-        if id(weights) not in kept:
-            # The dictionary is kept too: its id must not go to another one while ids are compared.
-            kept[id(weights)] = (weights, pool.models.put_bytes(tensors.save(weights)))
         for part in at.parts:
+            spec, weights = method.model_of(device) if part in OWN else method.start_of(device)
+            if id(weights) not in kept:
+                # The dictionary is kept too: its id must not go to another one while ids are compared.
+                kept[id(weights)] = (weights, pool.models.put_bytes(tensors.save(weights)))
             built = planner.builder.build(at.structure(spec, weights, part))
             job = EvaluationJob(
                 device,

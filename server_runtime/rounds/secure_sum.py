@@ -40,7 +40,8 @@ def add_up(tracker: TaskTracker, wanted: SumRequest, *, deadline_s: float) -> Su
     """The pooled counts and the scores; devices that do not answer, or answer wrongly, are left out of either."""
     keys = {device: key for device, key in wanted.keys.items() if _is_usable(device, key)}
     pooled = wanted.pooled or _pool(tracker, wanted, keys, deadline_s)
-    ask = Ask(codec.new_id(), "unsent", "score", wanted.length, pooled=list(pooled), smoothing=wanted.smoothing)
+    ask = Ask(codec.new_id(), "unsent", "score", wanted.length, words=wanted.words)
+    ask = structs.replace(ask, pooled=list(pooled), smoothing=wanted.smoothing)
     answers = _ask_all(tracker, keys, ask, deadline_s, check=_check_score)
     return SumResult(tuple(pooled), {device: float(answer.score or 0.0) for device, answer in answers.items()})
 
@@ -48,7 +49,7 @@ def add_up(tracker: TaskTracker, wanted: SumRequest, *, deadline_s: float) -> Su
 def _pool(tracker: TaskTracker, wanted: SumRequest, keys: dict[str, bytes], deadline_s: float) -> tuple[int, ...]:
     """Sum over all who send counts; who leaves after that makes it begin anew, with those left."""
     while len(keys) >= LEAST_DEVICES:
-        ask = Ask(codec.new_id(), "unsent", "mask", wanted.length, keys=keys)
+        ask = Ask(codec.new_id(), "unsent", "mask", wanted.length, keys=keys, words=wanted.words)
         answers = _ask_all(tracker, keys, ask, deadline_s, check=partial(_read, wanted.length))
         if len(answers) < LEAST_DEVICES:
             keys = {device: keys[device] for device in answers}
