@@ -6,7 +6,7 @@ For one image W_j of a layer and one submodel (a ratio, or a device):
 
 C1 and C2 are 1×1 convolutions 1 → 16 → 1. Without a nonlinearity between them they are the map u ↦ a u + b with
 a = c2·c1 and b = c2·d1 + d2, so that K ∘ z = (1 + a) ω_j (K ∘ W_j) + b (K ∘ 1): the images, which stand still, meet
-only K. ∘ is a correlation or its transpose; kernels are nearly as large as the images, see blocks/filtering.py.
+only K. ∘ is a correlation or its transpose; kernels are nearly as large as the images, see correlation.py.
 """
 
 from collections.abc import Mapping, Sequence
