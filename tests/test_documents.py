@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from fedwright.server_runtime.methods.registry import METHODS
 from helpers.layout import modules_of, sources_of
 from helpers.tools import REPO
 
+README = REPO / "README.md"
 DOCUMENTS = [
     *(REPO / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", "profiles/README.md")),
     *sorted((REPO / "docs").rglob("*.md")),
@@ -70,7 +72,13 @@ def test_docstrings_and_comments_name_files_that_are_there() -> None:
 
 
 def test_readme_is_a_screen_and_a_half() -> None:
-    assert len((REPO / "README.md").read_text().splitlines()) <= 120
+    assert len(README.read_text().splitlines()) <= 120
+
+
+def test_readme_counts_the_methods() -> None:
+    papers = ("FRAMP", "FedConv", "HASA", "HyperFLoRA", "pFedClub")
+
+    assert f"five papers ({', '.join(papers)}) and {len(METHODS) - len(papers)} baselines" in README.read_text()
 
 
 def test_what_is_dead_is_found(tmp_path: Path) -> None:
