@@ -2,11 +2,11 @@
 
 Paper: HyperFLoRA: Federated Learning with Instantaneous Personalization (SDM 2024).
 Implemented: pre-training by FedAvg, or a base from a file; frozen base, fetched once; adapters of rank q on the model's
-adapted matrices and its head, or in any layers of any model that `targets` names (linear, convolution, attention, LSTM); class indicators; standard rounds; client pairs that pass one
-adapter to and fro through the server (E exchanges); bystanders, which get a merged model and never train (declared, or
-short of memory); the sequential and the +head variant; logits masked to owned classes as an option; adapters of a
-smaller rank for devices without the budget for q (the first components of what was written; the others learn from other
-devices).
+adapted matrices and its head, or in any layers of any model that `targets` names (linear, convolution, attention,
+LSTM); class indicators; standard rounds; client pairs that pass one adapter to and fro through the server (E
+exchanges); bystanders, which get a merged model and never train (declared, or short of memory); the sequential and the
++head variant; logits masked to owned classes as an option; adapters of a smaller rank for devices without the budget
+for q (the first components of what was written; the others learn from other devices).
 Left out: choosing the pre-trained checkpoint by validation accuracy.
 Differs: second factors begin at zero, so that the base is not disturbed at the start. The trunk keeps the size of what
 runs through it and reads r / ||r||, at five times the paper's rate and without weight decay: with torch's start
