@@ -11,6 +11,7 @@ from msgspec import Struct, structs
 from fedwright.protocol.errors import IdentityTaken
 from fedwright.protocol.messages import Refusal, Task, Update
 from fedwright.protocol.support.files import lock_folder, replace_file
+from fedwright.protocol.support.unreadable import UNREADABLE
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +132,7 @@ def _read(path: Path) -> _File:
         return msgspec.msgpack.decode(path.read_bytes(), type=_File)
     except FileNotFoundError:
         return _File()
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except UNREADABLE:
         # Written by another release, or a damaged disk: the server sends the task again.
         path.replace(path.with_suffix(".unreadable"))
         return _File()
