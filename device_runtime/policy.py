@@ -1,7 +1,9 @@
 """What the owner of a device lets any server ask of it: `policy.toml`, which nothing on the wire changes."""
 
+import importlib
 import os
 import re
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -154,13 +156,10 @@ def _read(path: Path) -> Policy:
 
 def _toml(text: str, path: Path) -> Any:
     # Python 3.10 has no tomllib; the [device] extra brings its twin there.
+    reader = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        import tomllib
-    except ImportError:
-        import tomli as tomllib  # type: ignore[import-not-found,no-redef,unused-ignore]
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as err:
+        return reader.loads(text)
+    except reader.TOMLDecodeError as err:
         raise ConfigError(f"the policy {path} is no TOML ({err}); `fedwright device policy` prints an example") from err
 
 

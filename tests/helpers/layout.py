@@ -16,7 +16,6 @@ OPTIONAL = {
     TORCH_BACKEND: {"torch"},
     "fedwright.device_runtime.data.images": {"PIL"},
     "fedwright.device_runtime.facts": {"jtop"},
-    "fedwright.device_runtime.policy": {"tomli"},
     "fedwright.protocol.link.broker_child": {"amqtt", "pwdlib"},
 }
 # They run in the environment of the system that is compared with.
