@@ -12,8 +12,9 @@ from fedwright.device_runtime import facts
 from fedwright.device_runtime.agent import Agent
 from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.describe.hidden_counts import HiddenCounts, counts_of, without_counts
-from fedwright.device_runtime.equipment import EquipmentSettings, find_profiles
-from fedwright.device_runtime.guard import Limits
+from fedwright.device_runtime.equipment import EquipmentSettings, find_profiles, limits_of
+from fedwright.device_runtime.owner_rules import OwnerRules
+from fedwright.device_runtime.policy import Policy, read_policy
 from fedwright.device_runtime.resources import Resources
 from fedwright.device_runtime.server_choice import DeviceIdentity
 from fedwright.device_runtime.store.checkpoint import Checkpoint
@@ -52,8 +53,11 @@ def open_agent(config: AgentConfig) -> Iterator[Agent]:
     """An agent that is connected and ready to `run`; it takes leave of the server when the block ends."""
     _check(config)
     folder = config.state / config.fleet / config.device
-    with closing(Journal(folder)) as journal, closing(TrainingProcess(_settings(config, folder))) as runner:
+    settings = _settings(config, folder)
+    limits_of(settings)
+    with closing(Journal(folder)) as journal, closing(TrainingProcess(settings)) as runner:
         resources = _resources(config, folder, journal, runner)
+        resources = replace(resources, owner=OwnerRules(settings.policy, folder))
         identity, link = _connect(config)
         with closing(link):
             agent = Agent(link, identity, resources, leave_when_over=config.once)
@@ -69,7 +73,6 @@ def _check(config: AgentConfig) -> None:
     topics.check_name(config.device, what="device id")
     for fleet in (config.fleet, *config.further):
         topics.check_name(fleet, what="fleet")
-    Limits(config.most_temperature_c, config.least_battery_ratio, config.most_load_ratio)
     config.identity()
 
 
@@ -86,7 +89,15 @@ def _settings(config: AgentConfig, folder: Path) -> EquipmentSettings:
         most_temperature_c=config.most_temperature_c,
         least_battery_ratio=config.least_battery_ratio,
         most_load_ratio=config.most_load_ratio,
+        policy=_policy(config),
     )
+
+
+def _policy(config: AgentConfig) -> Policy:
+    found = read_policy(config.policy)
+    if found.path is not None:
+        log.info("policy %s is in force: %s", found.path, "; ".join(found.policy.lines()))
+    return found.policy
 
 
 def _resources(config: AgentConfig, folder: Path, journal: Journal, runner: TrainingProcess) -> Resources:

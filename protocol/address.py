@@ -127,7 +127,7 @@ def outward_host() -> str:
 
 def _interface_address() -> str | None:
     """An address of this machine in a network that leads nowhere else, such as boards behind one switch."""
-    # Addresses are parsed where nothing is installed yet, too.
+    # The doctor must work where this is what is missing.
     import psutil
 
     states = psutil.net_if_stats()
