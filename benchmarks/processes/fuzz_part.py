@@ -1,7 +1,7 @@
 """One part of `fedwright bench fuzz`: some thousand examples for one decoder, in a process with little memory.
 
 Run as `python -m fedwright.benchmarks.processes.fuzz_part DECODER SEED EXAMPLES FOLDER WORK` where FOLDER holds the
-valid examples and WORK is empty; the last line it prints is what it found, as JSON. A process that dies names its seed by dying.
+valid examples and WORK is empty; the last line it prints is what it found, as JSON.
 """
 
 import logging

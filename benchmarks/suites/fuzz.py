@@ -47,7 +47,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         task = bar.add_task("examples", total=wanted * len(DECODERS))
         jobs = [(name, seed) for seed in range(wanted // part) for name in DECODERS]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for (name, _), one in zip(jobs, pool.map(lambda job: _part(*job, part, folder), jobs), strict=True):
+            parts = pool.map(lambda job: _part(job[0], job[1], part, folder), jobs)
+            for (name, _), one in zip(jobs, parts, strict=True):
                 found[name].append(one)
                 bar.advance(task, part)
     rows = [_row(name, parts) for name, parts in found.items()]
