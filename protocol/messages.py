@@ -1,7 +1,8 @@
 """The messages that cross the link, as typed records in wire order.
 
-Evolution rules: (1) a field is never renamed, re-typed or re-used; (2) a new field has a
-default; (3) a receiver ignores fields it does not know; (4) anything else raises VERSION.
+Evolution rules: (1) a field never gets another name on the wire, another type or another use; (2) a new field has a
+default; (3) a receiver ignores fields it does not know; (4) anything else raises VERSION. What an earlier release wrote
+is in tests/protocol/recorded.
 """
 
 from typing import Annotated, Literal
