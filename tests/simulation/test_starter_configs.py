@@ -56,7 +56,7 @@ REACHED: dict[str, Callable[[Ended], bool]] = {
     "fedavg": lambda end: end.models == 1 and end.marks == 1,
     "fedavg-masked": lambda end: len({str(end.method.model_of(d)[1]["head.bias"]) for d in end.plans}) > 1,
     "fedavgm": lambda end: any(value.any() for value in end.method._velocity.values()),
-    "fedbn": lambda end: all(any("norm" in n for n in plan.returns.personal) for plan in end.plans.values()),
+    "fedbn": lambda end: all("encoder.conv1.1.bias" in plan.returns.personal for plan in end.plans.values()),
     "fedconv": lambda end: end.models == 4 and end.ever("tuned") > 0,
     "feddropout": lambda end: end.marks == len(end.plans) and end.plans["device-0"].structure.spec.sizes != (),
     "fedgh": lambda end: end.models == 3 and end.metrics[-1]["head_loss"] < end.metrics[0]["head_loss"],
@@ -70,7 +70,7 @@ REACHED: dict[str, Callable[[Ended], bool]] = {
     "framp": lambda end: end.ever("hypernet_gradient") > 0 and end.ever("prototypes_moved") > 0,
     "hasa": lambda end: end.models > 2 and end.metrics[-1]["budget"] == pytest.approx(0.5, abs=0.05),
     "head-private": lambda end: all("head.weight" in plan.returns.personal for plan in end.plans.values()),
-    "hermes": lambda end: end.models > 1 and end.metrics[-1]["density"] < 1,
+    "hermes": lambda end: end.plans["device-0"].structure.spec.sizes != () and end.metrics[-1]["density"] < 1,
     "heterofl": lambda end: end.models == 3 and all(end.objectives("masked_classes")),
     "hyperflora": lambda end: end.ever("adapters") > len(end.plans) and end.ever("hypernet_gradient") > 0,
     "lotteryfl": lambda end: end.metrics[-1]["density"] < 1 and any(p.returns.masked for p in end.plans.values()),
@@ -79,13 +79,11 @@ REACHED: dict[str, Callable[[Ended], bool]] = {
     "pfedhn": lambda end: end.ever("hypernet_gradient") > 0,
     "pfedhr": lambda end: end.models == 3 and end.ever("teachers") > 5 and any(end.objectives("distill")),
     "pfedme": lambda end: all(end.objectives("envelope")),
-    "scaffold": lambda end: any(
-        side.any() for d in end.plans for side in end.method.emit(d, end.plans[d]).sides.values()
-    ),
+    "scaffold": lambda end: any(value.any() for value in end.method._common.values()),
     "scalefl": lambda end: end.models == 3 and any(end.objectives("exit_distill")),
     "slice-tuned": lambda end: end.models == 4 and end.ever("tuned") > 0,
-    "tailorfl": lambda end: end.models == 3 and end.marks > 3,
     "standalone": lambda end: len({str(end.method.model_of(d)[1]["head.bias"]) for d in end.plans}) == len(end.plans),
+    "tailorfl": lambda end: end.models == 3 and end.marks > 3,
 }
 # Any round behind the last one.
 NEXT = 99
