@@ -38,7 +38,7 @@ MESSAGES_BYTES = 16_000
 
 Runs = Mapping[str, list[Finished]]
 # Every model as the method leaves it, and after its device has trained it alone once more.
-MOMENTS: tuple[Part, ...] = ("test", "test after")
+MOMENTS: tuple[Part, ...] = ("test before", "test after")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def job_config(found: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _row(name: str, own: list[Finished], shares: list[float]) -> dict[str, Any]:
-    before = [100 * job.curve("test", "mean")[-1] for job in own]
+    before = [100 * job.curve("test before", "mean")[-1] for job in own]
     after = [100 * job.curve("test after", "mean")[-1] for job in own]
     sizes = [by_size(job, len(shares)) for job in own]
     records = [record for job in own for record in job.devices.values()]
@@ -108,7 +108,7 @@ def _row(name: str, own: list[Finished], shares: list[float]) -> dict[str, Any]:
         "mean": mean(before),
         "error": standard_error(before),
         "after own training": mean(after),
-        **{figure: 100 * mean(job.curve("test", figure)[-1] for job in own) for figure in ("worst", "p10")},
+        **{figure: 100 * mean(job.curve("test before", figure)[-1] for job in own) for figure in ("worst", "p10")},
         **{f"{share:.3g}": 100 * mean(found[level] for found in sizes) for level, share in enumerate(shares)},
         "thousand entries": mean(mean(job.seen["entries"].values()) for job in own) / 1e3,
         "kB per round": mean(per_round) / 1e3,
@@ -131,10 +131,10 @@ def _paired_rows(runs: Runs) -> list[dict[str, Any]]:
 
 
 def _curves(runs: Runs) -> list[dict[str, Any]]:
-    rounds = [entry.round for entry in next(iter(runs.values()))[0].evaluations if entry.part == "test"]
+    rounds = [entry.round for entry in next(iter(runs.values()))[0].evaluations if entry.part == "test before"]
     return [
         {"round": number}
-        | {name: 100 * mean(job.curve("test", "mean")[at] for job in own) for name, own in runs.items()}
+        | {name: 100 * mean(job.curve("test before", "mean")[at] for job in own) for name, own in runs.items()}
         for at, number in enumerate(rounds)
     ]
 

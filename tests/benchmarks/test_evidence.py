@@ -92,7 +92,7 @@ def test_a_device_that_gets_more_than_its_share_is_over_budget() -> None:
 def finished(accuracies: list[float], *, bytes_each: float, cpu_s: float, once: int = 0) -> Finished:
     """Of one device that is right in so many of 100 cases after rounds 1, 2, …"""
     measured = [
-        FleetEvaluation(number, "test", (DeviceAccuracy("d", round(100 * value), 100, 1.0),))
+        FleetEvaluation(number, "test before", (DeviceAccuracy("d", round(100 * value), 100, 1.0),))
         for number, value in enumerate(accuracies, start=1)
     ]
     total = int(bytes_each * len(accuracies)) + once
