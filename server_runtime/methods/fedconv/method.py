@@ -72,6 +72,7 @@ class FedConv(LeveledMethod):
             check_width(setting.spec, self.level_width(size), size)
         self._params = params
         self._server = ServerSide(params, setting, self.specs)
+        self._server.check_kernels()
         self._compress = torch.zeros(0)
         self._dilate: dict[str, Tensor] = {}
         self._head: Tensors = {}
