@@ -19,7 +19,7 @@ from fedwright.benchmarks.harness.suite import (
     seeds_of,
     standard_error,
 )
-from fedwright.benchmarks.suites.sizes_fashion import by_size
+from fedwright.benchmarks.suites.sizes_fashion import by_size, mean_curves
 from fedwright.protocol.link.broker import Broker
 from fedwright.server_runtime.methods.registry import METHODS
 from fedwright.server_runtime.methods.shared.submodels import count_params
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
                 budget_views(runs, BASE), key=lambda row: -float(row["equal parameters"])
             ),
             f"accuracy in points above {BASE}, paired seeds": _paired_rows(runs),
-            "mean accuracy in percent, by round": _curves(runs),
+            "mean accuracy in percent, by round": mean_curves(runs),
             "bytes of a task on a link, and as simulations count them": links,
             "settings": [
                 {"method": name, **own.train, **{key: str(value) for key, value in own.params.items()}}
@@ -127,15 +127,6 @@ def _paired_rows(runs: Runs) -> list[dict[str, Any]]:
             ours, theirs = ([100 * job.curve(part, "mean")[-1] for job in jobs] for jobs in (own, runs[BASE]))
             rows.append({"method": name, "own training": moment, **paired_row(ours, theirs)})
     return rows
-
-
-def _curves(runs: Runs) -> list[dict[str, Any]]:
-    rounds = [entry.round for entry in next(iter(runs.values()))[0].evaluations if entry.part == "test"]
-    return [
-        {"round": number}
-        | {name: 100 * mean(job.curve("test", "mean")[at] for job in own) for name, own in runs.items()}
-        for at, number in enumerate(rounds)
-    ]
 
 
 def _links(found: Mapping[str, Any]) -> list[dict[str, Any]]:

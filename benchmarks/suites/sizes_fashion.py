@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "accuracy in percent of devices by size, each with its own submodel": [
             _row(method, own, shares) for method, own in runs.items()
         ],
-        "mean accuracy in percent, by round": _curves(runs),
+        "mean accuracy in percent, by round": mean_curves(runs),
     }
     return {"seeds": seeds, "tables": tables, "checks": checks(runs, shares)}
 
@@ -58,7 +58,8 @@ def _row(method: str, own: list[Finished], shares: list[float]) -> dict[str, Any
     return row
 
 
-def _curves(runs: Runs) -> list[dict[str, Any]]:
+def mean_curves(runs: Runs) -> list[dict[str, Any]]:
+    """The fleet's mean accuracy after every measured round, a column for each method."""
     rounds = [entry.round for entry in next(iter(runs.values()))[0].evaluations if entry.part == "test"]
     return [
         {"round": number}
