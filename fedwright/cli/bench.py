@@ -35,6 +35,10 @@ SUITES = {
         "suites.hasa_titles",
         "who should get wide models: HASA's rules on Medium titles",
     ),
+    "hasa-cifar": (
+        "suites.hasa_cifar",
+        "HASA's rules on CIFAR-10, scored by pixels, at one common width too",
+    ),
     "sizes-fashion": ("suites.sizes_fashion", "submodel methods at 1/64 to 1 of the parameters"),
     "framp-fashion": (
         "suites.framp_fashion",
