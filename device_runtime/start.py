@@ -3,6 +3,8 @@
 import logging
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +12,9 @@ from fedwright.device_runtime import facts
 from fedwright.device_runtime.agent import Agent
 from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.describe.hidden_counts import HiddenCounts, counts_of, without_counts
-from fedwright.device_runtime.equipment import EquipmentSettings, find_profiles
-from fedwright.device_runtime.guard import Limits
+from fedwright.device_runtime.equipment import EquipmentSettings, find_profiles, limits_of
+from fedwright.device_runtime.owner_rules import OwnerRules
+from fedwright.device_runtime.policy import Policy, read_policy
 from fedwright.device_runtime.resources import Resources
 from fedwright.device_runtime.server_choice import DeviceIdentity
 from fedwright.device_runtime.store.checkpoint import Checkpoint
@@ -24,7 +27,7 @@ from fedwright.protocol import codec, topics
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.crypto.secure_sum import LEAST_DEVICES
 from fedwright.protocol.crypto.x25519 import KEY_BYTES
-from fedwright.protocol.link import connect
+from fedwright.protocol.link import Link, connect
 from fedwright.protocol.messages import Gone
 
 log = logging.getLogger(__name__)
@@ -36,24 +39,41 @@ MB = 1e6
 
 def run_agent(config: AgentConfig) -> None:
     """Run one device in the foreground; SIGTERM and SIGINT end it cleanly."""
+    _check(config)
+    # Emulated devices and services may have been started further back already.
+    os.nice(max(0, config.nice - os.nice(0)))
+    with open_agent(config) as agent:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: agent.stop())
+        agent.run()
+
+
+@contextmanager
+def open_agent(config: AgentConfig) -> Iterator[Agent]:
+    """An agent that is connected and ready to `run`; it takes leave of the server when the block ends."""
+    _check(config)
+    folder = config.state / config.fleet / config.device
+    settings = _settings(config, folder)
+    limits_of(settings)
+    with closing(Journal(folder)) as journal, closing(TrainingProcess(settings)) as runner:
+        resources = _resources(config, folder, journal, runner)
+        resources = replace(resources, owner=OwnerRules(settings.policy, folder))
+        identity, link = _connect(config)
+        with closing(link):
+            agent = Agent(link, identity, resources, leave_when_over=config.once)
+            log.info("device %s serves fleet %s at %s", identity.device, identity.fleet, config.broker)
+            try:
+                yield agent
+            finally:
+                agent.leave()
+
+
+def _check(config: AgentConfig) -> None:
+    """Say what is wrong before the data is read, which may take long."""
     topics.check_name(config.device, what="device id")
     for fleet in (config.fleet, *config.further):
         topics.check_name(fleet, what="fleet")
-    Limits(config.most_temperature_c, config.least_battery_ratio, config.most_load_ratio)
-    # A wrong bundle is said before the data is read, which may take long.
     config.identity()
-    # Emulated devices and services may have been started further back already.
-    os.nice(max(0, config.nice - os.nice(0)))
-    folder = config.state / config.fleet / config.device
-    journal = Journal(folder)
-    try:
-        runner = TrainingProcess(_settings(config, folder))
-        try:
-            _run(config, _resources(config, folder, journal, runner))
-        finally:
-            runner.close()
-    finally:
-        journal.close()
 
 
 def _settings(config: AgentConfig, folder: Path) -> EquipmentSettings:
@@ -69,7 +89,15 @@ def _settings(config: AgentConfig, folder: Path) -> EquipmentSettings:
         most_temperature_c=config.most_temperature_c,
         least_battery_ratio=config.least_battery_ratio,
         most_load_ratio=config.most_load_ratio,
+        policy=_policy(config),
     )
+
+
+def _policy(config: AgentConfig) -> Policy:
+    found = read_policy(config.policy)
+    if found.path is not None:
+        log.info("policy %s is in force: %s", found.path, "; ".join(found.policy.lines()))
+    return found.policy
 
 
 def _resources(config: AgentConfig, folder: Path, journal: Journal, runner: TrainingProcess) -> Resources:
@@ -110,7 +138,7 @@ def _hiding(resources: Resources, device: str, folder: Path) -> Resources:
     return replace(resources, told=without_counts(told), hidden=hidden)
 
 
-def _run(config: AgentConfig, resources: Resources) -> None:
+def _connect(config: AgentConfig) -> tuple[DeviceIdentity, Link]:
     bundle = config.identity()
     identity = DeviceIdentity(
         config.device,
@@ -125,12 +153,4 @@ def _run(config: AgentConfig, resources: Resources) -> None:
     if bundle is None:
         log.warning("DEVELOPMENT MODE: no certificate and no signed tasks; enroll this device before it leaves the lab")
     link = connect(config.broker, client_id=identity.device, will=(up, gone), tls=config.tls(), login=config.login)
-    agent = Agent(link, identity, resources, leave_when_over=config.once)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: agent.stop())
-    log.info("device %s serves fleet %s at %s", identity.device, identity.fleet, config.broker)
-    try:
-        agent.run()
-    finally:
-        agent.leave()
-        link.close()
+    return identity, link

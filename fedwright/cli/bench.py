@@ -54,9 +54,11 @@ SUITES = {
     ),
     "fedconv-fashion": ("suites.fedconv", "FedConv, its rivals, its control and its parts"),
     "fedconv-har": ("suites.fedconv", "the same on phone motion, one device per person"),
+    "fedconv-devices": ("suites.fedconv_devices", "the devices' own models by FedConv's parts and by participation"),
     "fedconv-server": ("suites.fedconv_server", "what compression and dilation cost a server"),
     "pfedclub-fashion": ("suites.pfedclub", "unlike models that teach one another"),
     "pfedclub-cifar": ("suites.pfedclub", "the same on CIFAR-10"),
+    "pfedclub-studies": ("suites.pfedclub", "one architecture, more devices, fewer active, other K and finalists"),
     "pfedclub-server": (
         "suites.pfedclub_server",
         "what teachers cost a server, from 5 to 50 devices",
