@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -130,11 +131,14 @@ def _run(config: AgentConfig, resources: Resources) -> None:
         None if bundle is None else bundle.verify,
         config.further,
         config.patience_s,
+        None if bundle is None else bundle.sign,
     )
     up = topics.up(identity.fleet, identity.device)
     gone = codec.encode(Gone(), sender=identity.device, boot=identity.boot)
     if bundle is None:
         log.warning("DEVELOPMENT MODE: no certificate and no signed tasks; enroll this device before it leaves the lab")
+    elif ending := bundle.ending(time.time()):
+        log.warning("%s", ending)
     link = connect(config.broker, client_id=identity.device, will=(up, gone), tls=config.tls(), login=config.login)
     agent = Agent(link, identity, resources, leave_when_over=config.once)
     for number in (signal.SIGTERM, signal.SIGINT):
