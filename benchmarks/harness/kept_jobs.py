@@ -30,11 +30,16 @@ def keeping(suite: str) -> Iterator[None]:
 
 def place_of(job: Any) -> Path | None:
     """Where the result of a job is kept, or None outside of such a block; another program has another place."""
+    watch = None if job.watch is None else job.watch.__qualname__
+    return place_for(job.name, job.seed, job.config, job.share, job.parts, watch)
+
+
+def place_for(*words: Any) -> Path | None:
+    """Where what these words describe is kept; as `place_of`, for work that is no simulation."""
     if not _open:
         return None
-    watch = None if job.watch is None else job.watch.__qualname__
-    words = json.dumps([_program(), job.name, job.seed, job.config, job.share, job.parts, watch], sort_keys=True)
-    return _open[-1] / f"{hashlib.sha256(words.encode()).hexdigest()[:32]}.json"
+    text = json.dumps([_program(), *words], sort_keys=True)
+    return _open[-1] / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 
 @lru_cache(maxsize=1)
