@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 
 from fedwright.protocol.errors import BadArtifact
 from fedwright.protocol.messages import Returns
+from fedwright.protocol.support.unreadable import UNREADABLE
 
 FORMAT = 1
 MAX_OPSET = 18
@@ -145,7 +146,7 @@ def unpack(blob: bytes) -> Artifact:
         raise BadArtifact(f"artifact of {len(blob)} bytes is over the limit of {MAX_ARTIFACT_BYTES}")
     try:
         artifact = _decoder.decode(blob)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
+    except UNREADABLE as err:
         raise BadArtifact(f"artifact cannot be decoded: {err}") from err
     check_files(artifact)
     return artifact

@@ -39,7 +39,8 @@ MAX_RANK = 8
 DTYPES = {1: "float32", 6: "int32", 7: "int64", 9: "bool"}
 
 _EXTERNAL = 1
-_FLOAT, _INT32, _INT64 = 1, 6, 7
+_FLOAT = 1
+_WHOLE_BYTES = {6: 4, 7: 8, 9: 1}
 # Shapes, axes, paddings and scales have no more entries.
 _FEW = 64
 
@@ -217,12 +218,12 @@ def _scan_tensor(view: memoryview) -> Tensor:
 def _few_numbers(tensor: Record, dims: tuple[int, ...]) -> tuple[int, ...] | None:
     """The values of a tensor that could be a shape."""
     kind = tensor.number("data_type", 0)
-    if kind not in (_INT32, _INT64) or math.prod(dims) > _FEW:
+    if kind not in _WHOLE_BYTES or math.prod(dims) > _FEW:
         return None
-    raw, size = tensor.part("raw_data"), 8 if kind == _INT64 else 4
+    raw, size = tensor.part("raw_data"), _WHOLE_BYTES[kind]
     if raw is not None:
         return tuple(int.from_bytes(raw[at : at + size], "little", signed=True) for at in range(0, len(raw), size))
-    field_name = "int64_data" if kind == _INT64 else "int32_data"
+    field_name = "int64_data" if size == 8 else "int32_data"
     return tuple(signed(number) for part in tensor.parts.get(field_name, []) for number in varints(part))
 
 

@@ -31,14 +31,14 @@ def keeping(suite: str) -> Iterator[None]:
 def place_of(job: Any) -> Path | None:
     """Where the result of a job is kept, or None outside of such a block; another program has another place."""
     watch = None if job.watch is None else job.watch.__qualname__
-    return place_for(job.name, job.seed, job.config, job.share, job.parts, watch)
+    return place_named([job.name, job.seed, job.config, job.share, job.parts, watch])
 
 
-def place_for(*words: Any) -> Path | None:
-    """Where what these words describe is kept; as `place_of`, for work that is no simulation."""
+def place_named(words: Any) -> Path | None:
+    """The same for any job that these words, as JSON has them, tell from all others."""
     if not _open:
         return None
-    text = json.dumps([_program(), *words], sort_keys=True)
+    text = json.dumps([_program(), words], sort_keys=True)
     return _open[-1] / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 

@@ -1,6 +1,6 @@
 """`fedwright bench world`: how many public architectures build, train on a device and change as in torch.
 
-Every architecture of world.toml (torchvision, timm, transformers; small, random weights) goes through export,
+Every architecture of architectures.toml (torchvision, timm, transformers; small, random weights) goes through export,
 differentiation, the device's check and three steps, in a process with limits, and is compared with torch in float64.
 Finished ones are kept until the suite ends, so an interrupted one goes on.
 """
@@ -11,13 +11,16 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib import resources
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from fedwright.benchmarks.harness.kept_jobs import place_for
+import tomllib
+
+from fedwright.benchmarks.harness.kept_jobs import place_named
 from fedwright.benchmarks.harness.public_libraries import LIBRARIES, environment
-from fedwright.benchmarks.harness.suite import check, read_suite
+from fedwright.benchmarks.harness.suite import check
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.support.files import replace_file
 
@@ -25,6 +28,12 @@ GOAL = 0.97
 LEAST_ARCHITECTURES = 150
 SHOWN_CHARACTERS = 150
 KILO = 1e3
+
+
+def read_list() -> dict[str, Any]:
+    """The list of architectures, the names of a quick run, and the limits of a process."""
+    place = resources.files("fedwright.benchmarks").joinpath("harness", "architectures.toml")
+    return tomllib.loads(place.read_text(encoding="utf-8"))
 
 
 def architectures(document: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -42,20 +51,19 @@ def chosen(document: Mapping[str, Any], wanted: Sequence[str] | None, *, quick: 
     if wanted:
         found = [entry for entry in every if any(word in entry["name"] for word in wanted)]
         if not found:
-            raise ConfigError(f"no architecture of world.toml is called {' or '.join(wanted)}; try --models resnet18")
+            raise ConfigError(f"no architecture of the list is called {' or '.join(wanted)}; try --models resnet18")
         return found
-    names = set(document["suite"]["models"]) if quick else {entry["name"] for entry in every}
+    names = set(document["quick"]["models"]) if quick else {entry["name"] for entry in every}
     return [entry for entry in every if entry["name"] in names]
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure the architectures asked for, as many at a time as there are cores."""
     quick = bool(getattr(args, "quick", False))
-    document = read_suite("world", quick=quick)
+    document = read_list()
     entries = chosen(document, getattr(args, "models", None), quick=quick)
     python = environment()
-    limits = document["suite"]
-    rows = _all_rows(entries, python, limits)
+    rows = _all_rows(entries, python, document["limits"])
     return {
         "suite": "world",
         "seeds": [0],
@@ -81,7 +89,7 @@ def _all_rows(entries: list[dict[str, Any]], python: Path, limits: Mapping[str, 
 
 def measure_kept(entry: dict[str, Any], python: Path, limits: Mapping[str, Any]) -> dict[str, Any]:
     """One architecture, or what is kept of it since an earlier start of the suite."""
-    place = place_for(entry, dict(limits))
+    place = place_named([entry, dict(limits)])
     if place is not None and place.exists():
         kept: dict[str, Any] = json.loads(place.read_text())
         return kept

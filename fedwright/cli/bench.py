@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from fedwright.cli.arguments import new_file
+from fedwright.cli.arguments import command, new_file
 from fedwright.protocol.errors import ConfigError
 
 # suite -> (module below fedwright.benchmarks with `run(args) -> dict`, what it measures)
@@ -27,7 +27,9 @@ SUITES = {
         "suites.predictor",
         "predicted against measured steps and memory of whole models",
     ),
+    "fuzz": ("suites.fuzz", "a million hostile examples for every decoder"),
     "chaos": ("suites.chaos", "kills and cuts at random moments, against a run left in peace"),
+    "soak": ("suites.soak", "memory of server, devices and broker over thousands of rounds"),
     "edges": ("suites.edges", "what reaches the host, with and without edge servers"),
     "transport": ("suites.transport", "speed of blobs and messages, against a raw TCP relay"),
     "hasa-titles": (
@@ -92,12 +94,7 @@ EXAMPLES = """examples:
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command `bench`."""
-    parser = subparsers.add_parser(
-        "bench",
-        help="measure what the project promises",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command(subparsers, "bench", "measure what the project promises", EXAMPLES)
     parser.add_argument(
         "suites", nargs="*", metavar="SUITE", help="suites (see --list), or: report RESULT…, search SUITE"
     )

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedwright.cli.arguments import add_anew, add_rounds, new_file
+from fedwright.cli.arguments import add_anew, add_result_file, add_rounds, command
 from fedwright.cli.logs import add_log_options, say, start_logging
 from fedwright.cli.run_lifecycle import begin_anew, say_complete
 
@@ -30,17 +30,13 @@ from `fedwright server run`, which has runs/NAME. Interrupted, the same command 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `simulate`."""
-    parser = subparsers.add_parser(
-        "simulate",
-        help="run a config on this machine, hundreds of devices in a few processes",
-        description="Run a config with in-process devices that do the same tasks as real ones.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    about = "Run a config with in-process devices that do the same tasks as real ones."
+    summary = "run a config on this machine, hundreds of devices in a few processes"
+    parser = command(subparsers, "simulate", summary, EXAMPLE, about=about)
     parser.add_argument("config", metavar="CONFIG", type=Path, help="a TOML file; `fedwright init` writes one")
     add_rounds(parser)
     add_anew(parser)
-    parser.add_argument("--json", type=new_file, metavar="FILE", help="write the result as JSON too")
+    add_result_file(parser)
     add_log_options(parser)
     parser.set_defaults(run=run)
 

@@ -14,7 +14,9 @@ from torch import nn
 
 import fedwright
 from fedwright.protocol.artifact import FORMAT, Artifact, Manifest, Slot, TensorSpec, file_info, pack, unpack
+from fedwright.protocol.dataflow.outputs import check_eval_outputs, check_train_outputs
 from fedwright.protocol.errors import BadArtifact, BuildError
+from fedwright.protocol.onnx_outline import scan
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts import objectives
 from fedwright.server_runtime.artifacts.autodiff.engine import differentiate
@@ -23,11 +25,12 @@ from fedwright.server_runtime.artifacts.autodiff.graph import IR_VERSION, OPSET,
 from fedwright.server_runtime.artifacts.autodiff.rules.dropout import SEED
 from fedwright.server_runtime.artifacts.autodiff.shapes import measure
 from fedwright.server_runtime.artifacts.export import Rewrite, buffer_names, export, initial_weights
+from fedwright.server_runtime.artifacts.grouped_steps import make_stepper
 from fedwright.server_runtime.artifacts.loss import Loss, append_loss
 from fedwright.server_runtime.artifacts.macs import count_macs
 from fedwright.server_runtime.artifacts.memory import estimate
 from fedwright.server_runtime.artifacts.operator_table import tabulate
-from fedwright.server_runtime.artifacts.optimizer import LEARNING_RATE, Stepper, Updates, clip
+from fedwright.server_runtime.artifacts.optimizer import LEARNING_RATE, Updates, clip
 from fedwright.server_runtime.spec import Structure
 
 __all__ = ["Builder", "initial_weights"]
@@ -101,7 +104,18 @@ def build(structure: Structure, module: nn.Module) -> Artifact:
     train.frozen = train.graph.external = evaluation.graph.external = {**train.frozen, **evaluation.graph.external}
     train_bytes = train.graph.to_model().SerializeToString(deterministic=True)
     eval_bytes = evaluation.graph.to_model().SerializeToString(deterministic=True)
-    return Artifact(_manifest(structure, train, evaluation, train_bytes, eval_bytes), train_bytes, eval_bytes)
+    artifact = Artifact(_manifest(structure, train, evaluation, train_bytes, eval_bytes), train_bytes, eval_bytes)
+    _check_outputs(artifact, structure.spec.model)
+    return artifact
+
+
+def _check_outputs(artifact: Artifact, model: str) -> None:
+    """A model that mixes the samples of a batch is told here and not by every device."""
+    try:
+        check_train_outputs(scan(artifact.train, what="train.onnx"), artifact.manifest, "train.onnx")
+        check_eval_outputs(scan(artifact.eval, what="eval.onnx"), artifact.manifest, "eval.onnx")
+    except BadArtifact as err:
+        raise BuildError(f"devices would refuse {model}: {err}; keep samples apart until they are summed") from err
 
 
 @dataclass
@@ -166,7 +180,7 @@ def _rewrite(structure: Structure, trainable: list[str]) -> Rewrite | None:
 
 def _optimize(graph: Graph, structure: Structure, loss: Loss, trained: list[str]) -> Updates:
     """Append the backward pass and the optimizer; without clipping, each update follows its gradient at once."""
-    stepper = Stepper(graph, structure.optimizer)
+    stepper = make_stepper(graph, structure)
     masks = {}
     if structure.objective.element_masks:
         masks = {name: graph.add_input(Value(f"mask/{name}", graph.shape(name))) for name in trained}

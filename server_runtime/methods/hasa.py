@@ -3,7 +3,7 @@
 Paper: HASA (arXiv 2606.07621, 2026).
 Implemented: Algorithm 1 with the rules uniform, size, mixed, inverse and hasa; budgets of widths and of their squares;
 caps from the memory, seconds and MB per round that a device has; aggregation by the original FedAvg (protocol A) and
-selective (protocol B);
+selective (protocol B); the first channels, or sets as FedDropout's and windows as FedRolex's (Table II);
 scores from counts (classes of labels; of text the words that the model reads, every text once), from the pixels of
 images and from frozen features.
 with `secure_sum` the server sees of the counts only their sum over all devices, and one score of each
@@ -30,10 +30,12 @@ from fedwright.server_runtime.artifacts.export import model_inputs
 from fedwright.server_runtime.blocks.allocation import allocate, realised_budget
 from fedwright.server_runtime.blocks.budget import Cost, largest_ratio
 from fedwright.server_runtime.blocks.scores import distances, heterogeneity
+from fedwright.server_runtime.blocks.slicing import Plan, random_plan, rolling_plan
 from fedwright.server_runtime.methods.base import Assignment, MethodState, Setting, SumRequest, SumResult
 from fedwright.server_runtime.methods.params.hasa import HasaParams
 from fedwright.server_runtime.methods.shared.budget_fit import budget_of, cost_of, shown
 from fedwright.server_runtime.methods.shared.submodels import SubmodelMethod
+from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec
 
 log = logging.getLogger(__name__)
@@ -220,8 +222,25 @@ class Hasa(SubmodelMethod):
         """The first floor(r C) channels of every group."""
         return zoo.scaled(self.setting.spec, self.width_of(device))
 
+    def marks_of(self, device: str, round_number: int) -> tuple[int, ...]:
+        """Which channels: the seed of a random set, or where a window begins."""
+        if self._params.submodels == "random":
+            return (derive_seed(self.setting.seed, "subset", round_number, device),)
+        return (round_number - 1,) if self._params.submodels == "rolling" else ()
+
+    def plan_of(self, device: str, spec: ModelSpec, marks: tuple[int, ...]) -> Plan:
+        """The channels of a submodel."""
+        sizes = zoo.sizes_of(spec)
+        if self._params.submodels == "first":
+            return super().plan_of(device, spec, marks)
+        if self._params.submodels == "random":
+            return random_plan(self.full, sizes, np.random.default_rng(marks[0]))
+        return rolling_plan(self.full, sizes, marks[0])
+
     def widest(self) -> ModelSpec:
         """The first channels as far as the widest device goes; nobody trains the others."""
+        if self._params.submodels != "first":
+            return self.setting.spec
         return zoo.scaled(self.setting.spec, max(self._widths.values(), default=self._params.most))
 
     def advance(self) -> dict[str, float]:

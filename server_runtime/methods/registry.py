@@ -10,7 +10,7 @@ from fedwright.protocol.support import plugins
 from fedwright.protocol.support.settings import suggest
 from fedwright.server_runtime.methods.fedconv.params import FedConvParams
 from fedwright.server_runtime.methods.framp.params import FrampParams
-from fedwright.server_runtime.methods.params import generated_models, personal_models, submodels
+from fedwright.server_runtime.methods.params import averaging, generated_models, personal_models, pruned, submodels
 from fedwright.server_runtime.methods.params.hasa import HasaParams
 from fedwright.server_runtime.methods.starts import STARTS, Start
 from fedwright.server_runtime.public_data.embedded_sets import STARTER_PUBLIC
@@ -64,6 +64,10 @@ def _pairs(params: generated_models.HyperFLoRAParams) -> str:
     return "set pairs = false" if params.pairs else ""
 
 
+def _exchange(params: FedConvParams) -> str:
+    return "set exchange = false" if params.exchange else ""
+
+
 METHODS: dict[str, Entry] = {
     entry.name: entry
     for entry in (
@@ -73,6 +77,26 @@ METHODS: dict[str, Entry] = {
             generated_models.AdaptersPrivateParams,
             "baselines.adapters_private:AdaptersPrivate",
             model="cnn-lora",
+        ),
+        Entry(
+            "encoder-private",
+            "own encoders under a common last layer",
+            averaging.PrivateLayersParams,
+            "baselines.averaging.private_layers:EncoderPrivate",
+        ),
+        Entry(
+            "fccl",
+            "models of any kind whose public logits go together",
+            personal_models.FCCLParams,
+            "baselines.fccl:FCCL",
+            needs_public=True,
+            relays=_always,
+        ),
+        Entry(
+            "fedadam",
+            "FedAvg with Adam on the server",
+            averaging.AdaptiveParams,
+            "baselines.averaging.server_optimizers:FedAdam",
         ),
         Entry(
             "fedavg",
@@ -87,10 +111,24 @@ METHODS: dict[str, Entry] = {
             "baselines.fedavg_masked:Masked",
         ),
         Entry(
+            "fedavgm",
+            "FedAvg with momentum on the server",
+            averaging.FedAvgMParams,
+            "baselines.averaging.server_optimizers:FedAvgM",
+        ),
+        Entry(
+            "fedbn",
+            "FedAvg; every device keeps its normalisation layers",
+            averaging.PrivateLayersParams,
+            "baselines.averaging.private_layers:FedBN",
+            model="cnn-gn",
+        ),
+        Entry(
             "fedconv",
             "small models by convolution of a large one, tuned on the server",
             FedConvParams,
             "fedconv.method:FedConv",
+            relays=_exchange,
         ),
         Entry(
             "feddropout",
@@ -128,6 +166,12 @@ METHODS: dict[str, Entry] = {
         ),
         Entry("fedrolex", "a rolling window of channels", submodels.FedRolexParams, "baselines.fedrolex:FedRolex"),
         Entry(
+            "fedyogi",
+            "FedAvg with Yogi on the server",
+            averaging.AdaptiveParams,
+            "baselines.averaging.server_optimizers:FedYogi",
+        ),
+        Entry(
             "fiarse",
             "the largest entries of the model, chosen by importance",
             submodels.FiarseParams,
@@ -148,6 +192,18 @@ METHODS: dict[str, Entry] = {
         ),
         Entry("hasa", "wider submodels for devices whose data is unlike everyone's", HasaParams, "hasa:Hasa"),
         Entry(
+            "head-private",
+            "a common encoder; every device keeps its last layer",
+            averaging.PrivateLayersParams,
+            "baselines.averaging.private_layers:HeadPrivate",
+        ),
+        Entry(
+            "hermes",
+            "own pruned channels; what all have is averaged",
+            pruned.PruningParams,
+            "baselines.pruned.hermes:Hermes",
+        ),
+        Entry(
             "heterofl",
             "nested widths: the first channels of every layer",
             submodels.HeteroFLParams,
@@ -161,6 +217,18 @@ METHODS: dict[str, Entry] = {
             "hyperflora:HyperFLoRA",
             model="cnn-lora",
             relays=_pairs,
+        ),
+        Entry(
+            "lotteryfl",
+            "an own sparse ticket of the common model",
+            pruned.PruningParams,
+            "baselines.pruned.lotteryfl:LotteryFL",
+        ),
+        Entry(
+            "per-fedavg",
+            "a common start that one own step makes personal",
+            averaging.PerFedAvgParams,
+            "baselines.averaging.per_fedavg:PerFedAvg",
         ),
         Entry(
             "pfedclub",
@@ -183,6 +251,18 @@ METHODS: dict[str, Entry] = {
             needs_public=True,
         ),
         Entry(
+            "pfedme",
+            "personal models near a common one",
+            averaging.PFedMeParams,
+            "baselines.averaging.pfedme:PFedMe",
+        ),
+        Entry(
+            "scaffold",
+            "FedAvg with control variates against drift",
+            averaging.ScaffoldParams,
+            "baselines.averaging.scaffold:Scaffold",
+        ),
+        Entry(
             "scalefl",
             "narrower and shallower submodels with exits",
             submodels.ScaleFLParams,
@@ -200,6 +280,13 @@ METHODS: dict[str, Entry] = {
             "every device alone, with a model of its own",
             personal_models.StandaloneParams,
             "baselines.standalone:Standalone",
+        ),
+        Entry(
+            "tailorfl",
+            "the channels that matter most for a device's data",
+            pruned.TailorFLParams,
+            "baselines.pruned.tailorfl:TailorFL",
+            model="cnn-gn",
         ),
     )
 }

@@ -109,6 +109,7 @@ class Absorber:
                 if relay is not None:
                     relays.append(relay)
             try:
+                relays += method.pass_on()
                 metrics = {} if relays else stage.finish()
             except FAULTS as err:
                 raise Unusable(None, f"the method cannot close the round with it: {err}") from err
@@ -129,7 +130,8 @@ class Absorber:
         except (BadUpdate, BadBlob) as err:
             raise Unusable(one, str(err)) from err
         values = clip_norm(values, limit) if _is_change(one) else values
-        return checked_update(one.planned, one.update, values, weight=one.weight * weight)
+        devices = [planned.device for planned in one.tasks]
+        return checked_update(one.planned, one.update, values, weight=one.weight * weight, devices=devices)
 
     def _norm_limit(self, incoming: Sequence[Incoming]) -> float | None:
         """norm_factor times the lower median of the norms of all changes; None where that says nothing."""

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from fedwright.benchmarks.harness.suite import read_suite
 from fedwright.benchmarks.processes import architecture
 from fedwright.benchmarks.suites import world
 from fedwright.protocol.errors import ConfigError
@@ -29,18 +28,18 @@ def _network(layer: nn.Module) -> nn.Module:
 
 
 def test_list_is_long_enough_and_quick_names_are_in_it() -> None:
-    every = [entry["name"] for entry in world.architectures(read_suite("world", quick=False))]
-    document = read_suite("world", quick=True)
+    every = [entry["name"] for entry in world.architectures(world.read_list())]
+    document = world.read_list()
 
     quick = world.chosen(document, None, quick=True)
 
     assert len(set(every)) == len(every) >= world.LEAST_ARCHITECTURES
-    assert {entry["name"] for entry in quick} == set(document["suite"]["models"])
+    assert {entry["name"] for entry in quick} == set(document["quick"]["models"])
 
 
 def test_unknown_architecture_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"no architecture of world\.toml is called lenet-9000"):
-        world.chosen(read_suite("world", quick=False), ["lenet-9000"], quick=False)
+    with pytest.raises(ConfigError, match="no architecture of the list is called lenet-9000"):
+        world.chosen(world.read_list(), ["lenet-9000"], quick=False)
 
 
 def test_an_architecture_that_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
