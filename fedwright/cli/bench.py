@@ -36,6 +36,10 @@ SUITES = {
         "suites.hasa_titles",
         "who should get wide models: HASA's rules on Medium titles",
     ),
+    "hasa-cifar": (
+        "suites.hasa_cifar",
+        "HASA's rules on CIFAR-10, scored by pixels, at one common width too",
+    ),
     "sizes-fashion": ("suites.sizes_fashion", "submodel methods at 1/64 to 1 of the parameters"),
     "framp-fashion": (
         "suites.framp_fashion",
@@ -51,9 +55,11 @@ SUITES = {
     ),
     "fedconv-fashion": ("suites.fedconv", "FedConv, its rivals, its control and its parts"),
     "fedconv-har": ("suites.fedconv", "the same on phone motion, one device per person"),
+    "fedconv-devices": ("suites.fedconv_devices", "the devices' own models by FedConv's parts and by participation"),
     "fedconv-server": ("suites.fedconv_server", "what compression and dilation cost a server"),
     "pfedclub-fashion": ("suites.pfedclub", "unlike models that teach one another"),
     "pfedclub-cifar": ("suites.pfedclub", "the same on CIFAR-10"),
+    "pfedclub-studies": ("suites.pfedclub", "one architecture, more devices, fewer active, other K and finalists"),
     "pfedclub-server": (
         "suites.pfedclub_server",
         "what teachers cost a server, from 5 to 50 devices",
