@@ -1,7 +1,7 @@
 """One part of `fedwright bench fuzz`: some thousand examples for one decoder, in a process with little memory.
 
-Run as `python -m fedwright.benchmarks.processes.fuzz_part DECODER SEED EXAMPLES FOLDER` where FOLDER holds the valid
-examples; the last line it prints is what it found, as JSON. A process that dies names its seed by dying.
+Run as `python -m fedwright.benchmarks.processes.fuzz_part DECODER SEED EXAMPLES FOLDER WORK` where FOLDER holds the
+valid examples and WORK is empty; the last line it prints is what it found, as JSON.
 """
 
 import logging
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from fedwright.benchmarks.harness.decoders import DECODERS, Read
+from fedwright.benchmarks.harness.decoders import ARTIFACT, DECODERS, Read
 from fedwright.benchmarks.harness.mutations import mutated
 from fedwright.device_runtime import facts
 
@@ -43,12 +43,14 @@ class PartFound(msgspec.Struct):
 
 def main(arguments: list[str]) -> None:
     """Try the examples and print what came of them."""
-    name, seed, count, folder = arguments[0], int(arguments[1]), int(arguments[2]), Path(arguments[3])
+    name, seed, count = arguments[0], int(arguments[1]), int(arguments[2])
+    folder, work = Path(arguments[3]), Path(arguments[4])
     # Warnings about single examples would be gigabytes.
     logging.disable(logging.CRITICAL)
     decoder = DECODERS[name]
     valid = msgspec.msgpack.decode((folder / f"{name}.valid").read_bytes(), type=list[bytes])
-    read = decoder.reader(folder)
+    (work / ARTIFACT).write_bytes((folder / ARTIFACT).read_bytes())
+    read = decoder.reader(work)
     warm = PartFound()
     for example in valid:
         attempt(read, example, decoder.errors, warm)
