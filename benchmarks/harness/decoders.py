@@ -209,7 +209,7 @@ def _checkpoint(folder: Path) -> Read:
 
 def _configs(rng: random.Random) -> list[bytes]:
     del rng
-    from fedwright.cli.init import starter_config
+    from fedwright.api.starter import starter_config
     from fedwright.server_runtime.methods.registry import METHODS
 
     texts = [starter_config(entry) for entry in METHODS.values()]

@@ -3,9 +3,9 @@
 import argparse
 import json
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedwright.cli.arguments import (
     add_anew,
@@ -232,11 +232,12 @@ def _print_result(past: "PastRun | None", json_file: Path | None) -> None:
     """What each device of a run that is over did."""
     from rich.console import Console
 
+    from fedwright.api.results import run_result
     from fedwright.cli.tables import device_table
 
     if past is None:
         return
-    result = as_json(past)
+    result = run_result(past)
     console = Console()
     console.print(device_table(f"{past.config.method.name}, {past.config.run.rounds} rounds", result["devices"]))
     if result["model_path"] is not None:
@@ -248,6 +249,7 @@ def _print_result(past: "PastRun | None", json_file: Path | None) -> None:
 def _status(args: argparse.Namespace) -> int:
     from rich.console import Console
 
+    from fedwright.api.results import run_result
     from fedwright.cli.tables import device_table
     from fedwright.server_runtime.rounds.notices import read_notices
     from fedwright.server_runtime.run_folder.folder import NAMES
@@ -255,7 +257,7 @@ def _status(args: argparse.Namespace) -> int:
 
     past = open_run(args.run_folder or latest_run())
     if args.json:
-        print(json.dumps(as_json(past), indent=2))
+        print(json.dumps(run_result(past), indent=2))
         return 0
     state = "complete" if past.complete else "not complete" if past.begun else "waiting for its devices"
     done = f"{past.rounds_done} of {past.config.run.rounds} rounds"
@@ -264,7 +266,7 @@ def _status(args: argparse.Namespace) -> int:
         print(f"  classes: {', '.join(past.class_names)}")
     for number, metrics in enumerate(past.metrics, 1):
         print(f"  round {number}: " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
-    Console().print(device_table("", as_json(past)["devices"]))
+    Console().print(device_table("", run_result(past)["devices"]))
     if past.kept:
         print(f"  it can be rolled back to round {', '.join(map(str, past.kept))}")
     for notice in read_notices(past.folder.path):
@@ -325,25 +327,3 @@ def _export(args: argparse.Namespace) -> int:
     export_device(past.config, args.device, args.file)
     print(f"wrote {args.file} after {past.rounds_done} rounds of {past.folder.path}")
     return 0
-
-
-def as_json(past: "PastRun") -> dict[str, Any]:
-    """A run for programs."""
-    from fedwright.cli.tables import record_row
-    from fedwright.server_runtime.rounds.notices import read_notices
-
-    return {
-        "run": past.config.run.name,
-        "kind": past.kind,
-        "folder": str(past.folder.path),
-        "method": past.config.method.name,
-        "rounds": past.config.run.rounds,
-        "rounds_done": past.rounds_done,
-        "complete": past.complete,
-        "rounds_kept": list(past.kept),
-        "classes": list(past.class_names),
-        "metrics": past.metrics,
-        "devices": [record_row(record) for _, record in sorted(past.devices.items())],
-        "notices": [asdict(notice) for notice in read_notices(past.folder.path)],
-        "model_path": str(past.folder.model) if past.folder.model.exists() else None,
-    }
