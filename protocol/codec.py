@@ -114,7 +114,7 @@ def decode(
     if verify is not None and isinstance(envelope.body, signed):
         kind, by_device = type(envelope.body).__name__.lower(), isinstance(envelope.body, SIGNED_BY_DEVICES)
         if not signature:
-            remedy = "install this release of fedwright on the device" if by_device else _UNSIGNED
+            remedy = "update the agent on the device" if by_device else _UNSIGNED
             raise BadMessage(f"{kind} is not signed; {remedy}")
         if not verify(bytes(payload), signature):
             remedy = "somebody else made it, or the device must be enrolled anew" if by_device else _WRONG

@@ -65,7 +65,7 @@ def test_what_a_device_signed_is_heard(site: Site) -> None:
 
 def test_what_nobody_signed_is_not_heard(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     assert site.hear("pi-1", site.say("pi-1", UPDATE)) == []
-    assert "update is not signed; install this release of fedwright on the device" in caplog.text
+    assert "update is not signed; update the agent on the device" in caplog.text
 
 
 def test_what_another_device_signed_is_not_heard(site: Site, caplog: pytest.LogCaptureFixture) -> None:
