@@ -22,6 +22,7 @@ SUITES = {
         "suites.train_step",
         "CPU time, wall time and memory of a training step, against torch",
     ),
+    "world": ("suites.world", "public architectures that build, train and agree with torch"),
     "predictor": (
         "suites.predictor",
         "predicted against measured steps and memory of whole models",
@@ -34,6 +35,10 @@ SUITES = {
     "hasa-titles": (
         "suites.hasa_titles",
         "who should get wide models: HASA's rules on Medium titles",
+    ),
+    "hasa-cifar": (
+        "suites.hasa_cifar",
+        "HASA's rules on CIFAR-10, scored by pixels, at one common width too",
     ),
     "sizes-fashion": ("suites.sizes_fashion", "submodel methods at 1/64 to 1 of the parameters"),
     "framp-fashion": (
@@ -117,7 +122,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--run", dest="run_folder", type=Path, metavar="DIR", help="devices: tell of a run of real devices instead"
     )
-    parser.add_argument("--models", nargs="+", metavar="MODEL", help="train-step: models to measure")
+    parser.add_argument("--models", nargs="+", metavar="MODEL", help="train-step, world: models to measure")
     parser.add_argument("--threads", nargs="+", type=int, metavar="N", help="train-step: thread counts (1 2)")
     parser.add_argument(
         "--classic-python",
