@@ -140,7 +140,9 @@ class Returns(Struct, frozen=True):
 class Pool(Struct, frozen=True):
     """Updates that an edge may put together: those of the `size` tasks that have this key and go to this edge.
 
-    by: an update counts by its samples, or every device the same. clip_norm: largest norm of one device's change.
+    by: an update counts by its samples, or every device the same. most_samples: for how many this task's device may
+    count, whatever it says. clip_norm: largest norm of one device's change. norm_factor: the same as a multiple of the
+    median of the pool.
     features: class means come with the updates for the edge alone; the pooled update has none.
     stage, peers: the other edges that have pools of this stage, whose clusters may be linked with this edge's.
     """
@@ -153,6 +155,8 @@ class Pool(Struct, frozen=True):
     features: bool = False
     stage: Id | None = None
     peers: Annotated[list[Id], Meta(max_length=10_000)] = []
+    most_samples: Annotated[int, Meta(ge=1, le=2**53)] | None = None
+    norm_factor: Annotated[float, Meta(gt=0)] | None = None
 
 
 class Task(Struct, tag="task", frozen=True):

@@ -1,6 +1,6 @@
 """Averages that a few wrong or hostile devices cannot move far, with the interface of the selective mean."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,6 +15,12 @@ Array = NDArray[Any]
 # Entries of one tensor that are compared over all devices at a time: bounds memory whatever the model's size.
 PIECE = 1_000_000
 Kind = Literal["mean", "trimmed_mean", "median", "krum", "multi_krum", "similarity", "norm_bound"]
+
+# What works where nothing is averaged, where whole changes are averaged, and where each entry is.
+UNAVERAGED: tuple[Kind, ...] = ("mean", "norm_bound")
+BY_UPDATE: tuple[Kind, ...] = (*UNAVERAGED, "krum", "multi_krum", "similarity")
+BY_ENTRY: tuple[Kind, ...] = (*UNAVERAGED, "median", "trimmed_mean")
+ALL: tuple[Kind, ...] = (*BY_UPDATE, "median", "trimmed_mean")
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,16 @@ Mean = SelectiveMean | RobustMean
 def make_mean(combine: Combine, current: Mapping[str, Array], axes: Axes) -> Mean:
     """The average that the run's settings ask for."""
     return RobustMean(current, axes, combine) if combine.by_entry else SelectiveMean(current, axes)
+
+
+def robust_mean(rows: Sequence[Array], combine: Combine) -> Array:
+    """The mean of arrays of one shape, or (by entry) the median or trimmed mean; each has one voice."""
+    stacked = np.stack(rows)
+    if not combine.by_entry:
+        mean: Array = stacked.mean(axis=0, dtype=np.float64).astype(stacked.dtype)
+        return mean
+    flat = stacked.reshape(len(rows), -1)
+    return _robust(flat, flat[0], combine).reshape(stacked.shape[1:])
 
 
 def _robust(rows: Array, current: Array, combine: Combine) -> Array:

@@ -1,13 +1,14 @@
 """All methods there are, by name: what each is and can be told; its code is imported when it is made."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.support import plugins
 from fedwright.protocol.support.settings import suggest
+from fedwright.server_runtime.blocks.robust import ALL, BY_ENTRY, BY_UPDATE, UNAVERAGED, Kind
 from fedwright.server_runtime.embedded_sets import STARTER_PUBLIC
 from fedwright.server_runtime.methods.fedconv.params import FedConvParams
 from fedwright.server_runtime.methods.framp.params import FrampParams
@@ -25,7 +26,7 @@ class Entry:
 
     source: the method's class, or `module:name` with a module below this package. needs_public: it cannot begin without
     examples on the server. relays: whether it passes work on inside a round with these parameters, as advice how to
-    do without that; else empty.
+    do without that; else empty. robust: the choices of update.combine that do to its average what they should.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Entry:
     model: str = "cnn-small"
     needs_public: bool = False
     relays: Callable[[Any], str] = lambda params: ""
+    robust: Sequence[Kind] = UNAVERAGED
 
     @property
     def start(self) -> Start:
@@ -73,30 +75,35 @@ METHODS: dict[str, Entry] = {
             generated_models.AdaptersPrivateParams,
             "baselines.adapters_private:AdaptersPrivate",
             model="cnn-lora",
+            robust=ALL,
         ),
         Entry(
             "fedavg",
             "the whole model on every device, averaged by samples",
             submodels.FedAvgParams,
             "baselines.fedavg:FedAvg",
+            robust=ALL,
         ),
         Entry(
             "fedavg-masked",
             "FedAvg; a device uses only the classes that it holds",
             submodels.MaskedParams,
             "baselines.fedavg_masked:Masked",
+            robust=ALL,
         ),
         Entry(
             "fedconv",
             "small models by convolution of a large one, tuned on the server",
             FedConvParams,
             "fedconv.method:FedConv",
+            robust=BY_UPDATE,
         ),
         Entry(
             "feddropout",
             "a random subset of channels, anew each round",
             submodels.FedDropoutParams,
             "baselines.feddropout:FedDropout",
+            robust=ALL,
         ),
         Entry(
             "fedgh",
@@ -111,6 +118,7 @@ METHODS: dict[str, Entry] = {
             "baselines.fedkemf:FedKEMF",
             needs_public=True,
             relays=_always,
+            robust=BY_ENTRY,
         ),
         Entry(
             "fedmd",
@@ -119,25 +127,35 @@ METHODS: dict[str, Entry] = {
             "baselines.fedmd:FedMD",
             needs_public=True,
             relays=_always,
+            robust=BY_ENTRY,
         ),
         Entry(
             "fedprox",
             "FedAvg with devices held near the global model",
             submodels.FedProxParams,
             "baselines.fedprox:FedProx",
+            robust=ALL,
         ),
-        Entry("fedrolex", "a rolling window of channels", submodels.FedRolexParams, "baselines.fedrolex:FedRolex"),
+        Entry(
+            "fedrolex",
+            "a rolling window of channels",
+            submodels.FedRolexParams,
+            "baselines.fedrolex:FedRolex",
+            robust=ALL,
+        ),
         Entry(
             "fiarse",
             "the largest entries of the model, chosen by importance",
             submodels.FiarseParams,
             "baselines.fiarse:Fiarse",
+            robust=ALL,
         ),
         Entry(
             "flexifed",
             "own architectures that average the layers they share",
             personal_models.FlexiFedParams,
             "baselines.flexifed:FlexiFed",
+            robust=BY_ENTRY,
         ),
         Entry(
             "framp",
@@ -145,14 +163,18 @@ METHODS: dict[str, Entry] = {
             FrampParams,
             "framp.method:Framp",
             model="cnn-gn",
+            robust=BY_UPDATE,
         ),
-        Entry("hasa", "wider submodels for devices whose data is unlike everyone's", HasaParams, "hasa:Hasa"),
+        Entry(
+            "hasa", "wider submodels for devices whose data is unlike everyone's", HasaParams, "hasa:Hasa", robust=ALL
+        ),
         Entry(
             "heterofl",
             "nested widths: the first channels of every layer",
             submodels.HeteroFLParams,
             "baselines.heterofl:HeteroFL",
             model="cnn-gn",
+            robust=ALL,
         ),
         Entry(
             "hyperflora",
@@ -161,6 +183,7 @@ METHODS: dict[str, Entry] = {
             "hyperflora:HyperFLoRA",
             model="cnn-lora",
             relays=_pairs,
+            robust=BY_UPDATE,
         ),
         Entry(
             "pfedclub",
@@ -174,6 +197,7 @@ METHODS: dict[str, Entry] = {
             "a hypernetwork writes every device's whole model",
             generated_models.PFedHNParams,
             "baselines.pfedhn:PFedHN",
+            robust=BY_UPDATE,
         ),
         Entry(
             "pfedhr",
@@ -188,12 +212,14 @@ METHODS: dict[str, Entry] = {
             submodels.ScaleFLParams,
             "baselines.scalefl:ScaleFL",
             model="cnn-exits",
+            robust=ALL,
         ),
         Entry(
             "slice-tuned",
             "FedConv's control: slices with as much server training",
             FedConvParams,
             "baselines.slice_tuned:SliceTuned",
+            robust=BY_UPDATE,
         ),
         Entry(
             "standalone",
@@ -214,6 +240,16 @@ def find(name: str) -> Entry:
         names = [*METHODS, *(other.name for other in offered())]
         raise ConfigError(f"there is no method {name!r}; {suggest(name, names)}, or python:module:class")
     return METHODS[name]
+
+
+def check_combine(entry: Entry, kind: Kind) -> None:
+    """Raise ConfigError where a robust choice would not do to a method's average what it should."""
+    if kind not in entry.robust:
+        others = ", ".join(name for name, other in METHODS.items() if kind in other.robust)
+        raise ConfigError(
+            f"update.combine is {kind!r} but {entry.name} averages nothing that it could work on; choose one of "
+            f"{', '.join(entry.robust)}, or a method that it works with: {others}"
+        )
 
 
 def offered() -> list[plugins.Plugin]:
@@ -242,4 +278,5 @@ def _from_outside(plugin: plugins.Plugin) -> Entry:
         model=cls.model,
         needs_public=cls.needs_public,
         relays=cls.relays,
+        robust=cls.robust,
     )

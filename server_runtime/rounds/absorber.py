@@ -6,7 +6,8 @@ rejection the running server and one that was killed right then go on from the s
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,9 +16,10 @@ from fedwright.protocol.errors import BadBlob, BadUpdate, ConfigError, DataError
 from fedwright.protocol.messages import Update
 from fedwright.server_runtime.blocks.robust import Combine
 from fedwright.server_runtime.blocks.robust_weights import robust_weights
-from fedwright.server_runtime.fleet.admission import clip_norm, magnitude
-from fedwright.server_runtime.methods.base import CheckedUpdate, Method, MethodState, Relay
+from fedwright.server_runtime.fleet.admission import magnitude
+from fedwright.server_runtime.methods.base import CheckedUpdate, Method, MethodState, Relay, Tensors
 from fedwright.server_runtime.rounds.pooled_tasks import checked_update
+from fedwright.server_runtime.rounds.size_limits import LEAST_FOR_MEDIAN, ChangeSize, SizeLimits, limits_of
 from fedwright.server_runtime.rounds.store.base import Planned
 from fedwright.server_runtime.rounds.task_tracker import TaskTracker
 from fedwright.server_runtime.rounds.update_reader import UpdateReader
@@ -36,8 +38,8 @@ FAULTS = (
     DataError,
     ProtocolError,
 )
-# Fewer updates have no median that one of them could not move.
-LEAST_FOR_MEDIAN = 3
+# How many changes of earlier stages are remembered, for those in which few come at a time.
+KEPT_SIZES = 32
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,15 @@ class Absorbed:
 
 @dataclass(frozen=True)
 class Stage:
-    """The acts around a stage. restart: put the method where it stood before the stage. finish: close the round."""
+    """The acts around a stage. restart: put the method where it stood before the stage. finish: close the round.
+
+    looks_back: updates come a few at a time, so that they are also compared with those before them.
+    """
 
     number: int
     restart: Callable[[], None]
     finish: Callable[[], dict[str, float]]
+    looks_back: bool = False
 
 
 class Unusable(Exception):
@@ -78,12 +84,13 @@ class Unusable(Exception):
 
 @dataclass
 class Absorber:
-    """norm_factor: no change is longer than this many times the median of its stage. combine: who counts how much."""
+    """norm_factor: no change is larger than this many times the median of its stage. combine: who counts how much."""
 
     tracker: TaskTracker
     reader: UpdateReader
     norm_factor: float | None = None
     combine: Combine = field(default_factory=Combine)
+    _earlier: deque[ChangeSize] = field(default_factory=lambda: deque(maxlen=KEPT_SIZES))
 
     def absorb(self, method: Method, incoming: Sequence[Incoming], stage: Stage) -> Absorbed:
         """Fold in all that can be; RoundError when the method fails without any update."""
@@ -95,6 +102,7 @@ class Absorber:
                 left = self._without_culprits(method, left, stage, err)
                 stage.restart()
             else:
+                self._earlier += [self._size(one) for one in left if _is_change(one)]
                 self.reader.forget(planned.task.task for one in incoming for planned in one.tasks)
                 refs = [one.update.tensors for one in incoming]
                 return replace(done, tensors={ref.sha256 for ref in refs if ref is not None})
@@ -102,10 +110,11 @@ class Absorber:
     def _attempt(self, method: Method, incoming: Sequence[Incoming], stage: Stage) -> Absorbed:
         """One try from the start of the stage to its end; Unusable when it fails."""
         relays = []
-        limit, weights = self._norm_limit(incoming), self._weights(incoming)
+        limits = self._limits(incoming, stage)
         with np.errstate(all="ignore"):
+            weights = self._weights(method, incoming, limits)
             for one, weight in zip(incoming, weights, strict=True):
-                relay = self._absorb_one(method, one, limit, weight) if weight > 0 else None
+                relay = self._absorb_one(method, one, limits, weight) if weight > 0 else None
                 if relay is not None:
                     relays.append(relay)
             try:
@@ -117,50 +126,57 @@ class Absorber:
             raise Unusable(None, f"with it {problem}")
         return Absorbed(relays, metrics)
 
-    def _absorb_one(self, method: Method, one: Incoming, limit: float | None, weight: float) -> Relay | None:
+    def _absorb_one(self, method: Method, one: Incoming, limits: SizeLimits | None, weight: float) -> Relay | None:
+        checked = self._checked(one, limits, weight)
         try:
-            return method.absorb(one.planned.device, self._checked(one, limit, weight))
+            return method.absorb(one.planned.device, checked)
         except FAULTS as err:
             raise Unusable(one, f"the method cannot take it: {err}") from err
 
-    def _checked(self, one: Incoming, limit: float | None, weight: float) -> CheckedUpdate:
+    def _checked(self, one: Incoming, limits: SizeLimits | None, weight: float) -> CheckedUpdate:
         try:
             values = self.reader.take(one.planned, one.update)
         except (BadUpdate, BadBlob) as err:
             raise Unusable(one, str(err)) from err
-        values = clip_norm(values, limit) if _is_change(one) else values
+        values = limits.held(values) if limits is not None and _is_change(one) else values
         return checked_update(one.planned, one.update, values, weight=one.weight * weight)
 
-    def _norm_limit(self, incoming: Sequence[Incoming]) -> float | None:
-        """norm_factor times the lower median of the norms of all changes; None where that says nothing."""
-        changes = [one for one in incoming if _is_change(one)]
+    def _limits(self, incoming: Sequence[Incoming], stage: Stage) -> SizeLimits | None:
+        """norm_factor times the medians of all changes; where too few come at a time, earlier ones count too."""
         factor = 1.0 if self.combine.kind == "norm_bound" else self.norm_factor
-        if factor is None or len(changes) < LEAST_FOR_MEDIAN:
-            return None
-        norms = sorted(self._norm(one) for one in changes)
-        median = norms[(len(norms) - 1) // 2]
-        return factor * median or None
+        sizes = [self._size(one) for one in incoming if _is_change(one)]
+        if stage.looks_back and len(sizes) < LEAST_FOR_MEDIAN:
+            sizes += self._earlier
+        return limits_of(sizes, factor)
 
-    def _norm(self, one: Incoming) -> float:
+    def _size(self, one: Incoming) -> ChangeSize:
         try:
-            return self.reader.norm(one.planned, one.update)
+            return self.reader.size(one.planned, one.update)
         except (BadUpdate, BadBlob) as err:
             raise Unusable(one, str(err)) from err
 
-    def _weights(self, incoming: Sequence[Incoming]) -> list[float]:
+    def _weights(self, method: Method, incoming: Sequence[Incoming], limits: SizeLimits | None) -> list[float]:
         """What each update counts for under the robust choices that look at whole updates; 1 under the others."""
         weights = [1.0] * len(incoming)
         if not self.combine.weighs_updates:
             return weights
-        alike: dict[object, list[int]] = {}
+        groups: dict[object, list[tuple[int, Tensors]]] = {}
         for place, one in enumerate(incoming):
-            if _is_change(one):
-                alike.setdefault((one.planned.assignment.structure, one.planned.assignment.marks), []).append(place)
-        for places in alike.values():
-            changes = [self._checked(incoming[place], None, 1.0).tensors for place in places]
-            for place, weight in zip(places, robust_weights(self.combine, changes), strict=True):
+            found = self._compared(method, one, limits) if _is_change(one) else None
+            if found is not None:
+                groups.setdefault(found[0], []).append((place, found[1]))
+        for group in groups.values():
+            found_weights = robust_weights(self.combine, [change for _, change in group])
+            for (place, _), weight in zip(group, found_weights, strict=True):
                 weights[place] = weight
         return weights
+
+    def _compared(self, method: Method, one: Incoming, limits: SizeLimits | None) -> tuple[Hashable, Tensors] | None:
+        checked = self._checked(one, limits, 1.0)
+        try:
+            return method.compared(one.planned.device, checked)
+        except FAULTS as err:
+            raise Unusable(one, f"the method cannot take it: {err}") from err
 
     def _without_culprits(
         self, method: Method, incoming: Sequence[Incoming], stage: Stage, fault: Unusable
@@ -187,7 +203,7 @@ class Absorber:
                 self._attempt(method, [one], stage)
             except Unusable:
                 found.append(one)
-        return found or [max(incoming, key=self._norm)]
+        return found or [max(incoming, key=lambda one: self._size(one).whole.norm)]
 
 
 def incoming_of(planned: Planned, update: Update, plan: Mapping[str, Planned], *, weight: float = 1.0) -> Incoming:

@@ -18,10 +18,14 @@ EdgeOf = Callable[[str], str | None]
 
 @dataclass(frozen=True)
 class PoolTerms:
-    """clip_norm: largest norm of one device's change. features: edges get class means too, for their exchange."""
+    """clip_norm: largest norm of one device's change. features: edges get class means too, for their exchange.
+
+    norm_factor: largest size of one device's change, as a multiple of the median of its pool.
+    """
 
     clip_norm: float | None = None
     features: bool = False
+    norm_factor: float | None = None
 
 
 def with_pools(
@@ -42,6 +46,8 @@ def with_pools(
         edge, name = key
         features = terms.features and not planned.task.returns.prototypes
         pool = Pool(name, edge, sizes[key], by, terms.clip_norm, features)
+        most = planned.assignment.most_samples
+        pool = structs.replace(pool, most_samples=most, norm_factor=terms.norm_factor)
         peers = [other for other in edges if other != edge]
         if terms.features and peers:
             pool = structs.replace(pool, stage=_digest(planned.task.run_key, position), peers=peers)

@@ -6,7 +6,7 @@ Left out: nothing.
 Differs: devices send the change of their weights instead of the weights; the average is the same.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Literal
 
 import numpy as np
@@ -63,6 +63,10 @@ class FedAvg(Method):
         """Fold Δ_i into the mean with weight n_i."""
         self._change.add(update.tensors, {}, update.stats.samples * update.weight)
         return None
+
+    def compared(self, device: str, update: CheckedUpdate) -> tuple[Hashable, Tensors] | None:
+        """The whole change, beside all others'."""
+        return "", update.tensors
 
     def pools_by(self) -> Literal["samples", "devices"] | None:
         """A weighted mean of means is the mean; a median is not."""

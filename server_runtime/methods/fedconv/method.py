@@ -17,6 +17,7 @@ pressed into 0 … 1 before they are summed. Running statistics are taken anew o
 last layers is off, because it needs class means from every device and showed no gain on Fashion-MNIST at alpha 0.1.
 """
 
+from collections.abc import Hashable
 from dataclasses import replace
 from typing import Literal
 
@@ -75,11 +76,6 @@ class FedConv(LeveledMethod):
     rounding = "floor"
 
     def __init__(self, params: FedConvParams, setting: Setting) -> None:
-        if setting.combine.by_entry:
-            raise ConfigError(
-                f"update.combine is {setting.combine.kind!r} but fedconv and its control put means together, which a"
-                " single device can move; set it to 'mean' or choose an averaging method such as heterofl"
-            )
         super().__init__(params.levels, setting)
         last = classifier_names(setting.initial, setting.spec.classes)
         if params.exchange and any(name.startswith(params.personal_layers) for name in last):
@@ -149,9 +145,14 @@ class FedConv(LeveledMethod):
         self._brought.setdefault(key, PendingUpdate(spec)).add(change, update.weight * update.stats.samples)
         return None
 
+    def compared(self, device: str, update: CheckedUpdate) -> tuple[Hashable, Tensors] | None:
+        """The whole change, beside those of the same ratio: entries of two ratios have nothing in common."""
+        return update.assignment.structure.spec, update.tensors
+
     def pools_by(self) -> Literal["samples", "devices"] | None:
         """Changes of one ratio are averaged anyway, so that edges may do it; not where devices are told apart."""
-        return "samples" if self._params.hierarchy and not self._params.exchange else None
+        alike = self._params.hierarchy and not self._params.exchange and self.setting.combine.kind == "mean"
+        return "samples" if alike else None
 
     def advance(self) -> dict[str, float]:
         """Dilate what came, sum it up, and tune the compression for the next round."""
