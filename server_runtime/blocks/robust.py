@@ -16,11 +16,13 @@ Array = NDArray[Any]
 PIECE = 1_000_000
 Kind = Literal["mean", "trimmed_mean", "median", "krum", "multi_krum", "similarity", "norm_bound"]
 
-# What works where nothing is averaged, where whole changes are averaged, and where each entry is.
+# What works where nothing is averaged, where changes are weighed, where each entry is put together by itself, where
+# both is done, and where moreover the change of one device is one of the whole model: of Krum nothing else is left.
 UNAVERAGED: tuple[Kind, ...] = ("mean", "norm_bound")
-BY_UPDATE: tuple[Kind, ...] = (*UNAVERAGED, "krum", "multi_krum", "similarity")
+BY_UPDATE: tuple[Kind, ...] = (*UNAVERAGED, "multi_krum", "similarity")
 BY_ENTRY: tuple[Kind, ...] = (*UNAVERAGED, "median", "trimmed_mean")
-ALL: tuple[Kind, ...] = (*BY_UPDATE, "median", "trimmed_mean")
+SLICED: tuple[Kind, ...] = (*BY_UPDATE, "median", "trimmed_mean")
+ALL: tuple[Kind, ...] = (*SLICED, "krum")
 
 
 @dataclass(frozen=True)

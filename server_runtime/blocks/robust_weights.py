@@ -1,7 +1,8 @@
 """How much whole updates count where some devices may be hostile: chosen or weighed by how they lie to one another.
 
-Krum and Multi-Krum: Blanchard et al., Machine Learning with Adversaries (2017). Similarity weights: after FoolsGold
-(Fung et al., 2018), over one round's updates instead of their history, so that nothing must be remembered.
+Krum and Multi-Krum: Blanchard et al., Machine Learning with Adversaries (2017). Similarity weights share with
+FoolsGold (Fung et al., 2018) that cosines decide and that copies count once; FoolsGold itself trusts whoever is unlike
+all others, and so follows an attacker who has no accomplice.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,8 +19,8 @@ Array = NDArray[Any]
 Floats = NDArray[np.float64]
 # With fewer there is no majority to go by.
 LEAST = 3
-# FoolsGold's bounds of a weight before the logit.
-_EDGE = 0.99
+# Beyond this cosine two changes count as copies: devices with data of their own are never that alike.
+COPY = 0.999
 
 
 def robust_weights(combine: Combine, updates: Sequence[Mapping[str, Array]]) -> list[float]:
@@ -92,18 +93,15 @@ def krum_weights(distances: Floats, *, hostile: int, count: int) -> Floats:
 
 
 def similarity_weights(cosines: Floats) -> Floats:
-    """FoolsGold's weights: who points where another points too counts less, as copies of one attacker do.
+    """How much each points where most others point; those that point the same way to a hair share one voice.
 
-    v_i = max_j cos_ij; cos_ij scaled by v_i / v_j where v_i < v_j; alpha_i = 1 - max_j cos_ij, scaled to a largest
-    one of 1, then ln(alpha / (1 - alpha)) + 0.5, clipped to 0..1. If that leaves nobody, all count.
+    m_i = lower median over j of cos_ij; w_i = max(0, m_i) / copies_i, scaled to a largest one of 1. An attacker in the
+    minority has a median among the honest, whatever its accomplices send. If that leaves nobody, all count.
     """
-    cosines = cosines.copy()
-    np.fill_diagonal(cosines, -1.0)
-    most = cosines.max(axis=1)
-    pardon = np.where(most[:, None] < most[None, :], most[:, None] / np.where(most == 0, 1, most)[None, :], 1.0)
-    alpha = np.clip(1 - (cosines * pardon).max(axis=1), 0.0, 1.0)
-    if not alpha.max() > 0:
-        return np.ones(len(alpha))
-    alpha = np.clip(alpha / alpha.max(), 1 - _EDGE, _EDGE)
-    weights: Floats = np.clip(np.log(alpha / (1 - alpha)) + 0.5, 0.0, 1.0)
-    return weights if weights.any() else np.ones(len(weights))
+    seen = cosines.copy()
+    np.fill_diagonal(seen, 1.0)
+    middle = (len(seen) - 1) // 2
+    agreement = np.maximum(np.partition(seen, middle, axis=1)[:, middle], 0.0)
+    copies = (seen > COPY).sum(axis=1)
+    weights: Floats = agreement / copies
+    return weights / weights.max() if weights.max() > 0 else np.ones(len(weights))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.support import plugins
 from fedwright.protocol.support.settings import suggest
-from fedwright.server_runtime.blocks.robust import ALL, BY_ENTRY, BY_UPDATE, UNAVERAGED, Kind
+from fedwright.server_runtime.blocks.robust import ALL, BY_ENTRY, BY_UPDATE, SLICED, UNAVERAGED, Kind
 from fedwright.server_runtime.embedded_sets import STARTER_PUBLIC
 from fedwright.server_runtime.methods.fedconv.params import FedConvParams
 from fedwright.server_runtime.methods.framp.params import FrampParams
@@ -53,7 +53,8 @@ class Entry:
         return found
 
     def make(self, params: Any, setting: "Setting") -> "Method":
-        """The method at its birth."""
+        """The method at its birth; ConfigError when it cannot do what the setting asks for."""
+        check_combine(self, setting.combine.kind)
         make: Callable[[Any, Setting], Method] = self.method
         return make(params, setting)
 
@@ -103,7 +104,7 @@ METHODS: dict[str, Entry] = {
             "a random subset of channels, anew each round",
             submodels.FedDropoutParams,
             "baselines.feddropout:FedDropout",
-            robust=ALL,
+            robust=SLICED,
         ),
         Entry(
             "fedgh",
@@ -141,14 +142,14 @@ METHODS: dict[str, Entry] = {
             "a rolling window of channels",
             submodels.FedRolexParams,
             "baselines.fedrolex:FedRolex",
-            robust=ALL,
+            robust=SLICED,
         ),
         Entry(
             "fiarse",
             "the largest entries of the model, chosen by importance",
             submodels.FiarseParams,
             "baselines.fiarse:Fiarse",
-            robust=ALL,
+            robust=SLICED,
         ),
         Entry(
             "flexifed",
@@ -166,7 +167,11 @@ METHODS: dict[str, Entry] = {
             robust=BY_UPDATE,
         ),
         Entry(
-            "hasa", "wider submodels for devices whose data is unlike everyone's", HasaParams, "hasa:Hasa", robust=ALL
+            "hasa",
+            "wider submodels for devices whose data is unlike everyone's",
+            HasaParams,
+            "hasa:Hasa",
+            robust=SLICED,
         ),
         Entry(
             "heterofl",
@@ -174,7 +179,7 @@ METHODS: dict[str, Entry] = {
             submodels.HeteroFLParams,
             "baselines.heterofl:HeteroFL",
             model="cnn-gn",
-            robust=ALL,
+            robust=SLICED,
         ),
         Entry(
             "hyperflora",
@@ -212,7 +217,7 @@ METHODS: dict[str, Entry] = {
             submodels.ScaleFLParams,
             "baselines.scalefl:ScaleFL",
             model="cnn-exits",
-            robust=ALL,
+            robust=SLICED,
         ),
         Entry(
             "slice-tuned",
@@ -247,7 +252,7 @@ def check_combine(entry: Entry, kind: Kind) -> None:
     if kind not in entry.robust:
         others = ", ".join(name for name, other in METHODS.items() if kind in other.robust)
         raise ConfigError(
-            f"update.combine is {kind!r} but {entry.name} averages nothing that it could work on; choose one of "
+            f"update.combine is {kind!r} but {entry.name} has no average that it could work on; choose one of "
             f"{', '.join(entry.robust)}, or a method that it works with: {others}"
         )
 

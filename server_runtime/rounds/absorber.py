@@ -6,7 +6,6 @@ rejection the running server and one that was killed right then go on from the s
 
 import logging
 import math
-from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +18,7 @@ from fedwright.server_runtime.blocks.robust_weights import robust_weights
 from fedwright.server_runtime.fleet.admission import magnitude
 from fedwright.server_runtime.methods.base import CheckedUpdate, Method, MethodState, Relay, Tensors
 from fedwright.server_runtime.rounds.pooled_tasks import checked_update
-from fedwright.server_runtime.rounds.size_limits import LEAST_FOR_MEDIAN, ChangeSize, SizeLimits, limits_of
+from fedwright.server_runtime.rounds.size_limits import LEAST_FOR_MEDIAN, ChangeSize, SizeLimit, SizeLimits, limits_of
 from fedwright.server_runtime.rounds.store.base import Planned
 from fedwright.server_runtime.rounds.task_tracker import TaskTracker
 from fedwright.server_runtime.rounds.update_reader import UpdateReader
@@ -38,8 +37,8 @@ FAULTS = (
     DataError,
     ProtocolError,
 )
-# How many changes of earlier stages are remembered, for those in which few come at a time.
-KEPT_SIZES = 32
+# Of how many devices it is remembered how large their last change was.
+KEPT_SIZES = 1000
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,8 @@ class Absorber:
     reader: UpdateReader
     norm_factor: float | None = None
     combine: Combine = field(default_factory=Combine)
-    _earlier: deque[ChangeSize] = field(default_factory=lambda: deque(maxlen=KEPT_SIZES))
+    # By device, of stages before.
+    _earlier: dict[str, ChangeSize] = field(default_factory=dict)
 
     def absorb(self, method: Method, incoming: Sequence[Incoming], stage: Stage) -> Absorbed:
         """Fold in all that can be; RoundError when the method fails without any update."""
@@ -102,7 +102,7 @@ class Absorber:
                 left = self._without_culprits(method, left, stage, err)
                 stage.restart()
             else:
-                self._earlier += [self._size(one) for one in left if _is_change(one)]
+                self._remember(left, stage)
                 self.reader.forget(planned.task.task for one in incoming for planned in one.tasks)
                 refs = [one.update.tensors for one in incoming]
                 return replace(done, tensors={ref.sha256 for ref in refs if ref is not None})
@@ -142,12 +142,31 @@ class Absorber:
         return checked_update(one.planned, one.update, values, weight=one.weight * weight)
 
     def _limits(self, incoming: Sequence[Incoming], stage: Stage) -> SizeLimits | None:
-        """norm_factor times the medians of all changes; where too few come at a time, earlier ones count too."""
+        """norm_factor times the medians of all changes, one voice for each device.
+
+        Where too few come at a time, what others sent before counts too; before there is enough of that, no change is
+        longer than the model that it is one of.
+        """
         factor = 1.0 if self.combine.kind == "norm_bound" else self.norm_factor
-        sizes = [self._size(one) for one in incoming if _is_change(one)]
-        if stage.looks_back and len(sizes) < LEAST_FOR_MEDIAN:
-            sizes += self._earlier
-        return limits_of(sizes, factor)
+        changes = [one for one in incoming if _is_change(one)]
+        sizes = {one.planned.device: self._size(one) for one in changes}
+        if factor is None or not stage.looks_back:
+            return limits_of(list(sizes.values()), factor)
+        if len(sizes) < LEAST_FOR_MEDIAN:
+            sizes = dict(self._earlier) | sizes
+        if len(sizes) < LEAST_FOR_MEDIAN and changes:
+            return SizeLimits(SizeLimit(max(self.reader.model_norm(one.planned) for one in changes), 0.0), {})
+        return limits_of(list(sizes.values()), factor)
+
+    def _remember(self, incoming: Sequence[Incoming], stage: Stage) -> None:
+        """Keep how large the changes were, as far as they counted."""
+        limits = self._limits(incoming, stage)
+        for one in incoming:
+            if _is_change(one):
+                size = self._size(one)
+                self._earlier[one.planned.device] = size if limits is None else limits.held_size(size)
+        while len(self._earlier) > KEPT_SIZES:
+            del self._earlier[next(iter(self._earlier))]
 
     def _size(self, one: Incoming) -> ChangeSize:
         try:

@@ -84,12 +84,18 @@ class SizeLimits:
 
     def held(self, values: Tensors) -> Tensors:
         """An update within these limits; what is too large is scaled down."""
-        size = ChangeSize.of(values)
-        factors = {name: limit.factor(size.tensors[name]) for name, limit in self.tensors.items() if name in values}
-        factors = {name: factors.get(name, 1.0) for name in size.tensors}
-        whole = self.whole.factor(size.scaled(factors).whole)
-        factors = {name: f if name in MEASURED else f * whole for name, f in factors.items()}
+        factors = self._factors(ChangeSize.of(values))
         return values | {name: values[name] * values[name].dtype.type(f) for name, f in factors.items() if f < 1}
+
+    def held_size(self, size: ChangeSize) -> ChangeSize:
+        """What `held` makes of an update of this size."""
+        return size.scaled(self._factors(size))
+
+    def _factors(self, size: ChangeSize) -> dict[str, float]:
+        found = {name: limit.factor(size.tensors[name]) for name, limit in self.tensors.items() if name in size.tensors}
+        factors = {name: found.get(name, 1.0) for name in size.tensors}
+        whole = self.whole.factor(size.scaled(factors).whole)
+        return {name: f if name in MEASURED else f * whole for name, f in factors.items()}
 
 
 def limits_of(sizes: Sequence[ChangeSize], factor: float | None, *, least: int = LEAST_FOR_MEDIAN) -> SizeLimits | None:

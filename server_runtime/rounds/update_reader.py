@@ -54,6 +54,11 @@ class UpdateReader:
             self.check(planned, update)
         return self._sizes[update.task]
 
+    def model_norm(self, planned: Planned) -> float:
+        """The norm of the model that a device was sent; that of a small one is 1."""
+        sent = deltas.load(self._planner.blobs.path(planned.task.weights.sha256))[0]
+        return max(1.0, ChangeSize.of(sent).whole.norm)
+
     def forget(self, tasks: Iterable[str]) -> None:
         """Let go of what is known of updates that are folded in or left out."""
         for task in tasks:

@@ -17,7 +17,7 @@ from fedwright.server_runtime.methods.base import MethodState
 from fedwright.server_runtime.methods.registry import METHODS, find
 from fedwright.server_runtime.public_data import PublicData
 from fedwright.server_runtime.rounds.absorber import state_problem
-from helpers.any_fleet import conduct_any, share_artifacts, spoilt, strange
+from helpers.any_fleet import QUICK, conduct_any, share_artifacts, spoilt, strange, usual_summary
 from helpers.examples import few
 from helpers.fleet import report
 from helpers.message_strategies import of_type
@@ -25,7 +25,7 @@ from helpers.resume import Killed, final_state
 
 SHAPE, CLASSES, ROUNDS = (1, 8, 8), 4, 2
 PUBLIC = PublicData(np.random.default_rng(3).random((20, *SHAPE), np.float32), np.arange(20) % CLASSES)
-USUAL = DataSummary(24, 8, list(SHAPE), CLASSES, class_counts=[6, 6, 6, 6], descriptor=[0.25] * 16, pixel_std=0.1)
+USUAL = usual_summary(SHAPE, CLASSES)
 HONEST, OTHERS = ("a", "c", "e"), ("b", "d")
 EXAMPLES = 4
 # Magnitudes that admission lets pass, and some that it does not.
@@ -46,6 +46,7 @@ join_timeout_s = 0.01
 model = "{model}"
 [method]
 name = "{method}"
+{more}
 [train]
 batch = 8
 [update]
@@ -123,6 +124,7 @@ def die_at(number: int) -> Any:
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_run_ends_whatever_devices_say(name: Any, tmp_path: Path) -> None:
     entry = find(name)
+    more = QUICK.get(name, "")
     graphs = tmp_path / "graphs"
 
     # A failure is printed as it was drawn: a smaller one would take hundreds of runs to find.
@@ -136,7 +138,7 @@ def test_a_run_ends_whatever_devices_say(name: Any, tmp_path: Path) -> None:
     def check(said: Any, answers: Any, killed_at: Any, combine: Any) -> None:
         folder = Path(tempfile.mkdtemp(dir=tmp_path))
         share_artifacts(folder, graphs)
-        text = CONFIG.format(folder=folder, rounds=ROUNDS, model=entry.model, method=name, combine=combine)
+        text = CONFIG.format(folder=folder, rounds=ROUNDS, model=entry.model, method=name, combine=combine, more=more)
         config = config_from_text(text, where="test")
         fleet: Any = {
             "reports": dict.fromkeys(HONEST, report(data=USUAL)) | dict(zip(OTHERS, said, strict=True)),

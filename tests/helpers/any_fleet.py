@@ -10,16 +10,25 @@ from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import tensors
 from fedwright.protocol.artifact import CLASS_MEANS, returned_shapes
 from fedwright.protocol.blobs import BlobStore, make_ref
-from fedwright.protocol.messages import Report, Stats, Task, Update
+from fedwright.protocol.messages import DataSummary, Report, Stats, Task, Update
 from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.config import RunConfig
 from fedwright.server_runtime.public_data import PublicData
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.transport.device_channel import Heard
 
+# Settings with which the server itself trains little.
+BRIEF = "pretrain_epochs = 1\ncompress_epochs = 1\nagain_epochs = 1\ndilate_epochs = 1\nweigh_epochs = 1"
+QUICK = {"fedconv": BRIEF, "slice-tuned": BRIEF}
 STATS = Stats(samples=24, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
 Answer = Callable[[Task, dict[str, np.ndarray]], Any]
 """What a device says to a task, given the tensors that an honest one would send."""
+
+
+def usual_summary(shape: tuple[int, ...], classes: int) -> DataSummary:
+    """What a device with some samples of every class says of them."""
+    counts = [24 // classes] * classes
+    return DataSummary(24, 8, list(shape), classes, class_counts=counts, descriptor=[0.25] * 16, pixel_std=0.1)
 
 
 def wanted_tensors(task: Task, blobs: BlobStore) -> dict[str, np.ndarray]:

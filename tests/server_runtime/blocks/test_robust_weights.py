@@ -43,10 +43,25 @@ def test_multi_krum_leaves_out_as_many_as_may_be_hostile() -> None:
     assert found == [1, 1, 1, 0, 1]
 
 
-def test_copies_of_one_attacker_count_less_than_those_who_differ() -> None:
-    found = robust_weights(Combine("similarity"), updates([1, 0, 0], [0, 1, 0], [5, 5, 9], [5, 5, 9]))
-    assert found[2:] == [0, 0]
-    assert min(found[:2]) > 0.9
+def test_who_points_against_most_others_does_not_count() -> None:
+    found = robust_weights(Combine("similarity"), updates([1, 0.1], [1, 0], [1, -0.1], [-1, 0], [0, 1]))
+    assert found[3] == 0
+    assert min(found[:3]) > 0.9
+    assert found[4] < 0.2
+
+
+def test_copies_share_one_voice() -> None:
+    found = robust_weights(Combine("similarity"), updates([3, 1, 0], [3, 0, 1], [3, -1, 0], [3, 0, -1], [3, 0, -1]))
+    assert found[3] == found[4] == pytest.approx(0.5)
+    assert found[:3] == pytest.approx([1, 1, 1], abs=0.15)
+
+
+def test_attackers_in_the_minority_do_not_count_however_alike_they_are() -> None:
+    honest: list[list[float]] = [[5, 1, 0], [5, 0, 1], [5, -1, 0]]
+    hostile: list[list[float]] = [[-9, 9, 0], [-9, 9, 0]]
+    found = robust_weights(Combine("similarity"), updates(*honest, *hostile))
+    assert found[3:] == [0, 0]
+    assert min(found[:3]) > 0.9
 
 
 @pytest.mark.parametrize("kind", ["mean", "median", "trimmed_mean", "norm_bound"])
