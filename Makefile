@@ -41,7 +41,8 @@ test: check
 	@scripts/test $(ARGS)
 
 fuzz: $(READY)
-	$(BIN)/python -m pytest tests/protocol --hypothesis-profile=long --timeout=0 $(ARGS)
+	$(BIN)/fedwright bench fuzz --strict $(ARGS)
+	$(BIN)/python -m pytest tests/protocol --hypothesis-profile=long --timeout=0
 
 bench-train-step: $(READY)
 	@$(BIN)/fedwright bench train-step $(ARGS)

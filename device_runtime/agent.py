@@ -157,7 +157,7 @@ class Agent:
                 round_s=self._have.round_s,
                 round_bytes=self._have.round_bytes,
                 model=self._have.model,
-                sum_key=None if self._have.hidden is None else self._have.hidden.public,
+                **({} if self._have.hidden is None else self._have.hidden.offer()),
             )
         )
 

@@ -20,7 +20,7 @@ Level = Literal["ok", "warn", "fail"]
 
 OLDEST_PYTHON = (3, 10)
 OLDEST_ONNXRUNTIME = (1, 19, 2)
-PACKAGES = ("numpy", "paho-mqtt", "msgspec", "safetensors", "zstandard", "psutil")
+PACKAGES = ("numpy", "paho-mqtt", "msgspec", "safetensors", "zstandard", "psutil", "cryptography")
 
 # An agent after start-up takes about 60 MB; a small model's step some 20 to 50 more.
 FAIL_FREE_BYTES = 100e6

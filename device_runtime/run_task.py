@@ -18,7 +18,7 @@ from fedwright.device_runtime.train.loop import (
     INPUT,
     LABEL,
     Evaluation,
-    class_prototypes,
+    class_means,
     evaluate,
     evaluation_batch,
     logits_of,
@@ -28,7 +28,7 @@ from fedwright.device_runtime.train.loop import (
 from fedwright.device_runtime.train.trainer_cache import TrainerCache
 from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import deltas, tensors
-from fedwright.protocol.artifact import PUBLIC_LOGITS, Artifact
+from fedwright.protocol.artifact import CLASS_COUNTS, CLASS_MEANS, PUBLIC_LOGITS, Artifact
 from fedwright.protocol.errors import BadBlob
 from fedwright.protocol.messages import Recipe, Stats, Task
 
@@ -44,13 +44,13 @@ CheckArtifact = Callable[[Artifact, Recipe], None]
 """Raises BadArtifact or OverBudget before a session is made."""
 
 MeanNoise = Callable[[Array, Array, Sequence[str]], tuple[Array, Array]]
-"""What leaves the device instead of class prototypes [classes, dim] and counts [classes]; takes the run's classes."""
+"""What leaves the device instead of class means [classes, dim] and counts [classes]; takes the run's classes."""
 
 
-def unchanged_means(prototypes: Array, counts: Array, run_names: Sequence[str]) -> tuple[Array, Array]:
+def unchanged_means(means: Array, counts: Array, run_names: Sequence[str]) -> tuple[Array, Array]:
     """The truth."""
     del run_names
-    return prototypes, counts
+    return means, counts
 
 
 @dataclass(frozen=True)
@@ -131,9 +131,9 @@ def run_task(
         learned = trainer.weights()
         tools.personal.keep(task, {name: learned[name] for name in task.returns.personal})
     result = _returned(task, trainer, received)
-    if task.returns.prototypes:
-        prototypes, counts = tools.class_mean_noise(*class_prototypes(seen, data, batch=batch), task.class_names)
-        result |= {"prototypes": prototypes, "prototype_counts": counts.astype(np.float32)}
+    if task.returns.class_means:
+        means, counts = tools.class_mean_noise(*class_means(seen, data, batch=batch), task.class_names)
+        result |= {CLASS_MEANS: means, CLASS_COUNTS: counts.astype(np.float32)}
     if task.returns.logits and public is not None:
         result[PUBLIC_LOGITS] = logits_of(seen, public.x, batch=batch)
     return Result(

@@ -99,7 +99,14 @@ def _hiding(resources: Resources, device: str, folder: Path) -> Resources:
     """Nothing of the data's content is told; counts go into sums that hide them, with one key in all lives."""
     told = resources.told
     secret = kept_secret(folder / "sum-key", KEY_BYTES)
-    hidden = HiddenCounts(device, counts_of(told), secret=secret, folder=folder, class_names=told.class_names)
+    hidden = HiddenCounts(
+        device,
+        counts_of(told),
+        secret=secret,
+        folder=folder,
+        class_names=told.class_names,
+        words=told.score_counts,
+    )
     return replace(resources, told=without_counts(told), hidden=hidden)
 
 

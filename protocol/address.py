@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
+import psutil
+
 from fedwright.protocol.errors import ConfigError
 
 PORTS = {"mqtt": 1883, "mqtts": 8883}
@@ -122,4 +124,14 @@ def outward_host() -> str:
             probe.connect(_ELSEWHERE)
             return str(probe.getsockname()[0])
         except OSError:
-            return socket.gethostname() or "localhost"
+            return _interface_address() or socket.gethostname() or "localhost"
+
+
+def _interface_address() -> str | None:
+    """An address of this machine in a network that leads nowhere else, such as boards behind one switch."""
+    states = psutil.net_if_stats()
+    for name, addresses in psutil.net_if_addrs().items():
+        for each in addresses:
+            if each.family == socket.AF_INET and states[name].isup and not each.address.startswith("127."):
+                return str(each.address)
+    return None

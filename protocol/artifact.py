@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 
 from fedwright.protocol.errors import BadArtifact
 from fedwright.protocol.messages import Returns
+from fedwright.protocol.support.unreadable import UNREADABLE
 
 FORMAT = 1
 MAX_OPSET = 18
@@ -97,10 +98,10 @@ class Manifest(Struct, frozen=True):
     backend: Literal["portable", "classic"] = "portable"
 
 
-# Names under which class means and the numbers behind them travel.
-CLASS_MEANS = ("prototypes", "prototype_counts")
+# Names under which class means and the numbers of samples behind them travel.
+CLASS_MEANS, CLASS_COUNTS = BY_CLASS = ("prototypes", "prototype_counts")
 # What a device measured, as against what it learnt: never rounded, thinned out, clipped or owed.
-MEASURED = (*CLASS_MEANS, PUBLIC_LOGITS)
+MEASURED = (*BY_CLASS, PUBLIC_LOGITS)
 
 
 def returned_shapes(manifest: Manifest, returns: Returns) -> dict[str, tuple[int, ...]]:
@@ -109,9 +110,9 @@ def returned_shapes(manifest: Manifest, returns: Returns) -> dict[str, tuple[int
     if returns.weights != "none":
         slots = [slot for slot in manifest.slots if slot.role != "optimizer" and slot.name not in returns.personal]
         shapes = {slot.name: tuple(slot.shape) for slot in slots}
-    if returns.prototypes:
-        shapes["prototypes"] = (manifest.classes, manifest.embedding_size)
-        shapes["prototype_counts"] = (manifest.classes,)
+    if returns.class_means:
+        shapes[CLASS_MEANS] = (manifest.classes, manifest.embedding_size)
+        shapes[CLASS_COUNTS] = (manifest.classes,)
     if returns.logits:
         shapes[PUBLIC_LOGITS] = (returns.logits, manifest.classes)
     return shapes
@@ -145,7 +146,7 @@ def unpack(blob: bytes) -> Artifact:
         raise BadArtifact(f"artifact of {len(blob)} bytes is over the limit of {MAX_ARTIFACT_BYTES}")
     try:
         artifact = _decoder.decode(blob)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
+    except UNREADABLE as err:
         raise BadArtifact(f"artifact cannot be decoded: {err}") from err
     check_files(artifact)
     return artifact

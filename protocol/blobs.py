@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from msgspec import structs
@@ -159,16 +159,15 @@ class BlobStore:
 
     def put_file(self, source: Path) -> str:
         """Keep a copy of a file without reading it whole; returns its name."""
-        with self._temporary() as temporary:
-            shutil.copyfile(source, temporary)
-            sha256 = make_ref(temporary, inline=False).sha256
-            self._adopt(temporary, sha256)
-        return sha256
+        return self._keep(source, shutil.copyfile)
 
     def take_file(self, source: Path) -> str:
         """Make a file of the same disk a blob; it is gone from its old place. Returns its name."""
+        return self._keep(source, os.replace)
+
+    def _keep(self, source: Path, bring: Callable[[Path, Path], object]) -> str:
         with self._temporary() as temporary:
-            os.replace(source, temporary)
+            bring(source, temporary)
             sha256 = make_ref(temporary, inline=False).sha256
             self._adopt(temporary, sha256)
         return sha256

@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 
 from fedwright.protocol.artifact import MAX_ARTIFACT_BYTES
 from fedwright.protocol.errors import BadArtifact
+from fedwright.protocol.support.unreadable import UNREADABLE
 
 File = Annotated[bytes, Meta(min_length=1, max_length=MAX_ARTIFACT_BYTES)]
 
@@ -36,5 +37,5 @@ def unpack_files(train: bytes) -> ClassicFiles:
     """The three files, or BadArtifact."""
     try:
         return _decoder.decode(train)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as err:
+    except UNREADABLE as err:
         raise BadArtifact(f"artifact for the classic backend cannot be decoded: {err}") from err

@@ -16,6 +16,7 @@ import zstandard
 
 from fedwright.protocol import tensors as safe
 from fedwright.protocol.errors import BadBlob, BadUpdate
+from fedwright.protocol.support.unreadable import UNREADABLE
 from fedwright.protocol.varints import pack_gaps, unpack_gaps
 
 Array = npt.NDArray[Any]
@@ -125,7 +126,7 @@ def _read(source: bytes | Path) -> tuple[dict[str, PackedTensor], dict[str, Arra
     note = safe.metadata(source).get(KEY, "{}")
     try:
         entries = _decoder.decode(note)
-    except (msgspec.MsgspecError, RecursionError) as err:
+    except UNREADABLE as err:
         raise BadBlob(f"delta has an unreadable description: {err}") from err
     pieces = safe.load(source)
     known = {f"{kind}:{name}" for name in entries for kind in "vsi"}

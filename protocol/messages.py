@@ -6,7 +6,9 @@ default; (3) a receiver ignores fields it does not know; (4) anything else raise
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
+
+from fedwright.protocol.field_types import ClassNames, Count, Id, Key, Seconds, Sha256, Text
 
 VERSION = 1
 
@@ -15,16 +17,6 @@ CHUNK_BYTES = 256 * 1024
 LARGE_CHUNK_BYTES = 1024 * 1024
 LARGE_BLOB_BYTES = 16 * 1024 * 1024
 MAX_CHUNKS = 65_536
-
-# \Z and not $, which lets a line break follow; ids become names of files.
-Id = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^(?!\.{1,2}\Z)[A-Za-z0-9_.\-]+\Z")]
-Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-Count = Annotated[int, Meta(ge=0, le=2**53)]
-Seconds = Annotated[float, Meta(ge=0)]
-Text = Annotated[str, Meta(max_length=2000)]
-Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
-# What a device, a config or a run calls its classes, in the order of their numbers.
-ClassNames = Annotated[list[Annotated[str, Meta(min_length=1, max_length=200)]], Meta(max_length=10_000)]
 
 
 Why = Literal["run_over", "identity_taken", "misfit"]
@@ -60,8 +52,7 @@ class Board(Struct, frozen=True):
 class DataSummary(Struct, frozen=True):
     """What a device says about its data, and nothing more.
 
-    score_counts: how often each token occurs, where that says more than class_counts. pixel_std: mean standard
-    deviation of an image's pixels. descriptor: mean of frozen random features over the samples.
+    score_counts: how often each word occurs. pixel_std: mean spread of an image's pixels. descriptor: random features.
     class_names: what the device calls its classes, which are in this order in all that is told here; empty when it
     keeps that to itself, None when its labels are numbers. input_dtype: of the samples, empty when it is not told.
     number_descriptor: of whole numbers, what `descriptor` would be if they were measured and not word numbers.
@@ -98,8 +89,9 @@ class Report(Struct, tag="report", frozen=True):
     model: Text = ""
     # An edge server, which speaks for devices of its own and trains nothing itself.
     edge: bool = False
-    # Offered by a device that keeps its counts to itself: its part in sums that hide them (secure_sum).
+    # Offered by a device that hides its counts: its part in secure sums, and how many words those must have room for.
     sum_key: Key | None = None
+    sum_words: Annotated[int, Meta(ge=0, le=500_000)] = 0
 
 
 class Recipe(Struct, frozen=True):
@@ -120,7 +112,7 @@ class Recipe(Struct, frozen=True):
 class Returns(Struct, frozen=True):
     """What the device sends back besides its statistics.
 
-    codec and keep_ratio (share of the largest entries of each tensor) apply to deltas, not to prototypes and logits;
+    codec and keep_ratio (share of the largest entries of each tensor) apply to deltas, not to class means and logits;
     what they leave out stays on the device and is added to its next delta. masked: of tensors that came as some of
     their entries, only those are sent back, without indices. logits: how many public rows there are whose logits are
     asked for. personal: tensors that stay the device's own: it goes on from what it kept of them in this run and sends
@@ -131,7 +123,8 @@ class Returns(Struct, frozen=True):
     codec: Literal["float32", "bf16", "int8"] = "float32"
     keep_ratio: Annotated[float, Meta(gt=0, le=1)] = 1.0
     evaluate: bool = True
-    prototypes: bool = False
+    # Class means and their counts; on the wire under their first name.
+    class_means: bool = field(default=False, name="prototypes")
     masked: bool = False
     logits: Count = 0
     personal: Annotated[list[Text], Meta(max_length=10_000)] = []
@@ -143,7 +136,7 @@ class Pool(Struct, frozen=True):
     by: an update counts by its samples, or every device the same. most_samples: for how many this task's device may
     count, whatever it says. clip_norm: largest norm of one device's change. norm_factor: the same as a multiple of the
     median of the pool.
-    features: class means come with the updates for the edge alone; the pooled update has none.
+    class_means: they come with the updates for the edge alone; the pooled update has none.
     stage, peers: the other edges that have pools of this stage, whose clusters may be linked with this edge's.
     """
 
@@ -152,7 +145,7 @@ class Pool(Struct, frozen=True):
     size: Annotated[int, Meta(ge=1, le=1_000_000)]
     by: Literal["samples", "devices"] = "samples"
     clip_norm: Annotated[float, Meta(gt=0)] | None = None
-    features: bool = False
+    class_means: bool = field(default=False, name="features")
     stage: Id | None = None
     peers: Annotated[list[Id], Meta(max_length=10_000)] = []
     most_samples: Annotated[int, Meta(ge=1, le=2**53)] | None = None
@@ -302,6 +295,7 @@ class Ask(Struct, tag="ask", frozen=True):
 
     mask: send `length` counts under masks made with these keys. open: send the seeds that hide the sum over those
     who are present. score: send how unlike the pooled counts your own are. class_names: the order of the counts.
+    words: counts of words and not of classes are meant.
     """
 
     sum: Id
@@ -313,6 +307,7 @@ class Ask(Struct, tag="ask", frozen=True):
     pooled: Annotated[list[Count], Meta(max_length=500_000)] = []
     smoothing: Annotated[float, Meta(ge=0)] = 0.0
     class_names: ClassNames = []
+    words: bool = False
 
 
 class Answer(Struct, tag="answer", frozen=True):

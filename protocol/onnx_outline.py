@@ -5,29 +5,50 @@ cannot bound is a BadArtifact, so that nothing reaches the runtime that was not 
 """
 
 import math
-from collections.abc import Callable, Iterator
+import struct
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fedwright.protocol.errors import BadArtifact
 from fedwright.protocol.graph_bounds import Bounds
+from fedwright.protocol.onnx_wire import (
+    ATTRIBUTE,
+    DIMENSION,
+    ENTRY,
+    GRAPH,
+    MASK,
+    MODEL,
+    NODE,
+    OPSET,
+    SHAPE,
+    TENSOR,
+    TENSOR_TYPE,
+    TYPE,
+    VALUE,
+    Record,
+    decoded,
+    read,
+    signed,
+    varints,
+)
 
 MAX_DEPTH = 3
 MAX_NODES = 200_000
-MAX_NAME_BYTES = 1024
 MAX_RANK = 8
 
 DTYPES = {1: "float32", 6: "int32", 7: "int64", 9: "bool"}
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _EXTERNAL = 1
-_INT64 = 7
+_FLOAT = 1
+_WHOLE_BYTES = {6: 4, 7: 8, 9: 1}
+# Shapes, axes, paddings and scales have no more entries.
+_FEW = 64
 
 
 class Tensor(NamedTuple):
     """A tensor stored in the file. `external` holds what it says about data elsewhere; empty when it holds its own.
 
-    numbers: its values where they are whole numbers and few, as those of a shape are.
+    numbers: its values where they are whole numbers and few, as those of a shape are; floats: the same of others.
     """
 
     name: str
@@ -36,6 +57,7 @@ class Tensor(NamedTuple):
     size_bytes: int
     external: dict[str, str]
     numbers: tuple[int, ...] | None = None
+    floats: tuple[float, ...] | None = None
 
 
 class OutlineValue(NamedTuple):
@@ -44,6 +66,25 @@ class OutlineValue(NamedTuple):
     name: str
     dtype: str
     dims: tuple[int, ...] | None
+
+
+class Node(NamedTuple):
+    """One operator; of its attributes those that are a number, numbers, a text, a tensor or a graph."""
+
+    operator: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: "dict[str, int | tuple[int, ...] | str | Tensor | Graph]"
+
+
+@dataclass
+class Graph:
+    """The operators of a graph in their order, the tensors that it holds, and the names it is given and gives."""
+
+    nodes: list[Node] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+    inputs: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -64,102 +105,7 @@ class Outline:
     inner: list[Tensor] = field(default_factory=list)
     most_entries: int = 0
     most_trips: int = 0
-
-
-# What a field may hold: one number, numbers (packed or not), one text or message, several, names that only have to
-# be names, or what is not looked at.
-_N, _NS, _T, _TS, _NAMES, _ANY = "number", "numbers", "text", "texts", "names", "anything"
-
-# Field numbers of onnx.proto. What is missing here is refused: training_info, functions, sparse tensors, sequences.
-_Layout = dict[int, tuple[str, str]]
-_MODEL: _Layout = {
-    1: ("ir_version", _N),
-    2: ("producer_name", _ANY),
-    3: ("producer_version", _ANY),
-    4: ("domain", _ANY),
-    5: ("model_version", _ANY),
-    6: ("doc_string", _ANY),
-    7: ("graph", _T),
-    8: ("opset_import", _TS),
-    14: ("metadata_props", _ANY),
-}
-_OPSET: _Layout = {1: ("domain", _T), 2: ("version", _N)}
-_GRAPH: _Layout = {
-    1: ("node", _TS),
-    2: ("name", _NAMES),
-    5: ("initializer", _TS),
-    10: ("doc_string", _ANY),
-    11: ("input", _TS),
-    12: ("output", _TS),
-    13: ("value_info", _ANY),
-    16: ("metadata_props", _ANY),
-}
-_NODE: _Layout = {
-    1: ("input", _TS),
-    2: ("output", _TS),
-    3: ("name", _NAMES),
-    4: ("op_type", _T),
-    5: ("attribute", _TS),
-    6: ("doc_string", _ANY),
-    7: ("domain", _T),
-    9: ("metadata_props", _ANY),
-}
-_ATTRIBUTE: _Layout = {
-    1: ("name", _T),
-    2: ("f", _ANY),
-    3: ("i", _ANY),
-    4: ("s", _ANY),
-    5: ("t", _T),
-    6: ("g", _T),
-    7: ("floats", _ANY),
-    8: ("ints", _ANY),
-    9: ("strings", _ANY),
-    13: ("doc_string", _ANY),
-    20: ("type", _N),
-}
-_TENSOR: _Layout = {
-    1: ("dims", _NS),
-    2: ("data_type", _N),
-    4: ("float_data", _TS),
-    5: ("int32_data", _TS),
-    7: ("int64_data", _TS),
-    8: ("name", _T),
-    9: ("raw_data", _T),
-    12: ("doc_string", _ANY),
-    13: ("external_data", _TS),
-    14: ("data_location", _N),
-}
-_ENTRY: _Layout = {1: ("key", _T), 2: ("value", _T)}
-_VALUE: _Layout = {1: ("name", _T), 2: ("type", _T), 3: ("doc_string", _ANY), 4: ("metadata_props", _ANY)}
-_TYPE: _Layout = {1: ("tensor_type", _T), 6: ("denotation", _ANY)}
-_TENSOR_TYPE: _Layout = {1: ("elem_type", _N), 2: ("shape", _T)}
-_SHAPE: _Layout = {1: ("dim", _TS)}
-_DIMENSION: _Layout = {1: ("dim_value", _N), 2: ("dim_param", _ANY), 3: ("denotation", _ANY)}
-
-
-class _Record(NamedTuple):
-    """One message: the numbers and the byte ranges of its known fields."""
-
-    numbers: dict[str, list[int]]
-    parts: dict[str, list[memoryview]]
-
-    def number(self, name: str, default: int) -> int:
-        return self.numbers.get(name, [default])[0]
-
-    def part(self, name: str) -> memoryview | None:
-        return self.parts.get(name, [None])[0]
-
-    def text(self, name: str) -> str:
-        found = self.part(name)
-        if found is None:
-            return ""
-        return _decoded(name, found)
-
-
-def _decoded(name: str, part: memoryview) -> str:
-    if len(part) > MAX_NAME_BYTES:
-        raise ValueError(f"a {name} of {len(part)} bytes")
-    return str(part, "utf-8")
+    graph: Graph = field(default_factory=Graph)
 
 
 def scan(data: bytes, *, what: str) -> Outline:
@@ -171,10 +117,10 @@ def scan(data: bytes, *, what: str) -> Outline:
 
 
 def _scan_model(view: memoryview) -> Outline:
-    model = _read(view, _MODEL, "model")
+    model = read(view, MODEL, "model")
     outline = Outline(ir_version=model.number("ir_version", 0))
     for part in model.parts.get("opset_import", []):
-        opset = _read(part, _OPSET, "opset")
+        opset = read(part, OPSET, "opset")
         domain = opset.text("domain")
         if domain in outline.opsets:
             raise ValueError(f"operator set {domain!r} is imported twice")
@@ -182,14 +128,14 @@ def _scan_model(view: memoryview) -> Outline:
     graph = model.part("graph")
     if graph is None:
         raise ValueError("it holds no graph")
-    _scan_graph(graph, outline, Bounds(), depth=0)
+    outline.graph = _scan_graph(graph, outline, Bounds(), depth=0)
     return outline
 
 
-def _scan_graph(view: memoryview, outline: Outline, bounds: Bounds, *, depth: int) -> None:
+def _scan_graph(view: memoryview, outline: Outline, bounds: Bounds, *, depth: int) -> Graph:
     if depth > MAX_DEPTH:
         raise ValueError(f"graphs are nested more than {MAX_DEPTH} deep")
-    graph = _read(view, _GRAPH, "graph")
+    graph = read(view, GRAPH, "graph")
     tensors = [_scan_tensor(part) for part in graph.parts.get("initializer", [])]
     (outline.inner if depth else outline.initializers).extend(tensors)
     for tensor in tensors:
@@ -197,43 +143,66 @@ def _scan_graph(view: memoryview, outline: Outline, bounds: Bounds, *, depth: in
     if depth == 0:
         outline.inputs = [_scan_value(part) for part in graph.parts.get("input", [])]
         outline.outputs = [_scan_value(part) for part in graph.parts.get("output", [])]
+    found = Graph(tensors=tensors)
+    found.inputs, found.outputs = (
+        [read(part, VALUE, "value").text("name") for part in graph.parts.get(kind, [])] for kind in ("input", "output")
+    )
     for part in graph.parts.get("node", []):
         outline.nodes += 1
         if outline.nodes > MAX_NODES:
             raise ValueError(f"it has more than {MAX_NODES} nodes")
-        _scan_node(part, outline, bounds, depth=depth)
+        found.nodes.append(_scan_node(part, outline, bounds, depth=depth))
+    return found
 
 
-def _scan_node(view: memoryview, outline: Outline, bounds: Bounds, *, depth: int) -> None:
-    node = _read(view, _NODE, "node")
+def _scan_node(view: memoryview, outline: Outline, bounds: Bounds, *, depth: int) -> Node:
+    node = read(view, NODE, "node")
     operator = node.text("op_type")
     outline.operators.add((node.text("domain"), operator))
-    inputs, outputs = ([_decoded(kind, part) for part in node.parts.get(kind, [])] for kind in ("input", "output"))
+    inputs, outputs = ([decoded(kind, part) for part in node.parts.get(kind, [])] for kind in ("input", "output"))
     outline.most_entries = max(outline.most_entries, bounds.entries(operator, inputs, outputs))
     if operator == "Scan":
         bounds = bounds.inside(inputs)
         outline.most_trips = max(outline.most_trips, bounds.trips)
+    found = Node(operator, tuple(inputs), tuple(outputs), {})
     for part in node.parts.get("attribute", []):
-        attribute = _read(part, _ATTRIBUTE, "attribute")
+        attribute = read(part, ATTRIBUTE, "attribute")
+        name = attribute.text("name")
+        if name in found.attributes:
+            raise ValueError(f"an operator {operator} has the attribute {name} twice")
         tensor, graph = attribute.part("t"), attribute.part("g")
         if tensor is not None:
             held = _scan_tensor(tensor)
             outline.inner.append(held)
+            found.attributes[name] = held
             if operator == "Constant" and outputs:
                 bounds.note(outputs[0], held.dims, held.numbers)
-        if graph is not None:
-            _scan_graph(graph, outline, bounds, depth=depth + 1)
+        elif graph is not None:
+            found.attributes[name] = _scan_graph(graph, outline, bounds, depth=depth + 1)
+        else:
+            _scan_plain(attribute, name, found)
+    return found
+
+
+def _scan_plain(attribute: Record, name: str, node: Node) -> None:
+    """An attribute that is a number, numbers or a text."""
+    if "ints" in attribute.numbers:
+        node.attributes[name] = tuple(signed(number) for number in attribute.numbers["ints"])
+    elif "i" in attribute.numbers:
+        node.attributes[name] = signed(attribute.number("i", 0))
+    elif attribute.part("s") is not None:
+        node.attributes[name] = attribute.text("s")
 
 
 def _scan_tensor(view: memoryview) -> Tensor:
-    tensor = _read(view, _TENSOR, "tensor")
+    tensor = read(view, TENSOR, "tensor")
     external = {}
     for part in tensor.parts.get("external_data", []):
-        entry = _read(part, _ENTRY, "external data entry")
+        entry = read(part, ENTRY, "external data entry")
         external[entry.text("key")] = entry.text("value")
     if tensor.number("data_location", 0) == _EXTERNAL and not external:
         raise ValueError("a tensor says its data is elsewhere but not where")
-    dims = _dims([_signed(size) for size in tensor.numbers.get("dims", [])])
+    dims = _dims([signed(size) for size in tensor.numbers.get("dims", [])])
     stored = ("raw_data", "float_data", "int32_data", "int64_data")
     return Tensor(
         name=tensor.text("name"),
@@ -242,37 +211,44 @@ def _scan_tensor(view: memoryview) -> Tensor:
         size_bytes=sum(len(part) for name in stored for part in tensor.parts.get(name, [])),
         external=external,
         numbers=_few_numbers(tensor, dims),
+        floats=_few_floats(tensor, dims),
     )
 
 
-def _few_numbers(tensor: _Record, dims: tuple[int, ...]) -> tuple[int, ...] | None:
+def _few_numbers(tensor: Record, dims: tuple[int, ...]) -> tuple[int, ...] | None:
     """The values of a tensor that could be a shape."""
-    if tensor.number("data_type", 0) != _INT64 or math.prod(dims) > MAX_RANK:
+    kind = tensor.number("data_type", 0)
+    if kind not in _WHOLE_BYTES or math.prod(dims) > _FEW:
         return None
-    raw = tensor.part("raw_data")
+    raw, size = tensor.part("raw_data"), _WHOLE_BYTES[kind]
     if raw is not None:
-        return tuple(int.from_bytes(raw[at : at + 8], "little", signed=True) for at in range(0, len(raw), 8))
-    found: list[int] = []
-    for part in tensor.parts.get("int64_data", []):
-        at = 0
-        while at < len(part):
-            number, at = _varint(part, at)
-            found.append(_signed(number))
-    return tuple(found)
+        return tuple(int.from_bytes(raw[at : at + size], "little", signed=True) for at in range(0, len(raw), size))
+    field_name = "int64_data" if size == 8 else "int32_data"
+    return tuple(signed(number) for part in tensor.parts.get(field_name, []) for number in varints(part))
+
+
+def _few_floats(tensor: Record, dims: tuple[int, ...]) -> tuple[float, ...] | None:
+    """The values of a tensor that could be a list of scales."""
+    if tensor.number("data_type", 0) != _FLOAT or math.prod(dims) > _FEW:
+        return None
+    parts = [raw] if (raw := tensor.part("raw_data")) is not None else tensor.parts.get("float_data", [])
+    if any(len(part) % 4 for part in parts):
+        return None
+    return tuple(value for part in parts for (value,) in struct.iter_unpack("<f", part))
 
 
 def _scan_value(view: memoryview) -> OutlineValue:
-    value = _read(view, _VALUE, "value")
+    value = read(view, VALUE, "value")
     kind = value.part("type")
-    tensor = None if kind is None else _read(kind, _TYPE, "type").part("tensor_type")
+    tensor = None if kind is None else read(kind, TYPE, "type").part("tensor_type")
     if tensor is None:
         raise ValueError(f"input or output {value.text('name')!r} is not a tensor")
-    described = _read(tensor, _TENSOR_TYPE, "tensor type")
+    described = read(tensor, TENSOR_TYPE, "tensor type")
     shape = described.part("shape")
     dims = None
     if shape is not None:
-        parts = [_read(part, _DIMENSION, "dimension") for part in _read(shape, _SHAPE, "shape").parts.get("dim", [])]
-        known = [_signed(part.number("dim_value", -1 & _MASK)) for part in parts]
+        parts = [read(part, DIMENSION, "dimension") for part in read(shape, SHAPE, "shape").parts.get("dim", [])]
+        known = [signed(part.number("dim_value", -1 & MASK)) for part in parts]
         if any(size < 0 and "dim_value" in part.numbers for size, part in zip(known, parts, strict=True)):
             raise ValueError(f"{value.text('name')!r} has a negative dimension")
         dims = _dims([max(size, -1) for size in known], free=True)
@@ -289,109 +265,3 @@ def _dtype(code: int) -> str:
     if code not in DTYPES:
         raise ValueError(f"element type {code} is not one of {', '.join(DTYPES.values())}")
     return DTYPES[code]
-
-
-_MASK = (1 << 64) - 1
-
-
-def _signed(number: int) -> int:
-    return number - (1 << 64) if number >= 1 << 63 else number
-
-
-def _read(view: memoryview, layout: _Layout, what: str) -> _Record:
-    """The known fields of one message; an unknown one, or a second where one is meant, is an error."""
-    record = _Record({}, {})
-    for number, wire, value in _fields(view):
-        if number not in layout:
-            raise ValueError(f"a {what} has the unknown field {number}")
-        name, kind = layout[number]
-        if kind == _ANY:
-            continue
-        _KEEP[kind](record, name, wire, value)
-    return record
-
-
-def _fields(view: memoryview) -> Iterator[tuple[int, int, int | memoryview]]:
-    """Number, wire type and value of each field."""
-    at, end = 0, len(view)
-    while at < end:
-        key, at = _varint(view, at)
-        number, wire = key >> 3, key & 7
-        if wire == _VARINT:
-            value, at = _varint(view, at)
-            yield number, wire, value
-            continue
-        if wire == _BYTES:
-            size, at = _varint(view, at)
-        elif wire in (_FIXED32, _FIXED64):
-            size = 4 if wire == _FIXED32 else 8
-        else:
-            raise ValueError(f"wire type {wire} is not used by ONNX")
-        if size > end - at:
-            raise ValueError("it is cut short")
-        yield number, wire, view[at : at + size]
-        at += size
-
-
-def _varint(view: memoryview, at: int) -> tuple[int, int]:
-    result = 0
-    for shift in range(0, 70, 7):
-        if at >= len(view):
-            raise ValueError("it is cut short")
-        byte = view[at]
-        at += 1
-        result |= (byte & 127) << shift
-        if byte < 128:
-            if result > _MASK:
-                break
-            return result, at
-    raise ValueError("it holds a number of more than 64 bits")
-
-
-def _keep_number(record: _Record, name: str, wire: int, value: int | memoryview) -> None:
-    if not isinstance(value, int) or name in record.numbers:
-        raise ValueError(f"{name} is not exactly one number")
-    record.numbers[name] = [value]
-
-
-def _keep_numbers(record: _Record, name: str, wire: int, value: int | memoryview) -> None:
-    found = record.numbers.setdefault(name, [])
-    if isinstance(value, int):
-        found.append(value)
-    elif wire == _BYTES:
-        at = 0
-        while at < len(value):
-            number, at = _varint(value, at)
-            found.append(number)
-    else:
-        raise ValueError(f"{name} is not a list of numbers")
-    if len(found) > MAX_RANK:
-        raise ValueError(f"{name} has more than {MAX_RANK} numbers")
-
-
-def _keep_text(record: _Record, name: str, wire: int, value: int | memoryview) -> None:
-    if name in record.parts:
-        raise ValueError(f"{name} stands there twice")
-    _keep_texts(record, name, wire, value)
-
-
-def _keep_texts(record: _Record, name: str, wire: int, value: int | memoryview) -> None:
-    if wire != _BYTES or isinstance(value, int):
-        raise ValueError(f"{name} has wire type {wire}")
-    record.parts.setdefault(name, []).append(value)
-
-
-def _check_name(record: _Record, name: str, wire: int, value: int | memoryview) -> None:
-    """onnxruntime puts names into its messages, and cannot when they are not text."""
-    if wire != _BYTES or isinstance(value, int):
-        raise ValueError(f"{name} has wire type {wire}")
-    _decoded(name, value)
-
-
-_KEEP: dict[str, Callable[[_Record, str, int, int | memoryview], None]] = {
-    _N: _keep_number,
-    _NS: _keep_numbers,
-    _T: _keep_text,
-    _TS: _keep_texts,
-    _NAMES: _check_name,
-}

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fedwright.protocol.artifact import Manifest
 from fedwright.protocol.errors import BadArtifact, BadMessage
 from fedwright.protocol.operator_costs import FEATURES
+from fedwright.protocol.support.unreadable import UNREADABLE
 
 # The batch sizes at which a table is written; between them features are close to straight lines.
 WORK_BATCHES = (1, 8, 32, 128)
@@ -83,7 +84,7 @@ def profile_from_json(data: bytes) -> Profile:
     """A profile that was measured elsewhere; BadMessage when it is none, or one that no device could have measured."""
     try:
         profile = msgspec.json.decode(data, type=Profile)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as err:
+    except UNREADABLE as err:
         raise BadMessage(f"the profile cannot be read: {err}; measure again with `fedwright device profile`") from err
     numbers = [profile.step_s, profile.spread, profile.refined, *(v for row in profile.kinds.values() for v in row)]
     numbers += profile.link.values()

@@ -10,6 +10,7 @@ import safetensors
 import safetensors.numpy
 
 from fedwright.protocol.errors import BadBlob
+from fedwright.protocol.support.unreadable import UNREADABLE
 
 Array = npt.NDArray[Any]
 
@@ -77,7 +78,7 @@ def metadata(source: bytes | Path) -> dict[str, str]:
         else:
             head = source[: 8 + _header_bytes(source)]
         return msgspec.json.decode(head[8:], type=_Header).metadata
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
+    except UNREADABLE as err:
         raise BadBlob(f"{_where(source)} has no readable header: {err}") from err
     except OSError as err:
         raise BadBlob(f"{_where(source)} cannot be read: {err}") from err

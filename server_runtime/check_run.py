@@ -10,7 +10,7 @@ from fedwright.protocol.support import plugins
 from fedwright.server_runtime.config import RunConfig
 from fedwright.server_runtime.methods.registry import METHODS, find
 from fedwright.server_runtime.model_names import resolve
-from fedwright.server_runtime.public_data import PublicData, need_public, read_public
+from fedwright.server_runtime.public_data.examples import PublicData, need_public, read_public
 from fedwright.server_runtime.spec import ModelSpec
 
 # What a user's own code may raise when it is given data that it was not made for.

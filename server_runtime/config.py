@@ -8,14 +8,15 @@ from typing import Any, Literal
 from fedwright.protocol.address import mask, parse_url
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.support import plugins
-from fedwright.protocol.support.settings import check_range, from_dict, hint, unknown
+from fedwright.protocol.support.settings import check_range, from_dict, hint
 from fedwright.protocol.topics import check_name
 from fedwright.server_runtime import model_names
 from fedwright.server_runtime.blocks.budget import Budget
+from fedwright.server_runtime.config_sections.reading import parse_toml, read_sections, read_text, sections_of
+from fedwright.server_runtime.config_sections.train import TrainSection
+from fedwright.server_runtime.config_sections.update import UpdateSection
 from fedwright.server_runtime.fleet.class_names import check_classes
-from fedwright.server_runtime.public_section import PublicSection
-from fedwright.server_runtime.spec import Optimizer
-from fedwright.server_runtime.update_section import UpdateSection
+from fedwright.server_runtime.public_data.section import PublicSection
 
 EMBEDDED = "embedded"
 LOCAL_BROKER = "mqtt://localhost:1883"
@@ -137,29 +138,6 @@ class MethodSection:
 
 
 @dataclass(frozen=True)
-class TrainSection:
-    """The recipe that every device follows."""
-
-    epochs: int = field(default=1, metadata=hint("passes over the device's own data per round"))
-    batch: int = field(default=32, metadata=hint("samples per step"))
-    learning_rate: float = field(default=0.05, metadata=hint("step size on the device"))
-    optimizer: Optimizer = field(default_factory=Optimizer)
-
-    def __post_init__(self) -> None:
-        """Check values."""
-        check_range("epochs", self.epochs, low=1, high=100_000)
-        check_range("batch", self.batch, low=1, high=65_536)
-        check_range("learning_rate", self.learning_rate, above=0, high=100)
-        check_range("optimizer.momentum", self.optimizer.momentum, low=0, high=1)
-        check_range("optimizer.weight_decay", self.optimizer.weight_decay, low=0)
-        check_range("optimizer.beta1", self.optimizer.beta1, low=0, high=1)
-        check_range("optimizer.beta2", self.optimizer.beta2, low=0, high=1)
-        check_range("optimizer.eps", self.optimizer.eps, above=0)
-        if self.optimizer.clip_norm is not None:
-            check_range("optimizer.clip_norm", self.optimizer.clip_norm, above=0)
-
-
-@dataclass(frozen=True)
 class BudgetSection:
     """What one round may take of any device; devices report their own limits beside these."""
 
@@ -213,6 +191,7 @@ class SimulateSection:
     least: int = field(default=10, metadata=hint("rows that every device gets at least (dirichlet)"))
     least_classes: int = field(default=1, metadata=hint("classes that every device gets at least (dirichlet)"))
     rows: int | None = field(default=None, metadata=hint("use only so many training examples"))
+    val_ratio: float = field(default=0.0, metadata=hint("share of each device's rows to choose settings by; 0 = none"))
     profiles: str | None = field(default=None, metadata=hint("a fleet of `fedwright profiles`, or its TOML file"))
     backend: Literal["portable", "torch"] = field(
         default="portable", metadata=hint("portable: the graphs of real devices; torch: faster, same but for rounding")
@@ -236,6 +215,7 @@ class SimulateSection:
         check_range("per_device", self.per_device, low=1)
         check_range("least", self.least, low=1)
         check_range("least_classes", self.least_classes, low=1)
+        check_range("val_ratio", self.val_ratio, low=0, high=0.7)
         check_range("evaluate_every", self.evaluate_every, low=0)
         check_range("edges", self.edges, low=0, high=self.devices)
         check_range("clusters", self.clusters, low=1)
@@ -261,18 +241,8 @@ class RunConfig:
     simulate: SimulateSection = field(default_factory=SimulateSection)
 
 
-SECTIONS: dict[str, type[Any]] = {
-    "run": RunSection,
-    "fleet": FleetSection,
-    "model": ModelSection,
-    "train": TrainSection,
-    "update": UpdateSection,
-    "budget": BudgetSection,
-    "server": ServerSection,
-    "public": PublicSection,
-    "export": ExportSection,
-    "simulate": SimulateSection,
-}
+# The method is read with the parameters of its own that it registered.
+SECTIONS = {name: cls for name, cls in sections_of(RunConfig).items() if name != "method"}
 
 
 def check_broker(url: str) -> None:
@@ -289,13 +259,7 @@ def check_broker(url: str) -> None:
 
 def config_from_dict(data: Mapping[str, Any], *, where: str) -> RunConfig:
     """Check a whole config; the method's parameters are checked against the class that the method registered."""
-    names = [*SECTIONS, "method"]
-    for key in data:
-        if key not in names:
-            raise unknown(key, names, where=where)
-    sections = {
-        name: from_dict(cls, data[name], where=f"{where} [{name}]") for name, cls in SECTIONS.items() if name in data
-    }
+    sections = read_sections(SECTIONS, data, where=where, beside=("method",))
     if "model" in sections:
         _check_model(sections["model"].model, where=f"{where} [model]")
     if "method" not in data:
@@ -304,34 +268,24 @@ def config_from_dict(data: Mapping[str, Any], *, where: str) -> RunConfig:
     method = _method(data["method"], where=f"{where} [method]", asynchronous=asynchronous)
     if "update" in sections:
         _check_combine(method.name, sections["update"], where=where)
-    return RunConfig(method=method, **sections)
+    config = RunConfig(method=method, **sections)
+    warmup, rounds = config.train.schedule.warmup_rounds, config.run.rounds
+    if warmup >= rounds:
+        raise ConfigError(
+            f"{where} [train] schedule.warmup_rounds is {warmup} but the run has {rounds} rounds, so that none would"
+            " train at learning_rate; warm up for fewer"
+        )
+    return config
 
 
 def config_from_text(text: str, *, where: str) -> RunConfig:
     """Check a config given as TOML; `where` opens every error message."""
-    # Python 3.10 has no tomllib; only the device side must run there.
-    import tomllib
-
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as err:
-        raise ConfigError(f"{where} is not TOML: {err}") from err
-    return config_from_dict(data, where=where)
+    return config_from_dict(parse_toml(text, where=where), where=where)
 
 
 def load_config(path: Path) -> RunConfig:
     """Read and check a config file."""
     return config_from_text(read_text(path), where=path.name)
-
-
-def read_text(path: Path) -> str:
-    """The text of a config file."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError as err:
-        raise ConfigError(f"there is no file {path}; write one with `fedwright init METHOD > {path.name}`") from err
-    except (OSError, UnicodeDecodeError) as err:
-        raise ConfigError(f"{path} cannot be read as text ({err}); give the path of a TOML file") from err
 
 
 def _method(data: Any, *, where: str, asynchronous: bool) -> MethodSection:

@@ -25,7 +25,7 @@ from fedwright.server_runtime.fleet.revocation import Gate
 from fedwright.server_runtime.fleet.trust import Authority, read_edges
 from fedwright.server_runtime.methods import registry
 from fedwright.server_runtime.methods.base import Forecasts, Method, MethodState, Setting
-from fedwright.server_runtime.public_data import PublicData, as_dtype, load_public, numbered_as
+from fedwright.server_runtime.public_data.examples import PublicData, as_dtype, load_public, numbered_as
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.asynchronous import AsynchronousCoordinator
 from fedwright.server_runtime.rounds.audit import audited
@@ -38,12 +38,12 @@ from fedwright.server_runtime.rounds.stage import RoundOptions
 from fedwright.server_runtime.rounds.store.base import Kind, RoundStore
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
+from fedwright.server_runtime.rounds.store.storage_errors import plain_storage_errors
 from fedwright.server_runtime.rounds.task_tracker import TaskTracker
 from fedwright.server_runtime.rounds.update_reader import UpdateReader
-from fedwright.server_runtime.run_folder import RunFolder, claim_folder, folder_of, record_run
+from fedwright.server_runtime.run_folder.folder import RunFolder, claim_folder, folder_of, record_run
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Structure
-from fedwright.server_runtime.storage_errors import plain_storage_errors
 from fedwright.server_runtime.transport.device_channel import DeviceChannel
 from fedwright.server_runtime.transport.edge_routes import MaySpeak, anybody
 
@@ -195,6 +195,8 @@ def make_method(
         budget=config.budget.limits(),
         forecasts=forecasts,
         rounds=config.run.rounds,
+        steps=config.train.steps,
+        schedule=config.train.schedule,
     )
     return registry.find(config.method.name).make(config.method.params, setting)
 
@@ -294,7 +296,7 @@ def _options(config: RunConfig) -> RoundOptions:
         buffer=config.fleet.buffer,
         deadline_s=config.fleet.deadline_s,
         join_timeout_s=config.fleet.join_timeout_s,
-        features=config.update.features,
+        class_means=config.update.class_means,
         weight_cap=config.update.weight_cap or None,
         norm_factor=config.update.norm_factor or None,
         combine=config.update.combination(),

@@ -14,13 +14,13 @@ from fedwright.server_runtime.config import (
     SimulateSection,
     config_from_text,
 )
-from fedwright.server_runtime.rollback import rounds_kept
 from fedwright.server_runtime.rounds.device_records import device_records
 from fedwright.server_runtime.rounds.store.base import Kind, RoundStore, RunRecord, evaluation_after
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
-from fedwright.server_runtime.run_folder import RunFolder, check_kind, folder_of, kind_of
-from fedwright.server_runtime.storage_errors import plain_storage_errors
+from fedwright.server_runtime.rounds.store.storage_errors import plain_storage_errors
+from fedwright.server_runtime.run_folder.folder import RunFolder, check_kind, folder_of, kind_of
+from fedwright.server_runtime.run_folder.rollback import rounds_kept
 
 # Settings of the fleet that must stay what they were; addresses, times and least numbers may change.
 LASTING = ("name", "sample_ratio", "per_round", "buffer")

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from fedwright.protocol.support.settings import hint
+
 
 @dataclass(frozen=True)
 class ModelSpec:
@@ -24,13 +26,13 @@ class ModelSpec:
 class Optimizer:
     """The optimizer inside the graph; the learning rate is an input and not part of the structure."""
 
-    kind: Literal["sgd", "adam", "adamw"] = "sgd"
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    clip_norm: float | None = None
+    kind: Literal["sgd", "adam", "adamw"] = field(default="sgd", metadata=hint("sgd, adam or adamw"))
+    momentum: float = field(default=0.0, metadata=hint("of sgd"))
+    weight_decay: float = field(default=0.0, metadata=hint("added to the gradient; taken off the weights by adamw"))
+    beta1: float = field(default=0.9, metadata=hint("of adam and adamw"))
+    beta2: float = field(default=0.999, metadata=hint("of adam and adamw"))
+    eps: float = field(default=1e-8, metadata=hint("of adam and adamw"))
+    clip_norm: float | None = field(default=None, metadata=hint("largest norm of a step's gradient"))
 
 
 @dataclass(frozen=True)

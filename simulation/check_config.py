@@ -11,7 +11,7 @@ from fedwright.server_runtime.check_run import assumed, check_hidden, check_meth
 from fedwright.server_runtime.config import RunConfig, SimulateSection
 from fedwright.server_runtime.methods.registry import find
 from fedwright.server_runtime.model_names import resolve
-from fedwright.server_runtime.public_data import PublicData
+from fedwright.server_runtime.public_data.examples import PublicData
 from fedwright.server_runtime.spec import ModelSpec
 from fedwright.simulation.datasets import DATASETS, available
 from fedwright.simulation.dealing import Dealt, deal, reserve

@@ -11,9 +11,9 @@ from fedwright.device_runtime.data.local import LocalData
 from fedwright.protocol.class_names import places_in
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime.config import SimulateSection
-from fedwright.server_runtime.embedded_sets import HOLDOUT
-from fedwright.server_runtime.public_data import PublicData
-from fedwright.server_runtime.public_section import PublicSection
+from fedwright.server_runtime.public_data.embedded_sets import HOLDOUT
+from fedwright.server_runtime.public_data.examples import PublicData
+from fedwright.server_runtime.public_data.section import PublicSection
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.simulation import datasets, own_data
 from fedwright.simulation import partition as ways
@@ -21,7 +21,7 @@ from fedwright.simulation.datasets import DataSet, Limit
 from fedwright.simulation.partition import Share, Split
 
 Array = NDArray[Any]
-SPLIT = Split(val=0.0, test=0.2)
+TEST_RATIO = 0.2
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,13 @@ def rows_of(x: Array, y: Array, share: Share, *, classes: int, class_names: tupl
     )
 
 
-def deal(section: SimulateSection, *, seed: int, split: Split = SPLIT, public: PublicSection | None = None) -> Dealt:
+def deal(section: SimulateSection, *, seed: int, public: PublicSection | None = None) -> Dealt:
     """Load the data set and deal it as the section says; the same seed deals the same rows.
 
+    Rows to choose by (val_ratio) are taken from those that would train: what is tested on stays the same.
     public: what of the data set is the server's own by its name, and so no device's.
     """
+    split = Split(val=section.val_ratio, test=TEST_RATIO)
     if section.data is not None:
         return _deal_own(section, section.data, seed=seed, split=split)
     tests = None if section.rows is None else max(1, section.rows // 5)

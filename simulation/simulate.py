@@ -20,7 +20,7 @@ from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.crypto.x25519 import KEY_BYTES
 from fedwright.protocol.errors import ConfigError
-from fedwright.protocol.messages import Report
+from fedwright.protocol.messages import Recipe, Report
 from fedwright.protocol.support.files import replace_file
 from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.check_run import check_hidden
@@ -30,8 +30,9 @@ from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.channel import Channel
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
-from fedwright.server_runtime.run_folder import SIMULATED_FILE, folder_of
-from fedwright.server_runtime.spec import Structure
+from fedwright.server_runtime.run_folder.folder import SIMULATED_FILE, folder_of
+from fedwright.server_runtime.seeds import derive_seed
+from fedwright.server_runtime.spec import ModelSpec, Objective, Structure
 from fedwright.simulation.absences import FrailFleet, Frailty, away_ratios, next_round
 from fedwright.simulation.dealing import Dealt, deal, local_data, reserve
 from fedwright.simulation.edged_fleet import EdgedFleet, in_turn, make_edge
@@ -41,6 +42,10 @@ from fedwright.simulation.worker import EvaluationJob, Part, WorkerSetup
 # Devices that share this machine's processors say nothing about deadlines.
 FOREVER_S = 1e7
 EVALUATIONS = "evaluations.json"
+# Parts that are measured once, after the last round, when every device has trained its model alone once more.
+AFTER = ("val after", "test after")
+# A model of more zeros than this is sparse on purpose.
+SPARSE = 0.05
 # A line for each round: its number and how long it took.
 SECONDS = SIMULATED_FILE
 
@@ -173,9 +178,11 @@ def hide_counts(reports: dict[str, Report], folder: Path) -> dict[str, HiddenCou
         own = folder / device
         secret = kept_secret(own / "sum-key", KEY_BYTES)
         names = report.data.class_names
-        hidden[device] = HiddenCounts(device, counts_of(report.data), secret=secret, folder=own, class_names=names)
-        key = hidden[device].public
-        reports[device] = structs.replace(report, data=without_counts(report.data), sum_key=key)
+        words = report.data.score_counts
+        hidden[device] = made = HiddenCounts(
+            device, counts_of(report.data), secret=secret, folder=own, class_names=names, words=words
+        )
+        reports[device] = structs.replace(report, data=without_counts(report.data), **made.offer())
     return hidden
 
 
@@ -237,28 +244,59 @@ class _Watch:
     def _measure(self, number: int) -> None:
         if self.method is None or self.planner is None:
             return
-        self.evaluations += measure_fleet(self.method, self.planner, self.pool, number=number, parts=self.parts)
+        last = number == self.config.run.rounds
+        parts = tuple(part for part in self.parts if last or part not in AFTER)
+        self.evaluations += measure_fleet(self.method, self.planner, self.pool, at=Moment(self.config, number, parts))
         replace_file(self.folder / EVALUATIONS, msgspec.json.encode(self.evaluations))
         if self.look is not None:
             self.look(self.method, number)
 
 
-def measure_fleet(
-    method: Method, planner: Planner, pool: WorkerPool, *, number: int, parts: tuple[Part, ...]
-) -> list[FleetEvaluation]:
+@dataclass(frozen=True)
+class Moment:
+    """A round after which the fleet is measured, and on which parts of its data."""
+
+    config: RunConfig
+    number: int
+    parts: tuple[Part, ...]
+
+    def own_training(self, device: str) -> Recipe:
+        """What a device does with its model alone, where it is measured after that: a round's training once more."""
+        train, seed = self.config.train, derive_seed(self.config.run.seed, "own training", device)
+        return Recipe(train.batch, train.learning_rate, seed, epochs=train.epochs, steps=train.steps)
+
+    def structure(self, spec: ModelSpec, weights: Tensors, part: Part) -> Structure:
+        """As a model is measured; a sparse one that is trained before keeps its zeros."""
+        if part not in AFTER:
+            return Structure(spec)
+        matrices = [value for value in weights.values() if value.ndim > 1]
+        zeros = sum(int((value == 0).sum()) for value in matrices) / max(1, sum(value.size for value in matrices))
+        return Structure(spec, Objective(element_masks=zeros > SPARSE), self.config.train.optimizer)
+
+
+def measure_fleet(method: Method, planner: Planner, pool: WorkerPool, *, at: Moment) -> list[FleetEvaluation]:
     """Each device's own model, at its own width, on the device's own data, with the layers it keeps to itself."""
     kept: dict[int, tuple[Tensors, str]] = {}
-    jobs: list[EvaluationJob] = []
+    jobs: dict[Part, list[EvaluationJob]] = {part: [] for part in at.parts}
     for device in pool.devices:
         spec, weights = method.model_of(device)
         if id(weights) not in kept:
             # The dictionary is kept too: its id must not go to another one while ids are compared.
             kept[id(weights)] = (weights, pool.models.put_bytes(tensors.save(weights)))
-        artifact = pool.models.put_bytes(artifacts.pack(planner.builder.build(Structure(spec))))
-        personal = method.personal_layers(device)
-        job = EvaluationJob(device, artifact, kept[id(weights)][1], run=planner.run_key, personal=personal)
-        jobs.append(replace(job, class_names=planner.class_names))
-    results = [_evaluated(number, part, pool.measure([replace(job, part=part) for job in jobs])) for part in parts]
+        for part in at.parts:
+            built = planner.builder.build(at.structure(spec, weights, part))
+            job = EvaluationJob(
+                device,
+                pool.models.put_bytes(artifacts.pack(built)),
+                kept[id(weights)][1],
+                part,
+                run=planner.run_key,
+                personal=method.personal_layers(device),
+                class_names=planner.class_names,
+                own=at.own_training(device) if part in AFTER else None,
+            )
+            jobs[part].append(job)
+    results = [_evaluated(at.number, part, pool.measure(own)) for part, own in jobs.items()]
     for _, sha256 in kept.values():
         pool.models.remove(sha256)
     return results

@@ -17,7 +17,7 @@ from fedwright.device_runtime.store.personal_layers import PersonalLayers
 from fedwright.device_runtime.store.residual import ErrorFeedback
 from fedwright.device_runtime.train.base import Tensors, Trainer
 from fedwright.device_runtime.train.check import need_bytes
-from fedwright.device_runtime.train.loop import Evaluation, evaluate
+from fedwright.device_runtime.train.loop import Evaluation, evaluate, train
 from fedwright.device_runtime.train.portable import PortableTrainer
 from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import tensors
@@ -35,8 +35,11 @@ if TYPE_CHECKING:
 KEPT_TRAINERS = 16
 NEVER_S = 1e12
 EVALUATION_BATCH = 256
+# Side inputs of element masks, by the name of their parameter.
+MASKS = "mask/"
 
-Part = Literal["val", "test"]
+Part = Literal["val", "test", "val after", "test after"]
+"""Of a device's data: to choose by or to test on, and whether its model is trained on its own rows before."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ class EvaluationJob:
     """Measure weights under an artifact's evaluation graph on one part of a device's data.
 
     personal: layers that the device has of its own, in this run. class_names: all classes of the run, if named.
+    own: training on the device's rows before it is measured; entries of matrices that are zero stay so where the
+    artifact has element masks.
     """
 
     device: str
@@ -77,6 +82,7 @@ class EvaluationJob:
     run: str = ""
     personal: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
+    own: Recipe | None = None
 
 
 class Worker:
@@ -112,14 +118,16 @@ class Worker:
 
     def measure(self, job: EvaluationJob) -> Evaluation:
         """Accuracy and loss of a model on a device's data."""
-        trainer = self._trainer(self._artifact(job.artifact), {}, {})
-        weights = tensors.load(self._models.path(job.weights))
+        artifact, weights = self._artifact(job.artifact), tensors.load(self._models.path(job.weights))
+        trainer = self._trainer(artifact, _kept_entries(artifact, weights), {})
         trainer.load(PersonalLayers(self._folder(job.device)).over(weights, job.personal, run=job.run))
         data = self.data(job.device)
-        if job.part == "val":
+        if job.part.startswith("val"):
             rows = self._place.shares[job.device].val
             data = replace(data, x_holdout=self._x[rows], y_holdout=self._y[rows])
         data = data.numbered_as(job.class_names)
+        if job.own is not None:
+            train(trainer, data, job.own)
         return evaluate(trainer, data, batch=EVALUATION_BATCH)
 
     def data(self, device: str) -> LocalData:
@@ -192,6 +200,13 @@ class Worker:
         folder = self._place.devices / device
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+
+def _kept_entries(artifact: Artifact, weights: Tensors) -> Tensors:
+    """Element masks of a model by its zeros, where the artifact reads any; vectors are whole."""
+    names = [side.name for side in artifact.manifest.sides if side.name.startswith(MASKS)]
+    masks = {name: weights[name.removeprefix(MASKS)] for name in names}
+    return {name: ((value != 0) | (value.ndim < 2)).astype(np.float32) for name, value in masks.items()}
 
 
 def _same(kept: Tensors, given: Tensors) -> bool:

@@ -1,5 +1,7 @@
 """What every test shares: the order in which tiers run, and that none leaves anything behind for the others."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -30,3 +32,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of this source tree, built once for all groups of a run."""
     [built] = shared_in_run("wheel", tmp_path_factory, build_wheel).glob("*.whl")
     return built
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """What is entered here is left when the test ends."""
+    with ExitStack() as entered:
+        yield entered

@@ -11,7 +11,7 @@ from fedwright.server_runtime.artifacts.builder import Builder
 from fedwright.server_runtime.fleet.speeds import Speeds
 from fedwright.server_runtime.rounds.store.base import Planned, RoundStore
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
-from fedwright.server_runtime.run_folder import RunFolder
+from fedwright.server_runtime.run_folder.folder import RunFolder
 from fedwright.server_runtime.spec import Structure
 
 

@@ -19,6 +19,7 @@ from fedwright.device_runtime import facts
 from fedwright.device_runtime.describe.descriptor import describe
 from fedwright.device_runtime.run_task import MASK
 from fedwright.device_runtime.train.portable import PortableTrainer
+from fedwright.protocol.artifact import CLASS_COUNTS, CLASS_MEANS
 from fedwright.protocol.messages import DataSummary, Report, Stats
 from fedwright.server_runtime.artifacts.builder import Builder
 from fedwright.server_runtime.config import RunConfig
@@ -133,12 +134,12 @@ class _Fleet:
         for step in range(self._scale.steps):
             trainer.step(batch, learning_rate=assignment.recipe.learning_rate, seed=step)
         found = {name: value - emission.weights[name] for name, value in trainer.weights().items()}
-        if assignment.returns.prototypes:
+        if assignment.returns.class_means:
             embedded, labels = trainer.predict(batch)[1], batch["y"]
             counts = np.bincount(labels, minlength=assignment.structure.spec.classes).astype(np.float32)
             sums = np.zeros((len(counts), embedded.shape[1]), np.float32)
             np.add.at(sums, labels, embedded)
-            found |= {"prototypes": sums / np.maximum(counts, 1)[:, None], "prototype_counts": counts}
+            found |= {CLASS_MEANS: sums / np.maximum(counts, 1)[:, None], CLASS_COUNTS: counts}
         return found
 
     def measure(self, method: Method, number: int) -> FleetEvaluation:

@@ -1,9 +1,11 @@
 """Comparisons as data: a suite's TOML says what is run; its jobs are simulations, several at a time."""
 
 import json
+import math
 import multiprocessing
 import os
 import shutil
+import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -17,11 +19,13 @@ import msgspec
 import tomllib
 
 from fedwright.benchmarks.harness.kept_jobs import place_of
+from fedwright.benchmarks.harness.sent_models import SentModels
 from fedwright.protocol.support.files import replace_file
 from fedwright.server_runtime.config import config_from_dict
 from fedwright.server_runtime.evaluate.metrics import fleet_summary, paired
 from fedwright.server_runtime.methods.base import Method
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
+from fedwright.server_runtime.run_folder.folder import folder_of
 from fedwright.simulation.dealing import Dealt, deal, thin
 from fedwright.simulation.simulate import FleetEvaluation, simulate
 from fedwright.simulation.worker import Part
@@ -56,7 +60,7 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class Finished:
-    """What a job left."""
+    """What a job left; seen["entries"]: the most entries of a model that each device was sent, counted in the blobs."""
 
     name: str
     seed: int
@@ -160,8 +164,9 @@ def run_job(job: Job, begun: Path | None = None) -> Finished:
         if job.share < 1:
             dealt = thin(dealt, job.share, seed=job.seed)
         watcher = None if job.watch is None else job.watch(job, dealt)
-        found = simulate(config, json.dumps(data), dealt=dealt, parts=job.parts, look=watcher)
-    seen = {} if watcher is None else watcher.seen()
+        sent = SentModels(folder_of(config).blobs)
+        found = simulate(config, json.dumps(data), observer=sent, dealt=dealt, parts=job.parts, look=watcher)
+    seen = {"entries": sent.most, **({} if watcher is None else watcher.seen())}
     outcome = found.outcome
     return Finished(job.name, job.seed, found.evaluations, outcome.devices, outcome.metrics, seen, found.round_s)
 
@@ -177,14 +182,16 @@ def reported(name: str, value: float) -> dict[str, Any]:
 
 
 def paired_row(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
-    """The mean difference over paired seeds, its 95 % interval and what two tests say of it."""
+    """The mean difference over paired seeds, its standard error, its 95 % interval and what three tests say of it."""
     test = paired(list(ours), list(theirs))
     return {
         "difference": test.mean,
+        "error": test.error if test.pairs > 1 else None,
         **dict(zip(("from", "to"), test.interval if test.pairs > 1 else (None, None), strict=True)),
         "wins": f"{test.wins} of {test.pairs}",
         "p (t)": test.t_p,
         "p (Wilcoxon)": test.wilcoxon_p,
+        "p (sign)": test.sign_p,
     }
 
 
@@ -192,6 +199,12 @@ def mean(values: Iterable[float]) -> float:
     """The mean of at least one value."""
     listed = list(values)
     return sum(listed) / len(listed)
+
+
+def standard_error(values: Iterable[float]) -> float | None:
+    """Of the mean, from the spread of the values; None where there is only one."""
+    listed = list(values)
+    return statistics.stdev(listed) / math.sqrt(len(listed)) if len(listed) > 1 else None
 
 
 def seeds_of(suite: Mapping[str, Any], asked: int | None) -> list[int]:

@@ -1,15 +1,17 @@
 """The server process of `bench chaos`: the command `fedwright` with every method once more, as one that keeps books.
 
 The books are part of the method's state, so they say what is in a state that was kept: what a killed process had
-folded in and not made durable is gone from both.
+folded in and not made durable is gone from both. The bench can make the process wait at the moments of a round.
 """
 
 import sys
 from dataclasses import replace
 from typing import Any
 
+from fedwright.benchmarks.processes.chaos_moments import Moments
 from fedwright.server_runtime.methods.base import CheckedUpdate, Method, MethodState, Relay
 from fedwright.server_runtime.methods.registry import METHODS, Entry
+from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 
 SUFFIX = "-with-books"
 BOOKS = "absorbed_tasks"
@@ -27,6 +29,11 @@ class Books:
         self._tasks += update.tasks
         relay: Relay | None = super().absorb(device, update)  # type: ignore[misc]
         return relay
+
+    def advance(self) -> dict[str, float]:
+        """See Method."""
+        metrics: dict[str, float] = super().advance()  # type: ignore[misc]
+        return metrics
 
     def state(self) -> MethodState:
         """See Method."""
@@ -46,10 +53,19 @@ def with_books(entry: Entry) -> Entry:
 
 
 def main() -> int:
-    """`fedwright` where one may name these methods."""
+    """`fedwright` where one may name these methods, with moments."""
     from fedwright.cli.main import main as command
 
     METHODS.update({kept.name: kept for kept in map(with_books, list(METHODS.values()))})
+    moments = Moments.of_environment()
+    moments.before(SqliteRoundStore, "save_plan", "planning")
+    moments.after(SqliteRoundStore, "save_plan", "planned")
+    moments.before(SqliteRoundStore, "save_reply", "update here")
+    moments.after(SqliteRoundStore, "save_reply", "update durable")
+    moments.before(SqliteRoundStore, "close_stage", "closing")
+    moments.after(SqliteRoundStore, "close_stage", "closed")
+    moments.before(Books, "absorb", "absorb")
+    moments.before(Books, "advance", "advance")
     return command()
 
 

@@ -19,7 +19,7 @@ from fedwright.protocol.predictor import Profile, expected_bytes, predict, profi
 from fedwright.server_runtime.artifacts.builder import Builder
 from fedwright.server_runtime.rounds.store.base import Planned, Position
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
-from fedwright.server_runtime.run_folder import RunFolder, folder_of
+from fedwright.server_runtime.run_folder.folder import RunFolder, folder_of
 from fedwright.simulation.demo import DemoDevice, DemoOptions, DemoResult, demo_config, run_demo
 
 # FedConv, Table II, MNIST at alpha 0.05: mean seconds of a device per round, and GB of memory.

@@ -6,23 +6,15 @@ Everything but the processes is real: a broker, the host's run, edges with store
 import argparse
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedwright.benchmarks.harness.real_fleet import agent_in_thread, in_thread
 from fedwright.benchmarks.harness.suite import check
-from fedwright.device_runtime import facts
-from fedwright.device_runtime.agent import Agent
-from fedwright.device_runtime.data.local import LocalData
-from fedwright.device_runtime.equipment import Equipment, make_tools
-from fedwright.device_runtime.resources import Resources
-from fedwright.device_runtime.runner import InProcessRunner
-from fedwright.device_runtime.server_choice import DeviceIdentity
-from fedwright.device_runtime.store.journal import Journal
-from fedwright.device_runtime.store.residual import ErrorFeedback
 from fedwright.protocol import codec, tensors
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.link import connect
@@ -35,10 +27,9 @@ from fedwright.server_runtime.edge.host_channel import Presence
 from fedwright.server_runtime.edge.run import edge_board, serve
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
-from fedwright.server_runtime.run_folder import folder_of
-from fedwright.simulation.dealing import Dealt, deal
+from fedwright.server_runtime.run_folder.folder import folder_of
+from fedwright.simulation.dealing import deal, local_data
 from fedwright.simulation.edged_fleet import in_turn
-from fedwright.simulation.partition import Share
 
 DEVICES = 12
 EDGES = (0, 1, 2, 4)
@@ -104,9 +95,9 @@ def measure(folder: Path, broker: str, *, edges: int, devices: int) -> tuple[dic
     with ExitStack() as stack:
         for edge in sorted(set(places.values())):
             stack.enter_context(_edge(edge, folder, broker))
-        for device, share in dealt.shares.items():
-            own = _local(dealt, share)
-            stack.enter_context(_agent(device, places.get(device, FLEET), own, folder=folder, broker=broker))
+        for device in dealt.shares:
+            own = local_data(dealt, device)
+            stack.enter_context(agent_in_thread(device, places.get(device, FLEET), own, folder=folder, broker=broker))
         link = connect(broker, client_id="server")
         stack.callback(link.close)
         runs.execute(config, text, link=link, observer=stored)
@@ -134,17 +125,6 @@ class _Stored:
 
 
 @contextmanager
-def _thread(work: Callable[[], None], stop: Callable[[], None]) -> Iterator[None]:
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop()
-        thread.join()
-
-
-@contextmanager
 def _edge(name: str, folder: Path, broker: str) -> Iterator[None]:
     config = edge_from_dict({"edge": {"name": name, "folder": str(folder / "edges")}}, where="bench edges")
     presence = Presence(FLEET, name, codec.new_id(), edge_board())
@@ -160,39 +140,10 @@ def _edge(name: str, folder: Path, broker: str) -> Iterator[None]:
         started.wait()
         found[0].stop()
 
-    with _thread(lambda: serve(config, presence, up=up, down=down, started=begin), stop):
+    with in_thread(lambda: serve(config, presence, up=up, down=down, started=begin), stop):
         yield
     up.close()
     down.close()
-
-
-@contextmanager
-def _agent(device: str, fleet: str, data: LocalData, *, folder: Path, broker: str) -> Iterator[None]:
-    own = folder / "devices" / device
-    journal, residual, tools = Journal(own), ErrorFeedback(own), make_tools("portable", threads=1, folder=own)
-    resources = Resources(
-        board=facts.board(threads=1),
-        told=data.summary(),
-        blobs=BlobStore(own / "blobs"),
-        journal=journal,
-        residual=residual,
-        personal=tools.personal,
-        checkpoint=tools.checkpoint,
-        runner=InProcessRunner(Equipment(data, tools, residual, own)),
-    )
-    link = connect(broker, client_id=device)
-    agent = Agent(link, DeviceIdentity(device, fleet, codec.new_id()), resources)
-    with _thread(agent.run, agent.stop):
-        yield
-    link.close()
-    journal.close()
-
-
-def _local(dealt: Dealt, share: Share) -> LocalData:
-    y = dealt.y[share.train]
-    counts = tuple(np.bincount(y, minlength=dealt.classes).tolist())
-    rest = (dealt.x[share.test], dealt.y[share.test], dealt.classes, counts, dealt.input_shape)
-    return LocalData(dealt.x[share.train], y, *rest)
 
 
 def _final(config: RunConfig) -> dict[str, Any]:

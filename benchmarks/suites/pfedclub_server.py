@@ -14,7 +14,7 @@ from fedwright.server_runtime.methods.base import Setting
 from fedwright.server_runtime.methods.params.personal_models import PersonalModelParams, PFedClubParams
 from fedwright.server_runtime.methods.pfedclub import PFedClub
 from fedwright.server_runtime.methods.shared.teachers import BoardLimits, Pupil
-from fedwright.server_runtime.public_data import PublicData
+from fedwright.server_runtime.public_data.examples import PublicData
 from fedwright.server_runtime.spec import ModelSpec, Optimizer
 
 SPEC = ModelSpec("cnn1", (1, 28, 28), 10)

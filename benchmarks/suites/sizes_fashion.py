@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def by_size(own: Finished, sizes: int) -> list[float]:
     """Mean accuracy of the devices of each size after the last round."""
-    last = own.evaluations[-1].devices
+    last = next(entry for entry in reversed(own.evaluations) if entry.part == "test").devices
     groups: list[list[float]] = [[] for _ in range(sizes)]
     for device in last:
         if device.n:

@@ -7,15 +7,14 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from fedwright.device_runtime.describe.descriptor import describe
-from fedwright.device_runtime.describe.word_counts import UNKNOWN, word_counts
+from fedwright.device_runtime.describe.descriptor import describe, drawn_rows
+from fedwright.device_runtime.describe.word_counts import word_counts
 from fedwright.protocol.class_names import places_in
 from fedwright.protocol.errors import DataError
 from fedwright.protocol.messages import DataSummary
 
 Array = NDArray[np.generic]
 Labels = NDArray[np.int64]
-SCORED = 1000
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class LocalData:
             input_shape=list(self.input_shape),
             classes=self.classes,
             class_counts=list(self.class_counts) if counts else None,
-            score_counts=word_counts(self.class_counts) if counts and self._has_words_as_labels else None,
+            score_counts=self._word_counts if counts else None,
             pixel_std=self._pixel_std() if counts and len(self.input_shape) == 3 else None,
             descriptor=self.descriptor if counts else None,
             class_names=list(self.class_names) if self.class_names else None,
@@ -86,15 +85,14 @@ class LocalData:
         return describe(self.x, words=False)
 
     @cached_property
-    def _has_words_as_labels(self) -> bool:
-        """Whether samples are word numbers and labels are words of the same vocabulary."""
-        if self.x.dtype.kind not in "iu" or self.class_names or not self.x.size:
-            return False
-        return self.classes > UNKNOWN + 1 and int(np.max(self.x)) < self.classes
+    def _word_counts(self) -> list[int] | None:
+        """How often each word is in the text, as far as the samples are word numbers; the server knows."""
+        return word_counts(self.x)
 
     def _pixel_std(self) -> float:
-        """Mean standard deviation of an image's pixels, from the first images: a score needs no more."""
-        images = np.asarray(self.x[:SCORED], np.float32).reshape(min(len(self.x), SCORED), -1)
+        """Mean standard deviation of an image's pixels, over a thousand of them at most: a score needs no more."""
+        rows = drawn_rows(len(self.x))
+        images = np.asarray(self.x[rows], np.float32).reshape(len(rows), -1)
         return float(images.std(axis=1).mean()) if len(images) else 0.0
 
 

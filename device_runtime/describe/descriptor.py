@@ -27,12 +27,19 @@ BATCH = 64
 def describe(x: Array, *, words: bool = True) -> list[float]:
     """The descriptor of samples [n, *shape]; zeros without any. words: whole numbers are word numbers."""
     total = np.zeros(SIZE)
-    chosen = x[:: max(1, len(x) // SAMPLES)][:SAMPLES]
-    for start in range(0, len(chosen), BATCH):
-        batch = np.asarray(chosen[start : start + BATCH])
+    rows = drawn_rows(len(x))
+    for start in range(0, len(rows), BATCH):
+        batch = np.asarray(x[rows[start : start + BATCH]])
         total += features(batch if words else batch.astype(np.float32)).sum(axis=0)
-    mean = total / max(1, len(chosen))
+    mean = total / max(1, len(rows))
     return [float(value) for value in mean.astype(np.float32)]
+
+
+def drawn_rows(samples: int) -> NDArray[np.int64]:
+    """All rows, or SAMPLES of them at random, always the same: files are often sorted by class."""
+    if samples <= SAMPLES:
+        return np.arange(samples)
+    return np.sort(np.random.default_rng([SEED, samples]).choice(samples, SAMPLES, replace=False))
 
 
 def features(x: Array) -> Array:

@@ -5,6 +5,7 @@ The maths and what it protects from are in `protocol/crypto/secure_sum.py`.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -36,11 +37,10 @@ def without_counts(summary: DataSummary) -> DataSummary:
 
 
 def counts_of(summary: DataSummary) -> list[int]:
-    """What a device is scored by: its words, else its classes."""
-    counts = summary.class_counts if summary.score_counts is None else summary.score_counts
-    if not counts:
+    """How many samples of each class a device hides."""
+    if not summary.class_counts:
         raise ConfigError("this device has no counts that it could hide; give it labelled data")
-    return list(counts)
+    return list(summary.class_counts)
 
 
 class HiddenCounts:
@@ -54,8 +54,11 @@ class HiddenCounts:
         secret: bytes,
         folder: Path,
         class_names: Sequence[str] | None = None,
+        words: Sequence[int] | None = None,
     ) -> None:
+        """counts: by class, called `class_names` where they have names. words: by word, of data that may be text."""
         self._device = device
+        self._words = np.asarray(() if words is None else words, np.int64)
         self._counts = np.asarray(counts, np.int64)
         self._class_names = class_names or ()
         self._secret = secret
@@ -65,14 +68,14 @@ class HiddenCounts:
     def check(self, task: Task) -> None:
         """DeviceError for a task whose result would tell the counts that are hidden here, or has other classes."""
         self._check_names(task.class_names)
-        what = "asks for class means and their counts" if task.returns.prototypes else ""
+        what = "asks for class means and their counts" if task.returns.class_means else ""
         if task.recipe.classes is not None:
             # The number of samples that it trained on would be that of those classes.
             what = "asks to train some classes alone"
         if what:
             raise DeviceError(
                 f"the task {what}, which this device hides; start the device without --hide-counts or use a method "
-                f"that needs neither (FRAMP with align = 0, update.features = false)"
+                f"that needs neither (FRAMP with align = 0, update.class_means = false)"
             )
 
     def _check_names(self, run_names: Sequence[str]) -> None:
@@ -91,8 +94,14 @@ class HiddenCounts:
         except FedwrightError as err:
             return Answer(ask.sum, ask.stage, problem=str(err))
 
+    def offer(self) -> dict[str, Any]:
+        """What a report says of this device's part in sums: its key, and how many words they must have room for."""
+        return {"sum_key": self.public, "sum_words": len(self._words)}
+
     def _in_order(self, ask: Ask) -> Counts:
-        """The own counts at the places that their classes have in the sum."""
+        """The own counts at the places that their classes have in the sum; words are numbered alike everywhere."""
+        if ask.words and len(self._words):
+            return self._padded(self._words, ask.length)
         if not self._class_names:
             return self._padded(self._counts, ask.length)
         self._check_names(ask.class_names)
@@ -102,7 +111,7 @@ class HiddenCounts:
 
     def _padded(self, counts: Counts, length: int) -> Counts:
         if length < len(counts):
-            raise ProtocolError(f"the sum has {length} counts but this device has {len(counts)} classes")
+            raise ProtocolError(f"the sum has {length} counts but this device has {len(counts)}")
         return np.pad(counts, (0, length - len(counts)))
 
     def _score(self, ask: Ask, counts: Counts) -> float:

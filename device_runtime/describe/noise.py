@@ -43,10 +43,10 @@ def with_noise(summary: DataSummary, ratio: float, rng: "np.random.Generator") -
 
 @dataclass(frozen=True)
 class ClassMeanNoise:
-    """Noise on class prototypes, before they leave: of `ratio` times their mean entry, and the counts that are told.
+    """Noise on class means, before they leave: of `ratio` times their mean entry, and the counts that are told.
 
     A class that is told of but not there is noise alone; one that is there but not told of is left out, so that
-    prototypes say no more about classes than the counts that were told. The draw is the same every time.
+    means say no more about classes than the counts that were told. The draw is the same every time.
     class_names: those of the counts, where the classes have any.
     """
 
@@ -62,12 +62,12 @@ class ClassMeanNoise:
             )
 
     def __call__(
-        self, prototypes: NDArray[Any], counts: NDArray[Any], run_names: Sequence[str] = ()
+        self, means: NDArray[Any], counts: NDArray[Any], run_names: Sequence[str] = ()
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """What is sent instead of prototypes [classes, dim] and counts [classes], which are in the run's order."""
-        rng = np.random.default_rng([*self.secret, len(prototypes)])
-        scale = self.ratio * _scale(prototypes[counts > 0].reshape(-1).astype(float))
-        noisy = prototypes + scale * rng.standard_normal(prototypes.shape)
+        """What is sent instead of means [classes, dim] and counts [classes], which are in the run's order."""
+        rng = np.random.default_rng([*self.secret, len(means)])
+        scale = self.ratio * _scale(means[counts > 0].reshape(-1).astype(float))
+        noisy = means + scale * rng.standard_normal(means.shape)
         told = np.zeros(len(counts), np.int64)
         if self.class_names:
             told[places_in(run_names, self.class_names)] = self.told

@@ -27,7 +27,7 @@ Mechanism = Literal["cgroup v1 quota", "cgroup v2 quota", "stop/continue governo
 class CpuLimiter(Protocol):
     """Holds processes to a share of one core.
 
-    - `add` MUST hold the process with all of its threads to `share` from now on.
+    - `add` MUST hold the process with all of its threads, and all that it started or starts, to `share` from now on.
     - `remove` MUST let it run freely again.
     - A process that is gone, or was never added, MUST be no error.
     - `close` MUST remove all.
@@ -107,8 +107,10 @@ class CgroupLimiter:
         group = self._name(str(pid))
         self._make(group, share)
         self._groups[pid] = group
-        with contextlib.suppress(ProcessLookupError):
-            (group / "cgroup.procs").write_text(str(pid))
+        # What it starts from now on is born in the group; what it had started follows.
+        _move(pid, group)
+        for member in Family(pid).members():
+            _move(member, group)
 
     def remove(self, pid: int) -> None:
         """Let a process go."""
@@ -154,6 +156,11 @@ class CgroupLimiter:
             if owner == str(os.getpid()) or not Path("/proc", owner).exists():
                 with contextlib.suppress(OSError):
                     group.rmdir()
+
+
+def _move(pid: int, group: Path) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        (group / "cgroup.procs").write_text(str(pid))
 
 
 def _members(group: Path) -> list[str]:

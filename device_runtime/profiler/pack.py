@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 
 from fedwright.protocol.artifact import Artifact, check_files
 from fedwright.protocol.errors import BadArtifact
+from fedwright.protocol.support.unreadable import UNREADABLE
 
 PROBES = resources.files("fedwright.device_runtime.profiler").joinpath("probes.bin")
 MAX_BYTES = 64 * 1024 * 1024
@@ -33,7 +34,7 @@ def read_probes(data: bytes) -> list[Probe]:
     try:
         raw = zstandard.ZstdDecompressor().decompress(data, max_output_size=MAX_BYTES)
         probes = msgspec.msgpack.decode(raw, type=list[Probe])
-    except (zstandard.ZstdError, msgspec.MsgspecError) as err:
+    except (zstandard.ZstdError, *UNREADABLE) as err:
         raise BadArtifact(f"the probes of this installation cannot be read: {err}; install fedwright again") from err
     for probe in probes:
         check_files(probe.artifact)

@@ -10,6 +10,7 @@ import msgspec
 from fedwright.device_runtime import facts
 from fedwright.protocol.errors import BadMessage, ConfigError
 from fedwright.protocol.predictor import Profile, profile_from_json
+from fedwright.protocol.support.unreadable import UNREADABLE
 
 PROFILE_NAME = "profile.json"
 
@@ -37,7 +38,7 @@ def find_profile(path: Path, *, threads: int) -> Profile | None:
 def _read(path: Path) -> dict[str, Any]:
     try:
         data = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeDecodeError, OSError) as err:
+    except (*UNREADABLE, OSError) as err:
         raise ConfigError(f"{path} is not a profile file ({err}); remove it and measure again") from err
     profiles = data.get("profiles")
     if data.get("format") != 1 or not isinstance(profiles, dict):

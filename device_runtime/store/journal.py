@@ -11,6 +11,7 @@ from msgspec import Struct, structs
 from fedwright.protocol.errors import IdentityTaken
 from fedwright.protocol.messages import Refusal, Task, Update
 from fedwright.protocol.support.files import lock_folder, replace_file
+from fedwright.protocol.support.unreadable import UNREADABLE
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +113,11 @@ class Journal:
             log.warning("the journal cannot be written (%s); free some space at %s", err.strerror, self._path.parent)
 
 
+def read_entry(folder: Path) -> JournalEntry | None:
+    """The task in hand of an agent that does not run now, or is stopped."""
+    return _read(folder / "journal").entry
+
+
 def _lock(folder: Path) -> IO[bytes]:
     lock = lock_folder(folder)
     if lock is None:
@@ -126,7 +132,7 @@ def _read(path: Path) -> _File:
         return msgspec.msgpack.decode(path.read_bytes(), type=_File)
     except FileNotFoundError:
         return _File()
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except UNREADABLE:
         # Written by another release, or a damaged disk: the server sends the task again.
         path.replace(path.with_suffix(".unreadable"))
         return _File()

@@ -1,4 +1,4 @@
-"""What must hold of an artifact before a session is made of it: nothing hidden, nothing foreign, nothing too large."""
+"""What must hold of an artifact before a session is made of it: nothing foreign, nothing too large, no data let out."""
 
 import math
 from collections import Counter
@@ -16,6 +16,7 @@ from fedwright.protocol.artifact import (
     TensorSpec,
     check_files,
 )
+from fedwright.protocol.dataflow.outputs import check_eval_outputs, check_train_outputs
 from fedwright.protocol.errors import BadArtifact, OverBudget
 from fedwright.protocol.onnx_outline import Outline, OutlineValue, scan
 from fedwright.protocol.predictor import need_bytes
@@ -60,8 +61,10 @@ def check_artifact(artifact: Artifact, *, batch: int, free_bytes: int | None = N
         need = max(need, own_bytes(outline, manifest))
         if name == "train.onnx":
             _check_train(outline, manifest, name)
+            check_train_outputs(outline, manifest, name)
         else:
             _check_eval(outline, manifest, name)
+            check_eval_outputs(outline, manifest, name)
     if free_bytes is not None and need > free_bytes:
         raise OverBudget(need, free_bytes)
 

@@ -1,4 +1,4 @@
-"""Training, evaluation and class prototypes over local data, whichever backend is underneath."""
+"""Training, evaluation and class means over local data, whichever backend is underneath."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -118,7 +118,7 @@ def logits_of(trainer: Predicts, x: Array, *, batch: int = EVALUATION_BATCH) -> 
     return np.concatenate(made)
 
 
-def class_prototypes(
+def class_means(
     trainer: Predicts, data: LocalData, *, batch: int = EVALUATION_BATCH
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Mean embedding per class over the training part [classes, dim] (zero where a class is absent), and counts."""

@@ -6,16 +6,41 @@ from pathlib import Path
 
 
 def command(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, summary: str, epilog: str
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    name: str,
+    summary: str,
+    epilog: str,
+    *,
+    about: str = "",
 ) -> argparse.ArgumentParser:
-    """A parser for one command, whose help ends with the epilog as it is written."""
+    """A parser for one command; its help begins with `about`, else the summary, and ends with the epilog as it is."""
     return commands.add_parser(
         name,
         help=summary,
-        description=summary[0].upper() + summary[1:] + ".",
+        description=about or summary[0].upper() + summary[1:] + ".",
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+
+
+def example(call: str) -> str:
+    """The end of a command's help."""
+    return f"example:\n  fedwright {call}"
+
+
+def add_run_folder(parser: argparse.ArgumentParser) -> None:
+    """Add the folder of a run that is looked at."""
+    parser.add_argument("run_folder", metavar="RUN", type=Path, nargs="?", help="default: the newest in runs/")
+
+
+def add_print_json(parser: argparse.ArgumentParser, what: str = "JSON") -> None:
+    """Add what makes a command print for programs."""
+    parser.add_argument("--json", action="store_true", help=f"print {what} instead")
+
+
+def add_result_file(parser: argparse.ArgumentParser) -> None:
+    """Add where the result of a run is written for programs."""
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="write the result as JSON too")
 
 
 def add_rounds(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedwright.cli.arguments import command
+from fedwright.cli.arguments import add_print_json, command
 
 if TYPE_CHECKING:
     from fedwright.protocol.artifact import Artifact
@@ -22,23 +22,18 @@ EXAMPLES = """examples:
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command and its three actions."""
-    parser = subparsers.add_parser(
-        "artifact",
-        help="turn a model into a training graph",
-        description="Turn a model into a training graph, look at one, or check one as a device does.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    about = "Turn a model into a training graph, look at one, or check one as a device does."
+    parser = command(subparsers, "artifact", "turn a model into a training graph", EXAMPLES, about=about)
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     _add_build(command(actions, "build", "write manifest.json, train.onnx and eval.onnx", EXAMPLES))
     inspect = command(actions, "inspect", "show what an artifact reads, writes and needs", EXAMPLES)
     inspect.add_argument("folder", type=Path)
-    inspect.add_argument("--json", action="store_true", help="print the manifest as JSON instead")
+    add_print_json(inspect, "the manifest as JSON")
     inspect.set_defaults(run=_inspect)
     check = command(actions, "check", "make the safety check of a device and one step with random data", EXAMPLES)
     check.add_argument("folder", type=Path)
     check.add_argument("--batch", type=int, default=8, help="samples in the trial step (default 8)")
-    check.add_argument("--json", action="store_true", help="print the result as JSON instead")
+    add_print_json(check, "the result as JSON")
     check.set_defaults(run=_check)
 
 

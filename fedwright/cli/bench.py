@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from fedwright.cli.arguments import new_file
+from fedwright.cli.arguments import command, new_file
 from fedwright.protocol.errors import ConfigError
 
 # suite -> (module below fedwright.benchmarks with `run(args) -> dict`, what it measures)
@@ -26,6 +26,7 @@ SUITES = {
         "suites.predictor",
         "predicted against measured steps and memory of whole models",
     ),
+    "fuzz": ("suites.fuzz", "a million hostile examples for every decoder"),
     "chaos": ("suites.chaos", "kills and cuts at random moments, against a run left in peace"),
     "edges": ("suites.edges", "what reaches the host, with and without edge servers"),
     "transport": ("suites.transport", "speed of blobs and messages, against a raw TCP relay"),
@@ -74,6 +75,7 @@ SUITES = {
 }
 # Where a clone keeps what was measured last.
 RESULTS = Path("benchmarks/results")
+SEARCHES = Path("benchmarks/search")
 PACKAGES = ("fedwright", "onnxruntime", "numpy", "torch", "onnx", "paho-mqtt")
 
 EXAMPLES = """examples:
@@ -82,6 +84,7 @@ EXAMPLES = """examples:
   fedwright bench train-step --quick --strict
   fedwright bench devices --methods fedconv hasa --fleet demo --quick
   fedwright bench devices --run runs/run
+  fedwright bench search methods --quick
   fedwright bench report benchmarks/results --out report
   fedwright bench report --document docs/results.md
 """
@@ -89,13 +92,10 @@ EXAMPLES = """examples:
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command `bench`."""
-    parser = subparsers.add_parser(
-        "bench",
-        help="measure what the project promises",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command(subparsers, "bench", "measure what the project promises", EXAMPLES)
+    parser.add_argument(
+        "suites", nargs="*", metavar="SUITE", help="suites (see --list), or: report RESULT…, search SUITE"
     )
-    parser.add_argument("suites", nargs="*", metavar="SUITE", help="suites to run (see --list), or: report RESULT…")
     parser.add_argument("--list", action="store_true", help="say which suites there are")
     parser.add_argument("--quick", action="store_true", help="shorter and less exact")
     parser.add_argument("--seeds", type=int, default=None, metavar="N", help="how many seeds, where a suite has any")
@@ -133,6 +133,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.suites[0] == "report":
         return _report(args)
+    if args.suites[0] == "search":
+        return _search(args)
     _check(args)
     results = [_run_suite(name, args) for name in args.suites]
     if args.json is not None:
@@ -167,6 +169,25 @@ def _report(args: argparse.Namespace) -> int:
         return 0
     written = write_report(read_results(paths), args.out)
     print(f"{written.markdown}\n{written.page}")
+    return 0
+
+
+def _search(args: argparse.Namespace) -> int:
+    """Choose a suite's settings on validation rows, and keep what was tried beside the suites."""
+    from fedwright.benchmarks.harness.kept_jobs import keeping
+
+    names = args.suites[1:]
+    if len(names) != 1 or names[0] not in present_suites():
+        raise ConfigError(f"search takes one suite, such as: fedwright bench search methods; got {names}")
+    module = importlib.import_module(present_suites()[names[0]][0])
+    if not hasattr(module, "search_settings"):
+        raise ConfigError(f"suite {names[0]} has no settings to search; see benchmarks/search for those that have")
+    with keeping(f"{names[0]} search"):
+        found = _described(names[0], module.search_settings(args))
+    target = args.json or SEARCHES / f"{names[0]}.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(found, indent=1) + "\n")
+    print(target)
     return 0
 
 

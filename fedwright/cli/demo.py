@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedwright.cli.arguments import new_file
+from fedwright.cli.arguments import command, new_file
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,14 +22,12 @@ EXAMPLE = """example:
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `demo`."""
-    parser = subparsers.add_parser(
-        "demo",
-        help="a whole fleet on this machine: broker, server and emulated devices",
-        description="Start a broker, the server and emulated devices on this machine, train a small CNN on "
-        "handwritten digits over MQTT, and print what each device did.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    about = (
+        "Start a broker, the server and emulated devices on this machine, train a small CNN on "
+        "handwritten digits over MQTT, and print what each device did."
     )
+    summary = "a whole fleet on this machine: broker, server and emulated devices"
+    parser = command(subparsers, "demo", summary, EXAMPLE, about=about)
     add = parser.add_argument
     add("--method", default="hasa", metavar="M", help="a name from `fedwright methods` (default: %(default)s)")
     add("--devices", type=int, default=8, metavar="N", help="how many devices to emulate (default: %(default)s)")

@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from fedwright.cli.arguments import command, new_file
+from fedwright.cli.arguments import add_print_json, command, example, new_file
 from fedwright.cli.logs import add_log_options, start_logging
 from fedwright.device_runtime.config import AgentConfig, default_state
 from fedwright.protocol.address import DEVICE_USER, PASSWORD_VARIABLE, find_login, split_password
@@ -47,21 +47,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     run.add_argument("--quiet", action="store_true", help="log problems only")
     add_log_options(run)
     run.set_defaults(run=_run)
-    doctor = command(
-        commands,
-        "doctor",
-        "say what this board lacks, and what to do about it",
-        "example:\n  fedwright device doctor --broker mqtt://host:1883 --data npz:data.npz",
-    )
+    call = "device doctor --broker mqtt://host:1883 --data npz:data.npz"
+    doctor = command(commands, "doctor", "say what this board lacks, and what to do about it", example(call))
     _agent_options(doctor, required=False)
-    doctor.add_argument("--json", action="store_true", help="print a JSON list instead")
+    add_print_json(doctor, "a JSON list")
     doctor.set_defaults(run=_doctor)
-    profile = command(
-        commands,
-        "profile",
-        "measure how fast this board trains; the agent tells the server",
-        "example:\n  fedwright device profile --threads 4 --broker mqtt://host:1883",
-    )
+    summary = "measure how fast this board trains; the agent tells the server"
+    profile = command(commands, "profile", summary, example("device profile --threads 4 --broker mqtt://host:1883"))
     _agent_options(profile, required=False)
     profile.add_argument("--json", action="store_true", help="print the profile as JSON")
     profile.add_argument(

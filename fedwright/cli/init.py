@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedwright.cli.arguments import command
+
 if TYPE_CHECKING:
     from fedwright.server_runtime.methods.registry import Entry
 
@@ -31,28 +33,19 @@ EDGE_HEADER = """# An edge server between the host and the devices of a site
 # On its devices:   fedwright device run --edge edge-1 --edge edge-2 --broker mqtt://BROKER:1883 --data npz:data.npz
 #
 # As it stands the edge sends up one mean for each size of model: clusters and the exchange are off until cluster.most
-# or cluster.exact, and exchange.form, say otherwise. The exchange also needs update.features in the run's config.
+# or cluster.exact, and exchange.form, say otherwise. The exchange also needs update.class_means in the run's config.
 """
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `init` and `validate`."""
-    init = subparsers.add_parser(
-        "init",
-        help="print a commented config for a method",
-        description="Print a commented config for a method, ready to run.",
-        epilog="example:\n  fedwright init fedavg > run.toml",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    example = "example:\n  fedwright init fedavg > run.toml"
+    init = command(subparsers, "init", "print a commented config for a method, ready to run", example)
     init.add_argument("method", metavar="METHOD", help="a name from `fedwright methods`, python:module:class, or: edge")
     init.set_defaults(run=run_init)
-    validate = subparsers.add_parser(
-        "validate",
-        help="check a config without running it",
-        description="Check a config without running it; the exit code says whether it is good.",
-        epilog="example:\n  fedwright validate run.toml\n  fedwright validate edge.toml",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    examples = "examples:\n  fedwright validate run.toml\n  fedwright validate edge.toml"
+    about = "Check a config without running it; the exit code says whether it is good."
+    validate = command(subparsers, "validate", "check a config without running it", examples, about=about)
     validate.add_argument("config", metavar="CONFIG", type=Path, help="a TOML file")
     validate.set_defaults(run=run_validate)
 
@@ -71,7 +64,8 @@ def run_init(args: argparse.Namespace) -> int:
 def run_validate(args: argparse.Namespace) -> int:
     """Check one config, of a run or of an edge."""
     from fedwright.protocol.address import mask
-    from fedwright.server_runtime.config import config_from_text, read_text
+    from fedwright.server_runtime.config import config_from_text
+    from fedwright.server_runtime.config_sections.reading import read_text
     from fedwright.server_runtime.edge.config import check_edge, is_edge, load_edge
     from fedwright.server_runtime.methods.registry import find
     from fedwright.simulation.check_config import check_config

@@ -5,6 +5,8 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from fedwright.cli.arguments import add_print_json, command
+
 if TYPE_CHECKING:
     from fedwright.protocol.support.plugins import Plugin
 
@@ -14,14 +16,8 @@ Rows = list[dict[str, str]]
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add one command for each list."""
     for name, (rows, summary) in LISTS.items():
-        parser = subparsers.add_parser(
-            name,
-            help=summary,
-            description=summary[0].upper() + summary[1:] + ", one line each.",
-            epilog=f"example:\n  fedwright {name} --json",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        parser.add_argument("--json", action="store_true", help="print a JSON list instead")
+        parser = command(subparsers, name, f"{summary}, one line each", f"example:\n  fedwright {name} --json")
+        add_print_json(parser, "a JSON list")
         parser.set_defaults(run=_printer(rows))
 
 

@@ -4,13 +4,13 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedwright.server_runtime.run_folder import RunFolder
+    from fedwright.server_runtime.run_folder.folder import RunFolder
     from fedwright.server_runtime.run_reader import PastRun
 
 
 def begin_anew(folder: "RunFolder") -> None:
     """Give the run in a folder another one, and say which."""
-    from fedwright.server_runtime.run_folder import set_aside
+    from fedwright.server_runtime.run_folder.folder import set_aside
 
     aside = set_aside(folder)
     if aside is not None:

@@ -4,28 +4,23 @@ import argparse
 import json
 from dataclasses import asdict
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
-from fedwright.cli.arguments import command
+from fedwright.cli.arguments import add_print_json, add_run_folder, command, example
 
 
 def add_check(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command that checks a run's folder."""
-    check = command(
-        commands,
-        "check",
-        "look through a run's folder for damage; exit code 1 when there is some",
-        "example:\n  fedwright server check runs/run",
-    )
-    check.add_argument("run_folder", metavar="RUN", type=Path, nargs="?", help="default: the newest in runs/")
-    check.add_argument("--json", action="store_true", help="print JSON instead")
+    summary = "look through a run's folder for damage; exit code 1 when there is some"
+    check = command(commands, "check", summary, example("server check runs/run"))
+    add_run_folder(check)
+    add_print_json(check)
     check.set_defaults(run=_check)
 
 
 def _check(args: argparse.Namespace) -> int:
+    from fedwright.server_runtime.run_folder.verify import verify_run
     from fedwright.server_runtime.run_reader import latest_run
-    from fedwright.server_runtime.verify_run import verify_run
 
     folder = args.run_folder or latest_run()
     verdict = verify_run(folder)
@@ -48,9 +43,9 @@ def add_audit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "show who joined a run, what was sent, accepted and refused, and who ordered it",
         "examples:\n  fedwright server audit runs/run\n  fedwright server audit runs/run --verify",
     )
-    audit.add_argument("run_folder", metavar="RUN", type=Path, nargs="?", help="default: the newest in runs/")
+    add_run_folder(audit)
     audit.add_argument("--verify", action="store_true", help="follow its chain; exit code 1 where that is broken")
-    audit.add_argument("--json", action="store_true", help="print JSON instead")
+    add_print_json(audit)
     audit.set_defaults(run=_audit)
 
 

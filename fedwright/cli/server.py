@@ -7,7 +7,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedwright.cli.arguments import add_anew, add_rounds, command, new_file
+from fedwright.cli.arguments import (
+    add_anew,
+    add_print_json,
+    add_result_file,
+    add_rounds,
+    add_run_folder,
+    command,
+    example,
+    new_file,
+)
 from fedwright.cli.logs import add_log_options, say, start_logging
 from fedwright.cli.run_lifecycle import begin_anew, say_complete
 from fedwright.cli.run_records import add_audit, add_check
@@ -51,7 +60,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     run.add_argument("config", metavar="CONFIG", type=Path, help="a TOML file; `fedwright init` writes one")
     add_rounds(run)
     add_anew(run)
-    run.add_argument("--json", type=new_file, metavar="FILE", help="write the result as JSON too")
+    add_result_file(run)
     add_broker_options(run, default="the config's, else its own")
     add_log_options(run)
     run.set_defaults(run=_run)
@@ -63,26 +72,20 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     resume.add_argument("run_folder", metavar="RUN", type=Path, help="the folder of the run")
     add_rounds(resume)
-    resume.add_argument("--json", type=new_file, metavar="FILE", help="write the result as JSON too")
+    add_result_file(resume)
     add_broker_options(resume, default="the run's, else its own")
     add_log_options(resume)
     resume.set_defaults(run=_resume)
     _add_rollback(commands)
-    edge = command(
-        commands,
-        "edge",
-        "serve devices of a site between them and the host",
-        "example:\n  fedwright server edge edge.toml",
-    )
+    summary = "serve devices of a site between them and the host"
+    edge = command(commands, "edge", summary, example("server edge edge.toml"))
     edge.add_argument("config", metavar="CONFIG", type=Path, help="a TOML file; `fedwright init edge` writes one")
     add_broker_options(edge, default="the config's host.broker")
     add_log_options(edge)
     edge.set_defaults(run=_edge)
-    status = command(
-        commands, "status", "say how far a run has come", "example:\n  fedwright server status runs/run --json"
-    )
-    status.add_argument("run_folder", metavar="RUN", type=Path, nargs="?", help="default: the newest in runs/")
-    status.add_argument("--json", action="store_true", help="print JSON instead")
+    status = command(commands, "status", "say how far a run has come", example("server status runs/run --json"))
+    add_run_folder(status)
+    add_print_json(status)
     status.set_defaults(run=_status)
     add_check(commands)
     add_audit(commands)
@@ -92,12 +95,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def _add_export(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command that writes a model."""
-    export = command(
-        commands,
-        "export",
-        "write a trained model as one ONNX file",
-        "example:\n  fedwright server export --device pi-07 model.onnx",
-    )
+    summary = "write a trained model as one ONNX file"
+    export = command(commands, "export", summary, example("server export --device pi-07 model.onnx"))
     export.add_argument("file", metavar="FILE", type=new_file, help="where to write it")
     export.add_argument("--device", default="", metavar="ID", help="the model of this device (default: the global one)")
     export.add_argument("--run", dest="run_folder", type=Path, metavar="RUN", help="default: the newest in runs/")
@@ -121,12 +120,8 @@ def _add_rollback(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 
 def _add_trust(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the commands that say who may join."""
-    enroll = command(
-        commands,
-        "enroll",
-        "make certificates for devices, and for the broker when it has none",
-        "example:\n  fedwright server enroll pi-01 pi-02 --broker mqtts://host:8883",
-    )
+    summary = "make certificates for devices, and for the broker when it has none"
+    enroll = command(commands, "enroll", summary, example("server enroll pi-01 pi-02 --broker mqtts://host:8883"))
     enroll.add_argument("devices", metavar="ID", nargs="+", help="ids of the devices to enroll")
     enroll.add_argument("--broker", required=True, metavar="URL", help="mqtts://host:port that the devices will use")
     enroll.add_argument("--fleet", default="default", help="fleet they join (default: %(default)s)")
@@ -136,12 +131,8 @@ def _add_trust(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     enroll.add_argument("--host", action="append", default=[], help="further name or address of the broker")
     enroll.set_defaults(run=_enroll)
-    revoke = command(
-        commands,
-        "revoke",
-        "shut out devices or edges whose certificate must not be used any more",
-        "example:\n  fedwright server revoke pi-02",
-    )
+    summary = "shut out devices or edges whose certificate must not be used any more"
+    revoke = command(commands, "revoke", summary, example("server revoke pi-02"))
     revoke.add_argument("devices", metavar="ID", nargs="+", help="ids of the devices to shut out")
     revoke.add_argument("--trust", type=Path, default=Path("trust"), metavar="DIR", help="default: %(default)s")
     revoke.set_defaults(run=_revoke)
@@ -150,8 +141,9 @@ def _add_trust(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def _run(args: argparse.Namespace) -> int:
     from fedwright.protocol.address import mask
     from fedwright.server_runtime.check_run import check_server
-    from fedwright.server_runtime.config import config_from_text, read_text
-    from fedwright.server_runtime.run_folder import folder_of
+    from fedwright.server_runtime.config import config_from_text
+    from fedwright.server_runtime.config_sections.reading import read_text
+    from fedwright.server_runtime.run_folder.folder import folder_of
     from fedwright.server_runtime.run_reader import continued
 
     text = read_text(args.config)
@@ -179,7 +171,7 @@ def _resume(args: argparse.Namespace) -> int:
 
 
 def _rollback(args: argparse.Namespace) -> int:
-    from fedwright.server_runtime.rollback import rollback
+    from fedwright.server_runtime.run_folder.rollback import rollback
 
     taken = rollback(args.run_folder, args.to)
     print(f"{args.run_folder}: {taken} rounds taken back; go on with `fedwright server resume {args.run_folder}`")
@@ -218,9 +210,9 @@ def _play(config: "RunConfig", text: str, args: argparse.Namespace) -> None:
     """Run or go on over the configured broker, to the end of the run."""
     from fedwright.cli.progress import Progress
     from fedwright.cli.signals import terminable
+    from fedwright.server_runtime.rounds.store.storage_errors import plain_storage_errors
     from fedwright.server_runtime.run import execute
-    from fedwright.server_runtime.run_folder import folder_of
-    from fedwright.server_runtime.storage_errors import plain_storage_errors
+    from fedwright.server_runtime.run_folder.folder import folder_of
 
     folder = folder_of(config)
     with plain_storage_errors(folder.store), terminable(), ExitStack() as stack:
@@ -258,7 +250,7 @@ def _status(args: argparse.Namespace) -> int:
 
     from fedwright.cli.tables import device_table
     from fedwright.server_runtime.rounds.notices import read_notices
-    from fedwright.server_runtime.run_folder import NAMES
+    from fedwright.server_runtime.run_folder.folder import NAMES
     from fedwright.server_runtime.run_reader import latest_run, open_run
 
     past = open_run(args.run_folder or latest_run())

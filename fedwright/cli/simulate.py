@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedwright.cli.arguments import add_anew, add_rounds, new_file
+from fedwright.cli.arguments import add_anew, add_result_file, add_rounds, command
 from fedwright.cli.logs import add_log_options, say, start_logging
 from fedwright.cli.run_lifecycle import begin_anew, say_complete
 
@@ -30,17 +30,13 @@ from `fedwright server run`, which has runs/NAME. Interrupted, the same command 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `simulate`."""
-    parser = subparsers.add_parser(
-        "simulate",
-        help="run a config on this machine, hundreds of devices in a few processes",
-        description="Run a config with in-process devices that do the same tasks as real ones.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    about = "Run a config with in-process devices that do the same tasks as real ones."
+    summary = "run a config on this machine, hundreds of devices in a few processes"
+    parser = command(subparsers, "simulate", summary, EXAMPLE, about=about)
     parser.add_argument("config", metavar="CONFIG", type=Path, help="a TOML file; `fedwright init` writes one")
     add_rounds(parser)
     add_anew(parser)
-    parser.add_argument("--json", type=new_file, metavar="FILE", help="write the result as JSON too")
+    add_result_file(parser)
     add_log_options(parser)
     parser.set_defaults(run=run)
 
@@ -51,10 +47,10 @@ def run(args: argparse.Namespace) -> int:
 
     from fedwright.cli.progress import Progress
     from fedwright.cli.tables import device_table
-    from fedwright.server_runtime.config import read_text
-    from fedwright.server_runtime.run_folder import folder_of
+    from fedwright.server_runtime.config_sections.reading import read_text
+    from fedwright.server_runtime.rounds.store.storage_errors import plain_storage_errors
+    from fedwright.server_runtime.run_folder.folder import folder_of
     from fedwright.server_runtime.run_reader import find_run
-    from fedwright.server_runtime.storage_errors import plain_storage_errors
     from fedwright.simulation.simulate import simulate
 
     text = read_text(args.config)
@@ -89,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 def _config(args: argparse.Namespace, text: str) -> "RunConfig":
     """The config of the simulation, in a folder of its own, with as many rounds as it is to have in all."""
     from fedwright.server_runtime.config import config_from_text
-    from fedwright.server_runtime.run_folder import folder_of, simulation_of
+    from fedwright.server_runtime.run_folder.folder import folder_of, simulation_of
     from fedwright.server_runtime.run_reader import continued
 
     config = simulation_of(config_from_text(text, where=args.config.name))
@@ -116,7 +112,7 @@ def as_json(config: "RunConfig", found: "Simulated") -> dict[str, Any]:
     """The result for programs."""
     from fedwright.cli.tables import record_row
     from fedwright.server_runtime.evaluate.metrics import fleet_summary
-    from fedwright.server_runtime.run_folder import SIMULATED_SUFFIX
+    from fedwright.server_runtime.run_folder.folder import SIMULATED_SUFFIX
 
     return {
         "run": config.run.name.removesuffix(SIMULATED_SUFFIX),

@@ -19,7 +19,6 @@ counts from the two sums; an honest server throws it away. Nor is a server detec
 """
 
 import hashlib
-import hmac
 from collections.abc import Mapping
 
 import numpy as np
@@ -86,6 +85,8 @@ def _stream(seed: bytes, length: int) -> Masked:
 
 
 def _hkdf(secret: bytes, info: str) -> bytes:
-    """One block of HKDF-SHA256 (RFC 5869) without salt."""
-    extracted = hmac.digest(bytes(32), secret, "sha256")
-    return hmac.digest(extracted, info.encode() + b"\x01", "sha256")
+    """HKDF-SHA256 (RFC 5869) without salt."""
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    return HKDF(SHA256(), length=32, salt=None, info=info.encode()).derive(secret)

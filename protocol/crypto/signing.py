@@ -1,7 +1,7 @@
-"""Checks Ed25519 signatures (RFC 8032) with integers alone: a device has no cryptography package.
+"""Checks Ed25519 signatures (RFC 8032) with integers alone, so that an idle agent loads no package for it.
 
 The server signs; a device checks the few messages of a round, at some milliseconds each. A check handles public
-values only, so that its running time may depend on them.
+values only, so that its running time may depend on them; whatever touches a secret key uses `cryptography`.
 """
 
 import hashlib

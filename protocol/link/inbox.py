@@ -54,3 +54,22 @@ class Inbox:
             message = self._messages.popleft()
             self._waiting_bytes -= len(message.payload)
             return message
+
+
+class InboxLink:
+    """What a link is made of besides its broker: an inbox that others put into, and what it counts."""
+
+    def __init__(self) -> None:
+        """connects grows once the link is up with all its subscriptions; bytes are those of payloads."""
+        self._inbox = Inbox()
+        self.connects = 0
+        self.sent_bytes = 0
+        self.received_bytes = 0
+
+    def receive(self, timeout_s: float) -> Received | None:
+        """The next message; None when none came in time, when `wake` was called, or when the link came back."""
+        return self._inbox.get(timeout_s)
+
+    def wake(self) -> None:
+        """Make a waiting or the next `receive` return None at once."""
+        self._inbox.wake()

@@ -4,7 +4,7 @@ import threading
 
 from fedwright.protocol.errors import LinkError
 from fedwright.protocol.link.base import Buffer, Received
-from fedwright.protocol.link.inbox import Inbox
+from fedwright.protocol.link.inbox import InboxLink
 
 
 def matches(pattern: str, topic: str) -> bool:
@@ -72,40 +72,23 @@ class MemoryBroker:
                 self._publish(will[0], will[1], True)
 
 
-class MemoryLink:
+class MemoryLink(InboxLink):
     """A link to a MemoryBroker; `drop` plays the death of its process."""
 
     def __init__(self, broker: MemoryBroker, client_id: str, will: tuple[str, bytes] | None) -> None:
+        super().__init__()
         self.client_id = client_id
         self._broker = broker
         self._will = will
         self._patterns: list[str] = []
         self._waiting: list[tuple[str, bytes]] = []
-        self._inbox = Inbox()
         self._open = True
-        self._connects = 1
-        self._sent_bytes = 0
-        self._received_bytes = 0
+        self.connects = 1
 
     @property
     def connected(self) -> bool:
         """Whether the broker is reachable now."""
         return self._open and self._broker.running
-
-    @property
-    def connects(self) -> int:
-        """How often the link came up."""
-        return self._connects
-
-    @property
-    def sent_bytes(self) -> int:
-        """Payload bytes handed to the broker so far."""
-        return self._sent_bytes
-
-    @property
-    def received_bytes(self) -> int:
-        """Payload bytes taken from the broker so far."""
-        return self._received_bytes
 
     def subscribe(self, pattern: str) -> None:
         """Receive what is published on topics that match the pattern."""
@@ -118,18 +101,10 @@ class MemoryLink:
         payload = b"".join((payload, tail))
         with self._broker._lock:
             if self.connected:
-                self._sent_bytes += len(payload)
+                self.sent_bytes += len(payload)
                 self._broker._publish(topic, payload, reliable)
             elif self._open and reliable:
                 self._waiting.append((topic, payload))
-
-    def receive(self, timeout_s: float) -> Received | None:
-        """The next message; None when none came in time, or when `wake` was called."""
-        return self._inbox.get(timeout_s)
-
-    def wake(self) -> None:
-        """Make a waiting or the next `receive` return None at once."""
-        self._inbox.wake()
 
     def close(self) -> None:
         """Leave cleanly, without last will."""
@@ -142,7 +117,7 @@ class MemoryLink:
         self._broker._leave(self, self._will)
 
     def _come_up(self) -> None:
-        self._connects += 1
+        self.connects += 1
         self._inbox.wake()
 
     def _send_waiting(self) -> None:
@@ -154,4 +129,4 @@ class MemoryLink:
         if any(matches(pattern, message.topic) for pattern in self._patterns) and self._inbox.put(
             message, reliable=reliable
         ):
-            self._received_bytes += len(message.payload)
+            self.received_bytes += len(message.payload)

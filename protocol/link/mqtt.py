@@ -21,7 +21,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from fedwright.protocol.address import PASSWORD_VARIABLE, Address, Login, parse_url, with_login
 from fedwright.protocol.errors import ConfigError, LinkError
 from fedwright.protocol.link.base import Buffer, Received, Watch
-from fedwright.protocol.link.inbox import Inbox
+from fedwright.protocol.link.inbox import InboxLink
 from fedwright.protocol.link.paho_client import LeanClient
 from fedwright.protocol.link.security import TlsFiles
 
@@ -52,7 +52,7 @@ class _Refused(Exception):
     """The broker answered the connection with a reason code."""
 
 
-class MqttLink:
+class MqttLink(InboxLink):
     """A link to an MQTT broker; made by `open_mqtt`, which sees that the first connection stands."""
 
     def __init__(
@@ -65,12 +65,12 @@ class MqttLink:
         version: int,
         watch: Watch = lambda here: None,
     ) -> None:
+        super().__init__()
         self.version = version
         self._address = address
         self._watch = watch
         self._closing = False
         self._lost_s: float | None = None
-        self._inbox = Inbox()
         self._lock = threading.Lock()
         self._patterns: list[str] = []
         self._unacknowledged: set[int] = set()
@@ -82,9 +82,6 @@ class MqttLink:
         self._refused: ReasonCode | None = None
         self._failed = False
         self._connected = False
-        self._connects = 0
-        self._sent_bytes = 0
-        self._received_bytes = 0
         self._warned_full = False
         self._client = self._make_client(address, client_id, will, tls)
 
@@ -125,8 +122,8 @@ class MqttLink:
             properties.SessionExpiryInterval = SESSION_EXPIRY_S
         self._client.connect(address.host, address.port, keepalive=KEEPALIVE_S, properties=properties)
         self._client.loop_start()
-        self._wait_for(lambda: self._connects > 0 or self._failed, CONNECT_TIMEOUT_S)
-        if self._connects:
+        self._wait_for(lambda: self.connects > 0 or self._failed, CONNECT_TIMEOUT_S)
+        if self.connects:
             return
         self._stop()
         if self._refused is not None:
@@ -137,21 +134,6 @@ class MqttLink:
     def connected(self) -> bool:
         """Whether the broker is reachable now."""
         return self._connected
-
-    @property
-    def connects(self) -> int:
-        """How often the link came up with all its subscriptions."""
-        return self._connects
-
-    @property
-    def sent_bytes(self) -> int:
-        """Payload bytes handed to the broker so far."""
-        return self._sent_bytes
-
-    @property
-    def received_bytes(self) -> int:
-        """Payload bytes taken from the broker so far."""
-        return self._received_bytes
 
     def subscribe(self, pattern: str) -> None:
         """Receive what is published on topics that match; waits for the broker's word when it is reachable."""
@@ -175,16 +157,8 @@ class MqttLink:
                 self._unacknowledged.add(info.mid)
             else:
                 self._client.publish_parts(topic, payload, tail)
-            self._sent_bytes += len(payload) + len(tail)
+            self.sent_bytes += len(payload) + len(tail)
             self._settle()
-
-    def receive(self, timeout_s: float) -> Received | None:
-        """The next message; None when none came in time, when `wake` was called, or when the link came back."""
-        return self._inbox.get(timeout_s)
-
-    def wake(self) -> None:
-        """Make a waiting or the next `receive` return None at once."""
-        self._inbox.wake()
 
     def close(self) -> None:
         """Wait for acknowledgements while the broker is reachable, then disconnect without last will."""
@@ -224,12 +198,12 @@ class MqttLink:
             self._answered.wait(left_s)
 
     def _came_up(self) -> None:
-        self._connects += 1
+        self.connects += 1
         if self._lost_s is not None:
             log.info("the broker at %s is back after %.0f s", self._address, time.monotonic() - self._lost_s)
             self._lost_s = self._refused = None
             self._watch(True)
-        if self._connects > 1:
+        if self.connects > 1:
             self._inbox.wake()
         self._answered.set()
 
@@ -253,7 +227,7 @@ class MqttLink:
     def _on_disconnect(self, _client: paho.Client, _data: Any, _flags: Any, reason: ReasonCode, _props: Any) -> None:
         self._connected = False
         self._failed = True
-        if self._connects and self._lost_s is None and not self._closing:
+        if self.connects and self._lost_s is None and not self._closing:
             self._lost_s = time.monotonic()
             log.warning("the broker at %s is gone (%s); trying until it is back", self._address, reason)
             self._watch(False)
@@ -275,7 +249,7 @@ class MqttLink:
         self._put(Received(message.topic, bytes(message.payload)), reliable=message.qos > 0)
 
     def _put(self, received: Received, *, reliable: bool) -> None:
-        self._received_bytes += len(received.payload)
+        self.received_bytes += len(received.payload)
         if not self._inbox.put(received, reliable=reliable):
             if not self._warned_full:
                 log.warning("messages arrive faster than they are read; dropped one on %s", received.topic)

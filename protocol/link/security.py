@@ -9,7 +9,7 @@ import msgspec
 from fedwright.protocol import topics
 from fedwright.protocol.crypto.signing import KEY_BYTES, verify
 from fedwright.protocol.errors import ConfigError
-from fedwright.protocol.messages import Id
+from fedwright.protocol.field_types import Id
 
 SERVER_NAME = "server"
 """Common name of the server's own certificate; no device may have it."""

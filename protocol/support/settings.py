@@ -7,6 +7,8 @@ import types
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import msgspec
+
 from fedwright.protocol.errors import ConfigError
 
 T = TypeVar("T")
@@ -20,9 +22,9 @@ _NAMES: dict[Any, str] = {
 }
 
 
-def hint(text: str) -> dict[str, str]:
-    """What a field of settings means, as `fedwright init` prints it beside its default."""
-    return {"help": text}
+def hint(text: str, *, was: str | None = None) -> dict[str, str]:
+    """What a field of settings means, as `fedwright init` prints it; was: its key in configs of earlier releases."""
+    return {"help": text} if was is None else {"help": text, "was": was}
 
 
 def from_dict(cls: type[T], data: Any, *, where: str) -> T:
@@ -31,6 +33,8 @@ def from_dict(cls: type[T], data: Any, *, where: str) -> T:
         raise ConfigError(f"{where} must be a table of settings, not {_show(data)}")
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
     hints = get_type_hints(cls)
+    renamed = {field.metadata["was"]: name for name, field in fields.items() if "was" in field.metadata}
+    data = {key if renamed.get(key, key) in data else renamed[key]: value for key, value in data.items()}
     for key in data:
         if key not in fields:
             raise unknown(key, fields, where=where)
@@ -96,57 +100,38 @@ def _is_required(field: "dataclasses.Field[Any]") -> bool:
 
 
 def _convert(kind: Any, value: Any, *, where: str) -> Any:
-    """`value` as `kind`, or an error that says what was expected."""
-    origin, args = get_origin(kind), get_args(kind)
+    """`value` as `kind` by msgspec; entries are tried one by one before, so that a mistake is told by its place."""
+    options = [option for option in get_args(kind) if option is not type(None)]
+    if get_origin(kind) in (Union, types.UnionType) and len(options) == 1 and value is not None:
+        kind = options[0]
     if dataclasses.is_dataclass(kind):
         return from_dict(kind, value, where=where)  # type: ignore[arg-type]
-    if origin in (Union, types.UnionType):
-        return _convert_union(args, value, where=where)
-    if origin is Literal:
-        return _convert_literal(args, value, where=where)
+    for entry_kind, entry, place in _entries(kind, value):
+        _convert(entry_kind, entry, where=f"{where}{place}")
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as err:
+        raise ConfigError(f"{where} {_mistake(kind, value)}") from err
+
+
+def _entries(kind: Any, value: Any) -> list[tuple[Any, Any, str]]:
+    """What stands inside a list or a table: the kind that each entry must have, the entry, and its place."""
+    origin, args = get_origin(kind), get_args(kind)
     if origin in (tuple, list) and isinstance(value, list | tuple):
-        return _convert_sequence(kind, value, where=where)
+        kinds = args[:1] * len(value) if origin is list or args[-1] is Ellipsis else args
+        return [(kind, entry, f"[{index}]") for index, (kind, entry) in enumerate(zip(kinds, value, strict=False))]
     if origin is dict and isinstance(value, Mapping):
-        return {str(key): _convert(args[1], item, where=f"{where}.{key}") for key, item in value.items()}
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if kind is Any or (isinstance(kind, type) and type(value) is kind):
-        return value
-    raise ConfigError(f"{where} is {_show(value)} but must be {describe(kind)}")
+        return [(args[1], entry, f".{key}") for key, entry in value.items()]
+    return []
 
 
-def _convert_union(options: tuple[Any, ...], value: Any, *, where: str) -> Any:
-    if value is None and type(None) in options:
-        return None
-    real = [option for option in options if option is not type(None)]
-    if len(real) == 1:
-        return _convert(real[0], value, where=where)
-    for option in real:
-        try:
-            return _convert(option, value, where=where)
-        except ConfigError:
-            continue
-    raise ConfigError(f"{where} is {_show(value)} but must be {' or '.join(describe(option) for option in real)}")
-
-
-def _convert_literal(choices: tuple[Any, ...], value: Any, *, where: str) -> Any:
-    for choice in choices:
-        if type(choice) is type(value) and choice == value:
-            return choice
-    raise ConfigError(f"{where} is {_show(value)}; {suggest(value, choices)}")
-
-
-def _convert_sequence(kind: Any, value: list[Any] | tuple[Any, ...], *, where: str) -> Any:
-    args = get_args(kind)
-    if get_origin(kind) is list or args[-1] is Ellipsis:
-        items = [_convert(args[0], item, where=f"{where}[{index}]") for index, item in enumerate(value)]
-        return items if get_origin(kind) is list else tuple(items)
-    if len(value) != len(args):
-        raise ConfigError(f"{where} has {len(value)} entries but must have {len(args)}")
-    return tuple(
-        _convert(arg, item, where=f"{where}[{index}]")
-        for index, (arg, item) in enumerate(zip(args, value, strict=True))
-    )
+def _mistake(kind: Any, value: Any) -> str:
+    """The end of a sentence about a value that is not what it must be."""
+    if get_origin(kind) is Literal:
+        return f"is {_show(value)}; {suggest(value, get_args(kind))}"
+    if get_origin(kind) is tuple and isinstance(value, list | tuple):
+        return f"has {len(value)} entries but must have {len(get_args(kind))}"
+    return f"is {_show(value)} but must be {describe(kind)}"
 
 
 def _show(value: Any) -> str:

@@ -14,7 +14,9 @@ from torch import nn
 
 import fedwright
 from fedwright.protocol.artifact import FORMAT, Artifact, Manifest, Slot, TensorSpec, file_info, pack, unpack
+from fedwright.protocol.dataflow.outputs import check_eval_outputs, check_train_outputs
 from fedwright.protocol.errors import BadArtifact, BuildError
+from fedwright.protocol.onnx_outline import scan
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts import objectives
 from fedwright.server_runtime.artifacts.autodiff.engine import differentiate
@@ -101,7 +103,18 @@ def build(structure: Structure, module: nn.Module) -> Artifact:
     train.frozen = train.graph.external = evaluation.graph.external = {**train.frozen, **evaluation.graph.external}
     train_bytes = train.graph.to_model().SerializeToString(deterministic=True)
     eval_bytes = evaluation.graph.to_model().SerializeToString(deterministic=True)
-    return Artifact(_manifest(structure, train, evaluation, train_bytes, eval_bytes), train_bytes, eval_bytes)
+    artifact = Artifact(_manifest(structure, train, evaluation, train_bytes, eval_bytes), train_bytes, eval_bytes)
+    _check_outputs(artifact, structure.spec.model)
+    return artifact
+
+
+def _check_outputs(artifact: Artifact, model: str) -> None:
+    """A model that mixes the samples of a batch is told here and not by every device."""
+    try:
+        check_train_outputs(scan(artifact.train, what="train.onnx"), artifact.manifest, "train.onnx")
+        check_eval_outputs(scan(artifact.eval, what="eval.onnx"), artifact.manifest, "eval.onnx")
+    except BadArtifact as err:
+        raise BuildError(f"devices would refuse {model}: {err}; keep samples apart until they are summed") from err
 
 
 @dataclass

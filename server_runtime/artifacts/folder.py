@@ -6,6 +6,7 @@ import msgspec
 
 from fedwright.protocol.artifact import Artifact, Manifest, check_files
 from fedwright.protocol.errors import BadArtifact
+from fedwright.protocol.support.unreadable import UNREADABLE
 
 MANIFEST, TRAIN, EVAL = "manifest.json", "train.onnx", "eval.onnx"
 
@@ -27,7 +28,7 @@ def read_folder(folder: Path) -> Artifact:
         raise BadArtifact(f"{folder} is no artifact: {err}; make one with `fedwright artifact build`") from err
     try:
         manifest = msgspec.json.decode(data[MANIFEST], type=Manifest)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as err:
+    except UNREADABLE as err:
         raise BadArtifact(f"{folder / MANIFEST} cannot be read: {err}; build the artifact again") from err
     artifact = Artifact(manifest, data[TRAIN], data[EVAL])
     check_files(artifact)

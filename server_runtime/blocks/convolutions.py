@@ -34,7 +34,7 @@ def use_safe_convolutions() -> Library:
     That holds for all modules and functions that convolve, a user's own too; exported graphs stay as they were.
     """
     library = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    kernels = {"conv2d": _conv2d, "conv2d.padding": _conv2d_named, "conv_transpose2d.input": _conv_transpose2d}
+    kernels = {"conv2d": _conv2d, "conv2d.padding": _conv2d, "conv_transpose2d.input": _conv_transpose2d}
     for name, kernel in kernels.items():
         library.impl(name, kernel, "AutogradCPU")  # type: ignore[no-untyped-call]
     return library
@@ -45,26 +45,16 @@ def _conv2d(
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Sequence[int] = _ONE,
-    padding: Sequence[int] = _NONE,
+    padding: Sequence[int] | str = _NONE,
     *rest: Any,
 ) -> Tensor:
-    if _skips_points(weight, stride) and not any(padding):
-        x, stride = x[..., :: stride[0], :: stride[-1]], _ONE
-    return cast(Tensor, torch.ops.aten.conv2d.default.decompose(x, weight, bias, stride, padding, *rest))
-
-
-def _conv2d_named(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Sequence[int] = _ONE,
-    padding: str = "valid",
-    *rest: Any,
-) -> Tensor:
+    named = isinstance(padding, str)
     # Any stride with "same" is an error that torch itself should raise.
-    if _skips_points(weight, stride) and padding == "valid":
+    padded = padding != "valid" if named else any(padding)
+    if _skips_points(weight, stride) and not padded:
         x, stride = x[..., :: stride[0], :: stride[-1]], _ONE
-    return cast(Tensor, torch.ops.aten.conv2d.padding.decompose(x, weight, bias, stride, padding, *rest))
+    plain = torch.ops.aten.conv2d.padding if named else torch.ops.aten.conv2d.default
+    return cast(Tensor, plain.decompose(x, weight, bias, stride, padding, *rest))
 
 
 def _conv_transpose2d(

@@ -156,6 +156,21 @@ class Hypernet:
             norm = self._learn(step)
         return norm
 
+    def rewrite_inputs(self, before: Array, after: Array) -> None:
+        """Descriptions are written in another way from now on: what is generated for these [n, inputs] stays.
+
+        W ← W R with R h(after_n) = h(before_n), and R = 1 where none of them speaks; nearest for more than `hidden`.
+        """
+        with torch.no_grad():
+            old, new = (self._hidden(self._tensor(self._checked(rows))).double() for rows in (before, after))
+            turn = torch.linalg.lstsq(new, old - new, rcond=1e-6, driver="gelsd").solution
+            self._values[HEAD] += (self._values[HEAD].double() @ turn.T).float()
+
+    def _hidden(self, rows: Tensor) -> Tensor:
+        """[n · pieces, hidden]."""
+        found = self._trunk(self._values, self._with_pieces(self._values, rows))
+        return found.reshape(-1, found.shape[-1])
+
     def input_gradient(self, row: Array, change: Mapping[str, Array]) -> Array:
         """J' (-change) with respect to the description itself, for descriptions that are learnt."""
         given = self._tensor(self._checked(row[None])).requires_grad_()

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedwright.protocol import tensors
 from fedwright.protocol.errors import BadBlob
-from fedwright.server_runtime.blocks.fedconv.cluster_exchange import Array, ClusterView, Features
+from fedwright.server_runtime.blocks.fedconv.cluster_exchange import Array, ClassMeans, ClusterView
 
 # Between a cluster's name, which is a device's, and what a tensor is; no id holds it.
 BETWEEN = "\n"
@@ -15,7 +15,7 @@ MEANS, MEANS_OF, COUNTS = "means", "means_of", "counts"
 
 
 def pack_views(views: Mapping[str, ClusterView]) -> bytes:
-    """Views as one blob; nothing is rounded: last layers and features are float32 where they come from."""
+    """Views as one blob; nothing is rounded: last layers and class means are float32 where they come from."""
     found: dict[str, Array] = {}
     for name, view in views.items():
         labels = sorted(view.answers)
@@ -24,8 +24,8 @@ def pack_views(views: Mapping[str, ClusterView]) -> bytes:
             LABELS: np.array(labels, np.int64),
             ANSWERS: np.array([view.answers[label] for label in labels], np.float64).reshape(len(labels), -1),
         }
-        if view.features is not None:
-            own |= {MEANS: view.features.x.astype(np.float32), MEANS_OF: view.features.y, COUNTS: view.features.weight}
+        if view.means is not None:
+            own |= {MEANS: view.means.x.astype(np.float32), MEANS_OF: view.means.y, COUNTS: view.means.weight}
         found |= {f"{name}{BETWEEN}{kind}": value for kind, value in own.items()}
     return tensors.save(found)
 
@@ -53,7 +53,7 @@ def _view(name: str, own: Mapping[str, Array], classes: int) -> ClusterView:
     counts = _floats(name, own, COUNTS, len(y))
     if (counts <= 0).any():
         raise BadBlob(f"cluster {name!r} has class means of nothing")
-    return ClusterView(weight, view.answers, Features(x, y, counts))
+    return ClusterView(weight, view.answers, ClassMeans(x, y, counts))
 
 
 def _floats(name: str, own: Mapping[str, Array], kind: str, *shape: int | None) -> Array:

@@ -14,13 +14,13 @@ import msgspec
 import numpy as np
 
 from fedwright.protocol import deltas, tensors
-from fedwright.protocol.artifact import Manifest
+from fedwright.protocol.artifact import CLASS_COUNTS, CLASS_MEANS, Manifest
 from fedwright.protocol.errors import BadBlob, ConfigError
 from fedwright.protocol.messages import Part, Task, Update
 from fedwright.server_runtime.blocks.fedconv.cluster_exchange import (
+    ClassMeans,
     ClusterView,
     ExchangeOptions,
-    Features,
     Head,
     Projections,
     exchange,
@@ -28,7 +28,7 @@ from fedwright.server_runtime.blocks.fedconv.cluster_exchange import (
 from fedwright.server_runtime.blocks.fedconv.clustering import cluster
 from fedwright.server_runtime.edge.cluster_sharing import Notes
 from fedwright.server_runtime.edge.cluster_views import BETWEEN, pack_views, unpack_views
-from fedwright.server_runtime.edge.pooled_update import COUNTS, PROTOTYPES, PooledReply, Reader, mean, pack
+from fedwright.server_runtime.edge.pooled_update import PooledReply, Reader, mean, pack
 from fedwright.server_runtime.methods.base import Array, Tensors
 
 log = logging.getLogger(__name__)
@@ -70,9 +70,9 @@ class _Cluster:
         none = np.zeros(len(moved[weight]))
         return Head(moved[weight].astype(np.float64), none if bias is None else moved[bias].astype(np.float64))
 
-    def features(self) -> Features:
+    def class_means(self) -> ClassMeans:
         """What enters the last layer: class means over all its devices."""
-        return Features.of_prototypes(self.values[PROTOTYPES], self.values[COUNTS])
+        return ClassMeans.of(self.values[CLASS_MEANS], self.values[CLASS_COUNTS])
 
     def take_head(self, head: Head) -> None:
         """Change the mean so that it ends at this last layer."""
@@ -109,7 +109,7 @@ class Clustered:
             return None
         able = _able(self._made(pools, reader))
         return pack_views(
-            {name: ClusterView.of(one.head(), one.features(), options.form) for name, one in able.items()}
+            {name: ClusterView.of(one.head(), one.class_means(), options.form) for name, one in able.items()}
         )
 
     def group(
@@ -175,9 +175,11 @@ class Clustered:
         """Let linked clusters teach each other; those whose devices sent no class means are left as they are."""
         able = _able(clusters)
         if len(able) < len(clusters):
-            log.warning("devices sent no class means, so nothing is exchanged; set update.features in the run's config")
+            log.warning(
+                "devices sent no class means, so nothing is exchanged; set update.class_means in the run's config"
+            )
         heads = {name: one.head() for name, one in able.items()}
-        features = {name: one.features() for name, one in able.items()}
+        means = {name: one.class_means() for name, one in able.items()}
         views = self._views(heads, elsewhere)
         shapes = {name: view.weight.shape for name, view in views.items()}
         shapes |= {name: head.weight.shape for name, head in heads.items()}
@@ -185,7 +187,7 @@ class Clustered:
         task = clusters[0].task
         before = self._projections(task)
         usable = {(j, i): p for (j, i), p in before.items() if _fits(p, shapes.get(j), shapes.get(i))}
-        after, kept = exchange(heads, features, options=options, elsewhere=views, kept=usable)
+        after, kept = exchange(heads, means, options=options, elsewhere=views, kept=usable)
         for name, head in after.items():
             if head is not heads[name]:
                 able[name].take_head(head)
@@ -229,7 +231,7 @@ class Clustered:
 
 def _able(clusters: Sequence[_Cluster]) -> dict[str, _Cluster]:
     """Those whose devices sent class means."""
-    return {one.name: one for one in clusters if PROTOTYPES in one.values}
+    return {one.name: one for one in clusters if CLASS_MEANS in one.values}
 
 
 def _fits(projection: Array, source: tuple[int, ...] | None, target: tuple[int, ...] | None) -> bool:

@@ -7,9 +7,10 @@ from typing import Any, Literal
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.link.security import Bundle, read_bundle
-from fedwright.protocol.support.settings import check_range, from_dict, hint, unknown
+from fedwright.protocol.support.settings import check_range, hint
 from fedwright.protocol.topics import check_name
 from fedwright.server_runtime.config import EMBEDDED, LOCAL_BROKER, check_broker
+from fedwright.server_runtime.config_sections.reading import parse_toml, read_sections, read_text, sections_of
 
 
 @dataclass(frozen=True)
@@ -109,13 +110,7 @@ class EdgeConfig:
     exchange: ExchangeSection = field(default_factory=ExchangeSection)
 
 
-SECTIONS: dict[str, type[Any]] = {
-    "edge": EdgeSection,
-    "host": HostSection,
-    "devices": DevicesSection,
-    "cluster": ClusterSection,
-    "exchange": ExchangeSection,
-}
+SECTIONS = sections_of(EdgeConfig)
 
 
 def check_remote(url: str) -> None:
@@ -127,18 +122,10 @@ def check_remote(url: str) -> None:
 
 def edge_from_dict(data: Mapping[str, Any], *, where: str) -> EdgeConfig:
     """Check a whole config."""
-    for key in data:
-        if key not in SECTIONS:
-            raise unknown(key, list(SECTIONS), where=where)
-    if "edge" not in data:
+    sections = read_sections(SECTIONS, data, where=where)
+    if "edge" not in sections:
         raise ConfigError(f"{where} lacks the section [edge]; it needs at least a name")
-    config = EdgeConfig(
-        **{
-            name: from_dict(cls, data[name], where=f"{where} [{name}]")
-            for name, cls in SECTIONS.items()
-            if name in data
-        }
-    )
+    config = EdgeConfig(**sections)
     secure = any((url or "").startswith("mqtts:") for url in (config.host.broker, config.devices.broker))
     if secure and config.edge.bundle is None:
         raise ConfigError(f"{where} has an mqtts broker but no edge.bundle; see `fedwright server enroll --help`")
@@ -147,11 +134,9 @@ def edge_from_dict(data: Mapping[str, Any], *, where: str) -> EdgeConfig:
 
 def is_edge(text: str) -> bool:
     """Whether a config is that of an edge and not that of a run."""
-    import tomllib
-
     try:
-        return "edge" in tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
+        return "edge" in parse_toml(text, where="")
+    except ConfigError:
         return False
 
 
@@ -169,12 +154,4 @@ def check_edge(config: EdgeConfig) -> Bundle | None:
 
 def load_edge(path: Path) -> EdgeConfig:
     """Read and check a config file."""
-    import tomllib
-
-    from fedwright.server_runtime.config import read_text
-
-    try:
-        data = tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as err:
-        raise ConfigError(f"{path.name} is not TOML: {err}") from err
-    return edge_from_dict(data, where=path.name)
+    return edge_from_dict(parse_toml(read_text(path), where=path.name), where=path.name)

@@ -8,15 +8,13 @@ import numpy as np
 
 from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import deltas
-from fedwright.protocol.artifact import CLASS_MEANS, Manifest
+from fedwright.protocol.artifact import BY_CLASS, CLASS_COUNTS, CLASS_MEANS, Manifest
 from fedwright.protocol.blobs import BlobStore, make_ref
 from fedwright.protocol.messages import Part, Task, Update
 from fedwright.server_runtime.fleet.admission import check_stats, clip_norm, magnitude, read_update
 from fedwright.server_runtime.methods.base import Tensors
 from fedwright.server_runtime.rounds.pooled_tasks import total
 from fedwright.server_runtime.rounds.size_limits import ChangeSize, SizeLimits, held_counts, limits_of
-
-PROTOTYPES, COUNTS = CLASS_MEANS
 
 
 @dataclass(frozen=True)
@@ -118,8 +116,8 @@ def put_together(members: Sequence[PooledReply], reader: Reader) -> Update:
 
 def pack(task: Task, parts: list[Part], values: Tensors, blobs: BlobStore) -> Update:
     """A pooled update of these tensors; class means that were for the edge alone stay here."""
-    if task.pool is not None and task.pool.features:
-        values = {name: value for name, value in values.items() if name not in CLASS_MEANS}
+    if task.pool is not None and task.pool.class_means:
+        values = {name: value for name, value in values.items() if name not in BY_CLASS}
     blob = deltas.encode(values)
     blobs.put_bytes(blob)
     ref = make_ref(blob, chunk_bytes=task.weights.chunk_bytes, inline=False)
@@ -169,9 +167,9 @@ def weighted_mean(parts: Iterable[tuple[Tensors, float]]) -> Tensors:
         weight += own
         for name, value in tensors.items():
             kinds[name] = value.dtype
-            if name == PROTOTYPES:
-                addend = value.astype(np.float64) * tensors[COUNTS][:, None]
-            elif name == COUNTS:
+            if name == CLASS_MEANS:
+                addend = value.astype(np.float64) * tensors[CLASS_COUNTS][:, None]
+            elif name == CLASS_COUNTS:
                 addend = value.astype(np.float64)
             elif np.issubdtype(value.dtype, np.floating):
                 addend = value.astype(np.float64) * own
@@ -180,8 +178,8 @@ def weighted_mean(parts: Iterable[tuple[Tensors, float]]) -> Tensors:
                 continue
             sums[name] = sums[name] + addend if name in sums else addend
     for name, value in sums.items():
-        if name == PROTOTYPES:
-            sums[name] = value / np.maximum(sums[COUNTS], 1)[:, None]
-        elif name != COUNTS and np.issubdtype(kinds[name], np.floating):
+        if name == CLASS_MEANS:
+            sums[name] = value / np.maximum(sums[CLASS_COUNTS], 1)[:, None]
+        elif name != CLASS_COUNTS and np.issubdtype(kinds[name], np.floating):
             sums[name] = value / (weight or 1.0)
     return {name: np.asarray(value).astype(kinds[name]) for name, value in sums.items()}

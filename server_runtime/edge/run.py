@@ -26,7 +26,7 @@ from fedwright.server_runtime.edge.host_channel import HostChannel, Presence
 from fedwright.server_runtime.edge.pooled_update import Grouping, Plain
 from fedwright.server_runtime.edge.store import EdgeStore
 from fedwright.server_runtime.edge.task_rows import TaskRows
-from fedwright.server_runtime.storage_errors import plain_storage_errors
+from fedwright.server_runtime.rounds.store.storage_errors import plain_storage_errors
 from fedwright.server_runtime.transport.device_channel import DeviceChannel
 
 log = logging.getLogger(__name__)

@@ -58,7 +58,10 @@ class LstmCost:
 
 @dataclass(frozen=True)
 class Paired:
-    """Differences a - b over the same seeds; the mean lies in the interval with 95 % confidence (t distribution)."""
+    """Differences a - b over the same seeds; the mean lies in the interval with 95 % confidence (t distribution).
+
+    error: the standard error of the mean. sign_p: of the sign test, two-sided; pairs that are equal do not count.
+    """
 
     mean: float
     wins: int
@@ -68,6 +71,8 @@ class Paired:
     wilcoxon_p: float
     effect: float
     interval: tuple[float, float]
+    error: float = 0.0
+    sign_p: float = 1.0
 
 
 def paired(a: Floats, b: Floats) -> Paired:
@@ -83,11 +88,13 @@ def paired(a: Floats, b: Floats) -> Paired:
         raise ConfigError(f"{x.shape} and {y.shape} values cannot be paired; give as many of one as of the other")
     difference = x - y
     mean, wins = float(difference.mean()), int((difference > 0).sum())
+    unequal = int((difference != 0).sum())
+    sign_p = float(stats.binomtest(wins, unequal).pvalue) if unequal else 1.0
     spread = float(difference.std(ddof=1)) if len(x) > 1 else 0.0
     if spread <= 1e-12 * max(1.0, abs(mean)):
         sign = math.copysign(math.inf, mean) if mean and len(x) > 1 else 0.0
         interval = (mean, mean) if len(x) > 1 else (-math.inf, math.inf)
-        return Paired(mean, wins, len(x), sign, 1.0 if not sign else 0.0, 1.0, sign, interval)
+        return Paired(mean, wins, len(x), sign, 1.0 if not sign else 0.0, 1.0, sign, interval, sign_p=sign_p)
     test = stats.ttest_rel(x, y)
     rank = stats.wilcoxon(x, y)
     half = float(stats.t.ppf(0.975, len(x) - 1)) * spread / math.sqrt(len(x))
@@ -100,4 +107,6 @@ def paired(a: Floats, b: Floats) -> Paired:
         wilcoxon_p=float(rank.pvalue),
         effect=mean / spread,
         interval=(mean - half, mean + half),
+        error=spread / math.sqrt(len(x)),
+        sign_p=sign_p,
     )

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedwright.protocol import deltas
-from fedwright.protocol.artifact import MEASURED, Manifest, returned_shapes
+from fedwright.protocol.artifact import CLASS_COUNTS, CLASS_MEANS, MEASURED, Manifest, returned_shapes
 from fedwright.protocol.errors import BadBlob, BadUpdate
 from fedwright.protocol.messages import Recipe, Report, Returns, Stats
 from fedwright.server_runtime.blocks.prototypes import check_owned
@@ -76,8 +76,8 @@ def read_update(
             raise BadUpdate(f"tensor {name} has type {array.dtype} but {wanted} was asked for")
         limit = MOST_MEASURED if name in MEASURED else MOST_GROWTH * max(1.0, (reach or {}).get(name, 0.0))
         _check_magnitude(name, array, limit)
-    if returns.prototypes:
-        check_owned(tensors["prototypes"], tensors["prototype_counts"])
+    if returns.class_means:
+        check_owned(tensors[CLASS_MEANS], tensors[CLASS_COUNTS])
     return tensors
 
 

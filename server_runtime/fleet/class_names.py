@@ -149,38 +149,22 @@ def _names_problem(data: DataSummary, run_names: Sequence[str]) -> str | None:
         places_in(run_names, checked_names(names, where="its data"))
     except DataError as err:
         return f"{err}; leave that class out, or start a run that lists it under [model] classes"
-    counts = (data.class_counts, data.score_counts)
-    if names and any(given is not None and len(given) != len(names) for given in counts):
+    if names and data.class_counts is not None and len(data.class_counts) != len(names):
         return f"it names {len(names)} classes but counts another number of them; update its agent"
     return None
 
 
 def _in_order(data: DataSummary, names: Sequence[str]) -> DataSummary:
     places = places_in(names, data.class_names or [])
-
-    def moved(counts: Sequence[int] | None) -> list[int] | None:
-        if counts is None:
-            return None
-        found = [0] * len(names)
-        for place, count in zip(places, counts, strict=True):
-            found[place] = count
-        return found
-
-    return structs.replace(
-        data,
-        classes=len(names),
-        class_counts=moved(data.class_counts),
-        score_counts=moved(data.score_counts),
-        class_names=list(names),
-    )
+    counts = None if data.class_counts is None else [0] * len(names)
+    if counts is not None:
+        for place, count in zip(places, data.class_counts or (), strict=True):
+            counts[place] = count
+    return structs.replace(data, classes=len(names), class_counts=counts, class_names=list(names))
 
 
 def _filled_up(data: DataSummary, classes: int) -> DataSummary:
     """Counts of all classes of the model; a device has nothing of those that it does not know of."""
-
-    def filled(counts: list[int] | None) -> list[int] | None:
-        return None if counts is None else counts + [0] * (classes - len(counts))
-
-    return structs.replace(
-        data, classes=classes, class_counts=filled(data.class_counts), score_counts=filled(data.score_counts)
-    )
+    counts = data.class_counts
+    filled = None if counts is None else counts + [0] * (classes - len(counts))
+    return structs.replace(data, classes=classes, class_counts=filled)

@@ -17,6 +17,7 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.link.broker import mosquitto_config
 from fedwright.protocol.link.security import SERVER_NAME, BrokerTls, BundleInfo, TlsFiles, access_list, fleet_of
 from fedwright.protocol.support.files import replace_file, write_private
+from fedwright.protocol.support.unreadable import UNREADABLE
 from fedwright.server_runtime.fleet.revocation import CRL, note_issued, read_issued, read_revoked, write_revoked
 
 AUTHORITY_DAYS = 3650
@@ -198,7 +199,7 @@ def read_edges(folder: Path) -> dict[str, list[str]]:
         return {}
     try:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, list[str]])
-    except msgspec.MsgspecError as err:
+    except UNREADABLE as err:
         raise ConfigError(f"{file} cannot be read ({err}); restore it or enroll the devices of edges anew") from err
 
 

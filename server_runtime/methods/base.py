@@ -9,9 +9,10 @@ from fedwright.protocol.artifact import Manifest
 from fedwright.protocol.messages import Recipe, Refusal, Report, Returns, Stats
 from fedwright.protocol.predictor import Prediction
 from fedwright.server_runtime.blocks.budget import Budget
+from fedwright.server_runtime.blocks.rate_schedule import RateSchedule
 from fedwright.server_runtime.blocks.robust import UNAVERAGED, Combine, Kind
 from fedwright.server_runtime.methods.state import Array, MethodState, Tensors
-from fedwright.server_runtime.public_data import PublicData
+from fedwright.server_runtime.public_data.examples import PublicData
 from fedwright.server_runtime.spec import ModelSpec, Optimizer, Structure
 
 __all__ = ["Array", "MethodState", "Tensors"]
@@ -92,6 +93,7 @@ class Setting:
     needs (None where nobody builds any). device: the torch device of the server's own maths. public: examples
     that the server has itself. budget: what any device may use in a round, beside the limits that it reports itself
     (methods/shared/budget_fit.py). forecasts: how fast devices are. rounds: how many the run has; 0 where nobody knows.
+    steps: of a device in a round, in place of epochs. schedule: how the learning rate moves from round to round.
     """
 
     spec: ModelSpec
@@ -109,13 +111,15 @@ class Setting:
     budget: Budget = field(default_factory=Budget)
     forecasts: Forecasts | None = None
     rounds: int = 0
+    steps: int | None = None
+    schedule: RateSchedule = field(default_factory=RateSchedule)
 
 
 @dataclass(frozen=True)
 class SumRequest:
-    """A sum of class counts that a method wants of these devices; with `pooled` only their scores against it.
+    """A sum of counts of classes, or of words, that a method wants of these devices; with `pooled` only their scores.
 
-    keys: each device's public key. samples: how many each says it has; a sum that cannot come of them is refused.
+    keys: each device's public key. samples: how much each says it can count; a sum that cannot come of it is refused.
     """
 
     keys: Mapping[str, bytes]
@@ -123,6 +127,7 @@ class SumRequest:
     length: int
     smoothing: float
     pooled: tuple[int, ...] = ()
+    words: bool = False
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 Paper: HASA (arXiv 2606.07621, 2026).
 Implemented: Algorithm 1 with the rules uniform, size, mixed, inverse and hasa; budgets of widths and of their squares;
 caps from the memory, seconds and MB per round that a device has; aggregation by the original FedAvg (protocol A) and
-selective (protocol B);
-scores from counts (classes of labels, tokens of text), from the pixels of images and from frozen features.
+selective (protocol B); the first channels, or sets as FedDropout's and windows as FedRolex's (Table II);
+scores from counts (classes of labels; of text the words that the model reads, every text once), from the pixels of
+images and from frozen features.
 with `secure_sum` the server sees of the counts only their sum over all devices, and one score of each
 (rounds/secure_sum.py; what that protects from is said in protocol/crypto/secure_sum.py).
 Left out: nothing of the allocation.
@@ -14,6 +15,7 @@ of the first ones: a sum with it and one without it would tell its counts.
 """
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -24,13 +26,16 @@ from numpy.typing import NDArray
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Report
 from fedwright.server_runtime import zoo
+from fedwright.server_runtime.artifacts.export import model_inputs
 from fedwright.server_runtime.blocks.allocation import allocate, realised_budget
 from fedwright.server_runtime.blocks.budget import Cost, largest_ratio
 from fedwright.server_runtime.blocks.scores import distances, heterogeneity
+from fedwright.server_runtime.blocks.slicing import Plan, random_plan, rolling_plan
 from fedwright.server_runtime.methods.base import Assignment, MethodState, Setting, SumRequest, SumResult
 from fedwright.server_runtime.methods.params.hasa import HasaParams
 from fedwright.server_runtime.methods.shared.budget_fit import budget_of, cost_of, shown
 from fedwright.server_runtime.methods.shared.submodels import SubmodelMethod
+from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec
 
 log = logging.getLogger(__name__)
@@ -100,8 +105,18 @@ class Hasa(SubmodelMethod):
         keys = {device: report.sum_key for device, report in new.items() if report.sum_key is not None}
         if not keys:
             return None
-        samples = {device: new[device].data.samples for device in keys}
-        return SumRequest(keys, samples, self.setting.spec.classes, self._params.smoothing, self._summed.pooled)
+        pooled, length, words = self._summed.pooled, self.setting.spec.classes, self._reads_words()
+        if words:
+            length = len(pooled) or max(length, *(new[device].sum_words for device in keys))
+        # A text counts once in full, a label once per sample.
+        most = math.prod(self.setting.spec.input_shape) if words else 1
+        samples = {device: most * new[device].data.samples for device in keys}
+        return SumRequest(keys, samples, length, self._params.smoothing, pooled, words)
+
+    def _reads_words(self) -> bool:
+        """Whether the model reads word numbers, so that devices are scored by words."""
+        spec = self.setting.spec
+        return np.dtype(model_inputs(zoo.create(spec, seed=0), spec)[0].dtype).kind in "iu"
 
     def take_sum(self, summed: SumResult) -> None:
         """Keep the sum and the scores."""
@@ -212,8 +227,25 @@ class Hasa(SubmodelMethod):
         """The first floor(r C) channels of every group."""
         return zoo.scaled(self.setting.spec, self.width_of(device))
 
+    def marks_of(self, device: str, round_number: int) -> tuple[int, ...]:
+        """Which channels: the seed of a random set, or where a window begins."""
+        if self._params.submodels == "random":
+            return (derive_seed(self.setting.seed, "subset", round_number, device),)
+        return (round_number - 1,) if self._params.submodels == "rolling" else ()
+
+    def plan_of(self, device: str, spec: ModelSpec, marks: tuple[int, ...]) -> Plan:
+        """The channels of a submodel."""
+        sizes = zoo.sizes_of(spec)
+        if self._params.submodels == "first":
+            return super().plan_of(device, spec, marks)
+        if self._params.submodels == "random":
+            return random_plan(self.full, sizes, np.random.default_rng(marks[0]))
+        return rolling_plan(self.full, sizes, marks[0])
+
     def widest(self) -> ModelSpec:
         """The first channels as far as the widest device goes; nobody trains the others."""
+        if self._params.submodels != "first":
+            return self.setting.spec
         return zoo.scaled(self.setting.spec, max(self._widths.values(), default=self._params.most))
 
     def advance(self) -> dict[str, float]:

@@ -72,7 +72,8 @@ class HyperFLoRA(Method):
         self._params, self._setting = params, setting
         self._base = base = FrozenBase(params, setting)
         head = classifier_names(base.weights, setting.spec.classes) if params.head else []
-        self._written = (*base.adapters, *head)
+        # A head that is written whole has no use for an adapter of its own.
+        self._written = (*(n for n in base.adapters if lora.adapted_matrix(n) not in head), *head)
         self._shapes = {name: {**base.adapters, **base.weights}[name].shape for name in self._written}
         self._frozen: Tensors = {}
         self._known = generated_models.Descriptions()
@@ -140,7 +141,7 @@ class HyperFLoRA(Method):
         recipe = recipe_for(self._setting, note.round, device)
         if note.hop >= 0:
             seed = derive_seed(recipe.seed, note.hop)
-            recipe = structs.replace(recipe, seed=seed, epochs=1, classes=note.drawn)
+            recipe = structs.replace(recipe, seed=seed, epochs=1, steps=None, classes=note.drawn)
         structure = self._base.structure(tuple(self._base.weights) if note.pretrain else self._written, note.rank)
         return Assignment(structure, recipe, self._setting.returns, tuple(msgspec.msgpack.encode(note)))
 
@@ -151,7 +152,7 @@ class HyperFLoRA(Method):
             return Emission(self._base.weights, frozen=self._base.adapters)
         self._net()
         own = self._made[device] if note.hop < 0 else lora.unflatten(self._shapes, self._passed[note.turns[0]][1])
-        return Emission(cut_rank(own, note.rank), frozen=self._frozen)
+        return Emission(cut_rank(own, note.rank), frozen=cut_rank(self._frozen, note.rank))
 
     def absorb(self, device: str, update: CheckedUpdate) -> Relay | None:
         """Remember a change; a pair's adapter goes on to whoever has the next turn."""
@@ -228,7 +229,7 @@ class HyperFLoRA(Method):
             form = HypernetForm(classes, params.hidden, params.layers, keep_scale=True, sequential=params.sequential)
             seed = derive_seed(self._setting.seed, "hypernetwork")
             self._hypernet = Hypernet(form, start, seed=seed, device=self._setting.device)
-            self._frozen = {name: value for name, value in self._base.weights.items() if name not in self._written}
+            self._frozen = {name: value for name, value in whole.items() if name not in self._written}
         return self._hypernet
 
     def _row(self, classes: list[int]) -> Array:

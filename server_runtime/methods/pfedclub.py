@@ -6,11 +6,12 @@ Implemented: blocks; linear CKA of inputs and outputs; K-means; CMSR with anchor
 completion; the size limit of pFedClub+ (eta); stitches alone tuned, with labels or (NT-Xent) without; selection by the
 cosine of logits; CE + λ KL(teacher ‖ student) on the device; ablations: anchor "similar" and "first", order "none",
 completion false.
-Left out: recurrent nets are kept whole, as in the paper; they get no teacher.
+Left out: recurrent nets are kept whole, as in the paper, and so is a module whose graph has no place that one tensor
+passes; they lend nothing, get no teacher, and a notice says so.
 Differs: K-means in an embedding in which it is exact. At most `most` candidates, drawn one at a time. Stitches are 1×1
 convolutions over fitted maps instead of dense layers, and count for the size limit. They begin at the least-squares map
-to what their block took in its own model instead of at random, and only the `finalists` most like the device's own
-model are tuned further. A head stands at the end and only there, the device's own unless `head` is "any", because
+to what their block took in its own model instead of at random; `finalists` tunes only those that are then most like the
+device's own model. A head stands at the end and only there, the device's own unless `head` is "any", because
 that of a device with other classes knows nothing of this one's; no convolution follows a linear layer. Running
 statistics are taken anew from public examples. A teacher that does not fit into the device's budget beside its model
 gives way to the next best, or to none; the search already keeps to what is known of its memory and, by an estimate, of
@@ -76,7 +77,8 @@ class PFedClub(TeacherMethod):
         fitted = match(candidates, x, lambda block: pupils[cast(Block, block).owner].taken(cast(Block, block), x))
         scores = [agreement(pupil.logits[: len(x)], logits) for logits in fitted]
         order = [i for i in np.argsort([-score for score in scores], kind="stable") if np.isfinite(scores[i])]
-        best, others = order[: self._params.finalists], order[self._params.finalists :]
+        count = len(order) if self._params.finalists is None else self._params.finalists
+        best, others = order[:count], order[count:]
         seed = self.seed_of("stitches", known.round, pupil.device)
         tune([candidates[i] for i in best], self.public_x, self.public_y, self._params.tuning(), seed=seed)
         said = {i: agreement(pupil.logits, logits_of(candidates[i], self.public_x)) for i in best}

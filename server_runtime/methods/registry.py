@@ -9,12 +9,12 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.support import plugins
 from fedwright.protocol.support.settings import suggest
 from fedwright.server_runtime.blocks.robust import ALL, BY_ENTRY, BY_UPDATE, SLICED, UNAVERAGED, Kind
-from fedwright.server_runtime.embedded_sets import STARTER_PUBLIC
 from fedwright.server_runtime.methods.fedconv.params import FedConvParams
 from fedwright.server_runtime.methods.framp.params import FrampParams
 from fedwright.server_runtime.methods.params import generated_models, personal_models, submodels
 from fedwright.server_runtime.methods.params.hasa import HasaParams
 from fedwright.server_runtime.methods.starts import STARTS, Start
+from fedwright.server_runtime.public_data.embedded_sets import STARTER_PUBLIC
 
 if TYPE_CHECKING:
     from fedwright.server_runtime.methods.base import Method, Setting

@@ -6,7 +6,7 @@ By method, then by section of the config. Nothing here changes what a method doe
 from collections.abc import Mapping
 from typing import Any
 
-from fedwright.server_runtime.embedded_sets import STARTER_PUBLIC
+from fedwright.server_runtime.public_data.embedded_sets import STARTER_PUBLIC
 
 Start = Mapping[str, Mapping[str, Any]]
 

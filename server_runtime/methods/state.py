@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from fedwright.protocol import tensors as blobs
 from fedwright.protocol.errors import BadBlob
+from fedwright.protocol.support.unreadable import UNREADABLE
 
 Array = NDArray[Any]
 Tensors = dict[str, Array]
@@ -43,7 +44,7 @@ class MethodState:
             raise BadBlob(f"the state holds no {name}: another version wrote it; finish that run with its own version")
         try:
             return msgspec.json.decode(self.records[name], type=kind)
-        except msgspec.MsgspecError as err:
+        except UNREADABLE as err:
             raise BadBlob(f"the state's {name} cannot be read: {err}; finish that run with its own version") from err
 
     def below(self, prefix: str) -> Tensors:

@@ -37,6 +37,8 @@ FAULTS = (
     DataError,
     ProtocolError,
 )
+# The largest norm of a change with which nothing can be compared, as a share of the model's.
+FIRST_RATIO = 0.1
 # Of how many devices it is remembered how large their last change was.
 KEPT_SIZES = 1000
 
@@ -144,8 +146,8 @@ class Absorber:
     def _limits(self, incoming: Sequence[Incoming], stage: Stage) -> SizeLimits | None:
         """norm_factor times the medians of all changes, one voice for each device.
 
-        Where too few come at a time, what others sent before counts too; before there is enough of that, no change is
-        longer than the model that it is one of.
+        Where too few come at a time, what others sent before counts too; before there is enough of that, a change is
+        short beside the model that it is one of.
         """
         factor = 1.0 if self.combine.kind == "norm_bound" else self.norm_factor
         changes = [one for one in incoming if _is_change(one)]
@@ -155,7 +157,8 @@ class Absorber:
         if len(sizes) < LEAST_FOR_MEDIAN:
             sizes = dict(self._earlier) | sizes
         if len(sizes) < LEAST_FOR_MEDIAN and changes:
-            return SizeLimits(SizeLimit(max(self.reader.model_norm(one.planned) for one in changes), 0.0), {})
+            norm = min(self.reader.model_norm(one.planned) for one in changes)
+            return SizeLimits(SizeLimit(FIRST_RATIO * norm, 0.0), {})
         return limits_of(list(sizes.values()), factor)
 
     def _remember(self, incoming: Sequence[Incoming], stage: Stage) -> None:

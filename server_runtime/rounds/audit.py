@@ -21,6 +21,7 @@ import msgspec
 
 from fedwright import __version__
 from fedwright.protocol.address import mask
+from fedwright.protocol.support.unreadable import UNREADABLE
 from fedwright.server_runtime.rounds import events
 
 AUDIT = "audit.jsonl"
@@ -184,7 +185,7 @@ def read_audit(folder: Path) -> Iterator[dict[str, Any]]:
         for line in file:
             try:
                 yield msgspec.json.decode(line, type=dict[str, Any])
-            except (msgspec.MsgspecError, UnicodeDecodeError):
+            except UNREADABLE:
                 continue
 
 
@@ -197,7 +198,7 @@ def check_audit(folder: Path) -> AuditCheck:
                 return AuditCheck(number, head, torn=True)
             try:
                 before = msgspec.json.decode(line, type=dict[str, Any]).get("before")
-            except (msgspec.MsgspecError, UnicodeDecodeError):
+            except UNREADABLE:
                 return AuditCheck(number, head, f"line {number + 1} is not readable")
             if before != head:
                 return AuditCheck(number, head, f"line {number + 1} does not follow the one before it")

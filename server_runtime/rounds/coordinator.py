@@ -123,7 +123,7 @@ class Coordinator(RoundRunner):
         emissions: Mapping[str, Emission],
     ) -> list[Planned]:
         plan = self._planner.plan(position, assignments, emissions)
-        terms = PoolTerms(self._reader.norm_limit, self._options.features, self._options.norm_factor)
+        terms = PoolTerms(self._reader.norm_limit, self._options.class_means, self._options.norm_factor)
         plan = with_pools(plan, method, self._tracker.edge_of, position=position, terms=terms)
         self._store.save_plan(position, plan, notes=planning_notes(method))
         return plan

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from fedwright.protocol.support.files import replace_file
+from fedwright.protocol.support.unreadable import UNREADABLE
 from fedwright.server_runtime.rounds import events
 
 log = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ def read_notices(folder: Path) -> list[Notice]:
     """The notices of the run in a folder, the latest last; none when there is no such file or it is damaged."""
     try:
         return msgspec.json.decode((folder / NOTICES).read_bytes(), type=list[Notice])
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *UNREADABLE):
         return []
 
 

@@ -18,13 +18,13 @@ EdgeOf = Callable[[str], str | None]
 
 @dataclass(frozen=True)
 class PoolTerms:
-    """clip_norm: largest norm of one device's change. features: edges get class means too, for their exchange.
+    """clip_norm: largest norm of one device's change. class_means: edges get class means too, for their exchange.
 
     norm_factor: largest size of one device's change, as a multiple of the median of its pool.
     """
 
     clip_norm: float | None = None
-    features: bool = False
+    class_means: bool = False
     norm_factor: float | None = None
 
 
@@ -44,12 +44,12 @@ def with_pools(
             pooled.append(planned)
             continue
         edge, name = key
-        features = terms.features and not planned.task.returns.prototypes
-        pool = Pool(name, edge, sizes[key], by, terms.clip_norm, features)
+        class_means = terms.class_means and not planned.task.returns.class_means
+        pool = Pool(name, edge, sizes[key], by, terms.clip_norm, class_means)
         most = planned.assignment.most_samples
         pool = structs.replace(pool, most_samples=most, norm_factor=terms.norm_factor)
         peers = [other for other in edges if other != edge]
-        if terms.features and peers:
+        if terms.class_means and peers:
             pool = structs.replace(pool, stage=_digest(planned.task.run_key, position), peers=peers)
         pooled.append(_pooled(planned, pool))
     return pooled
@@ -71,8 +71,8 @@ def _digest(*parts: object) -> str:
 def _pooled(planned: Planned, pool: Pool) -> Planned:
     """The task with its pool; the device is asked for class means, the method's own wishes stay as they are."""
     task = structs.replace(planned.task, pool=pool)
-    if pool.features:
-        task = structs.replace(task, returns=structs.replace(task.returns, prototypes=True))
+    if pool.class_means:
+        task = structs.replace(task, returns=structs.replace(task.returns, class_means=True))
     return replace(planned, task=task)
 
 

@@ -50,7 +50,8 @@ def add_up(tracker: TaskTracker, wanted: SumRequest, *, deadline_s: float) -> Su
         text = f"no secure sum of {len(keys)} devices came about, so that all of them count as alike; "
         tracker.observe(events.Warned(text + "mend them, or set method.secure_sum = false"))
         return SumResult((), dict.fromkeys(keys, 0.0))
-    ask = Ask(codec.new_id(), "unsent", "score", wanted.length, pooled=list(pooled), smoothing=wanted.smoothing)
+    ask = Ask(codec.new_id(), "unsent", "score", wanted.length, words=wanted.words)
+    ask = structs.replace(ask, pooled=list(pooled), smoothing=wanted.smoothing)
     answers = _ask_all(tracker, keys, ask, deadline_s, check=_check_score)
     return SumResult(tuple(pooled), {device: float(answer.score or 0.0) for device, answer in answers.items()})
 
@@ -97,7 +98,7 @@ def _sum(
 ) -> tuple[tuple[int, ...] | None, list[str]]:
     """The sum, and over whom; None when it is wrong or too few answer. Who leaves in it makes it begin anew."""
     while len(keys) >= LEAST_DEVICES:
-        ask = Ask(codec.new_id(), "unsent", "mask", wanted.length, keys=keys)
+        ask = Ask(codec.new_id(), "unsent", "mask", wanted.length, keys=keys, words=wanted.words)
         answers = _ask_all(tracker, keys, ask, deadline_s, check=partial(_read, wanted.length))
         if len(answers) < LEAST_DEVICES:
             keys = {device: keys[device] for device in answers}

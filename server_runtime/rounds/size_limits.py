@@ -6,14 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedwright.protocol.artifact import CLASS_MEANS, MEASURED
+from fedwright.protocol.artifact import CLASS_COUNTS, CLASS_MEANS, MEASURED
 from fedwright.server_runtime.methods.base import Array, Tensors
 
 # Fewer changes have no median that one of them could not move.
 LEAST_FOR_MEDIAN = 3
 # Single tensors differ more from device to device than whole changes do.
 TENSOR_SLACK = 2.0
-MEANS, COUNTS = CLASS_MEANS
 
 
 @dataclass(frozen=True)
@@ -39,11 +38,13 @@ class ChangeSize:
     @classmethod
     def of(cls, values: Mapping[str, Array]) -> "ChangeSize":
         """Of an update's tensors; counts are claims, not sizes."""
-        kept = {name: value for name, value in values.items() if name != COUNTS and value.dtype.kind == "f"}
+        kept = {name: value for name, value in values.items() if name != CLASS_COUNTS and value.dtype.kind == "f"}
         found = {name: TensorSize(_norm(value), value.size) for name, value in kept.items()}
-        if MEANS in kept:
+        if CLASS_MEANS in kept:
             # Rows of classes that the device lacks are zero and say nothing.
-            found[MEANS] = TensorSize(found[MEANS].norm, int(np.count_nonzero(kept[MEANS].any(axis=1))))
+            found[CLASS_MEANS] = TensorSize(
+                found[CLASS_MEANS].norm, int(np.count_nonzero(kept[CLASS_MEANS].any(axis=1)))
+            )
         return cls(_joined(found), found)
 
     def scaled(self, factors: Mapping[str, float]) -> "ChangeSize":
@@ -119,10 +120,14 @@ def limits_of(sizes: Sequence[ChangeSize], factor: float | None, *, least: int =
 
 def held_counts(values: Tensors, most: int | None) -> Tensors:
     """Class means whose counts are of no more samples than a device may count for."""
-    if most is None or COUNTS not in values:
+    if most is None or CLASS_COUNTS not in values:
         return values
-    total = float(values[COUNTS].sum(dtype=np.float64))
-    return values if total <= most else values | {COUNTS: values[COUNTS] * values[COUNTS].dtype.type(most / total)}
+    total = float(values[CLASS_COUNTS].sum(dtype=np.float64))
+    return (
+        values
+        if total <= most
+        else values | {CLASS_COUNTS: values[CLASS_COUNTS] * values[CLASS_COUNTS].dtype.type(most / total)}
+    )
 
 
 def lower_median(values: Sequence[float]) -> float:

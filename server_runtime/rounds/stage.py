@@ -23,7 +23,7 @@ class RoundOptions:
     present: how many take part. quorum_ratio: share of those whose task must end in an update; what is passed
     on later in the round may get lost.
     buffer: None for rounds in step; else rounds are asynchronous and advance after this many updates.
-    features: devices behind edges send class means too, for what edges do with them.
+    class_means: devices behind edges send them too, for what edges do with them.
     weight_cap: no device counts for more than so many times the samples of the median one. norm_factor: no change is
     longer than so many times the median of its stage. combine: which updates count. keep_states: how many rounds can
     be taken back.
@@ -38,7 +38,7 @@ class RoundOptions:
     buffer: int | None = None
     deadline_s: float = 600.0
     join_timeout_s: float = 600.0
-    features: bool = False
+    class_means: bool = False
     weight_cap: float | None = 10.0
     norm_factor: float | None = 5.0
     combine: Combine = field(default_factory=Combine)

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from fedwright.protocol import deltas
-from fedwright.protocol.artifact import CLASS_MEANS
+from fedwright.protocol.artifact import BY_CLASS
 from fedwright.protocol.errors import BadUpdate
 from fedwright.protocol.messages import Update
 from fedwright.server_runtime.fleet.admission import clip_norm, magnitude, read_update
@@ -80,7 +80,7 @@ class UpdateReader:
         wanted = planned.assignment.returns
         returns = wanted if update.parts else planned.task.returns
         if update.tensors is None:
-            if returns.weights != "none" or returns.prototypes or returns.logits:
+            if returns.weights != "none" or returns.class_means or returns.logits:
                 raise BadUpdate("it holds no tensors although some were asked for")
             return {}
         manifest = self._planner.manifest(planned.assignment.structure)
@@ -89,7 +89,7 @@ class UpdateReader:
         sent = deltas.load(blobs.path(planned.task.weights.sha256))[1] if returns.masked else None
         reach = self._sent(planned.task.weights.sha256)
         values = read_update(blobs.path(update.tensors.sha256), manifest, returns, sent=sent, reach=reach)
-        if returns.prototypes and not wanted.prototypes:
-            values = {name: value for name, value in values.items() if name not in CLASS_MEANS}
+        if returns.class_means and not wanted.class_means:
+            values = {name: value for name, value in values.items() if name not in BY_CLASS}
         values = held_counts(values, planned.assignment.most_samples)
         return clip_norm(values, self.norm_limit) if returns.weights == "delta" else values

@@ -6,6 +6,7 @@ size its `view` leaves open (-1): the number of heads or the width of each.
 """
 
 import operator
+from math import prod
 from typing import Any
 
 import torch
@@ -124,8 +125,9 @@ def _view(walk: Walk, node: fx.Node) -> Made:
     """Heads taken apart or put together again where one of the sizes is left open; else as for flattened maps."""
     target: Any = node.args[1] if isinstance(node.args[1], tuple | list) else node.args[1:]
     source, before, after = walk.source(node), walk.shape(node.args[0]), walk.shape(node)
-    if len(after) == len(before) + 1 and before[:-1] == after[:-2]:
-        return _split_last(walk, node, source, target[-2:])
+    kept = len(before) - 1
+    if len(after) > len(before) and before[:kept] == after[:kept]:
+        return _split_last(walk, node, source, target[kept:])
     if len(after) == len(before) - 1 and len(after) > 2 and before[:-2] == after[:-1] and target[-1] == -1:
         return (*source[:-2], flattened(walk.groups, source[-2:], before[-2:]))
     return channel_rules.view(walk, node)
@@ -134,19 +136,36 @@ def _view(walk: Walk, node: fx.Node) -> Made:
 def _unflatten(walk: Walk, node: fx.Node) -> Made:
     source, sizes = walk.source(node), argument(node, 2, "sizes", ())
     at = argument(node, 1, "dim", 0)
-    if at not in (-1, len(source) - 1) or len(sizes) != 2:
-        return None
-    return _split_last(walk, node, source, sizes)
+    return _split_last(walk, node, source, sizes) if at in (-1, len(source) - 1) else None
 
 
 def _split_last(walk: Walk, node: fx.Node, source: Any, sizes: Any) -> Made:
-    """The last axis as two, of which the one that is left open has the channels."""
-    heads, width = walk.shape(node)[-2:]
-    if sizes[1] == -1 and isinstance(sizes[0], int):
-        return (*source[:-1], FIXED, walk.groups.split(source[-1], node.name, outer=heads))
-    if sizes[0] == -1 and isinstance(sizes[1], int):
-        return (*source[:-1], walk.groups.split(source[-1], node.name, inner=width), FIXED)
-    return None
+    """The last axis as several, of which the one that is left open has the channels."""
+    opened = [at for at, size in enumerate(sizes) if size == -1]
+    if len(opened) != 1 or not all(isinstance(size, int) for size in sizes):
+        return None
+    before, behind = prod(sizes[: opened[0]]), prod(sizes[opened[0] + 1 :])
+    made: list[Tag] = [FIXED] * len(sizes)
+    made[opened[0]] = walk.groups.split(source[-1], node.name, outer=before, inner=behind)
+    return (*source[:-1], *made)
+
+
+def _chunk(walk: Walk, node: fx.Node) -> Made:
+    """Pieces of equal length, such as packed queries, keys and values, hold the same channels each."""
+    source, pieces = walk.source(node), argument(node, 1, "chunks", None)
+    if not isinstance(pieces, int):
+        return None
+    at = argument(node, 2, "dim", 0) % len(source)
+    if walk.shape(node.args[0])[at] % pieces:
+        return None
+    piece = walk.groups.split(source[at], node.name, outer=pieces)
+    return [(*source[:at], piece, *source[at + 1 :])] * pieces
+
+
+def _unbind(walk: Walk, node: fx.Node) -> Made:
+    source = walk.source(node)
+    at = argument(node, 1, "dim", 0) % len(source)
+    return None if source[at] else [(*source[:at], *source[at + 1 :])] * walk.shape(node.args[0])[at]
 
 
 def _expand(walk: Walk, node: fx.Node) -> Made:
@@ -169,5 +188,7 @@ FUNCTIONS: dict[Any, Rule] = channel_rules.FUNCTIONS | {
     **dict.fromkeys((torch.softmax, functional.softmax, "softmax"), _softmax),
     **dict.fromkeys(("view", "reshape", torch.reshape), _view),
     **dict.fromkeys(("unflatten", torch.unflatten), _unflatten),
+    **dict.fromkeys(("chunk", torch.chunk), _chunk),
+    **dict.fromkeys(("unbind", torch.unbind), _unbind),
     "expand": _expand,
 }

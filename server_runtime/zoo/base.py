@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd, prod
 from typing import Literal, TypeVar
 
@@ -19,6 +19,8 @@ Width = str | int
 Kind = Literal["vector", "image", "series", "tokens", "graph"]
 M = TypeVar("M", bound=nn.Module)
 
+# The channel group of adapters' inner width.
+RANK = "rank"
 # Normalisation groups are as many of these as divide the layer's size.
 NORM_GROUPS = 8
 
@@ -166,6 +168,10 @@ class ModelEntry:
     make: Callable[[ModelSpec, Layers], ZooModel]
     uncut: tuple[str, ...] = ()
     rank: str | None = None
+
+    def with_adapters(self, name: str, *, rank: int) -> "ModelEntry":
+        """The same with low-rank adapters, whose rank a width leaves alone."""
+        return replace(self, name=name, sizes=self.sizes | {RANK: rank}, uncut=(*self.uncut, RANK), rank=RANK)
 
 
 def build(entry: ModelEntry, spec: ModelSpec, sizes: Mapping[str, int]) -> ZooModel:

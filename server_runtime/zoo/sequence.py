@@ -47,31 +47,11 @@ def _motion(spec: ModelSpec, make: Layers) -> ZooModel:
     return assembled(encoder, make.linear("fc1", spec.classes))
 
 
+_LSTM = ModelEntry("lstm-lm", "tokens", {"hidden": 256}, (23,), 3437, _lstm)
+_MOTION_SIZES = {"conv1": 32, "conv2": 64, "conv3": 64, "fc1": 64}
+
 ENTRIES = (
-    ModelEntry(
-        "lstm-lm",
-        "tokens",
-        {"hidden": 256},
-        (23,),
-        3437,
-        _lstm,
-    ),
-    ModelEntry(
-        "lstm-lora",
-        "tokens",
-        {"hidden": 256, "rank": 4},
-        (23,),
-        3437,
-        _lstm,
-        uncut=("rank",),
-        rank="rank",
-    ),
-    ModelEntry(
-        "cnn-motion",
-        "series",
-        {"conv1": 32, "conv2": 64, "conv3": 64, "fc1": 64},
-        (9, 128),
-        6,
-        _motion,
-    ),
+    _LSTM,
+    _LSTM.with_adapters("lstm-lora", rank=4),
+    ModelEntry("cnn-motion", "series", _MOTION_SIZES, (9, 128), 6, _motion),
 )

@@ -1,5 +1,6 @@
 """Small models for vectors and small images: MLP, LeNets and the small CNNs of the papers."""
 
+from dataclasses import replace
 from math import prod
 
 from torch import nn
@@ -104,86 +105,22 @@ def _two_convs(spec: ModelSpec, make: Layers, *, padding: int, least: int) -> nn
     )
 
 
-_LENET_VALID = {"conv1": 6, "conv2": 16, "fc1": 120, "fc2": 100}
+_MLP = ModelEntry("mlp", "vector", {"fc1": 128, "fc2": 64}, (64,), 10, _mlp)
+_WIDE_MLP = replace(_MLP, sizes={"fc1": 1024, "fc2": 1024}, example_shape=(784,))
+_CNN_SMALL = ModelEntry("cnn-small", "image", {"conv1": 16, "conv2": 32, "fc1": 32}, (1, 8, 8), 10, _cnn_small)
+_VALID_SIZES = {"conv1": 6, "conv2": 16, "fc1": 120, "fc2": 100}
+_LENET_VALID = ModelEntry("lenet-valid", "image", _VALID_SIZES, (3, 32, 32), 10, _lenet_valid)
+_HASA_SIZES = {"conv1": 64, "conv2": 128, "conv3": 256}
 
 ENTRIES = (
-    ModelEntry("mlp", "vector", {"fc1": 128, "fc2": 64}, (64,), 10, _mlp),
-    ModelEntry(
-        "mlp-lora",
-        "vector",
-        {"fc1": 1024, "fc2": 1024, "rank": 8},
-        (784,),
-        10,
-        _mlp,
-        uncut=("rank",),
-        rank="rank",
-    ),
-    ModelEntry(
-        "cnn-small",
-        "image",
-        {"conv1": 16, "conv2": 32, "fc1": 32},
-        (1, 8, 8),
-        10,
-        _cnn_small,
-    ),
-    ModelEntry(
-        "cnn-lora",
-        "image",
-        {"conv1": 16, "conv2": 32, "fc1": 32, "rank": 4},
-        (1, 8, 8),
-        10,
-        _cnn_small,
-        uncut=("rank",),
-        rank="rank",
-    ),
-    ModelEntry(
-        "lenet",
-        "image",
-        {"conv1": 16, "conv2": 32, "fc1": 128},
-        (1, 28, 28),
-        10,
-        _lenet,
-    ),
-    ModelEntry(
-        "lenet-valid",
-        "image",
-        _LENET_VALID,
-        (3, 32, 32),
-        10,
-        _lenet_valid,
-    ),
-    ModelEntry(
-        "lenet-lora",
-        "image",
-        _LENET_VALID | {"rank": 4},
-        (3, 32, 32),
-        10,
-        _lenet_valid,
-        uncut=("rank",),
-        rank="rank",
-    ),
-    ModelEntry(
-        "cnn-flat",
-        "image",
-        {"conv1": 16, "conv2": 32},
-        (1, 28, 28),
-        10,
-        _cnn_flat,
-    ),
-    ModelEntry(
-        "cnn-gn",
-        "image",
-        {"conv1": 16, "conv2": 32, "fc1": 64},
-        (1, 28, 28),
-        10,
-        _cnn_gn,
-    ),
-    ModelEntry(
-        "cnn-hasa",
-        "image",
-        {"conv1": 64, "conv2": 128, "conv3": 256},
-        (3, 32, 32),
-        10,
-        _cnn_hasa,
-    ),
+    _MLP,
+    _WIDE_MLP.with_adapters("mlp-lora", rank=8),
+    _CNN_SMALL,
+    _CNN_SMALL.with_adapters("cnn-lora", rank=4),
+    ModelEntry("lenet", "image", {"conv1": 16, "conv2": 32, "fc1": 128}, (1, 28, 28), 10, _lenet),
+    _LENET_VALID,
+    _LENET_VALID.with_adapters("lenet-lora", rank=4),
+    ModelEntry("cnn-flat", "image", {"conv1": 16, "conv2": 32}, (1, 28, 28), 10, _cnn_flat),
+    ModelEntry("cnn-gn", "image", {"conv1": 16, "conv2": 32, "fc1": 64}, (1, 28, 28), 10, _cnn_gn),
+    ModelEntry("cnn-hasa", "image", _HASA_SIZES, (3, 32, 32), 10, _cnn_hasa),
 )

@@ -22,53 +22,77 @@ from fedwright.server_runtime.blocks.pfedclub.stitching import (
     stitch_kind,
 )
 from fedwright.server_runtime.zoo.base import ZooModel
+from fedwright.server_runtime.zoo.graph_blocks import NORMS, graph_units
 
 STITCHED, DENSE, CLASSES = "stitched:", "dense:", "classes"
 BETWEEN, NUMBER = "|", "#"
 
-_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.InstanceNorm2d)
 _POINTWISE: dict[int, type[nn.Conv1d] | type[nn.Conv2d]] = {1: nn.Conv1d, 2: nn.Conv2d}
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A model in blocks that follow one another; one that cannot be cut is a single block."""
+    """A model in blocks that follow one another; one that cannot be cut is a single block, and `why` says why."""
 
     blocks: tuple[nn.Module, ...]
     parts: tuple[BlockShape, ...]
+    why: str = ""
 
 
 def cut(module: nn.Module, shape: Shape) -> Cut:
-    """The blocks of a module: those of a zoo model, the units of a sequential one; anything else stays whole."""
+    """The blocks of a module: those of a zoo model, the units of a sequential one, else what its graph shows."""
     still = copy.deepcopy(module).eval()
-    blocks = _units(still)
     try:
-        x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
-        with torch.no_grad():
-            states = [x]
+        blocks = _units(still)
+        states = _states(blocks, still, shape)
+        found = tuple(_units(module))
+    except ConfigError as err:
+        part = BlockShape(shape, (), flat=False, head=True, parameters=_size(module))
+        return Cut((module,), (part,), str(err))
+    parts = tuple(
+        _shape_of(block, x, y, head=block is blocks[-1])
+        for block, x, y in zip(blocks, states[:-1], states[1:], strict=True)
+    )
+    return Cut(found, parts)
+
+
+def _shape_of(block: nn.Module, x: Tensor, y: Tensor, *, head: bool) -> BlockShape:
+    """A block that makes y of x."""
+    return BlockShape(tuple(x.shape[1:]), tuple(y.shape[1:]), _takes_vectors(block, x, y), head, _size(block))
+
+
+def _states(blocks: Sequence[nn.Module], whole: nn.Module, shape: Shape) -> list[Tensor]:
+    """What enters the first block and leaves each; ConfigError where the blocks in a row are not the whole."""
+    states = [torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))]
+    with torch.no_grad():
+        try:
             for block in blocks:
                 states.append(block(states[-1]))
-            # What a module's forward does besides calling its children one after another cannot be cut.
-            whole = len(blocks) > 1 and not torch.allclose(states[-1], still(x), atol=1e-4)
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
-        whole = True
-    if whole or len(blocks) < 2:
-        count = sum(value.numel() for value in module.parameters())
-        return Cut((module,), (BlockShape(shape, (), flat=False, head=True, parameters=count),))
-    seams = [tuple(state.shape[1:]) for state in states]
-    parts = tuple(
-        BlockShape(takes, gives, _takes_vectors(block), head=block is blocks[-1], parameters=_size(block))
-        for block, takes, gives in zip(blocks, seams[:-1], seams[1:], strict=True)
-    )
-    return Cut(tuple(_units(module)), parts)
+            same = torch.allclose(states[-1], whole(states[0]), atol=1e-4)
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as err:
+            raise ConfigError("its layers do not work one after another") from err
+    if not same:
+        raise ConfigError("its forward pass does more than its layers one after another")
+    return states
 
 
 def _units(module: nn.Module) -> list[nn.Module]:
+    """The blocks of a module, at least two; ConfigError says why there are none."""
     if any(isinstance(layer, nn.RNNBase) for layer in module.modules()):
-        return [module]
+        raise ConfigError("recurrent models are kept whole")
+    units = _rows_of_layers(module)
+    if len(units) > 1:
+        return units
+    if isinstance(module, ZooModel):
+        raise ConfigError("it is one block")
+    # In evaluation mode: what is traced keeps its mode, and a teacher only ever answers.
+    return graph_units(module.eval())
+
+
+def _rows_of_layers(module: nn.Module) -> list[nn.Module]:
     if isinstance(module, ZooModel):
         return [block for _, block in module.blocks()]
-    return _sequential_units(module) if isinstance(module, nn.Sequential) else [module]
+    return _sequential_units(module) if isinstance(module, nn.Sequential) else []
 
 
 def _sequential_units(module: nn.Sequential) -> list[nn.Module]:
@@ -76,7 +100,7 @@ def _sequential_units(module: nn.Sequential) -> list[nn.Module]:
     units: list[list[nn.Module]] = []
     opened = False
     for layer in _layers(module):
-        weighs = any(True for _ in layer.parameters()) and not isinstance(layer, _NORMS)
+        weighs = any(True for _ in layer.parameters()) and not isinstance(layer, NORMS)
         if not units or (weighs and not opened) or isinstance(layer, nn.Flatten):
             units.append([])
         units[-1].append(layer)
@@ -93,9 +117,14 @@ def _size(module: nn.Module) -> int:
     return sum(value.numel() for value in module.parameters())
 
 
-def _takes_vectors(block: nn.Module) -> bool:
-    first = next(layer for layer in block.modules() if not list(layer.children()))
-    return isinstance(first, nn.Flatten | nn.Linear)
+def _takes_vectors(block: nn.Module, x: Tensor, y: Tensor) -> bool:
+    """Whether a block makes of a flat vector what it makes of x: it flattens it anyway, or multiplies it."""
+    try:
+        with torch.no_grad():
+            made = block(x.flatten(1))
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+        return False
+    return made.shape == y.shape and torch.allclose(made, y, atol=1e-4)
 
 
 class MapFit(nn.Module):

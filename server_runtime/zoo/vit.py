@@ -106,16 +106,5 @@ _SIZES = {TRUNK: 64}
 for _number in range(1, DEPTH + 1):
     _SIZES |= {f"qk{_number}": 16, f"v{_number}": 16, f"mlp{_number}": 256}
 
-ENTRIES = (
-    ModelEntry("vit-tiny", "image", _SIZES, (3, 32, 32), 10, _vit),
-    ModelEntry(
-        "vit-lora",
-        "image",
-        _SIZES | {"rank": 4},
-        (3, 32, 32),
-        10,
-        _vit,
-        uncut=("rank",),
-        rank="rank",
-    ),
-)
+_VIT = ModelEntry("vit-tiny", "image", _SIZES, (3, 32, 32), 10, _vit)
+ENTRIES = (_VIT, _VIT.with_adapters("vit-lora", rank=4))

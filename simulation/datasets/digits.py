@@ -1,6 +1,6 @@
 """Digits: 1,797 grey 8×8 images of ten digits, embedded in scikit-learn."""
 
-from fedwright.server_runtime.embedded_sets import load_digits
+from fedwright.server_runtime.public_data.embedded_sets import load_digits
 from fedwright.simulation.datasets.base import DataSet, Limit
 
 

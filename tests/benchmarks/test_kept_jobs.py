@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+import fedwright
+from fedwright.benchmarks.harness import kept_jobs
 from fedwright.benchmarks.harness import suite as suites
 from fedwright.benchmarks.harness.kept_jobs import keeping, place_of
 from fedwright.benchmarks.harness.suite import Job, merged, run_kept
@@ -99,3 +101,9 @@ def test_a_job_goes_on_with_the_round_in_which_it_was_interrupted(
     # Else the server's time per round would be that of some rounds less the devices' time in all of them.
     assert len(again.round_s) == 3
     assert list(tmp_path.iterdir()) == [place]
+
+
+def test_the_program_is_all_of_its_sources() -> None:
+    names = {str(path.relative_to(Path(fedwright.__file__).parent)) for path in kept_jobs.program_files()}
+
+    assert {"cli/bench.py", "server_runtime/methods/baselines/fedavg.py", "device_runtime/train/loop.py"} <= names

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fedwright.benchmarks.harness.suite import read_suite
+from fedwright.benchmarks.harness.search import FIRST_SEED, Trial, chosen, trials_of
+from fedwright.benchmarks.harness.suite import read_suite, seeds_of
 from fedwright.benchmarks.suites.methods import job_config
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime.config import config_from_dict
@@ -21,10 +22,26 @@ def test_no_method_is_left_out() -> None:
 
 @pytest.mark.parametrize("name", sorted(FOUND["methods"]))
 def test_a_method_has_a_valid_config(name: str) -> None:
-    config = config_from_dict(job_config(FOUND, name), where=name)
+    config = config_from_dict(job_config(FOUND, name, Trial()), where=name)
 
     assert config.method.name == name
     assert config.public.rows == 300
+
+
+def test_every_method_is_tried_as_often_and_its_trials_are_valid_configs() -> None:
+    trials = {name: trials_of(FOUND["search"], name) for name in FOUND["methods"]}
+
+    assert {len(own) for own in trials.values()} == {FOUND["search"]["trials"]}
+    for name, own in trials.items():
+        for trial in own:
+            config_from_dict(job_config(FOUND, name, trial), where=name)
+
+
+def test_reported_seeds_are_never_searched_and_what_was_chosen_belongs_to_methods() -> None:
+    full = read_suite("methods", quick=False)
+
+    assert max(seeds_of(full["suite"], None)) < FIRST_SEED
+    assert chosen("methods").keys() <= METHODS.keys()
 
 
 def test_a_model_may_be_named_with_its_width(tmp_path: Path) -> None:

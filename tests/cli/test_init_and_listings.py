@@ -89,4 +89,4 @@ def test_the_starter_config_says_the_defaults_of_the_method_itself(
 
     # Other methods with sizes have other defaults.
     assert "sizes = [0.75] " in text
-    assert "momentum = 0.9\n" in text
+    assert "momentum = 0.9 " in text

@@ -15,7 +15,7 @@ from fedwright.protocol.messages import DataSummary, Refusal, Report, Stats
 from fedwright.server_runtime.config import config_from_text
 from fedwright.server_runtime.methods.base import MethodState
 from fedwright.server_runtime.methods.registry import METHODS, find
-from fedwright.server_runtime.public_data import PublicData
+from fedwright.server_runtime.public_data.examples import PublicData
 from fedwright.server_runtime.rounds.absorber import state_problem
 from helpers.any_fleet import QUICK, conduct_any, share_artifacts, spoilt, strange, usual_summary
 from helpers.examples import few

@@ -15,7 +15,7 @@ from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.methods.base import CheckedUpdate, Method, MethodState, Relay
 from fedwright.server_runtime.methods.registry import METHODS, find
-from fedwright.server_runtime.public_data import PublicData
+from fedwright.server_runtime.public_data.examples import PublicData
 from fedwright.server_runtime.spec import ModelSpec
 from helpers.fleet import report, setting
 from helpers.outside_package import HALF_STEP, write_half_step

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from fedwright.protocol import tensors
-from fedwright.protocol.artifact import CLASS_MEANS
+from fedwright.protocol.artifact import CLASS_COUNTS
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Refusal
 from fedwright.server_runtime.blocks.robust import ALL
 from fedwright.server_runtime.config import config_from_text
 from fedwright.server_runtime.methods.registry import METHODS
-from fedwright.server_runtime.public_data import PublicData
+from fedwright.server_runtime.public_data.examples import PublicData
 from helpers.any_fleet import QUICK, STATS, conduct_any, share_artifacts, usual_summary
 from helpers.fleet import report
 from helpers.resume import final_state
@@ -54,7 +54,7 @@ OFFERS = [
 
 def learnt(values: Any) -> list[str]:
     """The tensors that hold what a device learnt or measured, and no counts."""
-    return [name for name, value in values.items() if value.dtype.kind == "f" and name != CLASS_MEANS[1]]
+    return [name for name, value in values.items() if value.dtype.kind == "f" and name != CLASS_COUNTS]
 
 
 def alike(task: Any, values: Any) -> Any:

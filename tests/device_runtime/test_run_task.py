@@ -154,9 +154,9 @@ def test_a_task_that_is_given_up_stops_measuring(bench: Any) -> None:
 
 def test_prototypes_leave_with_noise(bench: Any) -> None:
     class_mean_noise = ClassMeanNoise(0.5, b"0123456789abcdef", told=(3, 0, 5, 1))
-    plain = bench.run_task(bench.tools(), bench.task(prototypes=True)).tensors
+    plain = bench.run_task(bench.tools(), bench.task(class_means=True)).tensors
     hidden = bench.run_task(
-        replace(bench.tools(), class_mean_noise=class_mean_noise), bench.task(prototypes=True)
+        replace(bench.tools(), class_mean_noise=class_mean_noise), bench.task(class_means=True)
     ).tensors
 
     assert hidden["prototype_counts"].tolist() == [3, 0, 5, 1]
@@ -182,7 +182,7 @@ def test_weights_and_delta_say_the_same(bench: Any) -> None:
 
 
 def test_prototypes_are_the_mean_embeddings_of_the_classes(bench: Any) -> None:
-    result = bench.run_task(bench.tools(), bench.task(weights="none", prototypes=True)).tensors
+    result = bench.run_task(bench.tools(), bench.task(weights="none", class_means=True)).tensors
     data = make_data("a")
     # The tiny model's embedding is its input.
     expected = data.x[data.y == 0].mean(axis=0)

@@ -12,9 +12,8 @@ from fedwright.protocol.errors import LinkError
 from fedwright.protocol.link import Link, Received, TlsFiles, connect
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.link.security import read_bundle
-from fedwright.server_runtime.fleet.trust import Authority, Credentials, enroll, enroll_server, secure_broker
-from helpers.links import take
-from helpers.tools import require_tool
+from fedwright.server_runtime.fleet.trust import Authority, Credentials, enroll, enroll_server
+from helpers.links import closed_broker, take
 
 pytestmark = pytest.mark.broker
 FLEET = "home"
@@ -27,15 +26,8 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def broker(authority: Authority) -> Iterator[Broker]:
-    require_tool("mosquitto")
-    with Broker(tls=secure_broker(authority, fleet=FLEET, hosts=["127.0.0.1"])) as running:
+    with closed_broker(authority, FLEET) as running:
         yield running
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
 
 
 def as_server(broker: Broker, authority: Authority, stack: ExitStack) -> Link:

@@ -21,7 +21,7 @@ from helpers.tools import REPO, make_environment, pip_install, run
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
 
-ABSENT = ["torch", "onnx", "sklearn", "scipy", "matplotlib", "rich", "amqtt", "cryptography"]
+ABSENT = ["torch", "onnx", "sklearn", "scipy", "matplotlib", "rich", "amqtt"]
 # numpy and onnxruntime are nearly all of it; torch alone would be 750 MB.
 MAX_INSTALLED_BYTES = 250e6
 DEVICES = ["board-a", "board-b"]

@@ -213,7 +213,7 @@ def test_edges_that_show_each_other_their_clusters_may_be_killed(tmp_path: Path)
             rounds=4,
             edge='[exchange]\nform = "folded"\n',
             method={"name": "heterofl", "masked": False, "levels": ratios},
-            update={"features": True},
+            update={"class_means": True},
         )
         kill_one_after_another(site)
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +12,12 @@ from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.emulate.device import agent_command
 from fedwright.device_runtime.emulate.fleet import EmulatedFleet
 from fedwright.device_runtime.emulate.profiles import load_profile
-from fedwright.protocol.link import connect
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.messages import Report
-from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.config import RunConfig
 from fedwright.simulation import simulate as simulation
 from fedwright.simulation.dealing import Dealt, deal
-from helpers.resume import Killed, die_after, final_state
+from helpers.resume import Links, execute, final_state, simulated_state
 from helpers.simulation import local_data, make_config, public_file
 
 BOARDS = ("raspberry-pi-4", "jetson-nano", "jetson-tx2", "laptop")
@@ -72,14 +69,7 @@ def test_boards_choose_their_ratios_and_a_killed_server_ends_the_same(
         simulate={"devices": 4, "rows": 200, "evaluate_every": 0},
     )
     with Broker() as broker, boards(tmp_path, broker.url, config):
-        for updates in (2, 4):
-            link = connect(broker.url, client_id="server")
-            with pytest.raises(Killed):
-                runs.execute(config, text, link=link, observer=die_after(updates))
-            link.close()
-        link = connect(broker.url, client_id="server")
-        outcome = runs.execute(config, text, link=link)
-        link.close()
+        outcome = execute(config, text, Links(broker.url), kills=(2, 4))
     assert {device: record.width for device, record in outcome.devices.items()} == WIDTHS
 
     make = simulation.make_reports
@@ -89,5 +79,4 @@ def test_boards_choose_their_ratios_and_a_killed_server_ends_the_same(
         return {d: structs.replace(report, free_bytes=memory[d]) for d, report in make(run, dealt).items()}
 
     monkeypatch.setattr(simulation, "make_reports", with_memory)
-    simulation.simulate(replace(config, run=replace(config.run, folder=str(tmp_path / "simulated"))), text)
-    assert final_state(tmp_path / "mqtt") == final_state(tmp_path / "simulated")
+    assert final_state(tmp_path / "mqtt") == simulated_state(config, text, tmp_path / "simulated")

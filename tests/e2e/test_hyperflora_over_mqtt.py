@@ -1,7 +1,6 @@
 """HyperFLoRA over a real broker with real agents: variants, bystanders and a base that travels once, through kills."""
 
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,15 +13,13 @@ from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.messages import Report, Stats, Task
-from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.config import RunConfig
 from fedwright.server_runtime.rounds.store.base import Position, evaluation_after
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.run import RunOutcome
 from fedwright.simulation.dealing import deal
-from fedwright.simulation.simulate import simulate
 from helpers.fleet import Running
-from helpers.resume import Killed, Links, die_after, final_state
+from helpers.resume import Links, execute, final_state, simulated_state
 from helpers.simulation import local_data, make_config
 
 ROUNDS, ADAPTER, BASE = 3, 586, 21_546
@@ -61,15 +58,7 @@ def live(config: RunConfig, text: str, folder: Path, *, kills: tuple[int, ...] =
         for device, own in data.items():
             more = {"trains": device != "device-3", **changes.get(device, {})}
             stack.callback(Running(links, device, folder / "devices", data=own, **more).stop)
-        for updates in kills:
-            link = links.link("server")
-            with pytest.raises(Killed):
-                runs.execute(config, text, link=link, observer=die_after(updates))
-            link.close()
-        link = links.link("server")
-        outcome = runs.execute(config, text, link=link)
-        link.close()
-    return outcome
+        return execute(config, text, links, kills=kills)
 
 
 def planned_and_stats(folder: Path) -> list[tuple[str, Position, Task, Stats]]:
@@ -93,8 +82,7 @@ def test_a_killed_server_goes_on_to_the_bytes_of_the_simulation(tmp_path: Path, 
     # within pre-training, then among the adapters of the second round, then on a pair's way where there are pairs
     outcome = live(config, text, tmp_path, kills=(2, 3, 2))
 
-    simulate(replace(config, run=replace(config.run, folder=str(tmp_path / "simulated"))), text)
-    assert final_state(tmp_path / "mqtt") == final_state(tmp_path / "simulated")
+    assert final_state(tmp_path / "mqtt") == simulated_state(config, text, tmp_path / "simulated")
     assert {device: record.rounds for device, record in outcome.devices.items()} == {
         "device-0": 3,
         "device-1": 3,

@@ -1,18 +1,15 @@
 """Every method over a real broker, with agents that know nothing of it, ends with the bytes of its simulation."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedwright.protocol.link.broker import Broker
-from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.methods.registry import METHODS
 from fedwright.simulation.dealing import deal
-from fedwright.simulation.simulate import simulate
-from helpers.resume import Links, final_state
+from helpers.resume import Links, execute, final_state, simulated_state
 from helpers.simulation import local_data, make_config, public_file, run_agents
 
 PARAMS: dict[str, dict[str, Any]] = {
@@ -45,10 +42,7 @@ def test_a_method_over_mqtt(tmp_path: Path, links: Any, method: str) -> None:
         simulate={"devices": 3, "evaluate_every": 0},
     )
     with run_agents(links, tmp_path / "devices", local_data(deal(config.simulate, seed=config.run.seed))):
-        link = links.link("server")
-        outcome = runs.execute(config, text, link=link)
-        link.close()
+        outcome = execute(config, text, links)
 
-    simulate(replace(config, run=replace(config.run, folder=str(tmp_path / "simulated"))), text)
-    assert final_state(tmp_path / "mqtt") == final_state(tmp_path / "simulated")
+    assert final_state(tmp_path / "mqtt") == simulated_state(config, text, tmp_path / "simulated")
     assert [record.rounds for record in outcome.devices.values()] == [2, 2, 2]

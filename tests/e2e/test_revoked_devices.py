@@ -11,9 +11,8 @@ from fedwright.protocol.errors import LinkError
 from fedwright.protocol.link import Link, Received, connect
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.link.security import Bundle, read_bundle
-from fedwright.server_runtime.fleet.trust import Authority, enroll, enroll_server, revoke, secure_broker
-from helpers.links import take, wait_until
-from helpers.tools import require_tool
+from fedwright.server_runtime.fleet.trust import Authority, enroll, enroll_server, revoke
+from helpers.links import closed_broker, take, wait_until
 
 pytestmark = pytest.mark.broker
 FLEET = "home"
@@ -26,15 +25,8 @@ def authority(tmp_path: Path) -> Authority:
 
 @pytest.fixture
 def broker(authority: Authority) -> Iterator[Broker]:
-    require_tool("mosquitto")
-    with Broker(tls=secure_broker(authority, fleet=FLEET, hosts=["127.0.0.1"])) as running:
+    with closed_broker(authority, FLEET) as running:
         yield running
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
 
 
 def bundle_of(authority: Authority, broker: Broker, name: str, *, folder: Path | None = None) -> Bundle:

@@ -13,7 +13,6 @@ from fedwright.cli.main import main
 from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.emulate.device import agent_command
 from fedwright.device_runtime.emulate.fleet import EmulatedFleet
-from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.link.broker import Broker
 from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.config import RunConfig
@@ -25,7 +24,7 @@ from fedwright.simulation.dealing import deal
 from fedwright.simulation.edged_fleet import in_turn
 from helpers.data_files import save_points
 from helpers.edges import run_edges
-from helpers.resume import Killed, Links, die_after, final_state
+from helpers.resume import Killed, Links, die_after, final_state, state_of
 from helpers.simulation import local_data, make_config, run_agents
 
 pytestmark = pytest.mark.broker
@@ -54,14 +53,6 @@ def record_of(folder: Path) -> RunRecord:
         store.close()
 
 
-def final_model(folder: Path) -> bytes:
-    store = SqliteRoundStore(folder / "rounds.sqlite")
-    try:
-        return BlobStore(folder / "blobs").read(store.closed()[-1].state)
-    finally:
-        store.close()
-
-
 @pytest.mark.slow
 def test_living_devices_serve_a_config_again_after_its_folder_was_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -82,7 +73,7 @@ def test_living_devices_serve_a_config_again_after_its_folder_was_removed(
             result = json.loads((tmp_path / "result.json").read_text())
             assert (result["complete"], [metrics["updates"] for metrics in result["metrics"]]) == (True, [2, 2])
             identities.add(record_of(tmp_path / "runs/night").identity)
-            models.append(final_model(tmp_path / "runs/night"))
+            models.append(state_of(tmp_path / "runs/night"))
         assert main(["server", "run", "run.toml"]) == 0
         complete = capsys.readouterr().out
         assert main(["server", "run", "run.toml", "--rounds", "3"]) == 0
@@ -104,7 +95,7 @@ def test_living_devices_serve_a_config_again_after_its_folder_was_removed(
     assert (longer.identity in identities, longer.rounds) == (True, 3)
     assert "has done 3 rounds, which cannot be taken back to 2" in shorter
     assert "runs/night.1: a run over a broker, fedavg, 3 of 3 rounds, complete" in aside
-    assert final_model(tmp_path / "runs/night") == models[0]
+    assert state_of(tmp_path / "runs/night") == models[0]
     assert "evaluation after round 2: task" in logs
     assert "round 4" not in logs
 

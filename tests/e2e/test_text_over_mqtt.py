@@ -99,9 +99,8 @@ def test_a_device_says_of_its_text_what_a_simulation_says(tmp_path: Path, texts:
         said, expected = own.summary(), simulated[device].data
         assert said.descriptor == expected.descriptor
         assert said.number_descriptor == expected.number_descriptor != said.descriptor
-        # The csv file does not say how many words there are, so it counts up to the last that it has.
-        assert said.score_counts == expected.score_counts[: own.classes]
-        assert sum(said.score_counts) == len(own.y) - np.isin(own.y, [0, 1]).sum()
+        assert said.score_counts == expected.score_counts
+        assert sum(said.score_counts) > len(own.y)
 
 
 def test_fractions_are_turned_away_from_a_model_that_takes_words(tmp_path: Path, texts: Path) -> None:

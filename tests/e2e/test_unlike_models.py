@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 from fedwright.protocol.link.broker import Broker
-from fedwright.server_runtime import run as runs
 from fedwright.simulation.dealing import Dealt, deal
-from fedwright.simulation.simulate import simulate
-from helpers.resume import Killed, Links, die_after, final_state
+from helpers.resume import Links, execute, final_state, simulated_state
 from helpers.simulation import local_data, make_config, public_file, run_agents
 
 MODELS = [
@@ -47,24 +45,14 @@ def test_eight_architectures_teach_one_another_and_outlive_their_server(tmp_path
     dealt = enlarged(deal(config.simulate, seed=config.run.seed))
     np.savez(tmp_path / "public.npz", x=dealt.x[:40], y=dealt.y[:40])
     with Broker() as broker, run_agents(Links(broker.url), tmp_path / "devices", local_data(dealt)):
-        links = Links(broker.url)
         # in the first round, before anybody has a teacher, and in the second
-        for updates in (3, 8):
-            link = links.link("server")
-            with pytest.raises(Killed):
-                runs.execute(config, text, link=link, observer=die_after(updates))
-            link.close()
-        link = links.link("server")
-        outcome = runs.execute(config, text, link=link)
-        link.close()
+        outcome = execute(config, text, Links(broker.url), kills=(3, 8))
     assert [record.rounds for record in outcome.devices.values()] == [2] * len(MODELS)
     assert outcome.metrics[0]["teachers"] >= len(MODELS) - 2
 
     # Artifacts are taken over: equal structures give equal ones, and building them is most of the work.
     shutil.copytree(tmp_path / "mqtt/run/artifacts", tmp_path / "simulated/run/artifacts")
-    again = replace(config, run=replace(config.run, folder=str(tmp_path / "simulated")))
-    simulate(again, text, dealt=dealt)
-    assert final_state(tmp_path / "mqtt") == final_state(tmp_path / "simulated")
+    assert final_state(tmp_path / "mqtt") == simulated_state(config, text, tmp_path / "simulated", dealt=dealt)
 
 
 @pytest.mark.broker
@@ -80,16 +68,7 @@ def test_a_server_killed_between_stages_goes_on_to_the_same_bytes(tmp_path: Path
     )
     dealt = deal(config.simulate, seed=config.run.seed)
     with Broker() as broker, run_agents(Links(broker.url), tmp_path / "devices", local_data(dealt)):
-        links = Links(broker.url)
         # in the first stage of the first round, then in its second or in the next round
-        for updates in (1, 2):
-            link = links.link("server")
-            with pytest.raises(Killed):
-                runs.execute(config, text, link=link, observer=die_after(updates))
-            link.close()
-        link = links.link("server")
-        outcome = runs.execute(config, text, link=link)
-        link.close()
+        outcome = execute(config, text, Links(broker.url), kills=(1, 2))
     assert [record.rounds for record in outcome.devices.values()] == [2, 2]
-    simulate(replace(config, run=replace(config.run, folder=str(tmp_path / "simulated"))), text)
-    assert final_state(tmp_path / "mqtt") == final_state(tmp_path / "simulated")
+    assert final_state(tmp_path / "mqtt") == simulated_state(config, text, tmp_path / "simulated")

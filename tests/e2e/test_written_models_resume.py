@@ -1,17 +1,14 @@
 """Methods whose server writes models, over a real broker: the server dies within rounds and the run ends the same."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedwright.protocol.link.broker import Broker
-from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.methods.registry import METHODS
 from fedwright.simulation.dealing import deal
-from fedwright.simulation.simulate import simulate
-from helpers.resume import Killed, Links, die_after, final_state
+from helpers.resume import Links, execute, final_state, simulated_state
 from helpers.simulation import local_data, make_config, run_agents
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -37,17 +34,8 @@ def test_a_killed_server_goes_on_to_the_same_bytes(tmp_path: Path, case: str) ->
     )
     data = local_data(deal(config.simulate, seed=config.run.seed))
     with Broker() as broker, run_agents(Links(broker.url), tmp_path / "devices", data):
-        links = Links(broker.url)
         # in the first round, then within the second one, with hyperflora on a pair's way
-        for updates in (2, 4):
-            link = links.link("server")
-            with pytest.raises(Killed):
-                runs.execute(config, text, link=link, observer=die_after(updates))
-            link.close()
-        link = links.link("server")
-        outcome = runs.execute(config, text, link=link)
-        link.close()
+        outcome = execute(config, text, Links(broker.url), kills=(2, 4))
 
-    simulate(replace(config, run=replace(config.run, folder=str(tmp_path / "simulated"))), text)
-    assert final_state(tmp_path / "mqtt") == final_state(tmp_path / "simulated")
+    assert final_state(tmp_path / "mqtt") == simulated_state(config, text, tmp_path / "simulated")
     assert [record.rounds for record in outcome.devices.values()] == [2, 2, 2]

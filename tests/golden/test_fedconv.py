@@ -16,7 +16,7 @@ from fedwright.server_runtime.blocks.slicing import Axis
 from fedwright.server_runtime.methods.fedconv.method import FedConv
 from fedwright.server_runtime.methods.fedconv.params import MLR, FedConvParams
 from fedwright.server_runtime.methods.params.submodels import Levels
-from fedwright.server_runtime.public_data import PublicData
+from fedwright.server_runtime.public_data.examples import PublicData
 from fedwright.server_runtime.spec import ModelSpec
 from fedwright.simulation import datasets
 from fedwright.simulation.datasets import Limit

@@ -38,6 +38,15 @@ def test_sizes_of_adapters_and_hypernetworks(spec: ModelSpec, adapter: int, hype
     assert (net.outputs, net.parameters) == (adapter, hypernet)
 
 
+def test_a_head_that_is_written_whole_has_no_adapter() -> None:
+    """Printed as 2.70E3; with the head's adapter it would be 2,772."""
+    method = make(VIT10, head=True)
+    assert method._net().outputs == 16 * 128 + 64 * 10 + 10 == 2698
+    reports = {"a": report(data=DataSummary(24, 8, [3, 32, 32], 10, class_counts=[1] * 10))}
+    emission = method.emit("a", method.assign(reports, 1)["a"])
+    assert sum(value.size for value in emission.weights.values()) == 2698
+
+
 @pytest.mark.parametrize(("model", "published"), [("lenet-valid", 8.30e6), ("vit-tiny", 2.69e7)], ids=["lenet", "vit"])
 def test_a_hypernetwork_for_all_weights_is_far_larger(model: str, published: float) -> None:
     spec = ModelSpec(model, (3, 32, 32), 10)

@@ -8,12 +8,12 @@ import numpy as np
 
 from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import tensors
-from fedwright.protocol.artifact import CLASS_MEANS, returned_shapes
+from fedwright.protocol.artifact import CLASS_COUNTS, returned_shapes
 from fedwright.protocol.blobs import BlobStore, make_ref
 from fedwright.protocol.messages import DataSummary, Report, Stats, Task, Update
 from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.config import RunConfig
-from fedwright.server_runtime.public_data import PublicData
+from fedwright.server_runtime.public_data.examples import PublicData
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.transport.device_channel import Heard
 
@@ -40,8 +40,8 @@ def wanted_tensors(task: Task, blobs: BlobStore) -> dict[str, np.ndarray]:
         name: np.asarray(0.01 * rng.standard_normal(shape)).astype(kinds.get(name, "float32"))
         for name, shape in returned_shapes(manifest, task.returns).items()
     }
-    if CLASS_MEANS[1] in found:
-        found[CLASS_MEANS[1]] = np.ones_like(found[CLASS_MEANS[1]])
+    if CLASS_COUNTS in found:
+        found[CLASS_COUNTS] = np.ones_like(found[CLASS_COUNTS])
     return found
 
 
@@ -127,7 +127,7 @@ def spoilt(values: dict[str, np.ndarray], kind: str, size: float) -> dict[str, n
     rng = np.random.default_rng(3)
     changed = {}
     for place, (name, value) in enumerate(sorted(values.items())):
-        if name == CLASS_MEANS[1]:
+        if name == CLASS_COUNTS:
             changed[name] = np.full_like(value, abs(size))
         elif not np.issubdtype(value.dtype, np.floating) or (kind == "tensor" and place):
             changed[name] = value

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedwright.protocol import codec, deltas, tensors
+from fedwright.protocol.artifact import CLASS_COUNTS, CLASS_MEANS
 from fedwright.protocol.blobs import BlobStore, make_ref
 from fedwright.protocol.messages import Ack, Pool, Recipe, Refusal, Stats, Task, Update
 from fedwright.server_runtime.edge.pooled_update import Plain
@@ -59,7 +60,7 @@ class EdgeTasks:
         position = Position(number, 0)
         plan = planner.plan(position, assignments, emissions)
         method = FedAvg(FedAvgParams(), setting())
-        terms = PoolTerms(features=bool(self.edges))
+        terms = PoolTerms(class_means=bool(self.edges))
         plan = with_pools(plan, method, lambda d: self.edges.get(d, "edge"), position=position, terms=terms)
         return {planned.device: planned.task for planned in plan}
 
@@ -85,10 +86,10 @@ class EdgeTasks:
     def answer(self, device: str, task: Task, value: float, *, samples: int = 10) -> TaskRow | None:
         """A device's change of every weight by `value`."""
         change = {name: np.full_like(weight, value) for name, weight in start_weights().items()}
-        if task.returns.prototypes:
+        if task.returns.class_means:
             manifest = make_artifact().manifest
-            change["prototypes"] = np.zeros((manifest.classes, manifest.embedding_size), np.float32)
-            change["prototype_counts"] = np.zeros(manifest.classes, np.float32)
+            change[CLASS_MEANS] = np.zeros((manifest.classes, manifest.embedding_size), np.float32)
+            change[CLASS_COUNTS] = np.zeros(manifest.classes, np.float32)
         ref = make_ref(deltas.encode(change), inline=False)
         self.blobs.put_bytes(deltas.encode(change))
         stats = Stats(samples=samples, steps=1, train_s=1.0, cpu_s=1.0, peak_rss_bytes=1)

@@ -8,6 +8,7 @@ import onnxruntime as ort
 import torch
 from torch import nn
 
+from fedwright.device_runtime.train.check import check_artifact
 from fedwright.protocol.artifact import Artifact
 from fedwright.server_runtime.artifacts.builder import build, initial_weights
 from fedwright.server_runtime.spec import ModelSpec, Objective, Optimizer, Structure
@@ -31,6 +32,8 @@ class Stepper:
     """Trains an artifact by feeding every step's outputs back."""
 
     def __init__(self, artifact: Artifact, weights: Tensors, *, sides: Tensors | None = None) -> None:
+        # Whatever is built must be what a device accepts.
+        check_artifact(artifact, batch=1)
         self.manifest = artifact.manifest
         names = {spec.name for spec in self.manifest.frozen}
         frozen = {name: value for name, value in weights.items() if name in names}

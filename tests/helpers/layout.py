@@ -9,7 +9,7 @@ from pathlib import Path
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 HEAVY = {"torch", "torchvision", "onnx", "sklearn", "scipy", "matplotlib", "rich", "cryptography", "amqtt"}
-DEVICE_PACKAGES = {"numpy", "onnxruntime", "paho", "msgspec", "safetensors", "zstandard", "psutil"}
+DEVICE_PACKAGES = {"numpy", "onnxruntime", "paho", "msgspec", "safetensors", "zstandard", "psutil", "cryptography"}
 TORCH_BACKEND = "fedwright.device_runtime.train.torch"
 # Imported lazily, where the user installed the extra that brings it.
 OPTIONAL = {
@@ -39,14 +39,11 @@ SERVER_LAYERS = [
     "seeds",
     "spec",
     "model_names",
-    "storage_errors",
-    "embedded_sets",
-    "public_section",
+    "public_data",
     "blocks",
-    "update_section",
+    "config_sections",
     "zoo",
     "artifacts",
-    "public_data",
     "evaluate",
     "methods",
     "fleet",
@@ -54,10 +51,8 @@ SERVER_LAYERS = [
     "transport",
     "rounds",
     "run_folder",
-    "rollback",
     "run",
     "run_reader",
-    "verify_run",
     "check_run",
     "edge",
 ]

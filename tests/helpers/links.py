@@ -3,12 +3,14 @@
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from fedwright.protocol.link import Link, Received, connect
 from fedwright.protocol.link.broker import Broker, Kind
 from fedwright.protocol.link.memory import MemoryBroker, MemoryLink
+from fedwright.server_runtime.fleet.trust import Authority, secure_broker
 from helpers.tools import require_tool
 
 WAIT_S = 20.0
@@ -97,6 +99,14 @@ class MqttBench:
 def make_bench(kind: str) -> Bench:
     """A bench by name."""
     return MemoryBench() if kind == "memory" else MqttBench("mosquitto" if kind == "mosquitto" else "amqtt")
+
+
+@contextmanager
+def closed_broker(authority: Authority, fleet: str) -> Iterator[Broker]:
+    """A broker that asks for certificates of this authority."""
+    require_tool("mosquitto")
+    with Broker(tls=secure_broker(authority, fleet=fleet, hosts=["127.0.0.1"])) as running:
+        yield running
 
 
 def take(link: Link, count: int, *, timeout_s: float = WAIT_S) -> list[Received]:

@@ -1,4 +1,4 @@
-"""Three models that a user might bring: with batch normalisation, with attention, and plain."""
+"""Models that a user might bring: with batch normalisation, with attention, plain, with its classifier in front."""
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,26 @@ class Transformer(nn.Module):
 def transformer(*, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """A classifier around nn.TransformerEncoder."""
     return Transformer(input_shape[1], input_shape[2], classes)
+
+
+class HeadFirst(nn.Module):
+    """A network whose classifier is the first layer that it names."""
+
+    def __init__(self, inputs: int, classes: int) -> None:
+        super().__init__()
+        self.answer = nn.Linear(12, classes)
+        self.first = nn.Linear(inputs, 16)
+        self.second = nn.Linear(16, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        logits: Tensor = self.answer(torch.relu(self.second(torch.relu(self.first(x.flatten(1))))))
+        return logits
+
+
+def head_first(*, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Layers named in another order than they compute."""
+    return HeadFirst(input_shape[0] * input_shape[1] * input_shape[2], classes)
 
 
 def mlp(*, input_shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -36,8 +36,83 @@ class Tangled(nn.Module):
 
 
 def make_tangled(*, input_shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """A net that cannot be cut."""
-    width = 1
-    for size in input_shape:
-        width *= size
-    return Tangled(width, classes)
+    """A net with a residual sum in a forward pass of its own."""
+    return Tangled(_width(input_shape), classes)
+
+
+class Branching(nn.Module):
+    """A net whose way depends on what it is given."""
+
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(width, classes), nn.Linear(width, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits."""
+        flat = x.flatten(1)
+        return self.one(flat) if flat.sum() > 0 else self.two(flat)
+
+
+def make_branching(*, input_shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """A net that cannot be traced, and so not be cut."""
+    return Branching(_width(input_shape), classes)
+
+
+class Parallel(Branching):
+    """A net of two ways that meet in the logits."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits."""
+        flat = x.flatten(1)
+        return self.one(flat) + self.two(flat)
+
+
+def make_parallel(*, input_shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """A net without a place that one tensor passes."""
+    return Parallel(_width(input_shape), classes)
+
+
+class Residual(nn.Module):
+    """Two convolutions with a shortcut around them."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.norm = nn.BatchNorm2d(channels)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum."""
+        inner = torch.relu(self.norm(self.first(x)))
+        return torch.relu(x + self.second(inner))
+
+
+class Written(nn.Module):
+    """A net as people write them: layers as attributes, functions between, a weight of its own."""
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(channels, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.body = Residual(4)
+        self.wide = nn.Conv2d(4, 6, 3, padding=1)
+        self.mixing = nn.Parameter(torch.rand(12, 6))
+        self.head = nn.Linear(12, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits."""
+        x = nn.functional.max_pool2d(torch.relu(self.norm(self.stem(x))), 2)
+        x = self.body(x)
+        x = torch.relu(self.wide(x)).mean((2, 3))
+        x = x.view(x.size(0), -1)
+        x = nn.functional.dropout(nn.functional.linear(x, self.mixing), 0.5, self.training)
+        return self.head(torch.relu(x))
+
+
+def make_written(*, input_shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """A net whose blocks only its graph shows: stem, residual block, convolution, mixing, head."""
+    return Written(input_shape[0], classes)
+
+
+def _width(shape: tuple[int, int, int]) -> int:
+    return shape[0] * shape[1] * shape[2]

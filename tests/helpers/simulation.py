@@ -76,7 +76,12 @@ def run_hiding_agents(broker: LinkMaker, folder: Path, data: dict[str, LocalData
             secret = kept_secret(folder / device / "sum-key", 32)
             names = own.class_names
             hidden = HiddenCounts(
-                device, counts_of(own.summary()), secret=secret, folder=folder / device, class_names=names
+                device,
+                counts_of(own.summary()),
+                secret=secret,
+                folder=folder / device,
+                class_names=names,
+                words=own.summary().score_counts,
             )
             told = without_counts(own.summary())
             stack.callback(Running(broker, device, folder, data=own, told=told, hidden=hidden).stop)

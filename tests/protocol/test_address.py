@@ -1,8 +1,10 @@
 """A broker's address: what is read from it, and that its password is shown nowhere."""
 
 import socket
+from argparse import Namespace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from fedwright.protocol import address
@@ -83,8 +85,32 @@ def test_the_outward_address_is_one_of_this_machine() -> None:
         sock.bind((host, 0))
 
 
-def test_without_a_network_the_outward_address_is_the_machines_name(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def no_route(monkeypatch: pytest.MonkeyPatch) -> None:
     # Nothing may be connected to the limited broadcast address without asking for it, as without any route.
     monkeypatch.setattr(address, "_ELSEWHERE", ("255.255.255.255", 9))
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: {name: Namespace(isup=name != "eth0") for name in INTERFACES})
+
+
+INTERFACES = {
+    "lo": [Namespace(family=socket.AF_INET, address="127.0.0.1")],
+    "eth0": [Namespace(family=socket.AF_INET, address="10.77.0.9")],
+    "eth1": [
+        Namespace(family=socket.AF_INET6, address="fe80::1"),
+        Namespace(family=socket.AF_INET, address="10.77.0.1"),
+    ],
+}
+
+
+@pytest.mark.usefixtures("no_route")
+def test_in_a_network_without_a_way_out_it_is_an_interfaces_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: INTERFACES)
+
+    assert outward_host() == "10.77.0.1"
+
+
+@pytest.mark.usefixtures("no_route")
+def test_without_a_network_the_outward_address_is_the_machines_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": INTERFACES["lo"]})
 
     assert outward_host() == (socket.gethostname() or "localhost")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedwright.protocol import codec
 from fedwright.protocol.errors import BadMessage
-from fedwright.protocol.messages import VERSION, Chunk, DataSummary, Envelope, Gone, Message
+from fedwright.protocol.messages import VERSION, Chunk, DataSummary, Envelope, Gone, Message, Pool, Returns
 from helpers.message_strategies import of_type
 
 KINDS = get_args(Message)
@@ -144,3 +144,10 @@ def test_names_of_classes_have_limits(names: list[str]) -> None:
     summary = {"samples": 4, "holdout": 1, "input_shape": [2], "classes": 3, "class_names": names}
     with pytest.raises(msgspec.ValidationError, match="class_names"):
         msgspec.convert(summary, DataSummary)
+
+
+def test_renamed_fields_keep_their_names_on_the_wire() -> None:
+    returns, pool = Returns(class_means=True), Pool("k", "e-1", 2, class_means=True)
+
+    assert msgspec.to_builtins(returns)["prototypes"] is True
+    assert msgspec.to_builtins(pool)["features"] is True

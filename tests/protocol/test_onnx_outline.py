@@ -10,7 +10,7 @@ from hypothesis.strategies._internal.core import DataObject
 from onnx import TensorProto, helper, numpy_helper
 
 from fedwright.protocol.errors import BadArtifact
-from fedwright.protocol.onnx_outline import MAX_NODES, Outline, OutlineValue, Tensor, scan
+from fedwright.protocol.onnx_outline import MAX_NODES, Node, Outline, OutlineValue, Tensor, scan
 from helpers.tiny_artifact import train_model
 
 
@@ -108,7 +108,9 @@ def nested(depth: int) -> bytes:
         pytest.param(part(7, part(15, b"")), "unknown field 15", id="sparse initializer"),
         pytest.param(part(7, part(11, part(1, b"x"))), "not a tensor", id="untyped input"),
         pytest.param(part(7, part(5, key(2, 0) + b"\x08")), "element type 8", id="text tensor"),
-        pytest.param(part(7, part(5, part(1, b"\x01" * 9))), "more than 8", id="too many dimensions"),
+        pytest.param(
+            part(7, part(5, part(1, b"\x01" * 9) + key(2, 0) + b"\x01")), "has the shape", id="too many dimensions"
+        ),
         pytest.param(part(7, part(5, key(1, 0) + b"\xff" * 9 + b"\x01" + key(2, 0) + b"\x01")), "shape", id="negative"),
         pytest.param(part(7, part(5, key(14, 0) + b"\x01" + key(2, 0) + b"\x01")), "not where", id="outside nowhere"),
         pytest.param(part(7, part(1, part(4, b"\xff\xfe"))), "utf-8", id="name not text"),
@@ -138,3 +140,19 @@ def test_a_damaged_graph_never_does_worse_than_bad_artifact(data: DataObject) ->
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(BadArtifact):
         scan(bytes(content[: data.draw(st.integers(0, len(content)))]), what="m")
+
+
+def test_operators_are_told_with_their_attributes() -> None:
+    attribute = part(1, b"axes") + part(8, b"\x02\x03")
+    node = part(1, b"a") + part(2, b"b") + part(4, b"Slice") + part(5, attribute)
+
+    graph = scan(part(7, part(1, node)), what="m").graph
+
+    assert graph.nodes == [Node("Slice", ("a",), ("b",), {"axes": (2, 3)})]
+
+
+def test_an_attribute_that_stands_twice_is_refused() -> None:
+    attribute = part(5, part(1, b"axis") + key(3, 0) + b"\x01")
+
+    with pytest.raises(BadArtifact, match="attribute axis twice"):
+        scan(part(7, part(1, part(4, b"Concat") + attribute * 2)), what="m")

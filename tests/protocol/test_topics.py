@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.protocol.messages import Id, Lost
+from fedwright.protocol.field_types import Id
+from fedwright.protocol.messages import Lost
 from fedwright.protocol.topics import check_name
 
 BAD = ["", ".", "..", "pi\n", "\npi", "a/b", "../x", "pi 1", "x" * 65, "pi\0", "ä"]

@@ -204,3 +204,13 @@ def test_classes_are_a_number_or_names() -> None:
         assert config_from_text(text, where="run.toml").model.classes == found
     with pytest.raises(ConfigError, match=r"\[model\] classes is 'cat' but must be a whole number or a list of texts"):
         config_from_text('[model]\nclasses = "cat"\n[method]\nname = "fedavg"\n', where="run.toml")
+
+
+def test_steps_and_schedule_are_read_and_a_warm_up_leaves_rounds_to_train(tmp_path: Path) -> None:
+    schedule = '[method]\nname = "fedavg"\n[run]\nrounds = {}\n[train]\nsteps = 7\nschedule.warmup_rounds = 3\n'
+
+    config = load_config(write(tmp_path, schedule.format(4)))
+
+    assert (config.train.steps, config.train.schedule.warmup_rounds) == (7, 3)
+    with pytest.raises(ConfigError, match="warmup_rounds is 3 but the run has 3 rounds"):
+        load_config(write(tmp_path, schedule.format(3)))

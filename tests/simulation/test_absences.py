@@ -2,13 +2,11 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fedwright.device_runtime.emulate.profiles import ProfileValue, load_fleet, load_profile
 from fedwright.protocol.messages import Gone, Report
-from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.store.base import Position
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.transport.device_channel import Heard
@@ -16,7 +14,7 @@ from fedwright.simulation import absences
 from fedwright.simulation.absences import FrailFleet, Frailty, away_ratio, away_ratios, is_away
 from fedwright.simulation.simulate import simulate
 from helpers.fleet import report
-from helpers.resume import Killed, final_state
+from helpers.resume import Killed, die_after, final_state, in_folder
 from helpers.simulation import make_config
 
 
@@ -62,13 +60,9 @@ def test_a_run_of_frail_devices_ends_and_ends_the_same_after_a_kill(
     config, text = make_config(tmp_path / "calm", rounds=4, simulate={"evaluate_every": 0})
     simulate(config, text)
 
-    def die(event: Any) -> None:
-        if isinstance(event, events.UpdateTaken) and event.round == 3:
-            raise Killed
-
-    killed = replace(config, run=replace(config.run, folder=str(tmp_path / "killed")))
+    killed = in_folder(config, tmp_path / "killed")
     with pytest.raises(Killed):
-        simulate(killed, text, observer=die)
+        simulate(killed, text, observer=die_after(1, first_round=3))
     simulate(killed, text)
 
     present = taking_part(tmp_path / "calm", 4)

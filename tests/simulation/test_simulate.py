@@ -10,7 +10,6 @@ import pytest
 
 from fedwright.cli.main import main
 from fedwright.device_runtime.emulate.profiles import load_profile
-from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ConfigError, FedwrightError, NoQuorum, RoundError
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.server_runtime import run as runs
@@ -21,18 +20,10 @@ from fedwright.server_runtime.rounds.store.base import Position
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.simulation.dealing import deal
 from fedwright.simulation.simulate import Simulated, make_reports, simulate
+from helpers.resume import Killed, die_after, final_state, in_folder, state_of
 from helpers.simulation import local_data, make_config, run_agents
 
 DEVICES = 4
-
-
-def final_state(folder: Path) -> bytes:
-    """The last saved state of the run in a folder."""
-    store = SqliteRoundStore(folder / "rounds.sqlite")
-    try:
-        return BlobStore(folder / "blobs").read(store.closed()[-1].state)
-    finally:
-        store.close()
 
 
 @pytest.mark.parametrize("processes", [0, 2], ids=["in this process", "two processes"])
@@ -46,7 +37,7 @@ def test_same_bytes_as_real_agents(tmp_path: Path, processes: int) -> None:
     with run_agents(broker, tmp_path / "devices", local_data(dealt)):
         runs.execute(over_link, text, link=broker.link("server"))
 
-    assert final_state(tmp_path / "simulated/run") == final_state(tmp_path / "agents/run")
+    assert final_state(tmp_path / "simulated") == final_state(tmp_path / "agents")
 
 
 def test_models_sent_as_bf16_take_half_the_bytes_and_train_as_well(tmp_path: Path) -> None:
@@ -59,7 +50,7 @@ def test_models_sent_as_bf16_take_half_the_bytes_and_train_as_well(tmp_path: Pat
 
     assert sizes["bf16"] < 0.52 * sizes["float32"]
     assert accuracy["bf16"] == pytest.approx(accuracy["float32"], abs=0.02)
-    assert final_state(found["bf16"].folder) != final_state(found["float32"].folder)
+    assert state_of(found["bf16"].folder) != state_of(found["float32"].folder)
 
 
 def weights_bytes(folder: Path) -> int:
@@ -76,21 +67,13 @@ def fleet_mean(found: Simulated) -> float:
     return sum(device.correct for device in devices) / sum(device.n for device in devices)
 
 
-class PowerCut(Exception):
-    """Ends the process that runs a test."""
-
-
 def test_an_interrupted_simulation_goes_on(tmp_path: Path) -> None:
     config, text = make_config(tmp_path / "whole", rounds=3)
     whole = simulate(config, text)
 
-    def cut(event: Any) -> None:
-        if isinstance(event, events.UpdateTaken) and event.round == 2:
-            raise PowerCut
-
-    broken = replace(config, run=replace(config.run, folder=str(tmp_path / "cut")))
-    with pytest.raises(PowerCut):
-        simulate(broken, text, observer=cut)
+    broken = in_folder(config, tmp_path / "cut")
+    with pytest.raises(Killed):
+        simulate(broken, text, observer=die_after(1, first_round=2))
     closed = []
 
     def note(event: Any) -> None:
@@ -99,7 +82,7 @@ def test_an_interrupted_simulation_goes_on(tmp_path: Path) -> None:
 
     rest = simulate(broken, text, observer=note)
 
-    assert final_state(tmp_path / "whole/run") == final_state(tmp_path / "cut/run")
+    assert final_state(tmp_path / "whole") == final_state(tmp_path / "cut")
     assert closed == [2, 3]
     assert len(rest.round_s) == 3
     assert [entry.round for entry in rest.evaluations] == [entry.round for entry in whole.evaluations] == [1, 2, 3]

@@ -47,7 +47,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Features:
+class ClassMeans:
     """What enters a last layer: x [n, d], labels y [n], weights s [n]; class means with their counts do."""
 
     x: Floats
@@ -55,24 +55,24 @@ class Features:
     weight: Floats
 
     @classmethod
-    def of_prototypes(cls, prototypes: Array, counts: Array) -> "Features":
+    def of(cls, means: Array, counts: Array) -> "ClassMeans":
         """Class means [C, d] of the classes that were seen."""
         seen = np.flatnonzero(counts > 0)
-        return cls(prototypes[seen].astype(np.float64), seen.astype(np.int64), counts[seen].astype(np.float64))
+        return cls(means[seen].astype(np.float64), seen.astype(np.int64), counts[seen].astype(np.float64))
 
 
 @dataclass(frozen=True)
 class ClusterView:
-    """What others need of a cluster: its last layer's weight [C, d], its answers by class, for eq8 its features."""
+    """What others need of a cluster: its last layer's weight [C, d], its answers by class, for eq8 its means."""
 
     weight: Floats
     answers: Mapping[int, Floats]
-    features: Features | None = None
+    means: ClassMeans | None = None
 
     @classmethod
-    def of(cls, head: Head, features: Features, form: Literal["folded", "eq8"]) -> "ClusterView":
-        """Features stay where they are unless the form needs them."""
-        return cls(head.weight, responses(head, features), features if form == "eq8" else None)
+    def of(cls, head: Head, means: ClassMeans, form: Literal["folded", "eq8"]) -> "ClusterView":
+        """Class means stay where they are unless the form needs them."""
+        return cls(head.weight, responses(head, means), means if form == "eq8" else None)
 
 
 @dataclass(frozen=True)
@@ -86,12 +86,12 @@ class ExchangeOptions:
     rate: float = 1.0
 
 
-def responses(head: Head, features: Features) -> dict[int, Floats]:
-    """What a cluster answers for each of its classes: the mean of softmax(F(x)) over the class's features [C]."""
-    answers = softmax(head.logits(features.x)) * features.weight[:, None]
+def responses(head: Head, means: ClassMeans) -> dict[int, Floats]:
+    """What a cluster answers for each of its classes: the mean of softmax(F(x)) over its class means [C]."""
+    answers = softmax(head.logits(means.x)) * means.weight[:, None]
     return {
-        int(label): answers[features.y == label].sum(axis=0) / features.weight[features.y == label].sum()
-        for label in np.unique(features.y)
+        int(label): answers[means.y == label].sum(axis=0) / means.weight[means.y == label].sum()
+        for label in np.unique(means.y)
     }
 
 
@@ -128,7 +128,7 @@ def link(views: Mapping[str, ClusterView], *, quantile: float) -> list[Pair]:
 
 def exchange(
     heads: Mapping[str, Head],
-    features: Mapping[str, Features],
+    means: Mapping[str, ClassMeans],
     *,
     options: ExchangeOptions,
     elsewhere: Mapping[str, ClusterView] | None = None,
@@ -138,8 +138,8 @@ def exchange(
 
     elsewhere: clusters of other edges, which teach and are not changed.
     """
-    _check(heads, features)
-    views = {name: ClusterView.of(head, features[name], options.form) for name, head in heads.items()}
+    _check(heads, means)
+    views = {name: ClusterView.of(head, means[name], options.form) for name, head in heads.items()}
     views = {**(elsewhere or {}), **views}
     pairs = link(views, quantile=options.quantile)
     if options.form == "eq8":
@@ -148,11 +148,11 @@ def exchange(
     for name in sorted(heads):
         linked = [other if one == name else one for one, other in pairs if name in (one, other)]
         if linked:
-            after[name] = fold(heads[name], [views[other].weight for other in linked], features[name], options)
+            after[name] = fold(heads[name], [views[other].weight for other in linked], means[name], options)
     return after, {}
 
 
-def fold(head: Head, others: Sequence[Floats], features: Features, options: ExchangeOptions) -> Head:
+def fold(head: Head, others: Sequence[Floats], means: ClassMeans, options: ExchangeOptions) -> Head:
     """W_i + λ Σ_j W_j P_ij after both W_i and P_ij followed the cross-entropy of o_i at i's labels.
 
     A gradient G [C, d_i] of the folded layer moves W_i along G and P_ij along λ W_jᵀ G. From P = 0 on, all that is
@@ -160,12 +160,12 @@ def fold(head: Head, others: Sequence[Floats], features: Features, options: Exch
     W_j W_jᵀ) Q: the projections, which are as large as two layers are wide, need not be made.
     """
     mixing = np.eye(len(head.bias)) + options.share**2 * sum(other @ other.T for other in others)
-    step = options.rate / (1 + np.linalg.norm(mixing, 2) * _square(features.x))
+    step = options.rate / (1 + np.linalg.norm(mixing, 2) * _square(means.x))
     learned, bias = np.zeros_like(head.weight), head.bias
     for _ in range(options.steps):
-        logits = features.x @ (head.weight + mixing @ learned).T + bias
-        slope = _slope(logits, features.y, features.weight)
-        learned, bias = learned - step * slope.T @ features.x, bias - step * slope.sum(axis=0)
+        logits = means.x @ (head.weight + mixing @ learned).T + bias
+        slope = _slope(logits, means.y, means.weight)
+        learned, bias = learned - step * slope.T @ means.x, bias - step * slope.sum(axis=0)
     return Head(head.weight + mixing @ learned, bias)
 
 
@@ -178,7 +178,7 @@ def _exchange_eq8(
 ) -> tuple[dict[str, Head], Projections]:
     after = dict(heads)
     for one, other in pairs:
-        first, second = views[one].features, views[other].features
+        first, second = views[one].means, views[other].means
         if first is None or second is None:
             continue
         left, right = aligned(first, second)
@@ -193,7 +193,7 @@ def _exchange_eq8(
 
 
 def _learn_beside(
-    head: Head, own: Features, x_other: Floats, projection: Floats, share: float, options: ExchangeOptions
+    head: Head, own: ClassMeans, x_other: Floats, projection: Floats, share: float, options: ExchangeOptions
 ) -> tuple[Head, Floats]:
     """F_i and P_j after following the cross-entropy of F_i(x_i) + λ P_j x_j."""
     weight, bias = head.weight, head.bias
@@ -210,7 +210,7 @@ def _square(x: Floats) -> float:
     return float((x**2).sum(axis=1).max(initial=0.0))
 
 
-def aligned(one: Features, other: Features) -> tuple[Features, Features]:
+def aligned(one: ClassMeans, other: ClassMeans) -> tuple[ClassMeans, ClassMeans]:
     """Rows of both paired by label, for classes that both have; the shorter side of a class is gone round again."""
     left: list[NDArray[np.int64]] = []
     right: list[NDArray[np.int64]] = []
@@ -221,18 +221,18 @@ def aligned(one: Features, other: Features) -> tuple[Features, Features]:
         right.append(np.resize(yours, count))
     rows = [np.concatenate(side) if side else np.zeros(0, np.int64) for side in (left, right)]
     first, second = (
-        Features(given.x[chosen], given.y[chosen], given.weight[chosen])
+        ClassMeans(given.x[chosen], given.y[chosen], given.weight[chosen])
         for given, chosen in zip((one, other), rows, strict=True)
     )
     return first, second
 
 
-def cross_entropy(head: Head, features: Features) -> float:
+def cross_entropy(head: Head, means: ClassMeans) -> float:
     """Weighted mean of -log softmax(F(x))[y]."""
-    logits = head.logits(features.x)
+    logits = head.logits(means.x)
     logits = logits - logits.max(axis=1, keepdims=True)
-    losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(features.y)), features.y]
-    return float((features.weight * losses).sum() / features.weight.sum())
+    losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(means.y)), means.y]
+    return float((means.weight * losses).sum() / means.weight.sum())
 
 
 def _slope(logits: Floats, y: NDArray[np.int64], weight: Floats) -> Floats:
@@ -243,9 +243,9 @@ def _slope(logits: Floats, y: NDArray[np.int64], weight: Floats) -> Floats:
     return result
 
 
-def _check(heads: Mapping[str, Head], features: Mapping[str, Features]) -> None:
+def _check(heads: Mapping[str, Head], means: Mapping[str, ClassMeans]) -> None:
     for name, head in heads.items():
-        entering = features[name].x.shape[1]
+        entering = means[name].x.shape[1]
         if head.weight.shape[1] != entering:
             raise ConfigError(
                 f"the last layer of {name} takes {head.weight.shape[1]} features but {entering} came; "

@@ -16,6 +16,7 @@ import torch
 from msgspec import structs
 from torch.nn import functional
 
+from fedwright.protocol.artifact import CLASS_COUNTS, CLASS_MEANS
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.methods.base import (
@@ -70,7 +71,7 @@ class FedGH(PersonalModels):
     def assignment(self, device: str, round_number: int) -> Assignment:
         """What a device does this round; it also says what its features are."""
         plan = super().assignment(device, round_number)
-        return replace(plan, returns=structs.replace(plan.returns, prototypes=True))
+        return replace(plan, returns=structs.replace(plan.returns, class_means=True))
 
     def emit(self, device: str, assignment: Assignment) -> Emission:
         """The device's own extractor under the common head."""
@@ -88,8 +89,8 @@ class FedGH(PersonalModels):
         # The change belongs to the weights that were sent, which had the common head.
         self.weights[device] = self._with_head(device)
         self.take(device, update)
-        if "prototypes" in update.tensors:
-            self._means.append((update.tensors["prototypes"], update.tensors["prototype_counts"]))
+        if CLASS_MEANS in update.tensors:
+            self._means.append((update.tensors[CLASS_MEANS], update.tensors[CLASS_COUNTS]))
         return None
 
     def advance(self) -> dict[str, float]:

@@ -32,7 +32,7 @@ from fedwright.server_runtime.methods.params.personal_models import FedKEMFParam
 from fedwright.server_runtime.methods.shared.personal_models import PersonalModels
 from fedwright.server_runtime.methods.shared.recipes import recipe_for
 from fedwright.server_runtime.methods.shared.teachers import TEACHER, load
-from fedwright.server_runtime.public_data import need_public
+from fedwright.server_runtime.public_data.examples import need_public
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import Objective, Structure
 

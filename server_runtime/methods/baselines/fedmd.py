@@ -29,7 +29,7 @@ from fedwright.server_runtime.methods.base import (
 from fedwright.server_runtime.methods.params.personal_models import FedMDParams
 from fedwright.server_runtime.methods.shared.personal_models import PersonalModels
 from fedwright.server_runtime.methods.shared.recipes import recipe_for
-from fedwright.server_runtime.public_data import need_public
+from fedwright.server_runtime.public_data.examples import need_public
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import Objective, Structure
 
@@ -73,7 +73,8 @@ class FedMD(PersonalModels):
             else:
                 objective = Objective(cross_entropy=0.0, match_logits=1.0)
             seed = derive_seed(recipe.seed, "public")
-            recipe = structs.replace(recipe, epochs=self._public_epochs(), batch=batch, seed=seed, public=True)
+            epochs = self._public_epochs()
+            recipe = structs.replace(recipe, epochs=epochs, steps=None, batch=batch, seed=seed, public=True)
             returns = structs.replace(returns, evaluate=False)
         else:
             returns = structs.replace(returns, logits=len(self._public["x"]))

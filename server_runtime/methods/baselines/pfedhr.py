@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from fedwright.server_runtime.blocks.pfedclub.block_search import DRAWS, Block, BlockGroups, Chain
-from fedwright.server_runtime.blocks.pfedclub.stitch_tuning import Tuning, agreement, logits_of, refresh_norms, tune
+from fedwright.server_runtime.blocks.pfedclub.stitch_tuning import agreement, logits_of, refresh_norms, tune
 from fedwright.server_runtime.blocks.pfedclub.stitching import joins
 from fedwright.server_runtime.methods.base import Setting
 from fedwright.server_runtime.methods.params.personal_models import PFedHRParams
@@ -54,8 +54,7 @@ class PFedHR(TeacherMethod):
         candidates = [candidate_of(module, chain) for module, chain in zip(modules, chains, strict=True)]
         for candidate in candidates:
             refresh_norms(candidate, self.public_x)
-        tuning = Tuning(params.tune_epochs, params.tune_rate, params.tune_batch, params.temperature, everything=True)
-        tune(candidates, self.public_x, self.public_y, tuning, seed=seed)
+        tune(candidates, self.public_x, self.public_y, params.tuning(everything=True), seed=seed)
         logits = [logits_of(candidate, self.public_x) for candidate in candidates]
         teachers = [self._teacher(module, chain) for module, chain in zip(modules, chains, strict=True)]
         return {

@@ -41,7 +41,7 @@ from fedwright.server_runtime.methods.base import (
     Tensors,
 )
 from fedwright.server_runtime.methods.baselines.heterofl import classifier_names
-from fedwright.server_runtime.methods.fedconv.exchange import ClassMeans, exchanged
+from fedwright.server_runtime.methods.fedconv.exchange import ClassMeanSums, exchanged
 from fedwright.server_runtime.methods.fedconv.params import FedConvParams
 from fedwright.server_runtime.methods.fedconv.server_training import DilatedUpdate, Model, ServerSide
 from fedwright.server_runtime.methods.shared.submodels import LeveledMethod
@@ -91,7 +91,7 @@ class FedConv(LeveledMethod):
         self._head: Tensors = {}
         self._ready = False
         self._brought: dict[str, PendingUpdate] = {}
-        self._means = ClassMeans()
+        self._means = ClassMeanSums()
         # How far the last tuning moved any entry of what makes small models.
         self._tuned = 0.0
 
@@ -99,7 +99,7 @@ class FedConv(LeveledMethod):
         """Ordinary training; class means come back too where ratios teach each other, personal layers do not."""
         whole = super().assignment(device, spec, round_number)
         personal, means = list(self.personal_layers(device)), self._params.exchange
-        return replace(whole, returns=structs.replace(whole.returns, prototypes=means, personal=personal))
+        return replace(whole, returns=structs.replace(whole.returns, class_means=means, personal=personal))
 
     def personal_layers(self, device: str) -> tuple[str, ...]:
         """The same for all devices."""
@@ -161,7 +161,7 @@ class FedConv(LeveledMethod):
         self._brought, self._tuned = {}, 0.0
         if changed:
             self._learn(changed)
-        self._means = ClassMeans()
+        self._means = ClassMeanSums()
         self.advanced += 1
         return {"tuned": self._tuned}
 
@@ -242,7 +242,7 @@ class FedConv(LeveledMethod):
         self._compress = torch.from_numpy(state.tensors[COMPRESS].copy()).to(device)
         self._dilate = {key: torch.from_numpy(v.copy()).to(device) for key, v in state.below(DILATE).items()}
         self._head = state.below(HEAD)
-        self._brought, self._means = {}, ClassMeans()
+        self._brought, self._means = {}, ClassMeanSums()
 
 
 def check_width(spec: ModelSpec, width: float, size: float) -> None:

@@ -86,7 +86,7 @@ class Offers:
         note = AssignmentNote(level, row.tobytes(), {group: kept.tolist() for group, kept in plan.items()})
         returns = structs.replace(
             self._setting.returns,
-            prototypes=self._params.align > 0,
+            class_means=self._params.align > 0,
             masked=self._parts.by_element and share < 1,
         )
         structure = Structure(self._parts.spec(plan), self._objective, self._setting.optimizer)

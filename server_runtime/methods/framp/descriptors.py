@@ -14,17 +14,21 @@ from fedwright.server_runtime.methods.shared import generated_models
 from fedwright.server_runtime.seeds import number_of
 
 MOVED, PULLS, SCALING = "moved/", "pulls/", "scaling/"
+# Descriptors are compared anew when the fleet has grown by this share.
+GROWTH = 0.25
 # A descriptor that is learnt moves by at most this share of its length at a time.
 STRIDE = 0.1
 
 
 class Descriptors:
-    """v_n of every device that was met, compared with those that were there before the first round."""
+    """v_n of every device that was met, compared with all that were there when the fleet last grew by a share."""
 
     def __init__(self, params: FrampParams, setting: Setting) -> None:
         self._params, self._setting = params, setting
         self._known = generated_models.Descriptions()
         self.scaling: Scaling | None = None
+        # Those that made the scale.
+        self.compared: list[str] = []
         # Standardised descriptors that were learnt on, and the gradients that wait for the next update.
         self._moved: dict[str, Array] = {}
         self._pulls: dict[str, Array] = {}
@@ -67,8 +71,16 @@ class Descriptors:
         return device in self._known.rows
 
     def compare(self) -> None:
-        """Take the fleet as it is now as what descriptors are compared with."""
+        """Take the fleet as it is now as what descriptors are compared with; what was learnt of one goes along."""
+        before = {device: self._scaled(device) for device in self._moved}
         self.scaling = Scaling.of(np.stack([self._known.rows[device] for device in self.known]))
+        self.compared = self.known
+        self._moved = {device: self._scaled(device) + row - before[device] for device, row in self._moved.items()}
+
+    @property
+    def outgrown(self) -> bool:
+        """Whether so many came since descriptors were compared that they should be compared anew."""
+        return self.scaling is None or len(self.known) >= (1 + GROWTH) * len(self.compared)
 
     @property
     def known(self) -> list[str]:
@@ -80,9 +92,12 @@ class Descriptors:
         return np.stack([self._row(device) for device in devices])
 
     def _row(self, device: str) -> Array:
-        assert self.scaling is not None
         moved = self._moved.get(device)
-        return self.scaling.apply(self._known.rows[device]) if moved is None else moved
+        return self._scaled(device) if moved is None else moved
+
+    def _scaled(self, device: str) -> Array:
+        assert self.scaling is not None
+        return self.scaling.apply(self._known.rows[device])
 
     def union(self) -> Array | None:
         """The mean descriptor [1, l], for a model of everyone's; None before there is any."""
@@ -114,10 +129,11 @@ class Descriptors:
             tensors |= {SCALING + name: value for name, value in vars(self.scaling).items()}
         for prefix, rows in ((MOVED, self._moved), (PULLS, self._pulls)):
             tensors |= {prefix + device: row for device, row in rows.items()}
-        return self._known.state() | MethodState(tensors)
+        return self._known.state() | MethodState.of(tensors, compared=self.compared)
 
     def restore(self, state: MethodState) -> None:
         """Continue from a saved state."""
         self._known.restore(state)
         scaling, self._moved, self._pulls = (state.below(prefix) for prefix in (SCALING, MOVED, PULLS))
         self.scaling = Scaling(**scaling) if scaling else None
+        self.compared = state.record("compared", list[str])

@@ -7,6 +7,7 @@ import numpy as np
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime import zoo
+from fedwright.server_runtime.artifacts.classifier import classifier_matrix
 from fedwright.server_runtime.blocks.masking import live_plan, top_channels, top_entries, top_entries_by_layer
 from fedwright.server_runtime.blocks.slicing import Axes, Axis
 from fedwright.server_runtime.methods.base import Array, Setting, Tensors
@@ -36,12 +37,13 @@ class SubmodelMasks:
         self._compact = not setting.spec.model.startswith("python:")
         normed = [axis for name in norms for axis in self.axes.get(name, ())]
         self._fixed = {axis.group for axis in normed if isinstance(axis, Axis)}
-        self.by_element = params.granularity == "element"
+        self.by_element = params.granularity == "element" and not params.project
         if not self.by_element and not self.axes:
             raise ConfigError(
-                f"model {setting.spec.model} has no channel groups; use granularity = 'element', or"
+                f"model {setting.spec.model} has no channel groups; use granularity = 'element' and project = 0, or"
                 f" {zoo.HOW_TO_DECLARE}"
             )
+        self._whole = self._embedding_groups() if params.align and not self.by_element else frozenset[str]()
 
     def levels(self, device: str) -> list[int]:
         """The sizes that a device may get, smallest first: up to the one it would have if it could do anything."""
@@ -75,8 +77,19 @@ class SubmodelMasks:
         if self.by_element:
             return {}
         axes = {name: self.axes[name] for name in self._names}
-        embedding = {axis.group for axis in axes[self._maskable[-1]][1:] if isinstance(axis, Axis)}
-        return top_channels(weights, axes, share, whole=embedding if self._params.align else ())
+        # What a projection writes is a narrow model; nothing is chosen by magnitude.
+        alike = {name: np.ones_like(value) for name, value in weights.items()} if self._params.project else weights
+        return top_channels(alike, axes, share, whole=self._whole)
+
+    def _embedding_groups(self) -> frozenset[str]:
+        """The groups that the classifier reads: class means are compared there, so that they keep their width."""
+        matrix = classifier_matrix(self._spec)
+        if matrix is None or matrix not in self.axes:
+            raise ConfigError(
+                f"no layer of model {self._spec.model} makes its logits from what comes before, so that nothing can be"
+                f" aligned; set align = 0 or granularity = 'element'"
+            )
+        return frozenset(axis.group for axis in self.axes[matrix][1:] if isinstance(axis, Axis))
 
     def live(self, weights: Tensors) -> Mapping[str, Array]:
         """The channels that a masked model needs to compute the same, and some dead ones to make the number round."""

@@ -6,6 +6,7 @@ entries over all tensors, or the strongest channels; prototype alignment in the 
 (noise or a rotation on arrival); new devices without training; union model H(mean v); every ablation of Table 2: no
 alignment (align = 0), no personalisation, layer-wise masks, a learnt projection, one-hot and updated descriptors.
 Left out: nothing of the method.
+Descriptors are compared anew as the fleet grows; known devices keep their models then.
 Differs: the printed sign of the hypernetwork's step is ascent, this is descent. Head biases start at the target net's
 initialisation. Directions of descriptors count alike (blocks/scaling.py): two or three would else outweigh all others.
 An entry follows the mean over the devices that had it, as in FIARSE, not over all of the round. Every layer keeps a
@@ -17,10 +18,12 @@ pieces by a shared head.
 """
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 
+from fedwright.protocol.artifact import CLASS_COUNTS, CLASS_MEANS
 from fedwright.protocol.messages import Refusal, Report
 from fedwright.server_runtime.artifacts.builder import Builder
 from fedwright.server_runtime.blocks.hypernet import Hypernet, HypernetForm, Start, Step
@@ -66,8 +69,9 @@ class Framp(Method):
         self._advanced = 0
         width = self._embedding() if params.align else 0
         self._prototypes = Prototypes.empty(setting.spec.classes, width)
+        terms = setting.spec.classes * math.sqrt(max(1, width)) if params.align_by == "mean" else 1.0
         self._objective = Objective(
-            prototypes=params.align / (setting.spec.classes * math.sqrt(max(1, width))),
+            prototypes=params.align / terms,
             element_masks=self._parts.by_element,
             fiarse=params.mask_gradient and self._parts.by_element,
         )
@@ -83,8 +87,7 @@ class Framp(Method):
         devices = [device for device in sorted(reports) if reports[device].trains and device in self._descriptors]
         if not devices:
             return {}
-        if self._advanced == 0:
-            self._descriptors.compare()
+        self._keep_up()
         rows = self._descriptors.rows(devices)
         hypernet = self._net(rows.shape[1])
         if round_number == 1:
@@ -101,6 +104,25 @@ class Framp(Method):
             for device, row in zip(devices, rows, strict=True)
         }
         return {device: assignment for device, assignment in found.items() if assignment is not None}
+
+    def _keep_up(self) -> None:
+        """Compare descriptors with the fleet as it is, before the first round and when it has grown."""
+        if self._advanced == 0:
+            self._descriptors.compare()
+        elif self._descriptors.outgrown:
+            with self._same_models():
+                self._descriptors.compare()
+
+    @contextmanager
+    def _same_models(self) -> Iterator[None]:
+        """Whatever becomes of the scale of descriptors here, everyone who was compared keeps its model."""
+        compared = self._descriptors.compared
+        before = self._descriptors.rows(compared) if compared else None
+        yield
+        if self._hypernet is not None and before is not None:
+            after = self._descriptors.rows(compared)
+            if (before != after).any():
+                self._hypernet.rewrite_inputs(before, after)
 
     def shrink(self, device: str, assignment: Assignment, refusal: Refusal) -> Assignment | None:
         """A smaller part that fits into what the device has free."""
@@ -123,9 +145,11 @@ class Framp(Method):
         return Emission(with_masks(weights, masks), sides, masks=masks)
 
     def absorb(self, device: str, update: CheckedUpdate) -> Relay | None:
-        """Remember the change at its place in the full model, and take in the prototypes."""
+        """Remember the change at its place in the full model, and take in its class means."""
         note, tensors = note_of(update.assignment), update.tensors
-        row = note.input
+        # As descriptors are written now: a late update was planned when the fleet was smaller.
+        known = device in self._descriptors and self._descriptors.scaling is not None
+        row = self._descriptors.rows([device])[0] if known else note.input
         change = {name: tensors[name] for name in self._initial}
         if note.plan:
             nothing = {name: np.zeros_like(value) for name, value in self._initial.items()}
@@ -134,10 +158,10 @@ class Framp(Method):
         if self._params.describe == "updated":
             self._descriptors.pull(device, self._net(len(row)).input_gradient(row, change))
         self._running.add(tensors, update.stats.samples * update.weight, note.channels)
-        if "prototypes" in tensors:
+        if CLASS_MEANS in tensors:
             rng = np.random.default_rng(derive_seed(self._setting.seed, "prototypes", self._advanced, device))
-            shared = disturbed(tensors["prototypes"], self._params.disturb, scale=self._params.noise, rng=rng)
-            self._prototypes.add(shared, tensors["prototype_counts"])
+            shared = disturbed(tensors[CLASS_MEANS], self._params.disturb, scale=self._params.noise, rng=rng)
+            self._prototypes.add(shared, tensors[CLASS_COUNTS])
         return None
 
     def compared(self, device: str, update: CheckedUpdate) -> tuple[Hashable, Tensors] | None:
@@ -182,15 +206,15 @@ class Framp(Method):
         return self._parts.spec(plan), take(weights, self._parts.axes, plan) if plan else weights
 
     def planning_state(self) -> MethodState:
-        """What descriptors are compared with once the first round is planned, and who has which size."""
-        chosen = self._parts.chosen.state()
-        return chosen if self._advanced else chosen | self._descriptors.state()
+        """What descriptors are compared with as the round is planned, and who has which size."""
+        return self._parts.chosen.state() | self._descriptors.state()
 
     def restore_planning(self, state: MethodState) -> None:
         """Know again what a plan was made with."""
         self._parts.chosen.restore(state)
         if state.tensors:
-            self._descriptors.restore(state)
+            with self._same_models():
+                self._descriptors.restore(state)
 
     def state(self) -> MethodState:
         """Hypernetwork, prototypes, descriptors, sizes, running statistics."""

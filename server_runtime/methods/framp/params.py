@@ -23,8 +23,13 @@ class FrampParams:
     layerwise: bool = field(default=False, metadata=hint("choose entries in each layer on its own"))
     least: float = field(default=0.5, metadata=hint("part of its own share that every layer keeps, 0 to 1"))
     mask_gradient: bool = field(default=False, metadata=hint("gradients through the mask as in FIARSE"))
-    project: int = field(default=0, metadata=hint("width of a learnt projection of the written weights; 0 = none"))
+    project: int = field(
+        default=0, metadata=hint("width of a learnt projection that writes narrow models in place of masks; 0 = none")
+    )
     align: float = field(default=0.7, metadata=hint("weight of the prototype term; 0 leaves it out"))
+    align_by: Literal["sum", "mean"] = field(
+        default="sum", metadata=hint("distances summed over classes as printed, or their mean per class and dimension")
+    )
     personal: bool = field(default=True, metadata=hint("false writes the same model for everyone"))
     describe: Literal["features", "updated", "classes", "one_hot"] = field(
         default="features",

@@ -30,6 +30,12 @@ class HasaParams:
     aggregation: Literal["original", "selective"] = field(
         default="selective", metadata={"help": "original: untrained entries count as unchanged; selective: not at all"}
     )
+    submodels: Literal["first", "random", "rolling"] = field(
+        default="first",
+        metadata={
+            "help": "which channels: the first, a new random set (as FedDropout) or a moving window (as FedRolex)"
+        },
+    )
     caps: dict[str, float] = field(
         default_factory=dict, metadata={"help": "largest width by device id or board profile; memory caps all the same"}
     )

@@ -97,26 +97,21 @@ class FedKEMFParams:
 
 
 @dataclass(frozen=True)
-class PFedHRParams:
-    """groups: K. distill: λ. temperature: τ of NT-Xent."""
+class TeacherParams:
+    """Settings of methods that make teachers of blocks. groups: K. distill: λ. temperature: τ of NT-Xent."""
 
     own: PersonalModelParams = field(default_factory=PersonalModelParams)
-    groups: int = field(default=4, metadata={"help": "groups of layers that do alike"})
-    rows: int = field(default=64, metadata={"help": "public examples by which layers are compared"})
-    candidates: int = field(default=4, metadata={"help": "reassembled models per round"})
-    least: int = field(default=4, metadata={"help": "fewest layers of a candidate"})
-    longest: int = field(default=6, metadata={"help": "most layers of a candidate"})
-    distill: float = field(default=0.2, metadata={"help": "weight of the teacher on the device"})
-    tune_epochs: int = field(default=3, metadata={"help": "passes over the public examples for each candidate"})
-    tune_rate: float = field(default=0.001, metadata={"help": "step size of a candidate"})
-    tune_batch: int = field(default=64, metadata={"help": "public examples per step"})
-    temperature: float = field(default=0.07, metadata={"help": "of the loss without labels"})
+    groups: int = field(default=4, metadata=hint("groups of blocks that do alike"))
+    rows: int = field(default=64, metadata=hint("public examples by which blocks are compared"))
+    distill: float = field(default=0.2, metadata=hint("weight of the teacher on the device"))
+    tune_epochs: int = field(default=3, metadata=hint("passes over the public examples for each candidate"))
+    tune_rate: float = field(default=0.001, metadata=hint("step size of what is tuned of a candidate"))
+    tune_batch: int = field(default=64, metadata=hint("public examples per step"))
+    temperature: float = field(default=0.07, metadata=hint("of the loss without labels"))
 
     def __post_init__(self) -> None:
         """Check values."""
-        for key in ("groups", "candidates", "least"):
-            check_range(key, getattr(self, key), low=1)
-        check_range("longest", self.longest, low=self.least)
+        check_range("groups", self.groups, low=1)
         check_range("rows", self.rows, low=2)
         check_range("distill", self.distill, low=0)
         check_range("tune_epochs", self.tune_epochs, low=0)
@@ -124,16 +119,37 @@ class PFedHRParams:
         check_range("tune_batch", self.tune_batch, low=2)
         check_range("temperature", self.temperature, above=0)
 
+    def tuning(self, *, everything: bool = False) -> "Tuning":
+        """How candidates are tuned: their stitches, or everything."""
+        from fedwright.server_runtime.blocks.pfedclub.stitch_tuning import Tuning
+
+        return Tuning(self.tune_epochs, self.tune_rate, self.tune_batch, self.temperature, everything=everything)
+
 
 @dataclass(frozen=True)
-class PFedClubParams:
-    """groups: K. most: S_max. eta: the size limit of pFedClub+. distill: λ. temperature: τ of NT-Xent."""
+class PFedHRParams(TeacherParams):
+    """Candidates are made for all devices together."""
 
-    own: PersonalModelParams = field(default_factory=PersonalModelParams)
-    groups: int = field(default=4, metadata=hint("groups of blocks that do alike"))
-    rows: int = field(default=64, metadata=hint("public examples by which blocks are compared"))
+    candidates: int = field(default=4, metadata=hint("reassembled models per round"))
+    least: int = field(default=4, metadata=hint("fewest layers of a candidate"))
+    longest: int = field(default=6, metadata=hint("most layers of a candidate"))
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        super().__post_init__()
+        check_range("candidates", self.candidates, low=1)
+        check_range("least", self.least, low=1)
+        check_range("longest", self.longest, low=self.least)
+
+
+@dataclass(frozen=True)
+class PFedClubParams(TeacherParams):
+    """most: S_max. eta: the size limit of pFedClub+."""
+
     most: int = field(default=8, metadata=hint("candidates for each device and round"))
-    finalists: int = field(default=2, metadata=hint("how many of them, the most alike, are tuned"))
+    finalists: int | None = field(
+        default=None, metadata=hint("tune only so many of them, the most alike; all unless told otherwise")
+    )
     eta: float | None = field(default=None, metadata=hint("a teacher is at most 1 + eta times its pupil; 0.1 is usual"))
     order: Literal["raw", "relative", "none"] = field(
         default="raw", metadata=hint("blocks in the order of their number, of number / count, or in any")
@@ -146,28 +162,12 @@ class PFedClubParams:
     head: Literal["own", "any"] = field(
         default="own", metadata=hint("a teacher ends in its pupil's head, or in any head of the group")
     )
-    distill: float = field(default=0.2, metadata=hint("weight of the teacher on the device"))
-    tune_epochs: int = field(default=3, metadata=hint("passes over the public examples for each teacher"))
-    tune_rate: float = field(default=0.001, metadata=hint("step size of the stitches"))
-    tune_batch: int = field(default=64, metadata=hint("public examples per step"))
-    temperature: float = field(default=0.07, metadata=hint("of the loss without labels"))
 
     def __post_init__(self) -> None:
         """Check values."""
-        check_range("groups", self.groups, low=1)
-        check_range("rows", self.rows, low=2)
+        super().__post_init__()
         check_range("most", self.most, low=1, high=1000)
-        check_range("finalists", self.finalists, low=1)
-        check_range("distill", self.distill, low=0)
-        check_range("tune_epochs", self.tune_epochs, low=0)
-        check_range("tune_rate", self.tune_rate, above=0)
-        check_range("tune_batch", self.tune_batch, low=2)
-        check_range("temperature", self.temperature, above=0)
+        if self.finalists is not None:
+            check_range("finalists", self.finalists, low=1)
         if self.eta is not None:
             check_range("eta", self.eta, above=-1)
-
-    def tuning(self) -> "Tuning":
-        """How stitches are tuned."""
-        from fedwright.server_runtime.blocks.pfedclub.stitch_tuning import Tuning
-
-        return Tuning(self.tune_epochs, self.tune_rate, self.tune_batch, self.temperature)

@@ -6,10 +6,11 @@ from fedwright.server_runtime.seeds import derive_seed
 
 
 def recipe_for(setting: Setting, round_number: int, device: str) -> Recipe:
-    """The run's common recipe with this device's own data order in this round."""
+    """The run's common recipe at this round's learning rate, with this device's own data order."""
     return Recipe(
         batch=setting.batch,
-        learning_rate=setting.learning_rate,
+        learning_rate=setting.learning_rate * setting.schedule.ratio(round_number, setting.rounds),
         seed=derive_seed(setting.seed, "data order", round_number, device),
         epochs=setting.epochs,
+        steps=setting.steps,
     )

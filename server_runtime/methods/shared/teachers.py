@@ -1,5 +1,6 @@
 """What methods share whose server gives each device a teacher that was put together from others' blocks."""
 
+import logging
 import time
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 import torch
 from msgspec import structs
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedwright.protocol.messages import Refusal, Report
@@ -35,10 +37,12 @@ from fedwright.server_runtime.methods.shared.personal_models import (
     restored_models,
 )
 from fedwright.server_runtime.methods.shared.recipes import recipe_for
-from fedwright.server_runtime.public_data import need_public
+from fedwright.server_runtime.public_data.examples import need_public
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Objective, Structure
 from fedwright.server_runtime.zoo.stitched import Stitched, cut
+
+log = logging.getLogger(__name__)
 
 TEACHER = "teacher/"
 
@@ -94,21 +98,29 @@ class TeacherMethod(PersonalModels):
         super().__init__(own, setting)
         self.teachers: dict[str, Teacher] = {}
         self._trained: dict[str, BoardLimits] = {}
+        self._whole: set[str] = set()
 
     @abstractmethod
     def make_teachers(self, pupils: Mapping[str, Pupil], known: Mapping[str, BoardLimits]) -> dict[str, list[Teacher]]:
         """For each device teachers to choose from, best first; a device without any goes on alone."""
 
     @cached_property
+    def _public_order(self) -> NDArray[np.int64]:
+        """The server's examples in any order but their own: the first of a sorted file are all of one class."""
+        rng = np.random.default_rng(self.seed_of("public order"))
+        return rng.permutation(len(need_public(self.setting.public, self.name)))
+
+    @cached_property
     def public_x(self) -> Tensor:
-        """The server's examples."""
-        return torch.from_numpy(np.array(need_public(self.setting.public, self.name).x)).to(self.setting.device)
+        """The server's examples, shuffled."""
+        x = need_public(self.setting.public, self.name).x
+        return torch.from_numpy(np.array(x[self._public_order])).to(self.setting.device)
 
     @cached_property
     def public_y(self) -> Tensor | None:
         """Their labels, if there are any."""
         y = need_public(self.setting.public, self.name).y
-        return None if y is None else torch.from_numpy(np.array(y)).to(self.setting.device)
+        return None if y is None else torch.from_numpy(np.array(y[self._public_order])).to(self.setting.device)
 
     def assign(self, reports: Mapping[str, Report], round_number: int) -> dict[str, Assignment]:
         """Everyone trains its own model, with its teacher where there is one that fits."""
@@ -214,12 +226,26 @@ class TeacherMethod(PersonalModels):
         module.to(self.setting.device).eval().requires_grad_(False)
         found = cut(module, spec.input_shape)
         if len(found.blocks) < 2:
+            self._say_whole(device, found.why)
             return None
         count = len(found.blocks)
         chain = tuple(Block(device, index, count, part) for index, part in enumerate(found.parts))
         with torch.no_grad():
             logits = torch.cat([module(part) for part in torch.split(self.public_x, 128)])
         return Pupil(device, chain, found.blocks, logits)
+
+    def _say_whole(self, device: str, why: str) -> None:
+        """Tell once that a device neither lends blocks nor learns from others'."""
+        if device not in self._whole:
+            self._whole.add(device)
+            log.warning(
+                "device %s lends no blocks and gets no teacher: its model %s cannot be cut (%s); give it a model whose "
+                "layers follow one another",
+                device,
+                self.specs[device].model,
+                why,
+                extra={"device": device, "fate": "kept whole"},
+            )
 
     def grouped(self, pupils: Mapping[str, Pupil], *, groups: int, rows: int, seed: int) -> BlockGroups:
         """All blocks of all pupils in groups, by what they make of some of the public examples."""

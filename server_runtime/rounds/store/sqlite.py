@@ -9,6 +9,7 @@ import msgspec
 
 from fedwright.protocol.errors import RoundError
 from fedwright.protocol.messages import Task, Update
+from fedwright.protocol.support.unreadable import UNREADABLE
 from fedwright.server_runtime.methods.base import Assignment
 from fedwright.server_runtime.rounds.store.base import (
     Closed,
@@ -304,5 +305,5 @@ def _reply(row: tuple[Any, ...]) -> Reply:
 def _decoded(data: bytes, kind: type[T]) -> T:
     try:
         return msgspec.msgpack.decode(data, type=kind)
-    except msgspec.MsgspecError as err:
+    except UNREADABLE as err:
         raise sqlite3.DatabaseError(f"what it holds is not readable: {err}") from err

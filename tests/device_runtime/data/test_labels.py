@@ -164,11 +164,12 @@ def test_fractions_in_one_part_make_both_fractions(tmp_path: Path) -> None:
     assert (found.x.dtype, found.x_holdout.dtype) == (np.float32, np.float32)
 
 
-def test_labels_are_words_only_where_samples_are_of_the_same_vocabulary() -> None:
-    words = np.array([[2, 3], [3, 4], [2, 2], [4, 4]])
-    labels = np.array([2, 3, 1, 4])
-    own = data.LocalData(words, labels, words[:1], labels[:1], 5, (0, 1, 1, 1, 1), (2,))
-    assert own.summary().score_counts == [0, 0, 1, 1, 1]
-    assert replace(own, x=words * 50).summary().score_counts is None
-    assert replace(own, class_names=("a", "b", "c", "d", "e")).summary().score_counts is None
+def test_words_are_counted_in_texts_and_classes_in_labels() -> None:
+    """A classifier of text keeps the counts of its classes 0 and 1; its labels are no words."""
+    words = np.array([[2, 3], [3, 4], [2, 2], [4, 1]])
+    labels = np.array([0, 0, 1, 4])
+    own = data.LocalData(words, labels, words[:1], labels[:1], 5, (2, 1, 0, 0, 1), (2,))
+    assert own.summary().class_counts == [2, 1, 0, 0, 1]
+    assert own.summary().score_counts == [0, 0, 3, 2, 2]
+    assert replace(own, class_names=("a", "b", "c", "d", "e")).summary().score_counts == [0, 0, 3, 2, 2]
     assert replace(own, x=words.astype(np.float32)).summary().score_counts is None

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedwright.device_runtime.describe.descriptor import GRAPHS, SEED, SIZE, WORDS, describe, features
+from fedwright.device_runtime.data.local import LocalData
+from fedwright.device_runtime.describe.descriptor import GRAPHS, SEED, SIZE, WORDS, describe, drawn_rows, features
 from make_extractor import graphs
 
 RNG = np.random.default_rng(0)
@@ -33,6 +34,25 @@ def test_it_is_the_mean_over_samples() -> None:
     x = KINDS["vector"]
     single = np.mean([describe(x[row : row + 1]) for row in range(len(x))], axis=0)
     np.testing.assert_allclose(np.array(describe(x)), single, rtol=1e-5)
+
+
+def test_a_thousand_of_a_sorted_file_are_of_all_classes() -> None:
+    """Of 1,999 rows every second one, cut at a thousand, were the first thousand."""
+    x = np.repeat(np.arange(4, dtype=np.float32), 500)[:1999, None] * np.ones(3, np.float32)
+    rows = drawn_rows(len(x))
+    assert len(set(rows.tolist())) == 1000
+    assert np.bincount(x[rows, 0].astype(int)).min() > 200
+    np.testing.assert_allclose(describe(x), features(x).mean(axis=0), rtol=0.06)
+    assert drawn_rows(1000).tolist() == list(range(1000))
+
+
+def test_the_spread_of_pixels_is_of_all_classes() -> None:
+    """The first thousand images of a file that is sorted by class were flat ones."""
+    x = np.zeros((2000, 1, 2, 2), np.float32)
+    x[1000:, :, 0] = 1.0
+    y = np.repeat([0, 1], 1000)
+    own = LocalData(x, y, x[:0], y[:0], 2, (1000, 1000), (1, 2, 2))
+    assert own.summary().pixel_std == pytest.approx(0.25, abs=0.03)
 
 
 def test_no_samples_give_zeros() -> None:

@@ -1,7 +1,6 @@
 """A device's part in a secure sum: what it answers, and what it refuses."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +8,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from fedwright.device_runtime.data.local import LocalData
 from fedwright.device_runtime.describe.hidden_counts import HiddenCounts, counts_of, without_counts
-from fedwright.device_runtime.describe.word_counts import word_counts
 from fedwright.device_runtime.store.secret import kept_secret
 from fedwright.protocol.blobs import make_ref
 from fedwright.protocol.crypto.secure_sum import from_bytes, unmasked
@@ -73,7 +70,7 @@ def without(ask: Ask, device: str) -> dict[str, bytes]:
 REFUSED = {
     "not its key": (lambda ask: {"keys": {**ask.keys, "a": b"a" * 32}}, "does not have the key of a"),
     "too few": (lambda ask: {"keys": without(ask, "c")}, "a sum over 2 devices hides nothing; it takes 3"),
-    "fewer counts than classes": (lambda ask: {"length": 2}, "the sum has 2 counts but this device has 3 classes"),
+    "fewer counts than classes": (lambda ask: {"length": 2}, "the sum has 2 counts but this device has 3"),
     "low order": (lambda ask: {"keys": {**ask.keys, "z": bytes(32)}}, "device z: a public key is of low order"),
     "one key twice": (lambda ask: {"keys": {**ask.keys, "z": ask.keys["b"]}}, "two devices of the sum have one key"),
     "opened without it": (lambda ask: {"stage": "open", "present": ["b", "c"]}, "a sum over b, c is not opened"),
@@ -102,7 +99,7 @@ def test_a_sum_is_opened_for_one_set_of_devices_only(fleet: dict[str, HiddenCoun
 
 
 ASKS_TOO_MUCH = {
-    "class means": ({"returns": Returns(prototypes=True)}, "asks for class means and their counts"),
+    "class means": ({"returns": Returns(class_means=True)}, "asks for class means and their counts"),
     "some classes": ({"recipe": Recipe(8, 0.1, 0, classes=[1])}, "asks to train some classes alone"),
 }
 
@@ -120,7 +117,7 @@ def test_a_task_that_would_tell_counts_is_refused(
 def test_a_hiding_agent_answers_such_a_task_with_a_refusal(tmp_path: Path) -> None:
     broker = MemoryBroker()
     server = Server(broker, tmp_path, devices=1, rounds=1)
-    asking = FedAvg(FedAvgParams(), setting(returns=Returns(prototypes=True)))
+    asking = FedAvg(FedAvgParams(), setting(returns=Returns(class_means=True)))
     with (
         run_hiding_agents(broker, tmp_path, {"a": make_data("a")}),
         pytest.raises(NoQuorum, match=r"a refused: .*asks for class means"),
@@ -142,23 +139,18 @@ def test_a_simulated_device_that_hides_its_counts_refuses_alike(tmp_path: Path) 
 def test_nothing_of_the_content_is_told() -> None:
     assert without_counts(SUMMARY) == DataSummary(4, 1, [8], 3)
     assert counts_of(SUMMARY) == [3, 0, 1]
-    assert counts_of(structs.replace(SUMMARY, score_counts=[0, 0, 1])) == [0, 0, 1]
     with pytest.raises(ConfigError, match="no counts that it could hide"):
         counts_of(without_counts(SUMMARY))
 
 
-def test_padding_and_rare_words_do_not_count() -> None:
-    assert word_counts([7, 5, 3, 2]) == [0, 0, 3, 2]
-
-
-def test_text_is_summed_up_by_its_words() -> None:
-    """Word ids are integers; images and series are not scored by words."""
-    y = np.array([0, 1, 2, 2, 3])
-    rows = np.zeros((5, 4), np.int64)
-    data = LocalData(rows, y, rows[:1], y[:1], 4, tuple(np.bincount(y).tolist()), (4,))
-    assert data.summary().score_counts == [0, 0, 2, 1]
-    assert counts_of(data.summary()) == [0, 0, 2, 1]
-    assert replace(data, x=rows.astype(np.float32)).summary().score_counts is None
+def test_words_are_summed_up_where_words_are_asked_for(tmp_path: Path) -> None:
+    secret = kept_secret(tmp_path / "sum-key", 32)
+    hidden = HiddenCounts("a", [3, 1], secret=secret, folder=tmp_path, class_names=["cat", "dog"], words=[0, 0, 5, 2])
+    assert hidden.offer()["sum_words"] == 4
+    ask = Ask("sum", "boot", "score", 5, pooled=[0, 0, 9, 9, 9], smoothing=0.1, words=True)
+    own = distribution(np.array([0, 0, 5, 2, 0]))
+    assert hidden.answer(ask).score == pytest.approx(divergence(own, distribution(np.array([0, 0, 9, 9, 9]))))
+    assert "the sum has 3 counts but this device has 4" in hidden.answer(structs.replace(ask, length=3)).problem
 
 
 def named(tmp_path: Path, names: list[str]) -> HiddenCounts:

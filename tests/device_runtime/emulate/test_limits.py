@@ -148,6 +148,7 @@ def test_peak_share_is_the_highest_over_one_second() -> None:
 
 PARENT = """
 import subprocess, sys
+sys.stdin.readline()
 burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
 sys.stdout.write(f"{burner.pid}\\n")
 sys.stdout.flush()
@@ -157,15 +158,42 @@ burner.wait()
 """
 
 
-@pytest.mark.timeout(120)
-def test_a_process_that_the_limited_one_starts_is_limited_too(limiter: CpuLimiter) -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    limiter.add(parent.pid, 0.25)
+@pytest.fixture
+def parent() -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", PARENT]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
+        yield process
+        process.communicate("")
+
+
+def start_burner(parent: subprocess.Popen[str]) -> int:
+    """Let a parent start its burning child."""
+    assert parent.stdin is not None
     assert parent.stdout is not None
-    child = int(parent.stdout.readline())
+    parent.stdin.write("start\n")
+    return int(parent.stdout.readline())
 
-    held = any(share < 0.4 for share in shares(child, 10))
-    limiter.remove(parent.pid)
-    parent.communicate("")
 
-    assert held
+def is_held(limiter: CpuLimiter, parent: int, child: int) -> bool:
+    """Whether a child keeps to a quarter of a core."""
+    held = any(share < 0.4 for share in shares(child, 40))
+    limiter.remove(parent)
+    return held
+
+
+@pytest.mark.timeout(120)
+def test_a_process_that_the_limited_one_starts_is_limited_too(
+    limiter: CpuLimiter, parent: subprocess.Popen[str]
+) -> None:
+    limiter.add(parent.pid, 0.25)
+    child = start_burner(parent)
+
+    assert is_held(limiter, parent.pid, child)
+
+
+@pytest.mark.timeout(120)
+def test_a_process_that_was_started_before_is_limited_too(limiter: CpuLimiter, parent: subprocess.Popen[str]) -> None:
+    child = start_burner(parent)
+    limiter.add(parent.pid, 0.25)
+
+    assert is_held(limiter, parent.pid, child)

@@ -101,7 +101,7 @@ def test_what_a_device_measured_comes_as_it_is(tmp_path: Path, delta: NDArray[An
     residual = ErrorFeedback(tmp_path)
     shapes = SHAPES | {name: value.shape for name, value in MEASURED.items()}
     masks = {"w": np.eye(64, 5, dtype=bool)} if masked else None
-    asked = task(structs.replace(SMALL[codec], prototypes=True, logits=70, masked=masked))
+    asked = task(structs.replace(SMALL[codec], class_means=True, logits=70, masked=masked))
     for _ in range(2):
         blob = residual.encode(asked, {"w": delta, **MEASURED}, masks)
         residual.settle("t", used=True)
@@ -112,12 +112,12 @@ def test_what_a_device_measured_comes_as_it_is(tmp_path: Path, delta: NDArray[An
 
 
 def test_only_changes_are_owed(tmp_path: Path, delta: NDArray[Any]) -> None:
-    ErrorFeedback(tmp_path).encode(task(Returns(codec="int8", prototypes=True, logits=70)), {"w": delta, **MEASURED})
+    ErrorFeedback(tmp_path).encode(task(Returns(codec="int8", class_means=True, logits=70)), {"w": delta, **MEASURED})
     assert tensors.load(tmp_path / "residual.next").keys() == {"w"}
 
 
 def test_what_an_older_agent_owes_of_class_means_is_forgotten(tmp_path: Path, delta: NDArray[Any]) -> None:
-    asked = task(Returns(codec="int8", prototypes=True))
+    asked = task(Returns(codec="int8", class_means=True))
     owed = tensors.save({"prototype_counts": COUNTS}, {"artifact": asked.artifact.sha256})
     (tmp_path / "residual").write_bytes(owed)
     found = deltas.load(ErrorFeedback(tmp_path).encode(asked, {"w": delta, "prototype_counts": COUNTS}))[0]

@@ -145,18 +145,18 @@ def test_prototypes_are_class_means_and_absent_classes_are_zero() -> None:
         class_counts=(2, 0, 1, 0),
         input_shape=(3,),
     )
-    prototypes, counts = loop.class_prototypes(Recorder(), data, batch=2)
+    means, counts = loop.class_means(Recorder(), data, batch=2)
 
-    assert prototypes.tolist() == [[4, 4, 4], [0, 0, 0], [10, 10, 10], [0, 0, 0]]
+    assert means.tolist() == [[4, 4, 4], [0, 0, 0], [10, 10, 10], [0, 0, 0]]
     assert counts.tolist() == [2, 0, 1, 0]
 
 
-def test_prototypes_of_a_device_that_knows_fewer_classes_than_the_model() -> None:
+def test_class_means_of_a_device_that_knows_fewer_classes_than_the_model() -> None:
     """The server asks for one of every class of the model."""
     rows = np.array([[1, 2, 3], [3, 2, 1]], np.float32)
     data = LocalData(rows, np.array([0, 1]), rows[:0], np.zeros(0, np.int64), 2, (1, 1), (3,))
 
-    prototypes, counts = loop.class_prototypes(Recorder(), data, batch=2)
+    means, counts = loop.class_means(Recorder(), data, batch=2)
 
-    assert prototypes.tolist() == [[2, 4, 6], [6, 4, 2], [0, 0, 0]]
+    assert means.tolist() == [[2, 4, 6], [6, 4, 2], [0, 0, 0]]
     assert counts.tolist() == [1, 1, 0]

@@ -2,7 +2,8 @@
 
 import pytest
 
-from fedwright.benchmarks.suites.chaos import play
+from fedwright.benchmarks.harness.chaos_fleet import Plan
+from fedwright.benchmarks.suites.chaos import VICTIMS, play
 from helpers.tools import require_tool
 
 
@@ -10,9 +11,10 @@ from helpers.tools import require_tool
 @pytest.mark.slow
 def test_kills_at_random_moments_change_nothing() -> None:
     require_tool("mosquitto")
-    peace = play(kills=0, seed=0, rounds=4)
-    disturbed = play(kills=4, seed=3, rounds=4)
+    peace = play(Plan(rounds=4))
+    disturbed = play(Plan(rounds=4, faulty=3), dict.fromkeys(VICTIMS[:4], 1), seed=3)
 
-    assert sum(disturbed.kills.values()) > 0
+    assert disturbed.kills
+    assert sum(disturbed.faults.values()) > 0
     assert (disturbed.rounds, disturbed.lost, disturbed.twice) == (4, 0, 0)
     assert disturbed.digest == peace.digest

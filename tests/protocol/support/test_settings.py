@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pytest
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.protocol.support.settings import check_range, from_dict
+from fedwright.protocol.support.settings import check_range, from_dict, hint
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,17 @@ def test_defaults_fill_what_is_absent() -> None:
     assert from_dict(Outer, {"name": "n"}, where="f.toml") == Outer(name="n")
 
 
+@dataclass(frozen=True)
+class Renamed:
+    size: int = field(default=1, metadata=hint("how large", was="width"))
+
+
+def test_a_key_of_an_earlier_release_still_counts() -> None:
+    assert from_dict(Renamed, {"width": 3}, where="f.toml") == Renamed(3)
+    with pytest.raises(ConfigError, match="unknown key 'width'"):
+        from_dict(Renamed, {"width": 3, "size": 4}, where="f.toml")
+
+
 MISTAKES: dict[str, tuple[Any, str]] = {
     "not a table": (3, "f.toml must be a table of settings, not 3"),
     "unknown key": ({"name": "n", "zzz": 1}, "f.toml has the unknown key 'zzz'; valid are count, "),
@@ -89,6 +100,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     "short pair": ({"name": "n", "pair": ["a"]}, "f.toml pair has 1 entries but must have 2"),
     "bad word": ({"name": "n", "words": [1]}, "f.toml words[0] is 1 but must be a text"),
     "bad table value": ({"name": "n", "table": {"k": "v"}}, "f.toml table.k is 'v' but must be a number"),
+    "long pair": ({"name": "n", "pair": ["a", 1, 2]}, "f.toml pair has 3 entries but must have 2"),
     "list for table": ({"name": "n", "table": [1]}, "f.toml table is the list [1] but must be a table"),
     "optional of wrong type": ({"name": "n", "limit": "x"}, "f.toml limit is 'x' but must be a number"),
     "neither of a union": ({"name": "n", "either": 1.5}, "f.toml either is 1.5 but must be a whole number or a text"),

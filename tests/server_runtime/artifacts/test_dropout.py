@@ -1,11 +1,19 @@
 """Dropout whose mask depends on the seed alone."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnx
+import pytest
 import torch
+from msgspec import structs
+from onnx import numpy_helper
 from torch import nn
 
+from fedwright.device_runtime.train.check import check_artifact
+from fedwright.protocol.artifact import Artifact, file_info
+from fedwright.protocol.errors import BadArtifact
 from fedwright.server_runtime.artifacts.builder import build, initial_weights
 from fedwright.server_runtime.spec import Objective
 from helpers.graphs import Stepper, structure_of
@@ -132,3 +140,31 @@ def test_attention_dropout_is_active_in_training() -> None:
         losses.add(float(stepper.step(batch, seed=seed)["loss"]))
 
     assert len(losses) == 3
+
+
+def _with_constants(artifact: Artifact, change: Callable[[Any], Any]) -> Artifact:
+    """The artifact with other whole numbers as its scalar constants."""
+    model = onnx.load_from_string(artifact.train)
+    for tensor in model.graph.initializer:
+        value = numpy_helper.to_array(tensor)
+        if value.shape == () and value.dtype == np.int64:
+            tensor.CopyFrom(numpy_helper.from_array(np.array(change(value), np.int64), tensor.name))
+    train = model.SerializeToString()
+    files = {**artifact.manifest.files, "train.onnx": file_info(train)}
+    return structs.replace(artifact, train=train, manifest=structs.replace(artifact.manifest, files=files))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda value: 747_796_404 if value == 747_796_405 else value,
+        lambda value: 2**31 - 2 if value == round(0.5 * (2**31 - 1)) else value,
+    ],
+    ids=["another hash", "nearly all dropped"],
+)
+def test_a_mask_in_the_form_of_dropout_is_looked_at_number_by_number(change: Callable[[Any], Any]) -> None:
+    artifact = build(structure_of((8,), 3), _module(0.5))
+    check_artifact(artifact, batch=1)
+
+    with pytest.raises(BadArtifact, match="picks samples by their place"):
+        check_artifact(_with_constants(artifact, change), batch=1)

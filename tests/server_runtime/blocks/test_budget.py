@@ -99,9 +99,9 @@ def test_the_bytes_of_a_task_by_hand(returns: Returns, sent_ratio: float, bytes_
     assert link_bytes(manifest, returns, sent_ratio=sent_ratio) == int(entries * bytes_each)
 
 
-def test_prototypes_are_counted() -> None:
+def test_class_means_are_counted() -> None:
     manifest = structs.replace(make_artifact().manifest, classes=4, embedding_size=6)
-    more = link_bytes(manifest, Returns(prototypes=True)) - link_bytes(manifest, Returns())
+    more = link_bytes(manifest, Returns(class_means=True)) - link_bytes(manifest, Returns())
 
     assert more == 4 * (4 * 6 + 4)
 

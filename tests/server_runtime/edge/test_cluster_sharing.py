@@ -12,7 +12,7 @@ from fedwright.protocol.blobs import BlobStore, make_ref
 from fedwright.protocol.errors import BadBlob
 from fedwright.protocol.messages import BlobRef, Shown
 from fedwright.protocol.uploads import Uploads
-from fedwright.server_runtime.blocks.fedconv.cluster_exchange import ClusterView, Features, Head
+from fedwright.server_runtime.blocks.fedconv.cluster_exchange import ClassMeans, ClusterView, Head
 from fedwright.server_runtime.edge import cluster_sharing as circles
 from fedwright.server_runtime.edge.cluster_sharing import ClusterSharing
 from fedwright.server_runtime.edge.cluster_views import pack_views, unpack_views
@@ -33,7 +33,7 @@ def view(width: int = 4, *, form: Any = "eq8", seed: int = 0) -> ClusterView:
     rng = np.random.default_rng(seed)
     head = Head(rng.normal(size=(CLASSES, width)).astype(np.float32).astype(np.float64), np.zeros(CLASSES))
     x = rng.normal(size=(2, width)).astype(np.float32).astype(np.float64)
-    return ClusterView.of(head, Features(x, np.array([0, 2]), np.array([5.0, 7.0])), form)
+    return ClusterView.of(head, ClassMeans(x, np.array([0, 2]), np.array([5.0, 7.0])), form)
 
 
 @pytest.mark.parametrize("form", ["folded", "eq8"])
@@ -48,11 +48,11 @@ def test_views_come_back_as_they_were(form: str) -> None:
         assert {label: answer.tolist() for label, answer in found[name].answers.items()} == {
             label: answer.tolist() for label, answer in one.answers.items()
         }
-        assert (found[name].features is None) == (form == "folded")
+        assert (found[name].means is None) == (form == "folded")
         if form == "eq8":
-            np.testing.assert_array_equal(found[name].features.x, one.features.x)
-            assert found[name].features.y.tolist() == [0, 2]
-            assert found[name].features.weight.tolist() == [5.0, 7.0]
+            np.testing.assert_array_equal(found[name].means.x, one.means.x)
+            assert found[name].means.y.tolist() == [0, 2]
+            assert found[name].means.weight.tolist() == [5.0, 7.0]
 
 
 @pytest.mark.parametrize(

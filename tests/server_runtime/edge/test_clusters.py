@@ -90,7 +90,7 @@ def test_without_class_means_nothing_is_exchanged(caplog: pytest.LogCaptureFixtu
     Clustered(ExchangeNeeds(exchange=EQ8), Notes())._exchange(found, EQ8, {})
 
     assert all(np.array_equal(one.values["head.weight"], was) for one, was in zip(found, before, strict=True))
-    assert "devices sent no class means, so nothing is exchanged; set update.features" in caplog.text
+    assert "devices sent no class means, so nothing is exchanged; set update.class_means" in caplog.text
 
 
 def test_it_is_said_once_that_all_last_layers_have_one_width(caplog: pytest.LogCaptureFixture) -> None:

@@ -189,7 +189,7 @@ def test_an_edge_makes_do_with_few_devices(
 
 def test_clusters_of_different_size_teach_each_other_and_the_host_sees_no_features(tmp_path: Path) -> None:
     method = {"name": "heterofl", "masked": False, "levels": {"sizes": [1.0, 0.5]}}
-    given: dict[str, Any] = {"method": method, "update": {"features": True}, "edges": 1, "rounds": 1}
+    given: dict[str, Any] = {"method": method, "update": {"class_means": True}, "edges": 1, "rounds": 1}
     folded = {"exchange": "folded"}
 
     state, _ = play(tmp_path / "edges", grouping={"exchange": {"form": "folded"}}, **given)
@@ -207,7 +207,7 @@ RATIOS = {"name": "heterofl", "masked": False, "levels": {"sizes": [1.0, 0.5], "
 
 @pytest.mark.parametrize("form", ["folded", "eq8"])
 def test_an_edge_for_each_ratio_does_what_one_edge_for_all_does(tmp_path: Path, form: str) -> None:
-    given: dict[str, Any] = {"method": RATIOS, "update": {"features": True}}
+    given: dict[str, Any] = {"method": RATIOS, "update": {"class_means": True}}
 
     state, _ = play(tmp_path / "edges", edges=2, grouping={"exchange": {"form": form}}, **given)
     apart = simulated(tmp_path / "apart", edges=2, simulate={"exchange": form}, **given)
@@ -226,7 +226,7 @@ def test_an_edge_for_each_ratio_does_what_one_edge_for_all_does(tmp_path: Path, 
 
 
 def test_an_edge_that_does_not_exchange_holds_nobody_up(tmp_path: Path) -> None:
-    config, text = settings(tmp_path, edges=2, method=RATIOS, update={"features": True})
+    config, text = settings(tmp_path, edges=2, method=RATIOS, update={"class_means": True})
     data = local_data(deal(config.simulate, seed=config.run.seed))
     broker = MemoryBroker()
     folded = run_edges(broker, tmp_path, "edge-1", exchange={"form": "folded"})
@@ -236,7 +236,7 @@ def test_an_edge_that_does_not_exchange_holds_nobody_up(tmp_path: Path) -> None:
         runs.execute(config, text, link=link)
         link.close()
 
-    without = simulated(tmp_path / "without", edges=2, method=RATIOS, update={"features": True})
+    without = simulated(tmp_path / "without", edges=2, method=RATIOS, update={"class_means": True})
     state = final_state(tmp_path)
     assert all(np.array_equal(state[name], without[name]) for name in without)
 
@@ -252,7 +252,7 @@ def test_a_simulation_whose_edges_exchange_goes_on_where_it_stopped(tmp_path: Pa
         if sum(isinstance(one, events.UpdateTaken) and one.round == 2 for one in taken) == 2:
             raise Stopped
 
-    given: dict[str, Any] = {"method": RATIOS, "update": {"features": True}, "simulate": {"exchange": "eq8"}}
+    given: dict[str, Any] = {"method": RATIOS, "update": {"class_means": True}, "simulate": {"exchange": "eq8"}}
     config, text = settings(tmp_path / "stopped", edges=2, **given)
     with pytest.raises(Stopped):
         simulate(config, text, observer=stop_between_two_edges)

@@ -21,7 +21,7 @@ from fedwright.server_runtime.methods.fedconv.method import FedConv
 from fedwright.server_runtime.methods.fedconv.params import FedConvParams
 from fedwright.server_runtime.methods.params.submodels import FedAvgParams, HeteroFLParams, Levels
 from fedwright.server_runtime.methods.registry import find
-from fedwright.server_runtime.public_data import PublicData
+from fedwright.server_runtime.public_data.examples import PublicData
 from fedwright.server_runtime.spec import ModelSpec
 from helpers.fleet import report, setting
 
@@ -57,7 +57,7 @@ def play(method: FedConv, number: int, change: float = 0.01) -> None:
     for device, assignment in sorted(assignments.items()):
         weights = method.emit(device, assignment).weights
         sent = {name: (change * rng.normal(size=value.shape)).astype(np.float32) for name, value in weights.items()}
-        if assignment.returns.prototypes:
+        if assignment.returns.class_means:
             size = weights["head.weight"].shape[1]
             sent["prototypes"] = rng.random((CLASSES, size), np.float32)
             sent["prototype_counts"] = np.ones(CLASSES, np.float32)
@@ -249,7 +249,7 @@ def test_ratios_teach_each_others_last_layers() -> None:
     play(taught, 1)
     play(alone, 1)
     assert not np.allclose(taught.model_of("")[1]["head.weight"], alone.model_of("")[1]["head.weight"])
-    assert taught.assign(REPORTS, 2)["d-0"].returns.prototypes
+    assert taught.assign(REPORTS, 2)["d-0"].returns.class_means
     assert taught.pools_by() is None
 
 

@@ -16,6 +16,7 @@ from fedwright.protocol.messages import DataSummary, Refusal, Report, Stats
 from fedwright.protocol.predictor import need_bytes
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
+from fedwright.server_runtime.artifacts.classifier import classifier_matrix
 from fedwright.server_runtime.methods.base import CheckedUpdate
 from fedwright.server_runtime.methods.framp.method import Framp
 from fedwright.server_runtime.methods.framp.params import FrampParams
@@ -198,6 +199,11 @@ def test_a_learnt_projection_begins_as_none_and_learns() -> None:
     np.testing.assert_allclose(projected.part("d-0")["head.weight"], plain.part("d-0")["head.weight"], atol=5e-3)
     play(projected, {"d-0": 0.1}, 2)
     state = projected.state()
+    narrow = make(sizes=(1.0, 0.25), project=4, server_rate=0.5)
+    emission = narrow.emit("d-1", narrow.assign(reports(), 1)["d-1"])
+    # In place of a mask: a dense model of half the channels.
+    assert not emission.masks
+    assert emission.weights["head.weight"].shape == (4, 32)
     assert np.abs(state.tensors["hypernet/project.out"]).max() > 1e-3
 
 
@@ -249,6 +255,24 @@ def test_channels_make_the_model_really_smaller() -> None:
 def test_with_alignment_the_embedding_keeps_its_width() -> None:
     assignments = make(granularity="channel", align=0.7).assign(reports(), 1)
     assert dict(assignments["d-3"].structure.spec.sizes) == {"conv1": 2, "conv2": 4, "fc1": 64}
+
+
+def test_the_classifier_is_found_by_what_it_does_and_not_by_its_place() -> None:
+    """The last matrix of this model reads another group, so that embeddings came in other widths."""
+    spec = ModelSpec("python:helpers.own_models:head_first", (1, 8, 8), 4)
+    own = setting(spec=spec, initial=initial_weights(zoo.create(spec, seed=1)))
+    method = Framp(FrampParams(sizes=(1.0, 0.25, 0.0625, 0.0625), granularity="channel"), own)
+    weights = method.emit("d-3", method.assign(reports(), 1)["d-3"]).weights
+    assert classifier_matrix(spec) == "answer.weight"
+    assert weights["answer.weight"].shape == (4, 12)
+    assert weights["first.weight"].shape == (4, 64)
+
+
+def test_the_prototype_term_is_as_strong_as_printed() -> None:
+    """λ Σ_c ||P_n^c - P^c||; as a mean per class and dimension it is C √h = 4 · 8 times weaker here."""
+    printed, mean = make(align=0.7), make(align=0.7, align_by="mean")
+    found = [m.assign(reports(), 1)["d-0"].structure.objective.prototypes for m in (printed, mean)]
+    assert found == pytest.approx([0.7, 0.7 / 32])
 
 
 def test_prototypes_go_down_once_somebody_has_sent_them() -> None:

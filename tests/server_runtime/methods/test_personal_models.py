@@ -24,7 +24,7 @@ from fedwright.server_runtime.methods.params.personal_models import (
     PersonalModelParams,
 )
 from fedwright.server_runtime.methods.shared.personal_models import PersonalModels
-from fedwright.server_runtime.public_data import PublicData
+from fedwright.server_runtime.public_data.examples import PublicData
 from fedwright.server_runtime.spec import ModelSpec
 from helpers.fleet import report, setting
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedwright.protocol.artifact import Manifest
 from fedwright.protocol.errors import ConfigError
@@ -13,13 +14,15 @@ from fedwright.protocol.messages import DataSummary, Refusal, Report, Stats
 from fedwright.protocol.predictor import Prediction
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
+from fedwright.server_runtime.blocks.pfedclub.stitch_tuning import agreement
+from fedwright.server_runtime.methods import pfedclub
 from fedwright.server_runtime.methods.base import Assignment, CheckedUpdate
 from fedwright.server_runtime.methods.baselines.pfedhr import PFedHR
 from fedwright.server_runtime.methods.params.personal_models import PersonalModelParams, PFedClubParams, PFedHRParams
 from fedwright.server_runtime.methods.pfedclub import PFedClub
 from fedwright.server_runtime.methods.shared.budget_fit import cost_of, memory_of
-from fedwright.server_runtime.methods.shared.teachers import BoardLimits, TeacherMethod
-from fedwright.server_runtime.public_data import PublicData
+from fedwright.server_runtime.methods.shared.teachers import BoardLimits, TeacherMethod, load
+from fedwright.server_runtime.public_data.examples import PublicData
 from fedwright.server_runtime.spec import ModelSpec, Objective
 from helpers.fleet import report, setting
 
@@ -93,13 +96,59 @@ def test_without_a_candidate_within_the_limit_a_device_goes_on_alone() -> None:
     assert all(plan.structure.objective.teacher is None for plan in method.assign(FLEET, 2).values())
 
 
-def test_models_that_cannot_be_cut_are_kept_whole_and_get_no_teacher() -> None:
-    own = PersonalModelParams(MODELS, {"d-1": "python:helpers.own_module:make_tangled"})
+def test_models_that_cannot_be_cut_get_no_teacher_and_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    own = PersonalModelParams(MODELS, {"d-1": "python:helpers.own_module:make_branching"})
     method = make(PFedClubParams(own, most=4, rows=16, tune_epochs=0))
-    play(method, FLEET)
+    with caplog.at_level(logging.WARNING):
+        play(method, FLEET)
+        play(method, FLEET, 2)
     assert "d-1" in method.specs
     assert "d-1" not in method.teachers
-    assert not any("tangled" in teacher.spec.model for teacher in method.teachers.values())
+    assert not any("branching" in teacher.spec.model for teacher in method.teachers.values())
+    (record,) = caplog.records
+    assert record.getMessage().startswith("device d-1 lends no blocks and gets no teacher: its model python:helpers")
+    assert (record.__dict__["device"], record.__dict__["fate"]) == ("d-1", "kept whole")
+
+
+def test_blocks_are_compared_on_examples_of_all_classes_of_a_sorted_file() -> None:
+    method = make()
+    y = np.repeat(np.arange(CLASSES), 6)
+    x = np.zeros((24, *SHAPE), np.float32) + y[:, None, None, None]
+    method.setting = replace(method.setting, public=PublicData(x, y))
+    assert set(method.public_y[: method._params.rows].tolist()) == set(range(CLASSES))
+    # Each example keeps its own label.
+    np.testing.assert_array_equal(method.public_x[:, 0, 0, 0].numpy(), method.public_y.numpy())
+
+
+@pytest.mark.parametrize(("finalists", "most"), [(None, 4), (1, 1)], ids=["all", "one"])
+def test_all_candidates_are_tuned_unless_told_otherwise(
+    finalists: int | None, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned: list[int] = []
+
+    def tune(found: list[Any], *rest: Any, **more: Any) -> None:
+        tuned.append(len(found))
+
+    monkeypatch.setattr(pfedclub, "tune", tune)
+    play(make(PFedClubParams(PersonalModelParams(MODELS), most=4, rows=16, finalists=finalists)), FLEET)
+    assert max(tuned) == most
+
+
+def test_the_teacher_is_the_tuned_candidate_that_answers_most_like_the_device() -> None:
+    method = make(PFedClubParams(PersonalModelParams(MODELS), most=4, rows=16, tune_epochs=2))
+    play(method, FLEET)
+    pupils = {device: method.pupil(device) for device in FLEET}
+    made = method.make_teachers(pupils, {device: BoardLimits(1, 10**12) for device in FLEET})
+    assert max(len(ranked) for ranked in made.values()) > 1
+    for device, ranked in made.items():
+        alike = []
+        for teacher in ranked:
+            module = zoo.create(teacher.spec, seed=0).eval()
+            load(module, teacher.weights)
+            with torch.no_grad():
+                alike.append(agreement(pupils[device].logits, module(method.public_x)))
+        # Eq. 4 over all of them, each as it is after tuning.
+        assert alike == pytest.approx(sorted(alike, reverse=True), abs=1e-5)
 
 
 def test_a_fleet_of_one_has_nobody_to_learn_from_but_itself() -> None:

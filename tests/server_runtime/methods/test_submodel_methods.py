@@ -249,6 +249,19 @@ def test_hasa_scores_frozen_features() -> None:
     assert max("abc", key=method.width_of) == "c"
 
 
+@pytest.mark.parametrize("submodels", ["random", "rolling"])
+def test_hasa_gives_size_driven_widths_to_any_set_of_channels(submodels: str) -> None:
+    """Table II: widths by size, channels as FedDropout or FedRolex take them."""
+    method = make("hasa", rule="size", submodels=submodels)
+    reports = {"a": device(samples=10), "b": device(samples=90)}
+    first, second = method.assign(reports, 1), method.assign(reports, 2)
+    assert method.width_of("a") < method.width_of("b")
+    plans = [method.plan_of("a", found["a"].structure.spec, found["a"].marks) for found in (first, second)]
+    assert any(len(kept) < method.full[group] for group, kept in plans[0].items())
+    assert any((plans[0][group] != plans[1][group]).any() for group in plans[0])
+    assert method.model_of("")[0] == method.setting.spec
+
+
 def test_hasa_scores_pixels() -> None:
     method = make("hasa", ModelSpec("cnn-small", (1, 8, 8), 4), score="pixels")
     reports = {n: device(shape=(1, 8, 8), pixel_std=std) for n, std in (("a", 0.1), ("b", 0.3), ("c", 0.2))}

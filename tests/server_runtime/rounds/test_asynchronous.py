@@ -3,7 +3,6 @@
 import threading
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from fedwright.server_runtime.methods.baselines.fedavg import FedAvg
 from fedwright.server_runtime.methods.params.submodels import FedAvgParams
 from fedwright.server_runtime.rounds import events
 from helpers.fleet import WAIT_S, Scripted, Server, agents, setting
+from helpers.resume import Killed, die_at_event
 from helpers.tiny_artifact import start_weights
 
 STATS = Stats(samples=10, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
@@ -77,25 +77,14 @@ def test_an_update_from_an_older_model_counts_less(broker: MemoryBroker, tmp_pat
     assert weights == [1.0, pytest.approx(2**-0.5)]
 
 
-class Killed(Exception):
-    """Plays SIGKILL."""
-
-
 @pytest.mark.parametrize("moment", [2, 4, 6, 8])
 def test_a_server_that_dies_absorbs_every_update_exactly_once(
     broker: MemoryBroker, tmp_path: Path, moment: int
 ) -> None:
     server = Server(broker, tmp_path, devices=2, rounds=4, buffer=2)
-    countdown = [moment]
-
-    def die(event: Any) -> None:
-        countdown[0] -= 1
-        if countdown[0] == 0:
-            raise Killed
-
     with agents(broker, tmp_path, "a", "b"):
         with pytest.raises(Killed):
-            server.run(observer=die)
+            server.run(observer=die_at_event(moment))
         server.run()
 
     closed = server.store.closed()

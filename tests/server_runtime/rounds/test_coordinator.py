@@ -25,6 +25,7 @@ from fedwright.server_runtime.methods.params.submodels import FedAvgParams
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.store.base import evaluation_after
 from helpers.fleet import WAIT_S, Running, Scripted, Server, agents, make_data, report, setting
+from helpers.resume import Killed, die_at_event
 from helpers.tiny_artifact import CLASSES, make_artifact, start_weights
 
 STATS = Stats(samples=10, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
@@ -276,10 +277,6 @@ def test_the_run_goes_on_after_the_broker_was_away(broker: MemoryBroker, tmp_pat
     assert not server.seen(events.TaskFailed)
 
 
-class Killed(Exception):
-    """Plays SIGKILL: the coordinator ends wherever it is."""
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     broker = MemoryBroker()
@@ -293,16 +290,9 @@ def test_a_server_that_dies_at_any_event_resumes_and_ends_with_the_same_bytes(
     broker: MemoryBroker, tmp_path: Path, undisturbed: bytes, moment: int
 ) -> None:
     server = Server(broker, tmp_path, devices=2, rounds=3)
-    countdown = [moment]
-
-    def die(event: Any) -> None:
-        countdown[0] -= 1
-        if countdown[0] == 0:
-            raise Killed
-
     with agents(broker, tmp_path, "a", "b"):
         with pytest.raises(Killed):
-            server.run(observer=die)
+            server.run(observer=die_at_event(moment))
         state = server.run().state().to_bytes()
 
     assert state == undisturbed

@@ -96,8 +96,40 @@ class Inside(nn.Module):
         return self.head(self.out(mixed.reshape(mixed.shape[0], mixed.shape[1], -1)).mean(1))
 
 
+class Chunked(nn.Module):
+    """Queries, keys and values of one projection, in chunks; heads of width 4."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.packed = nn.Linear(FEATURES, 36)
+        self.out = nn.Linear(12, 6)
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.packed(x).chunk(3, dim=-1)
+        query, key, value = (part.unflatten(-1, (-1, 4)).transpose(1, 2) for part in (parts[0], parts[1], parts[2]))
+        mixed = functional.scaled_dot_product_attention(query, key, value)
+        return self.head(self.out(mixed.transpose(1, 2).flatten(2)).mean(1))
+
+
+class Unbound(nn.Module):
+    """The same by a view of five axes and `unbind`, as vision transformers write it; three heads of any width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.packed = nn.Linear(FEATURES, 36)
+        self.out = nn.Linear(12, 6)
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        packed = self.packed(x).reshape(x.shape[0], x.shape[1], 3, 3, -1).permute(2, 0, 3, 1, 4)
+        query, key, value = packed.unbind(0)
+        weights = torch.softmax(query @ key.transpose(-2, -1) * 0.5, dim=-1)
+        return self.head(self.out((weights @ value).transpose(1, 2).flatten(2)).mean(1))
+
+
 class Declared(nn.Module):
-    """Groups that it names itself: a packed projection that no rule follows."""
+    """Groups that it names itself: a packed projection behind which no rule follows it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,6 +150,8 @@ GROUPS: dict[type[nn.Module], dict[str, int]] = {
     Bare: {"attention": 3},
     Heads: {"view": 3, "out": 6},
     Inside: {"unflatten": 4, "unflatten_2": 4, "out": 6},
+    Chunked: {"unflatten": 3, "out": 6},
+    Unbound: {"reshape": 4, "out": 6},
     Declared: {"gated": 8},
 }
 # Normalisation over a trunk that was cut sees other means than over one with zeros.

@@ -45,9 +45,40 @@ def test_a_sequential_module_is_cut_into_units() -> None:
     assert [part.flat for part in found.parts] == [False, False, True, True]
 
 
-def test_a_module_that_is_more_than_its_children_stays_whole() -> None:
-    spec = ModelSpec("python:helpers.own_module:make_tangled", (1, 4, 4), 3)
-    assert len(cut(zoo.create(spec, seed=0), (1, 4, 4)).blocks) == 1
+def test_a_module_is_cut_by_its_graph_and_sums_stay_whole() -> None:
+    module = zoo.create(ModelSpec("python:helpers.own_module:make_written", (1, 16, 16), 3), seed=0).eval()
+    found = cut(module, (1, 16, 16))
+    assert [part.gives for part in found.parts] == [(4, 8, 8), (4, 8, 8), (6,), (12,), (3,)]
+    assert [part.flat for part in found.parts] == [False, False, False, True, True]
+    assert sum(part.parameters for part in found.parts) == sum(value.numel() for value in module.parameters())
+    assert sorted(name for name, _ in found.blocks[1].named_parameters()) == [
+        f"body.{name}"
+        for name in ("first.bias", "first.weight", "norm.bias", "norm.weight", "second.bias", "second.weight")
+    ]
+    x = torch.rand(3, 1, 16, 16, generator=torch.Generator().manual_seed(1))
+    made = x
+    for block in found.blocks:
+        made = block(made)
+    torch.testing.assert_close(made, module(x))
+
+
+def test_a_shortcut_over_one_layer_is_a_block_of_it() -> None:
+    module = zoo.create(ModelSpec("python:helpers.own_module:make_tangled", (1, 4, 4), 3), seed=0)
+    assert [(part.gives, part.parameters) for part in cut(module, (1, 4, 4)).parts] == [((16,), 272), ((3,), 51)]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("make_branching", "its forward pass cannot be traced"),
+        ("make_parallel", "no single tensor passes"),
+    ],
+)
+def test_a_module_that_cannot_be_cut_stays_whole_and_says_why(name: str, why: str) -> None:
+    module = zoo.create(ModelSpec(f"python:helpers.own_module:{name}", (1, 4, 4), 3), seed=0)
+    found = cut(module, (1, 4, 4))
+    assert found.blocks == (module,)
+    assert why in found.why
 
 
 def test_a_models_own_blocks_in_order_are_the_model() -> None:
@@ -68,6 +99,7 @@ def test_a_models_own_blocks_in_order_are_the_model() -> None:
         "stitched:cnn3@0.25#1|cnn1#1|cnn4@0.125#6|cnn3@0.25#6|cnn1#3",
         "dense:cnn1#0|mobilenet-v1@0.125#13|cnn3@0.25#7|classes",
         "stitched:python:helpers.own_module:make#0|cnn1#1|cnn1#2|cnn1#3",
+        "stitched:cnn1#0|python:helpers.own_module:make_written#1|python:helpers.own_module:make_written#3|cnn1#3",
     ],
 )
 def test_a_stitched_model_says_the_same_in_onnx(name: str) -> None:

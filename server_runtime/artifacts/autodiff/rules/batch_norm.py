@@ -1,13 +1,13 @@
 """Batch normalisation in training mode: batch statistics, then the affine map per channel that inference uses.
 
-With m values per channel, inv = (variance + eps)^-1/2, a = scale * inv and cov = mean(dy * x) - mean * mean(dy):
+With m values per channel, z = x - mean, inv = (variance + eps)^-1/2, a = scale * inv and cov = mean(dy * z):
     d_scale = m * inv * cov      d_bias = m * mean(dy)
-    dx = a * (dy + k * x + c)    k = -inv^2 * cov, c = -mean(dy) - k * mean
-so the normalised value is never stored.
+    dx = a * (dy + k * z + c)    k = -inv^2 * cov, c = -mean(dy)
+Only z is kept, in the place of x: variance and covariance of values that are far from zero but close to each other
+(few samples, maps of few positions) would be lost in rounding as mean(x^2) - mean^2.
 
-A convolution right before it joins in. It subtracts the running mean (normalisation does not see shifts), which keeps
-the mean small, so that the variance is safe in one pass as mean(x^2) - mean^2. And where its weights are smaller
-than its output, they are multiplied by `a` instead of dx.
+A convolution right before it joins in: where its weights are smaller than its output, they are multiplied by `a`
+instead of dx.
 """
 
 from dataclasses import dataclass
@@ -27,9 +27,10 @@ DOT_POSITIONS = 200
 
 @dataclass(frozen=True)
 class Batch:
-    """Names of a layer's input, its mean and variance per channel, and of the number of values behind them."""
+    """Names of a layer's input, the same without its mean, mean and variance per channel, and values per channel."""
 
     x: str
+    centred: str
     mean: str
     variance: str
     count: str
@@ -51,12 +52,11 @@ def batch_normalization(graph: Graph, node: Node) -> bool:
     """Statistics from the batch; running statistics follow as torch updates them (unbiased variance)."""
     if not node.attrs.get("training_mode", 0):
         return False
-    x, scale, bias, running_mean = node.inputs[:4]
+    x, scale, bias = node.inputs[:3]
     convolution = _convolution_before(graph, x)
-    if convolution is not None:
-        _subtract(graph, convolution, running_mean)
-    batch = _statistics(graph, x, node.attrs.get("epsilon", 1e-5), small_mean=convolution is not None)
-    y = graph.op("BatchNormalization", x, scale, bias, batch.mean, batch.variance, epsilon=batch.epsilon)
+    batch = _statistics(graph, x, node.attrs.get("epsilon", 1e-5))
+    zeros = _fill(graph, graph.shape(x), 0.0)
+    y = graph.op("BatchNormalization", batch.centred, scale, bias, zeros, batch.variance, epsilon=batch.epsilon)
     graph.rename_output(y, node.outputs[0])
     if convolution is None:
         made = Composite((x, scale, bias), lambda context, dy: _gradient(context, dy, batch, scale))
@@ -64,7 +64,7 @@ def batch_normalization(graph: Graph, node: Node) -> bool:
         inputs = (*convolution.inputs[:2], scale, bias)
         made = Composite(inputs, lambda context, dy: _joint_gradient(context, dy, batch, scale, convolution))
     graph.composites[node.outputs[0]] = made
-    _update_running(graph, node, batch, shifted=convolution is not None)
+    _update_running(graph, node, batch)
     return True
 
 
@@ -75,26 +75,20 @@ def _convolution_before(graph: Graph, x: str) -> Node | None:
     return node if usable else None
 
 
-def _subtract(graph: Graph, convolution: Node, running_mean: str) -> None:
-    """Let the convolution add minus the running mean, which costs nothing there."""
-    graph.nodes.remove(convolution)
-    convolution.inputs.append(graph.op("Neg", running_mean))
-    graph.nodes.append(convolution)
-
-
-def _statistics(graph: Graph, x: str, epsilon: float, *, small_mean: bool) -> Batch:
-    """Mean and biased variance per channel; in two passes where the mean may be large, as one would cancel."""
-    rank = len(graph.shape(x))
-    mean = _channel_mean(graph, x, rank)
-    if small_mean:
-        square = _mean_product(graph, x, x, graph.shape(x))
-        difference = graph.op("Sub", square, graph.op("Mul", mean, mean))
-        variance = graph.op("Max", difference, graph.scalar(0.0))
-    else:
-        centred = graph.op("Sub", x, graph.op("Reshape", mean, graph.ints(-1, *[1] * (rank - 2))))
-        variance = _channel_mean(graph, graph.op("Mul", centred, centred), rank)
+def _statistics(graph: Graph, x: str, epsilon: float) -> Batch:
+    """Mean and biased variance per channel, in two passes."""
+    shape = graph.shape(x)
+    mean = _channel_mean(graph, x, len(shape))
+    zeros, ones = (_fill(graph, shape, value) for value in (0.0, 1.0))
+    centred = graph.op("BatchNormalization", x, ones, zeros, mean, ones, epsilon=0.0)
+    variance = _mean_product(graph, centred, centred, shape)
     size = graph.op("Cast", graph.op("Size", x), to=1)
-    return Batch(x, mean, variance, graph.op("Div", size, graph.scalar(graph.shape(x)[1])), epsilon)
+    return Batch(x, centred, mean, variance, graph.op("Div", size, graph.scalar(shape[1])), epsilon)
+
+
+def _fill(graph: Graph, shape: Shape, value: float) -> str:
+    """The same number for every channel of a value of this shape."""
+    return graph.constant(np.full(shape[1], value, np.float32), "fill")
 
 
 def _channel_mean(graph: Graph, x: str, rank: int) -> str:
@@ -118,14 +112,13 @@ def _mean_product(graph: Graph, a: str, b: str, shape: Shape) -> str:
     return graph.op("Mul", graph.op("ReduceMean", sums, axes=[0], keepdims=0), graph.scalar(1.0 / positions))
 
 
-def _update_running(graph: Graph, node: Node, batch: Batch, *, shifted: bool) -> None:
-    """keep * old + (1 - keep) * new; a shifted mean is already the difference of new and old."""
+def _update_running(graph: Graph, node: Node, batch: Batch) -> None:
+    """keep * old + (1 - keep) * new, the variance with the divisor count - 1."""
     keep = node.attrs.get("momentum", 0.9)
     fewer = graph.op("Max", graph.op("Sub", batch.count, graph.scalar(1.0)), graph.scalar(1.0))
     unbiased = graph.op("Mul", batch.variance, graph.op("Div", batch.count, fewer))
-    for index, new in enumerate((batch.mean, unbiased)):
-        old, output = node.inputs[3 + index], node.outputs[1 + index]
-        kept = old if shifted and index == 0 else graph.op("Mul", old, graph.scalar(keep))
+    for old, new, output in zip(node.inputs[3:5], (batch.mean, unbiased), node.outputs[1:3], strict=True):
+        kept = graph.op("Mul", old, graph.scalar(keep))
         graph.rename_output(graph.op("Add", kept, graph.op("Mul", new, graph.scalar(1.0 - keep))), output)
 
 
@@ -157,13 +150,11 @@ def _backflow(context: Backward, dy: str, batch: Batch, scale: str) -> Backflow:
     graph, shape = context.graph, context.shape(batch.x)
     inv = graph.op("Reciprocal", graph.op("Sqrt", graph.op("Add", batch.variance, graph.scalar(batch.epsilon))))
     mean_dy = _channel_mean(graph, dy, len(shape))
-    mean_dyx = _mean_product(graph, dy, batch.x, shape)
-    cov = graph.op("Sub", mean_dyx, graph.op("Mul", batch.mean, mean_dy))
-    unit = graph.op("Mul", inv, cov)
+    unit = graph.op("Mul", inv, _mean_product(graph, dy, batch.centred, shape))
     k = graph.op("Neg", graph.op("Mul", inv, unit))
-    c = graph.op("Neg", graph.op("Add", mean_dy, graph.op("Mul", k, batch.mean)))
-    zeros, ones = (graph.constant(np.full(shape[1], value, np.float32), "fill") for value in (0, 1))
-    line = graph.op("BatchNormalization", batch.x, k, c, zeros, ones, epsilon=0.0)
+    c = graph.op("Neg", mean_dy)
+    zeros, ones = (_fill(graph, shape, value) for value in (0.0, 1.0))
+    line = graph.op("BatchNormalization", batch.centred, k, c, zeros, ones, epsilon=0.0)
     return Backflow(
         unscaled=graph.op("Add", dy, line),
         factor=graph.op("Mul", scale, inv),

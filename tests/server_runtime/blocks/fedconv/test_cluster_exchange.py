@@ -10,9 +10,9 @@ import torch
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime.blocks.fedconv.cluster_exchange import (
+    ClassMeans,
     ClusterView,
     ExchangeOptions,
-    Features,
     Head,
     aligned,
     answer_divergence,
@@ -29,12 +29,12 @@ CLASSES = 3
 
 def features(
     width: int, *, labels: tuple[int, ...] = (0, 0, 1, 1, 2, 2), noise: float = 0.3, seed: int = 0
-) -> Features:
+) -> ClassMeans:
     """Points near one corner per class."""
     rng = np.random.default_rng(seed)
     y = np.array(labels, np.int64)
     x = np.eye(width)[y] + noise * rng.normal(size=(len(y), width))
-    return Features(x, y, rng.uniform(1, 5, len(y)))
+    return ClassMeans(x, y, rng.uniform(1, 5, len(y)))
 
 
 def head(width: int, *, seed: int) -> Head:
@@ -42,7 +42,7 @@ def head(width: int, *, seed: int) -> Head:
     return Head(rng.normal(size=(CLASSES, width)), rng.normal(size=CLASSES))
 
 
-def views(heads: dict[str, Head], given: dict[str, Features]) -> dict[str, ClusterView]:
+def views(heads: dict[str, Head], given: dict[str, ClassMeans]) -> dict[str, ClusterView]:
     """What others see of clusters."""
     return {name: ClusterView.of(one, given[name], "eq8") for name, one in heads.items()}
 
@@ -158,8 +158,8 @@ def test_eq8_leaves_clusters_alone_whose_features_stayed_where_they_are() -> Non
 
 
 def test_batches_are_aligned_by_label() -> None:
-    one = Features(np.arange(5.0)[:, None], np.array([0, 0, 0, 1, 2]), np.ones(5))
-    other = Features(np.arange(3.0)[:, None], np.array([2, 0, 0]), np.ones(3))
+    one = ClassMeans(np.arange(5.0)[:, None], np.array([0, 0, 0, 1, 2]), np.ones(5))
+    other = ClassMeans(np.arange(3.0)[:, None], np.array([2, 0, 0]), np.ones(3))
 
     left, right = aligned(one, other)
 
@@ -185,7 +185,7 @@ def test_divergence_by_hand() -> None:
 
 
 def test_answers_weigh_features_by_their_weight() -> None:
-    given = Features(np.array([[0.0], [np.log(3)]]), np.array([0, 0]), np.array([1.0, 3.0]))
+    given = ClassMeans(np.array([[0.0], [np.log(3)]]), np.array([0, 0]), np.array([1.0, 3.0]))
     layer = Head(np.array([[1.0], [0.0]]), np.zeros(2))
 
     # softmax gives (1/2, 1/2) and (3/4, 1/4); weights 1 and 3.
@@ -201,8 +201,8 @@ def test_the_most_similar_of_different_size_are_linked() -> None:
     assert link(views(heads, given), quantile=0.25) == [("a", "b"), ("a", "c")]
 
 
-def test_class_means_as_features() -> None:
-    found = Features.of_prototypes(np.arange(6, dtype=np.float32).reshape(3, 2), np.array([4, 0, 1], np.float32))
+def test_class_means_of_the_classes_that_were_seen() -> None:
+    found = ClassMeans.of(np.arange(6, dtype=np.float32).reshape(3, 2), np.array([4, 0, 1], np.float32))
 
     assert found.y.tolist() == [0, 2]
     assert found.x.tolist() == [[0.0, 1.0], [4.0, 5.0]]

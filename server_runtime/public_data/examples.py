@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from fedwright.protocol.class_names import checked_names, places_in
 from fedwright.protocol.errors import ConfigError, DataError
-from fedwright.server_runtime.embedded_sets import load_named
-from fedwright.server_runtime.public_section import PublicSection
+from fedwright.server_runtime.public_data.embedded_sets import load_named
+from fedwright.server_runtime.public_data.section import PublicSection
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec
 

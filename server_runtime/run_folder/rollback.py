@@ -10,8 +10,8 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime.rounds.stage import spent_blobs
 from fedwright.server_runtime.rounds.store.base import Closed, RoundStore
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
-from fedwright.server_runtime.run_folder import RunFolder, claim_folder, kind_of
-from fedwright.server_runtime.storage_errors import plain_storage_errors
+from fedwright.server_runtime.rounds.store.storage_errors import plain_storage_errors
+from fedwright.server_runtime.run_folder.folder import RunFolder, claim_folder, kind_of
 
 
 def rounds_kept(store: RoundStore, blobs: BlobStore) -> list[int]:

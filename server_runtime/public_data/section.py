@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from fedwright.protocol.support.settings import check_range
-from fedwright.server_runtime.embedded_sets import check_public_source
+from fedwright.server_runtime.public_data.embedded_sets import check_public_source
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import pytest
 
 from fedwright.protocol.errors import ConfigError, DataError
 from fedwright.server_runtime.config import SimulateSection, config_from_dict
-from fedwright.server_runtime.public_data import PublicData, as_dtype, load_public, need_public
-from fedwright.server_runtime.public_section import PublicSection
+from fedwright.server_runtime.public_data.examples import PublicData, as_dtype, load_public, need_public
+from fedwright.server_runtime.public_data.section import PublicSection
 from fedwright.server_runtime.run import make_method
 from fedwright.server_runtime.spec import ModelSpec
 from fedwright.simulation.dealing import deal, reserve

@@ -17,7 +17,7 @@ from fedwright.server_runtime.rounds.audit import AUDIT, check_audit
 from fedwright.server_runtime.rounds.store.base import Closed, Planned, Reply, RoundStore
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.rounds.store.sqlite_check import store_problems
-from fedwright.server_runtime.run_folder import RunFolder, claim_folder
+from fedwright.server_runtime.run_folder.folder import RunFolder, claim_folder
 
 FROM_COPY = "put a copy of it back, or begin anew with --anew"
 NO_COPY = "put a copy of the run's folder back, or begin anew with --anew"

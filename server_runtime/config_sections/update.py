@@ -34,7 +34,9 @@ class UpdateSection:
     trim_ratio: float = field(default=0.1, metadata=hint("share that trimmed_mean leaves out at each end"))
     hostile_ratio: float = field(default=0.25, metadata=hint("share of devices that krum and multi_krum outlast"))
     evaluate: bool = field(default=True, metadata=hint("devices measure the model before and after they train it"))
-    features: bool = field(default=False, metadata=hint("devices send class means too, to edges that exchange"))
+    class_means: bool = field(
+        default=False, metadata=hint("devices send class means too, to edges that exchange", was="features")
+    )
 
     def __post_init__(self) -> None:
         """Check values."""

@@ -8,11 +8,11 @@ import pytest
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.link.memory import MemoryBroker
-from fedwright.server_runtime.rollback import rollback
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.run import execute
-from fedwright.server_runtime.run_folder import RunFolder, claim_folder
+from fedwright.server_runtime.run_folder.folder import RunFolder, claim_folder
+from fedwright.server_runtime.run_folder.rollback import rollback
 from fedwright.server_runtime.run_reader import open_run
 from fedwright.simulation.dealing import deal
 from helpers.resume import final_state

@@ -13,8 +13,8 @@ from fedwright.cli.main import main
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import BadBlob
 from fedwright.server_runtime.methods.state import MethodState
-from fedwright.server_runtime.run_folder import RunFolder, claim_folder
-from fedwright.server_runtime.verify_run import verify_run
+from fedwright.server_runtime.run_folder.folder import RunFolder, claim_folder
+from fedwright.server_runtime.run_folder.verify import verify_run
 from fedwright.simulation.simulate import simulate
 from helpers.resume import Killed, die_after
 from helpers.simulation import make_config

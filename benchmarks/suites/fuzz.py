@@ -1,0 +1,116 @@
+"""`fedwright bench fuzz`: nearly valid bytes against every decoder; each answers with its own errors, fast and small.
+
+`make fuzz` runs it to its end: a million examples per decoder, in parts that are kept, so that a run that was stopped
+goes on. Examples are drawn from valid ones with bits turned, pieces cut, repeated and spliced, numbers and lengths
+that lie and nests that are too deep (`mutations`). A fault is an error of another kind, more than 256 MiB above the
+valid examples' memory, or 20 seconds; a part whose process dies is one too.
+"""
+
+import argparse
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.progress import Progress
+
+from fedwright.benchmarks.harness.decoders import ARTIFACT, DECODERS, example_artifact
+from fedwright.benchmarks.harness.kept_jobs import place_named
+from fedwright.benchmarks.processes.fuzz_part import PartFound
+from fedwright.protocol.artifact import pack
+from fedwright.protocol.support.files import replace_file
+
+EXAMPLES = 1_000_000
+PART = 50_000
+QUICK_EXAMPLES = 2_000
+MOST_S = 1.0
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """All decoders, part by part."""
+    wanted = QUICK_EXAMPLES if args.quick else EXAMPLES
+    part = min(PART, wanted)
+    found: dict[str, list[PartFound]] = {name: [] for name in DECODERS}
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with (
+        tempfile.TemporaryDirectory(prefix="fedwright-fuzz-", dir=memory) as place,
+        Progress(console=Console(stderr=True)) as bar,
+    ):
+        folder = Path(place)
+        write_examples(folder)
+        task = bar.add_task("examples", total=wanted * len(DECODERS))
+        for seed in range(wanted // part):
+            for name in DECODERS:
+                found[name].append(_part(name, seed, part, folder))
+                bar.advance(task, part)
+    rows = [_row(name, parts) for name, parts in found.items()]
+    return {
+        "seeds": list(range(wanted // part)),
+        "tables": {
+            "decoders": rows,
+            "faults": [{"decoder": name, "fault": text} for name in found for one in found[name] for text in one.shown],
+        },
+        "shown": ["decoders"],
+        "checks": [check for row in rows for check in _checks(row, wanted)],
+    }
+
+
+def write_examples(folder: Path) -> None:
+    """The valid examples of every decoder, for the processes that change them."""
+    (folder / ARTIFACT).write_bytes(pack(example_artifact()))
+    for name, decoder in DECODERS.items():
+        valid = decoder.valid(random.Random(f"valid {name}"))
+        (folder / f"{name}.valid").write_bytes(msgspec.msgpack.encode(valid))
+
+
+def _part(name: str, seed: int, count: int, folder: Path) -> PartFound:
+    """What came of some examples, or what is kept of it since an earlier start."""
+    place = place_named(["fuzz", name, seed, count])
+    if place is not None and place.exists():
+        return msgspec.json.decode(place.read_bytes(), type=PartFound)
+    words = [name, str(seed), str(count), str(folder)]
+    command = [sys.executable, "-m", "fedwright.benchmarks.processes.fuzz_part", *words]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or ["nothing"]
+        return PartFound(faults=1, shown=[f"part {seed} ended with code {done.returncode}: {last[0]}"])
+    found = msgspec.json.decode(done.stdout.splitlines()[-1], type=PartFound)
+    if place is not None:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(place, msgspec.json.encode(found))
+    return found
+
+
+def _row(name: str, parts: list[PartFound]) -> dict[str, Any]:
+    examples, seconds = sum(one.examples for one in parts), sum(one.seconds for one in parts)
+    return {
+        "decoder": name,
+        "examples": examples,
+        "accepted": sum(one.accepted for one in parts),
+        "per second": round(examples / seconds) if seconds else 0,
+        "slowest s": round(max(one.slowest_s for one in parts), 4),
+        "faults": sum(one.faults for one in parts),
+    }
+
+
+def _checks(row: dict[str, Any], wanted: int) -> list[dict[str, Any]]:
+    name = row["decoder"]
+    return [
+        {
+            "name": f"{name}: examples",
+            "value": row["examples"],
+            "target": wanted,
+            "holds": row["examples"] >= wanted,
+        },
+        {"name": f"{name}: faults", "value": row["faults"], "target": 0, "holds": row["faults"] == 0},
+        {
+            "name": f"{name}: slowest example, s",
+            "value": row["slowest s"],
+            "target": f"<= {MOST_S:g}",
+            "holds": row["slowest s"] <= MOST_S,
+        },
+    ]

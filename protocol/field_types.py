@@ -1,0 +1,15 @@
+"""The types that fields of messages have, with their limits."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+# \Z and not $, which lets a line break follow; ids become names of files.
+Id = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^(?!\.{1,2}\Z)[A-Za-z0-9_.\-]+\Z")]
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Seconds = Annotated[float, Meta(ge=0)]
+Text = Annotated[str, Meta(max_length=2000)]
+Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
+# What a device, a config or a run calls its classes, in the order of their numbers.
+ClassNames = Annotated[list[Annotated[str, Meta(min_length=1, max_length=200)]], Meta(max_length=10_000)]

@@ -1,0 +1,1 @@
+"""The folder of a run: whose it is, taking rounds back, looking for damage."""
