@@ -1,7 +1,8 @@
 """The messages that cross the link, as typed records in wire order.
 
-Evolution rules: (1) a field is never renamed, re-typed or re-used; (2) a new field has a
-default; (3) a receiver ignores fields it does not know; (4) anything else raises VERSION.
+Evolution rules: (1) a field never gets another name on the wire, another type or another use; (2) a new field has a
+default; (3) a receiver ignores fields it does not know; (4) anything else raises VERSION. What an earlier release wrote
+is in tests/protocol/recorded.
 """
 
 from typing import Annotated, Literal
@@ -138,6 +139,7 @@ class Pool(Struct, frozen=True):
     median of the pool.
     class_means: they come with the updates for the edge alone; the pooled update has none.
     stage, peers: the other edges that have pools of this stage, whose clusters may be linked with this edge's.
+    whole: no clusters are to be made of it.
     """
 
     key: Id
@@ -150,6 +152,7 @@ class Pool(Struct, frozen=True):
     peers: Annotated[list[Id], Meta(max_length=10_000)] = []
     most_samples: Annotated[int, Meta(ge=1, le=2**53)] | None = None
     norm_factor: Annotated[float, Meta(gt=0)] | None = None
+    whole: bool = False
 
 
 class Task(Struct, tag="task", frozen=True):
@@ -174,7 +177,8 @@ class Task(Struct, tag="task", frozen=True):
     run_identity: Id | None = None
     # Only measures the model as it is after `round`.
     evaluation: bool = False
-
+    # The frozen tensors are of no use once the task is over.
+    passing: bool = False
     # All classes of the run in its order, where they have names; the device numbers its labels by them.
     class_names: ClassNames = []
 
@@ -223,7 +227,7 @@ class Part(Struct, frozen=True):
 class Update(Struct, tag="update", frozen=True):
     """Device → server: the task is done; pull the tensors when you are ready.
 
-    parts: from an edge, the tasks whose mean the tensors are; `task` is the first of them.
+    parts: from an edge, the tasks whose mean the tensors are; `task` is the first of them. cluster: of the edge's.
     """
 
     task: Id
@@ -231,6 +235,7 @@ class Update(Struct, tag="update", frozen=True):
     stats: Stats
     tensors: BlobRef | None = None
     parts: Annotated[list[Part], Meta(max_length=100_000)] = []
+    cluster: Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9_.\-]*\Z")] = ""
 
 
 class Refusal(Struct, tag="refusal", frozen=True):

@@ -10,9 +10,11 @@ def blobs_of(task: Task) -> list[BlobRef]:
 
 def common_blobs(task: Task) -> list[BlobRef]:
     """What other tasks may need too: the artifact, a frozen base, public rows."""
-    return [ref for ref in (task.artifact, task.frozen, task.public) if ref is not None]
+    frozen = None if task.passing else task.frozen
+    return [ref for ref in (task.artifact, frozen, task.public) if ref is not None]
 
 
 def own_blobs(task: Task) -> list[BlobRef]:
     """What is of no use once the task is over: weights, and side inputs if there are any."""
-    return [task.weights] if task.sides is None else [task.weights, task.sides]
+    frozen = task.frozen if task.passing else None
+    return [ref for ref in (task.weights, task.sides, frozen) if ref is not None]

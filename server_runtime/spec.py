@@ -14,12 +14,15 @@ class ModelSpec:
     """A model at a size.
 
     model: a zoo name or `python:module:function`. sizes: (channel group, size) pairs, empty = full size.
+    links: widths of others' last layers that projections lead to, each of which counts for link_share (FedConv).
     """
 
     model: str
     input_shape: tuple[int, ...]
     classes: int
     sizes: tuple[tuple[str, int], ...] = ()
+    links: tuple[int, ...] = ()
+    link_share: float = 0.5
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,8 @@ FOREVER_S = 1e7
 EVALUATIONS = "evaluations.json"
 # Parts that are measured once, after the last round, when every device has trained its model alone once more.
 AFTER = ("val after", "test after")
+# Parts on which a device's own model is measured; others begin with what its next training would.
+OWN = ("val", "test")
 # A model of more zeros than this is sparse on purpose.
 SPARSE = 0.05
 # A line for each round: its number and how long it took.
@@ -279,11 +281,11 @@ def measure_fleet(method: Method, planner: Planner, pool: WorkerPool, *, at: Mom
     kept: dict[int, tuple[Tensors, str]] = {}
     jobs: dict[Part, list[EvaluationJob]] = {part: [] for part in at.parts}
     for device in pool.devices:
-        spec, weights = method.model_of(device)
-        if id(weights) not in kept:
-            # The dictionary is kept too: its id must not go to another one while ids are compared.
-            kept[id(weights)] = (weights, pool.models.put_bytes(tensors.save(weights)))
         for part in at.parts:
+            spec, weights = method.model_of(device) if part in OWN else method.start_of(device)
+            if id(weights) not in kept:
+                # The dictionary is kept too: its id must not go to another one while ids are compared.
+                kept[id(weights)] = (weights, pool.models.put_bytes(tensors.save(weights)))
             built = planner.builder.build(at.structure(spec, weights, part))
             job = EvaluationJob(
                 device,

@@ -38,7 +38,7 @@ EVALUATION_BATCH = 256
 # Side inputs of element masks, by the name of their parameter.
 MASKS = "mask/"
 
-Part = Literal["val", "test", "val after", "test after"]
+Part = Literal["val", "test", "val before", "test before", "val after", "test after"]
 """Of a device's data: to choose by or to test on, and whether its model is trained on its own rows before."""
 
 

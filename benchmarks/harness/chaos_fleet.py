@@ -1,4 +1,4 @@
-"""The processes of one run of `bench chaos`: broker, server, devices, edges; whatever dies is started again."""
+"""The processes of one run of `bench chaos` or `bench soak`; whatever dies is started again."""
 
 import os
 import random
@@ -57,7 +57,7 @@ model = "{model}"
 name = "{method}"
 {params}
 [train]
-epochs = 8
+epochs = {epochs}
 batch = 8
 
 [update]
@@ -85,13 +85,16 @@ broker = "{broker}"
 class Plan(msgspec.Struct, frozen=True):
     """What is run: a method for so many rounds, devices behind edges in turn when there are any.
 
-    faulty: messages are mistreated on their way, by this seed.
+    faulty: messages are mistreated on their way, by this seed. watched: processes can be made to wait, and the method
+    keeps books; else they are those of any run.
     """
 
     method: str = "fedavg"
     rounds: int = 6
     edges: int = 0
     faulty: int | None = None
+    epochs: int = 8
+    watched: bool = True
 
 
 class ChaosFleet:
@@ -102,12 +105,22 @@ class ChaosFleet:
         self.proxy = proxy
         self.run_folder = RunFolder(folder / "disk" / "chaos")
         self._folder = folder
+        self._plan = plan
         self._config = folder / "chaos.toml"
         self._config.write_text(_config(folder, broker.url, plan))
         self.edges = [f"edge-{number}" for number in range(plan.edges)]
         self._edges = {edge: self._start_edge(edge) for edge in self.edges}
         self._devices = {device: self._start_device(device) for device in DEVICES}
         self._server = self._start_server()
+
+    def processes(self) -> dict[str, int]:
+        """The process id of each process by its name."""
+        found = {
+            "server": self._server,
+            **self._edges,
+            **{f"device {name}": one for name, one in self._devices.items()},
+        }
+        return {"broker": self.broker.pid, **{name: process.pid for name, process in found.items()}}
 
     def watched(self, name: str) -> Watched:
         """The moments of the server or of a device."""
@@ -175,7 +188,7 @@ class ChaosFleet:
         return self._ended_for_another()
 
     def finish(self) -> None:
-        """Wait for the end of the run."""
+        """Wait for the end of the run; RoundError when it does not come or is not a good one."""
         until_s = time.monotonic() + RUN_TIMEOUT_S
         while self.running(0.5):
             if time.monotonic() > until_s:
@@ -212,7 +225,7 @@ class ChaosFleet:
     def _start_server(self) -> subprocess.Popen[bytes]:
         known = _is_recorded(self.run_folder)
         words = ["resume", str(self.run_folder.path)] if known else ["run", str(self._config)]
-        return self._start("server", ["server", *words], module="fedwright.benchmarks.processes.chaos_server")
+        return self._start("server", ["server", *words], module=self._module("server"))
 
     def _start_edge(self, edge: str) -> subprocess.Popen[bytes]:
         path = self._folder / f"{edge}.toml"
@@ -224,8 +237,10 @@ class ChaosFleet:
         words += ["--state", str(self._folder / "state"), "--threads", "1"]
         if edge := self._edge_of(device):
             words += ["--edge", edge]
-        module = "fedwright.benchmarks.processes.chaos_device"
-        return self._start(device, ["device", "run", *words], module=module)
+        return self._start(device, ["device", "run", *words], module=self._module("device"))
+
+    def _module(self, side: str) -> str:
+        return f"fedwright.benchmarks.processes.chaos_{side}" if self._plan.watched else "fedwright"
 
     def _edge_of(self, device: str) -> str | None:
         return self.edges[DEVICES.index(device) % len(self.edges)] if self.edges else None
@@ -290,7 +305,8 @@ def _config(folder: Path, broker: str, plan: Plan) -> str:
         broker=broker,
         devices=len(DEVICES),
         model=entry.model,
-        method=plan.method + SUFFIX,
+        method=plan.method + (SUFFIX if plan.watched else ""),
+        epochs=plan.epochs,
         params=PARAMS.get(plan.method, ""),
         public=public,
     )

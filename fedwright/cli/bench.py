@@ -28,6 +28,7 @@ SUITES = {
     ),
     "fuzz": ("suites.fuzz", "a million hostile examples for every decoder"),
     "chaos": ("suites.chaos", "kills and cuts at random moments, against a run left in peace"),
+    "soak": ("suites.soak", "memory of server, devices and broker over thousands of rounds"),
     "edges": ("suites.edges", "what reaches the host, with and without edge servers"),
     "transport": ("suites.transport", "speed of blobs and messages, against a raw TCP relay"),
     "hasa-titles": (

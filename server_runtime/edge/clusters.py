@@ -25,10 +25,10 @@ from fedwright.server_runtime.blocks.fedconv.cluster_exchange import (
     Projections,
     exchange,
 )
-from fedwright.server_runtime.blocks.fedconv.clustering import cluster
+from fedwright.server_runtime.blocks.fedconv.clustering import cluster, named_clusters
 from fedwright.server_runtime.edge.cluster_sharing import Notes
 from fedwright.server_runtime.edge.cluster_views import BETWEEN, pack_views, unpack_views
-from fedwright.server_runtime.edge.pooled_update import PooledReply, Reader, mean, pack
+from fedwright.server_runtime.edge.pooled_update import PooledReply, Reader, mean, pack, put_together
 from fedwright.server_runtime.methods.base import Array, Tensors
 
 log = logging.getLogger(__name__)
@@ -62,6 +62,7 @@ class _Cluster:
     base: Tensors
     values: Tensors
     layer: tuple[str, str | None]
+    label: str
 
     def head(self) -> Head:
         """The last layer after the mean change."""
@@ -96,9 +97,10 @@ class Clustered:
 
     def __init__(self, wanted: ExchangeNeeds, notes: Notes) -> None:
         self.together = wanted.exchange is not None
+        self.labels = True
         self._wanted = wanted
         self._notes = notes
-        self._known: dict[str, tuple[str, int]] = _read_clusters(notes)
+        self._known: dict[str, tuple[str, str]] = _read_clusters(notes)
         self._warned: set[str] = set()
         self._last: tuple[set[str], list[_Cluster]] | None = None
 
@@ -121,14 +123,16 @@ class Clustered:
         self._last = None
         if found and self._wanted.exchange is not None:
             self._exchange(found, self._wanted.exchange, elsewhere)
-        return [pack(one.task, one.parts, one.values, reader.blobs) for one in found]
+        clusters = [pack(one.task, one.parts, one.values, reader.blobs, cluster=one.label) for one in found]
+        return clusters + [put_together(members, reader) for members in pools.values() if _is_whole(members)]
 
     def _made(self, pools: dict[str, list[PooledReply]], reader: Reader) -> list[_Cluster]:
         """The clusters of all pools; kept from when they were shown until they go up."""
         tasks = {member.task.task for members in pools.values() for member in members}
         if self._last is None or self._last[0] != tasks:
             # Not by key, which is of one run: two runs of one config do the same sums in the same order.
-            ordered = sorted(pools.values(), key=lambda members: min(member.device for member in members))
+            split = [members for members in pools.values() if not _is_whole(members)]
+            ordered = sorted(split, key=lambda members: min(member.device for member in members))
             made = [one for members in ordered for one in self._clusters(members, reader)]
             self._last = (tasks, made)
         return self._last[1]
@@ -150,23 +154,27 @@ class Clustered:
                 base,
                 mean(group, reader),
                 layer,
+                labels[group[0].device],
             )
             for group in groups
         ]
 
-    def _labels(self, members: Sequence[PooledReply], base: Array, name: str, reader: Reader) -> dict[str, int]:
-        """The cluster of each device; kept from the first time that a run had these devices at this size."""
+    def _labels(self, members: Sequence[PooledReply], base: Array, name: str, reader: Reader) -> dict[str, str]:
+        """The cluster of each device; kept from the first time that a run had these devices at this size.
+
+        Clusters are called after the first of their devices, which no other edge has.
+        """
         task = members[0].task
         size = task.artifact.sha256 if task.run_identity is None else f"{task.run_identity}/{task.artifact.sha256}"
         devices = [member.device for member in members]
-        if all(self._known.get(device, ("", 0))[0] == size for device in devices):
+        if all(self._known.get(device, ("", ""))[0] == size for device in devices):
             return {device: self._known[device][1] for device in devices}
         wanted = self._wanted
         if wanted.exact is not None and wanted.exact > len(devices):
             log.warning("%d clusters are wanted but %d devices answered; each is one", wanted.exact, len(devices))
         layers = {member.device: base + reader.read(member.task, member.update)[name] for member in members}
         exact = None if wanted.exact is None else min(wanted.exact, len(devices))
-        labels = cluster(layers, seed=SEED, most=wanted.most, exact=exact)
+        labels = named_clusters(cluster(layers, seed=SEED, most=wanted.most, exact=exact))
         self._known.update({device: (size, label) for device, label in labels.items()})
         self._notes.save_note(CLUSTERS, msgspec.msgpack.encode(self._known))
         return labels
@@ -262,6 +270,13 @@ def last_layer(manifest: Manifest, wanted: ExchangeNeeds, *, personal: Sequence[
     return matrices[-1], bias if bias in shapes else None
 
 
-def _read_clusters(notes: Notes) -> dict[str, tuple[str, int]]:
+def _is_whole(members: Sequence[PooledReply]) -> bool:
+    pool = members[0].task.pool
+    return pool is not None and pool.whole
+
+
+def _read_clusters(notes: Notes) -> dict[str, tuple[str, str]]:
     note = notes.note(CLUSTERS)
-    return {} if note is None else msgspec.msgpack.decode(note, type=dict[str, tuple[str, int]])
+    known = {} if note is None else msgspec.msgpack.decode(note, type=dict[str, tuple[str, str | int]])
+    # An edge of an earlier release numbered its clusters; they are made anew.
+    return {device: (size, label) for device, (size, label) in known.items() if isinstance(label, str)}

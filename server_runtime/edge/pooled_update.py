@@ -68,6 +68,9 @@ class Grouping(Protocol):
     together: bool
     """Whether all pools of a round go up at once, when other edges have shown theirs; else each when it is complete."""
 
+    labels: bool
+    """Whether it says of each update which cluster's it is, of that of a single device too."""
+
     def show(self, pools: dict[str, list[PooledReply]], reader: Reader) -> bytes | None:
         """What other edges need of these pools to group theirs; None when nothing."""
         ...
@@ -83,6 +86,7 @@ class Plain:
     """One mean for each pool."""
 
     together = False
+    labels = False
 
     def show(self, pools: dict[str, list[PooledReply]], reader: Reader) -> bytes | None:
         """See Grouping."""
@@ -100,7 +104,7 @@ def split(
 ) -> tuple[list[PooledReply], dict[str, list[PooledReply]]]:
     """Members that are the only ones of their pool, whose updates go up as they came, and the pools of the others."""
     pools = {key: found for key, found in members.items() if found}
-    if grouping.together:
+    if grouping.together or grouping.labels:
         return [], pools
     alone = [found[0] for found in pools.values() if len(found) == 1]
     return alone, {key: found for key, found in pools.items() if len(found) > 1}
@@ -114,14 +118,14 @@ def put_together(members: Sequence[PooledReply], reader: Reader) -> Update:
     return pack(ordered[0].task, parts, values, reader.blobs)
 
 
-def pack(task: Task, parts: list[Part], values: Tensors, blobs: BlobStore) -> Update:
+def pack(task: Task, parts: list[Part], values: Tensors, blobs: BlobStore, *, cluster: str = "") -> Update:
     """A pooled update of these tensors; class means that were for the edge alone stay here."""
     if task.pool is not None and task.pool.class_means:
         values = {name: value for name, value in values.items() if name not in BY_CLASS}
     blob = deltas.encode(values)
     blobs.put_bytes(blob)
     ref = make_ref(blob, chunk_bytes=task.weights.chunk_bytes, inline=False)
-    return Update(task.task, task.round, total(parts), ref, parts)
+    return Update(task.task, task.round, total(parts), ref, parts, cluster)
 
 
 def mean(members: Sequence[PooledReply], reader: Reader) -> Tensors:

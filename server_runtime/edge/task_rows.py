@@ -4,6 +4,8 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
 from fedwright.protocol.blobs import BlobStore, inlined
 from fedwright.protocol.errors import BadBlob, BadUpdate
 from fedwright.protocol.messages import BlobRef, Pool, Refusal, Shown, Task, Update
@@ -300,4 +302,4 @@ def _newest(tasks: Sequence[Task]) -> Pool | None:
 
 def replace_tensors(update: Update, ref: BlobRef) -> Update:
     """The update with another description of the same blob."""
-    return Update(update.task, update.round, update.stats, ref, update.parts)
+    return structs.replace(update, tensors=ref)

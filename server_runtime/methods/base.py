@@ -41,6 +41,7 @@ class Emission:
     from round to round is fetched by a device once. masks: of these tensors only the marked entries travel; the
     device takes the others as zero and, where the objective has element masks, keeps them so. public: rows that all
     devices may see, `x` and `y`; fetched once like a frozen base. Sides named as batch inputs go with these rows.
+    passing: the frozen base is of this stage only, and nobody keeps it.
     """
 
     weights: Tensors
@@ -48,6 +49,7 @@ class Emission:
     frozen: Tensors = field(default_factory=dict)
     masks: Tensors = field(default_factory=dict)
     public: Tensors = field(default_factory=dict)
+    passing: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ class CheckedUpdate:
     """One checked update: the tensors as `Returns` asked for them, and what the device measured.
 
     weight: 1, or less for an update that was made from an older model (asynchronous rounds). tasks: those that it
-    answers; several when an edge put their updates together.
+    answers; several when an edge put their updates together. devices: whose they are; none where that is the one that
+    `absorb` names. cluster: what an edge that makes clusters calls the one that it is the mean of.
     """
 
     tensors: Tensors
@@ -63,6 +66,8 @@ class CheckedUpdate:
     assignment: Assignment
     weight: float = 1.0
     tasks: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    cluster: str = ""
 
 
 @dataclass(frozen=True)
@@ -166,7 +171,7 @@ class Method(ABC):
 
     @classmethod
     def relays(cls, params: Any) -> str:
-        """How to do without relays, such as "set pairs = false"; MUST be said where `absorb` may return one."""
+        """How to do without relays, such as "set pairs = false"; MUST be said where the method gives any."""
         return ""
 
     @abstractmethod
@@ -185,6 +190,10 @@ class Method(ABC):
         no change MUST leave the model as it was.
         """
 
+    def pass_on(self) -> list[Relay]:
+        """Further assignments once all updates of a stage are folded in; any starts another stage of this round."""
+        return []
+
     @abstractmethod
     def advance(self) -> dict[str, float]:
         """Close the round and return metrics of the server's own. It MUST also work after a round without updates."""
@@ -192,6 +201,10 @@ class Method(ABC):
     @abstractmethod
     def model_of(self, device: str) -> tuple[ModelSpec, Tensors]:
         """The model that a device should use now; for no device (an empty id) the one that all share."""
+
+    def start_of(self, device: str) -> tuple[ModelSpec, Tensors]:
+        """The model with which a device's next training begins; another one where `model_of` gives a trained one."""
+        return self.model_of(device)
 
     @abstractmethod
     def state(self) -> MethodState:

@@ -67,6 +67,10 @@ def _pairs(params: generated_models.HyperFLoRAParams) -> str:
     return "set pairs = false" if params.pairs else ""
 
 
+def _exchange(params: FedConvParams) -> str:
+    return "set exchange = false" if params.exchange else ""
+
+
 METHODS: dict[str, Entry] = {
     entry.name: entry
     for entry in (
@@ -97,6 +101,7 @@ METHODS: dict[str, Entry] = {
             "small models by convolution of a large one, tuned on the server",
             FedConvParams,
             "fedconv.method:FedConv",
+            relays=_exchange,
             robust=BY_UPDATE,
         ),
         Entry(

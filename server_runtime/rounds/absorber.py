@@ -120,6 +120,7 @@ class Absorber:
                 if relay is not None:
                     relays.append(relay)
             try:
+                relays += method.pass_on()
                 metrics = {} if relays else stage.finish()
             except FAULTS as err:
                 raise Unusable(None, f"the method cannot close the round with it: {err}") from err
@@ -141,7 +142,8 @@ class Absorber:
         except (BadUpdate, BadBlob) as err:
             raise Unusable(one, str(err)) from err
         values = limits.held(values) if limits is not None and _is_change(one) else values
-        return checked_update(one.planned, one.update, values, weight=one.weight * weight)
+        devices = [planned.device for planned in one.tasks]
+        return checked_update(one.planned, one.update, values, weight=one.weight * weight, devices=devices)
 
     def _limits(self, incoming: Sequence[Incoming], stage: Stage) -> SizeLimits | None:
         """norm_factor times the medians of all changes, one voice for each device.

@@ -104,6 +104,7 @@ class Planner:
             public=self._store(emission.public, refs) if emission.public else None,
             run_identity=self.identity or None,
             evaluation=position.is_evaluation,
+            passing=emission.passing,
             class_names=list(self.class_names),
         )
 

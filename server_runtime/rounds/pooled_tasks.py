@@ -45,7 +45,8 @@ def with_pools(
             continue
         edge, name = key
         class_means = terms.class_means and not planned.task.returns.class_means
-        pool = Pool(name, edge, sizes[key], by, terms.clip_norm, class_means)
+        # Clusters are made of what devices trained first; what is passed on later goes to whole ones.
+        pool = Pool(name, edge, sizes[key], by, terms.clip_norm, class_means, whole=position.stage > 0)
         most = planned.assignment.most_samples
         pool = structs.replace(pool, most_samples=most, norm_factor=terms.norm_factor)
         peers = [other for other in edges if other != edge]
@@ -94,14 +95,17 @@ def merged_tasks(replies: Mapping[str, Reply]) -> set[str]:
     return {part.task for update in updates for part in update.parts if part.task != update.task}
 
 
-def checked_update(planned: Planned, update: Update, values: Tensors, *, weight: float = 1.0) -> CheckedUpdate:
+def checked_update(
+    planned: Planned, update: Update, values: Tensors, *, weight: float = 1.0, devices: Sequence[str] = ()
+) -> CheckedUpdate:
     """What a method folds in: one device's change, or the mean of several with the weight of all of them."""
     if not update.parts:
-        return CheckedUpdate(values, update.stats, planned.assignment, weight, (update.task,))
+        return CheckedUpdate(values, update.stats, planned.assignment, weight, (update.task,), (planned.device,))
     pool = planned.task.pool
     voices = len(update.parts) if pool is not None and pool.by == "devices" else 1
     tasks = tuple(part.task for part in update.parts)
-    return CheckedUpdate(values, total(update.parts), planned.assignment, weight * voices, tasks)
+    stats, names = total(update.parts), tuple(devices)
+    return CheckedUpdate(values, stats, planned.assignment, weight * voices, tasks, names, update.cluster)
 
 
 def total(parts: Sequence[Part]) -> Stats:

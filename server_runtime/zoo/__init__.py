@@ -20,6 +20,7 @@ from fedwright.server_runtime.zoo import exits, gcn, mobilenet, pfedclub_cnns, r
 from fedwright.server_runtime.zoo.adapters import adapter_names
 from fedwright.server_runtime.zoo.base import Input, ModelEntry, ZooModel, build
 from fedwright.server_runtime.zoo.derive_groups import HOW_TO_DECLARE, declared_axes, derived_axes, shrink
+from fedwright.server_runtime.zoo.linked import add_links
 
 __all__ = [
     "HOW_TO_DECLARE",
@@ -57,7 +58,10 @@ def create(spec: ModelSpec, *, seed: int) -> nn.Module:
         torch.manual_seed(seed)
         if spec.model.startswith(_MADE):
             return stitched.create(spec.model, spec.input_shape, spec.classes, lambda name: _plain(named(name, spec)))
-        return _plain(spec)
+        module = _plain(spec)
+        if spec.links:
+            add_links(module, spec.classes, spec.links, spec.link_share)
+        return module
 
 
 def _plain(spec: ModelSpec) -> nn.Module:

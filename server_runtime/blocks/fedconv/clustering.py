@@ -55,6 +55,14 @@ def cluster(layers: Mapping[str, Array], *, seed: int, most: int = 5, exact: int
     return {device: order.index(label) for device, label in zip(devices, labels.tolist(), strict=True)}
 
 
+def named_clusters(labels: Mapping[str, int]) -> dict[str, str]:
+    """The cluster of every device, called after its first device."""
+    first: dict[int, str] = {}
+    for device in sorted(labels):
+        first.setdefault(labels[device], device)
+    return {device: first[label] for device, label in labels.items()}
+
+
 def _best(points: Floats, most: int, seed: int) -> NDArray[np.int64]:
     """The labels whose silhouette is largest; one cluster when none is large enough."""
     # scikit-learn takes a second to import, and only an edge that clusters needs it.

@@ -11,14 +11,17 @@ Left out: whatever FedConv does besides: kernels, weights of the sum, personal l
 Differs: nothing to differ from.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.blocks.slicing import prefix_plan, take
 from fedwright.server_runtime.methods.base import MethodState, Setting, Tensors
-from fedwright.server_runtime.methods.fedconv.method import FedConv, PendingUpdate
+from fedwright.server_runtime.methods.fedconv.method import FedConv
 from fedwright.server_runtime.methods.fedconv.params import FedConvParams
+from fedwright.server_runtime.methods.fedconv.server_training import DilatedUpdate
 from fedwright.server_runtime.spec import ModelSpec
 
 SLICE = "slice/"
@@ -30,7 +33,7 @@ class SliceTuned(FedConv):
     def __init__(self, params: FedConvParams, setting: Setting) -> None:
         if params.transfer:
             raise ConfigError("slice-tuned has no transfer: its slices learn the devices' own classes; leave it out")
-        super().__init__(params, setting)
+        super().__init__(replace(params, exchange=False), setting)
         self._slices: list[Tensors] = []
 
     def _tune_compression(self, epochs: int) -> None:
@@ -49,10 +52,10 @@ class SliceTuned(FedConv):
         """The trained slice of a ratio."""
         return self._slices[self._server.specs.index(spec)]
 
-    def _learn(self, changed: dict[str, PendingUpdate]) -> None:
+    def _learn(self, parts: dict[str, DilatedUpdate]) -> None:
         mean = self._new_mean()
-        for _, own in sorted(changed.items()):
-            mean.add(own.mean(), prefix_plan(self.full, zoo.sizes_of(own.spec)), own.samples)
+        for _, own in sorted(parts.items()):
+            mean.add(dict(own.change), prefix_plan(self.full, zoo.sizes_of(own.spec)), own.samples)
         change = mean.result()
         moved = {name: (value + change[name]).astype(value.dtype) for name, value in self.weights.items()}
         epochs = self._params.dilate_epochs + self._params.weigh_epochs

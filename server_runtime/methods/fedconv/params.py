@@ -6,6 +6,8 @@ from typing import Literal
 from fedwright.protocol.support.settings import check_range, hint
 from fedwright.server_runtime.methods.params.submodels import Levels
 
+GroupBy = Literal["device", "cluster", "ratio"]
+
 # Slopes of the modified leaky ReLU above and below zero.
 MLR = (0.85, 0.001)
 
@@ -30,12 +32,22 @@ class FedConvParams:
     kernel_rate: float = field(default=1e-3, metadata=hint("highest learning rate of kernels"))
     weigh_rate: float = field(default=1e-3, metadata=hint("highest learning rate of the weights of the sum"))
     holdout: float = field(default=0.2, metadata=hint("share of the public examples by which epochs are chosen"))
-    hierarchy: bool = field(
-        default=True, metadata=hint("devices of one ratio are averaged before they are dilated, as edge servers do")
+    group: GroupBy = field(
+        default="cluster",
+        metadata=hint("what is averaged before it is dilated: nothing, the clusters of a ratio, or a whole ratio"),
+    )
+    clusters: int = field(
+        default=1, metadata=hint("clusters of a ratio at most, where no edge server makes them; by their last layers")
     )
     exchange: bool = field(
         default=False,
-        metadata=hint("ratios that answer alike teach each other's last layers, as edges can"),
+        metadata=hint("clusters that answer alike train their last layers on through each other's, on the devices"),
+    )
+    exchange_epochs: int = field(default=1, metadata=hint("passes over a device's data in the exchange"))
+    exchange_share: float = field(default=0.5, metadata=hint("how much the other's answer counts in the exchange"))
+    exchange_links: float = field(default=0.25, metadata=hint("share of the pairs of clusters that are linked"))
+    keep_own: bool = field(
+        default=True, metadata=hint("keep each device's model as it was after its training, for evaluation and export")
     )
     dilate: Literal["change", "model"] = field(
         default="change", metadata=hint("dilate what devices learned, or their models as printed in the paper")
@@ -69,6 +81,10 @@ class FedConvParams:
         check_range("weigh_rate", self.weigh_rate, above=0, high=10)
         check_range("holdout", self.holdout, above=0, high=0.9)
         check_range("divergence", self.divergence, low=0)
+        check_range("clusters", self.clusters, low=1, high=1000)
+        check_range("exchange_epochs", self.exchange_epochs, low=1, high=10_000)
+        check_range("exchange_share", self.exchange_share, above=0, high=1)
+        check_range("exchange_links", self.exchange_links, above=0, high=1)
         check_range("random_examples", self.random_examples, low=0, high=1_000_000)
 
     @property

@@ -248,6 +248,13 @@ class ServerSide:
         trained = {name: part.sent[name] + part.change[name] for name in self.names}
         return logits_of(self.forward(part.spec), self.tensors(trained), self.examples.x)
 
+    def answers(self, part: DilatedUpdate) -> dict[int, Array]:
+        """What a small model says of each class of the labelled examples: the mean of its probabilities [C]."""
+        assert self.examples is not None
+        assert self.examples.y is not None
+        said, labels = torch.softmax(self._opinion(part).double(), dim=1), self.examples.y
+        return {int(label): said[labels == label].mean(0).cpu().numpy() for label in torch.unique(labels)}
+
     def _server_layout(self, large: Model) -> Layout:
         """The layout for a model with the server's own head: its kernels have the same numbers."""
         if self._classes == self._setting.spec.classes:

@@ -37,7 +37,7 @@ def clusters(number: int, widths: tuple[int, int] = (4, 6), identity: str | None
         base = {"head.weight": rng.normal(size=(3, width)), "head.bias": rng.normal(size=3)}
         values = {name: 0.1 * rng.normal(size=value.shape) for name, value in base.items()}
         values |= {"prototypes": rng.normal(size=(3, width)), "prototype_counts": np.array([2.0, 3.0, 1.0])}
-        found.append(_Cluster(device, task, [Part(device, STATS)], base, values, ("head.weight", "head.bias")))
+        found.append(_Cluster(device, task, [Part(device, STATS)], base, values, ("head.weight", "head.bias"), device))
     return found
 
 
@@ -130,18 +130,18 @@ def test_a_model_without_a_last_linear_layer_names_what_asks_for_one(wanted: Exc
 
 
 def test_devices_that_are_known_stay_in_their_cluster() -> None:
-    known = {"a": (REF.sha256, 1), "b": (REF.sha256, 0)}
+    known = {"a": (REF.sha256, "a"), "b": (REF.sha256, "b")}
     notes = Notes(clusters=msgspec.msgpack.encode(known))
     members = [PooledReply(one.name, one.task, Update(one.name, 1, STATS)) for one in clusters(1)]
     nobody_reads = cast(Reader, None)
 
     labels = Clustered(ExchangeNeeds(most=3), notes)._labels(members, np.zeros((3, 4)), "head.weight", nobody_reads)
 
-    assert labels == {"a": 1, "b": 0}
+    assert labels == {"a": "a", "b": "b"}
 
 
 def test_clusters_of_another_run_of_the_same_name_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {"a": (f"aa/{REF.sha256}", 1), "b": (f"aa/{REF.sha256}", 0)}
+    known = {"a": (f"aa/{REF.sha256}", "a"), "b": (f"aa/{REF.sha256}", "b")}
     found = {}
     monkeypatch.setattr("fedwright.server_runtime.edge.clusters.cluster", lambda layers, **_: dict.fromkeys(layers, 7))
     reader = cast(Reader, SimpleNamespace(read=lambda task, update: {"head.weight": np.zeros((3, 4))}))
@@ -154,4 +154,4 @@ def test_clusters_of_another_run_of_the_same_name_are_made_anew(monkeypatch: pyt
             members, np.zeros((3, 4)), "head.weight", reader
         )
 
-    assert found == {"aa": {"a": 1, "b": 0}, "bb": {"a": 7, "b": 7}}
+    assert found == {"aa": {"a": "a", "b": "b"}, "bb": {"a": "a", "b": "a"}}

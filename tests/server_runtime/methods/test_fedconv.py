@@ -57,10 +57,6 @@ def play(method: FedConv, number: int, change: float = 0.01) -> None:
     for device, assignment in sorted(assignments.items()):
         weights = method.emit(device, assignment).weights
         sent = {name: (change * rng.normal(size=value.shape)).astype(np.float32) for name, value in weights.items()}
-        if assignment.returns.class_means:
-            size = weights["head.weight"].shape[1]
-            sent["prototypes"] = rng.random((CLASSES, size), np.float32)
-            sent["prototype_counts"] = np.ones(CLASSES, np.float32)
         method.absorb(device, CheckedUpdate(sent, STATS, assignment))
     method.advance()
 
@@ -125,7 +121,7 @@ def test_without_examples_kernels_are_crops_and_changes_are_averaged() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"hierarchy": False},
+        {"group": "device"},
         {"dilate": "model"},
         {"weigh": "none"},
         {"weigh": "layer", "divergence": 0.2},
@@ -205,11 +201,6 @@ def test_of_personal_layers_nothing_comes_and_the_rest_is_learned() -> None:
     assert method.pools_by() == "samples"
 
 
-def test_last_layers_that_stay_on_devices_cannot_be_exchanged() -> None:
-    with pytest.raises(ConfigError, match=r"personal_layers keeps head\.weight on the devices; leave out one"):
-        FedConv(replace(SHORT, personal_layers=("head",), exchange=True), born(data=public()))
-
-
 def test_running_statistics_are_those_of_the_servers_examples() -> None:
     data = public()
     method = FedConv(SHORT, born("resnet8", data))
@@ -242,15 +233,6 @@ def test_means_of_one_ratio_may_come_together() -> None:
 def replace_samples(samples: int) -> Stats:
     """Figures of so many samples."""
     return Stats(samples=samples, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
-
-
-def test_ratios_teach_each_others_last_layers() -> None:
-    taught, alone = (FedConv(replace(SHORT, exchange=one), born(data=public())) for one in (True, False))
-    play(taught, 1)
-    play(alone, 1)
-    assert not np.allclose(taught.model_of("")[1]["head.weight"], alone.model_of("")[1]["head.weight"])
-    assert taught.assign(REPORTS, 2)["d-0"].returns.class_means
-    assert taught.pools_by() is None
 
 
 def test_the_control_trains_slices() -> None:
@@ -346,7 +328,17 @@ def test_a_single_example_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("pretrain_epochs", -1), ("server_batch", 0), ("server_rate", 0.0), ("holdout", 1.0), ("divergence", -0.1)],
+    [
+        ("pretrain_epochs", -1),
+        ("server_batch", 0),
+        ("server_rate", 0.0),
+        ("holdout", 1.0),
+        ("divergence", -0.1),
+        ("clusters", 0),
+        ("exchange_epochs", 0),
+        ("exchange_share", 0.0),
+        ("exchange_links", 1.5),
+    ],
 )
 def test_settings_out_of_range_are_named(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=name):
