@@ -232,8 +232,7 @@ class Agent:
         if entry is None or entry.answer is not None or self._work is not None:
             return
         try:
-            if self._have.hidden is not None:
-                self._have.hidden.check(entry.task)
+            self._have.check(entry.task, self._link.sent_bytes + self._link.received_bytes)
             for ref in blobs_of(entry.task):
                 self._fetch(ref)
         except (BadBlob, DeviceError) as err:

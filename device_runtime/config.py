@@ -37,6 +37,7 @@ class AgentConfig:
     to when the fleet's own has said nothing for patience_s.
     hide_counts: nothing of the data's content is told; the device takes part in sums that hide its counts.
     login: as whom to connect to a broker that asks for a password; password_file: where a service reads it again.
+    policy: what the owner lets any server ask; None: the file at its usual place, if there is one.
     round_s, round_mb: the most seconds of work and MB both ways that a round may take; the server plans within them.
     """
 
@@ -66,6 +67,7 @@ class AgentConfig:
     round_mb: float | None = None
     login: Login | None = None
     password_file: Path | None = None
+    policy: Path | None = None
 
     def __post_init__(self) -> None:
         """Check values."""

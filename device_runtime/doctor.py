@@ -54,6 +54,7 @@ def diagnose(config: AgentConfig, *, root: Path = facts.ROOT) -> list[Finding]:
         _memory(root),
         *_sensors(root),
         _disk(config.state),
+        *_policy(config),
         _broker(config),
         _data(config),
     ]
@@ -185,6 +186,20 @@ def _disk(state: Path) -> Finding:
     if free < WARN_DISK_BYTES:
         return Finding("warn", found, "large models will not fit; free some space")
     return Finding("ok", found)
+
+
+def _policy(config: AgentConfig) -> list[Finding]:
+    """What the owner lets servers ask, line by line."""
+    try:
+        from fedwright.device_runtime.policy import read_policy
+
+        found = read_policy(config.policy)
+    except ImportError as err:
+        return [Finding("fail", f"policy not read, {err.name} is missing", _INSTALL)]
+    except FedwrightError as err:
+        return [Finding("fail", str(err), "`fedwright device policy` prints a policy that is right")]
+    where = f"policy {found.path}" if found.path else "no policy file, so the defaults"
+    return [Finding("ok", f"{where}: {'; '.join(found.policy.lines())}")]
 
 
 def _broker(config: AgentConfig) -> Finding:

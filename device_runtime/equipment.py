@@ -13,6 +13,7 @@ from fedwright.device_runtime.data import load
 from fedwright.device_runtime.data.local import LocalData
 from fedwright.device_runtime.describe.noise import SECRET_BYTES, ClassMeanNoise, with_noise
 from fedwright.device_runtime.guard import Guard, Limits, board_state
+from fedwright.device_runtime.policy import Policy
 from fedwright.device_runtime.profiler.store import PROFILE_NAME, find_profile
 from fedwright.device_runtime.run_task import CheckArtifact, MakeTrainer, Tools, unchanged_means
 from fedwright.device_runtime.store.checkpoint import Checkpoint
@@ -22,7 +23,7 @@ from fedwright.device_runtime.store.secret import kept_secret
 from fedwright.device_runtime.train.base import Interrupt, Tensors, Trainer
 from fedwright.device_runtime.train.threads import pick_threads
 from fedwright.protocol.artifact import Artifact
-from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.errors import ConfigError, PolicyRefused
 from fedwright.protocol.messages import DataSummary, Recipe
 from fedwright.protocol.predictor import Profile
 
@@ -47,6 +48,7 @@ class EquipmentSettings(Struct, frozen=True):
     most_temperature_c: float | None = None
     least_battery_ratio: float | None = None
     most_load_ratio: float | None = None
+    policy: Policy = Policy()
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def make_equipment(settings: EquipmentSettings, *, wait: Callable[[float], objec
     """Read the data and get everything ready; wait: how a guard passes its time."""
     folder = Path(settings.folder)
     threads = settings.threads or facts.cores()
-    limits = Limits(settings.most_temperature_c, settings.least_battery_ratio, settings.most_load_ratio)
+    limits = limits_of(settings)
     data = load(settings.data, holdout_ratio=settings.holdout_ratio, seed=SPLIT_SEED)
     told = _told(data, settings) if settings.noise_ratio else None
     tools = make_tools(
@@ -76,7 +78,26 @@ def make_equipment(settings: EquipmentSettings, *, wait: Callable[[float], objec
     )
     guard = Guard(limits, lambda: board_state(threads), wait=wait) if limits.given() else None
     noise = unchanged_means if told is None else _mean_noise(told, settings)
-    return Equipment(data, replace(tools, guard=guard, class_mean_noise=noise), ErrorFeedback(folder), folder, told)
+    tools = replace(tools, guard=guard, class_mean_noise=noise, policy=settings.policy)
+    if settings.policy.operators:
+        tools = replace(tools, check=_only(frozenset(settings.policy.operators), tools.check))
+    return Equipment(data, tools, ErrorFeedback(folder), folder, told)
+
+
+def limits_of(settings: EquipmentSettings) -> Limits:
+    """When training pauses: by the command line and by the policy, whichever is stricter."""
+    policy = settings.policy
+    batteries = [settings.least_battery_ratio, policy.least_battery_ratio]
+    return Limits(
+        _least(settings.most_temperature_c, policy.most_temperature_c),
+        max((ratio for ratio in batteries if ratio is not None), default=None),
+        _least(settings.most_load_ratio, policy.most_load_ratio),
+        policy.may_work if policy.hours else None,
+    )
+
+
+def _least(*limits: float | None) -> float | None:
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def find_profiles(state: Path, threads: int) -> list[Profile]:
@@ -116,6 +137,20 @@ def make_tools(
 
     make_trainer, check, interrupt = backends[backend](how_many, provider)
     return Tools(make_trainer, check, Checkpoint(folder / "checkpoint"), PersonalLayers(folder), interrupt=interrupt)
+
+
+def _only(operators: frozenset[str], check: CheckArtifact) -> CheckArtifact:
+    """A check that lets through these operators alone."""
+    from fedwright.protocol.onnx_outline import scan
+
+    def check_operators(artifact: Artifact, recipe: Recipe) -> None:
+        check(artifact, recipe)
+        for name, data in (("train.onnx", artifact.train), ("eval.onnx", artifact.eval)):
+            others = sorted({operator for _, operator in scan(data, what=name).operators} - operators)
+            if others:
+                raise PolicyRefused("operators", f"runs no {others[0]}, which {name} uses")
+
+    return check_operators
 
 
 def _portable(threads: HowMany, provider: str) -> tuple[MakeTrainer, CheckArtifact, Interrupt | None]:

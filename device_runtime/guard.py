@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedwright.device_runtime import facts
+from fedwright.device_runtime.policy import minute_of_day
 from fedwright.protocol.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -21,12 +22,14 @@ COOLER_C, FULLER_RATIO, CALMER_RATIO = 5.0, 0.05, 0.1
 class Limits:
     """When to pause; None is no limit.
 
-    load: what others ask of the processor, per core (1.0 = every core is busy with others).
+    load: what others ask of the processor, per core (1.0 = every core is busy with others). may_work: whether a minute
+    of the day is one to work at.
     """
 
     most_temperature_c: float | None = None
     least_battery_ratio: float | None = None
     most_load_ratio: float | None = None
+    may_work: Callable[[int], bool] | None = None
 
     def __post_init__(self) -> None:
         """Check values."""
@@ -39,7 +42,8 @@ class Limits:
 
     def given(self) -> bool:
         """Whether there is anything to watch."""
-        return any(v is not None for v in (self.most_temperature_c, self.least_battery_ratio, self.most_load_ratio))
+        sensed = (self.most_temperature_c, self.least_battery_ratio, self.most_load_ratio)
+        return any(value is not None for value in (*sensed, self.may_work))
 
 
 @dataclass(frozen=True)
@@ -50,13 +54,14 @@ class BoardState:
     battery_ratio: float | None = None
     on_battery: bool | None = None
     load_ratio: float | None = None
+    minute: int = 0
 
 
 def board_state(threads: int) -> BoardState:
     """The sensors of this board; the load counts what others run beside our own threads."""
     health = facts.health()
     others = max(0.0, os.getloadavg()[0] - threads) / facts.cores()
-    return BoardState(health.temperature_c, health.battery_ratio, health.on_battery, others)
+    return BoardState(health.temperature_c, health.battery_ratio, health.on_battery, others, minute_of_day())
 
 
 class Guard:
@@ -111,6 +116,8 @@ class Guard:
         drains = state.on_battery is not False
         if least is not None and left is not None and drains and left < least + slack * FULLER_RATIO:
             return f"battery at {left:.0%}, at least {least:.0%} must stay"
+        if limits.may_work is not None and not limits.may_work(state.minute):
+            return "it is not an hour to work at"
         if most_load is not None and load is not None and load > most_load - slack * CALMER_RATIO:
             return f"others use {load:.0%} of the processor, at most {most_load:.0%} are allowed"
         return None

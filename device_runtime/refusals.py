@@ -3,7 +3,7 @@
 import logging
 
 from fedwright.device_runtime import facts
-from fedwright.protocol.errors import BadArtifact, BadBlob, FedwrightError, OverBudget
+from fedwright.protocol.errors import BadArtifact, BadBlob, FedwrightError, OverBudget, PolicyRefused
 from fedwright.protocol.messages import Refusal
 
 log = logging.getLogger(__name__)
@@ -19,6 +19,8 @@ def refusal_of(task: str, err: BaseException) -> Refusal:
         return Refusal(task, "bad_artifact", str(err))
     if isinstance(err, BadBlob):
         return Refusal(task, "bad_blob", str(err))
+    if isinstance(err, PolicyRefused):
+        return Refusal(task, "failed", str(err), rule=err.rule)
     if not isinstance(err, FedwrightError):
         log.error("the task failed", exc_info=err)
     return Refusal(task, "failed", f"{type(err).__name__}: {err}"[:500])

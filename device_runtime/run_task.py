@@ -11,6 +11,7 @@ from msgspec import structs
 from fedwright.device_runtime.data.local import LocalData
 from fedwright.device_runtime.energy import EnergyMeter
 from fedwright.device_runtime.guard import Guard
+from fedwright.device_runtime.policy import Policy, minute_of_day
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.personal_layers import PersonalLayers
 from fedwright.device_runtime.train.base import Array, Interrupt, StepResult, Tensors, Trainer
@@ -18,6 +19,7 @@ from fedwright.device_runtime.train.loop import (
     INPUT,
     LABEL,
     Evaluation,
+    Span,
     class_means,
     evaluate,
     evaluation_batch,
@@ -64,6 +66,7 @@ class Tools:
     kept: TrainerCache = field(default_factory=TrainerCache)
     guard: Guard | None = None
     class_mean_noise: MeanNoise = unchanged_means
+    policy: Policy = field(default_factory=Policy)
     interrupt: Interrupt | None = None
 
 
@@ -116,6 +119,7 @@ def run_task(
         raise Stopped
     wall_s, cpu_s, energy = time.monotonic(), time.process_time(), EnergyMeter()
     data = data.numbered_as(task.class_names)
+    tools.policy.check(task, minute_of_day())
     received, masks = deltas.load(inputs.weights)
     received = tools.personal.over(received, task.returns.personal, run=task.run_key)
     trainer = _trainer(task, inputs, tools, received=received, masks=masks)
@@ -124,7 +128,8 @@ def run_task(
     before = evaluate(seen, data, batch=batch) if task.returns.evaluate else None
     public = _public(task, inputs, data)
     own = _chosen(data if public is None or not task.recipe.public else public, task.recipe)
-    stats = _train(task, trainer, own, checkpoint=tools.checkpoint, should_stop=should_stop)
+    tools.policy.check_samples(task.recipe, len(own.y))
+    stats = _train(task, trainer, own, tools=tools, should_stop=should_stop)
     trains = total_steps(task.recipe, len(own.y)) > 0
     after = evaluate(seen, data, batch=batch) if task.returns.evaluate and trains else before
     if task.returns.personal and trains:
@@ -132,7 +137,8 @@ def run_task(
         tools.personal.keep(task, {name: learned[name] for name in task.returns.personal})
     result = _returned(task, trainer, received)
     if task.returns.class_means:
-        means, counts = tools.class_mean_noise(*class_means(seen, data, batch=batch), task.class_names)
+        found = _enough(*class_means(seen, data, batch=batch), least=tools.policy.least_per_mean)
+        means, counts = tools.class_mean_noise(*found, task.class_names)
         result |= {CLASS_MEANS: means, CLASS_COUNTS: counts.astype(np.float32)}
     if task.returns.logits and public is not None:
         result[PUBLIC_LOGITS] = logits_of(seen, public.x, batch=batch)
@@ -224,9 +230,8 @@ def _own_sides(artifact: Artifact, received: Tensors, masks: Tensors) -> Tensors
     return found
 
 
-def _train(
-    task: Task, trainer: Trainer, data: LocalData, *, checkpoint: Checkpoint, should_stop: Callable[[], bool]
-) -> Stats:
+def _train(task: Task, trainer: Trainer, data: LocalData, *, tools: Tools, should_stop: Callable[[], bool]) -> Stats:
+    checkpoint, least = tools.checkpoint, 1 if task.recipe.public else tools.policy.least_batch
     start = checkpoint.load(task.task)
     if start is not None:
         trainer.restore(start.slots)
@@ -239,7 +244,7 @@ def _train(
             checkpoint.save(task.task, step, first, trainer.snapshot())
 
     done = 0 if start is None else start.step
-    result = train(trainer, data, task.recipe, on_step=on_step, start_step=done, should_stop=should_stop)
+    result = train(trainer, data, task.recipe, on_step=on_step, span=Span(done, least), should_stop=should_stop)
     if not result.finished:
         raise Stopped
     return Stats(
@@ -252,6 +257,12 @@ def _train(
         loss_first=first,
         loss_last=result.loss_last,
     )
+
+
+def _enough(means: Array, counts: Array, *, least: int) -> tuple[Array, Array]:
+    """Class means without those of so few samples that they would tell single ones; such a class counts as absent."""
+    kept = counts >= least
+    return np.where(kept[:, None], means, 0).astype(means.dtype), np.where(kept, counts, 0)
 
 
 def _returned(task: Task, trainer: Trainer, received: Tensors) -> Tensors:

@@ -115,6 +115,7 @@ def arguments(config: AgentConfig) -> list[str]:
     optional = {
         "--profile": config.profile or None,
         "--bundle": config.bundle,
+        "--policy": config.policy,
         "--password-file": config.password_file,
         "--max-temperature": config.most_temperature_c,
         "--min-battery": config.least_battery_ratio,
@@ -149,6 +150,7 @@ def _anchored(config: AgentConfig) -> AgentConfig:
         data=absolute(config.data),
         bundle=None if config.bundle is None else config.bundle.expanduser().absolute(),
         password_file=None if config.password_file is None else config.password_file.expanduser().absolute(),
+        policy=None if config.policy is None else config.policy.expanduser().absolute(),
     )
 
 

@@ -10,8 +10,9 @@ from fedwright.device_runtime import facts
 from fedwright.device_runtime.agent import Agent
 from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.describe.hidden_counts import HiddenCounts, counts_of, without_counts
-from fedwright.device_runtime.equipment import EquipmentSettings, find_profiles
-from fedwright.device_runtime.guard import Limits
+from fedwright.device_runtime.equipment import EquipmentSettings, find_profiles, limits_of
+from fedwright.device_runtime.owner_rules import OwnerRules
+from fedwright.device_runtime.policy import Policy, read_policy
 from fedwright.device_runtime.resources import Resources
 from fedwright.device_runtime.server_choice import DeviceIdentity
 from fedwright.device_runtime.store.checkpoint import Checkpoint
@@ -39,17 +40,19 @@ def run_agent(config: AgentConfig) -> None:
     topics.check_name(config.device, what="device id")
     for fleet in (config.fleet, *config.further):
         topics.check_name(fleet, what="fleet")
-    Limits(config.most_temperature_c, config.least_battery_ratio, config.most_load_ratio)
     # A wrong bundle is said before the data is read, which may take long.
     config.identity()
     # Emulated devices and services may have been started further back already.
     os.nice(max(0, config.nice - os.nice(0)))
     folder = config.state / config.fleet / config.device
+    settings = _settings(config, folder)
+    limits_of(settings)
     journal = Journal(folder)
     try:
-        runner = TrainingProcess(_settings(config, folder))
+        runner = TrainingProcess(settings)
         try:
-            _run(config, _resources(config, folder, journal, runner))
+            resources = _resources(config, folder, journal, runner)
+            _run(config, replace(resources, owner=OwnerRules(settings.policy, folder)))
         finally:
             runner.close()
     finally:
@@ -69,7 +72,15 @@ def _settings(config: AgentConfig, folder: Path) -> EquipmentSettings:
         most_temperature_c=config.most_temperature_c,
         least_battery_ratio=config.least_battery_ratio,
         most_load_ratio=config.most_load_ratio,
+        policy=_policy(config),
     )
+
+
+def _policy(config: AgentConfig) -> Policy:
+    found = read_policy(config.policy)
+    if found.path is not None:
+        log.info("policy %s is in force: %s", found.path, "; ".join(found.policy.lines()))
+    return found.policy
 
 
 def _resources(config: AgentConfig, folder: Path, journal: Journal, runner: TrainingProcess) -> Resources:

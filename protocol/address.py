@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
-import psutil
-
 from fedwright.protocol.errors import ConfigError
 
 PORTS = {"mqtt": 1883, "mqtts": 8883}
@@ -129,6 +127,9 @@ def outward_host() -> str:
 
 def _interface_address() -> str | None:
     """An address of this machine in a network that leads nowhere else, such as boards behind one switch."""
+    # The doctor must work where this is what is missing.
+    import psutil
+
     states = psutil.net_if_stats()
     for name, addresses in psutil.net_if_addrs().items():
         for each in addresses:

@@ -12,6 +12,7 @@ FedwrightError
   x DeviceError          this device cannot do what it was asked
     - OverBudget         the task needs more memory than is free
     - IdentityTaken      another live device already uses this id
+    - PolicyRefused      the owner of this device does not allow it
   x RoundError           the server cannot finish this round
     - NoQuorum           too few devices answered before the deadline
   x StorageError         what a run keeps on disk cannot be read or written
@@ -73,6 +74,14 @@ class OverBudget(DeviceError):
 
 class IdentityTaken(DeviceError):
     """Another live device already uses this id."""
+
+
+class PolicyRefused(DeviceError):
+    """The owner of this device does not allow it; rule: the key of the policy that says so."""
+
+    def __init__(self, rule: str, detail: str) -> None:
+        super().__init__(f"the policy of this device's owner ({rule}): it {detail}")
+        self.rule = rule
 
 
 class RoundError(FedwrightError):

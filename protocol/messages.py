@@ -246,6 +246,8 @@ class Refusal(Struct, tag="refusal", frozen=True):
     detail: Text
     need_bytes: Count = 0
     free_bytes: Count = 0
+    # Of the policy of the device's owner, if that is what refuses.
+    rule: Text = ""
 
 
 class Ack(Struct, tag="ack", frozen=True):

@@ -25,6 +25,10 @@ def check_server(config: RunConfig) -> None:
         Authority(Path(config.fleet.trust))
     if config.public.given:
         read_public(config.public)
+    if config.model.weights is not None:
+        from fedwright.server_runtime.artifacts.pretrained import read_weights
+
+        read_weights(config.model.weights)
     for name in sorted(own_models(config)):
         from fedwright.server_runtime.zoo import own_function
 

@@ -109,6 +109,10 @@ class ModelSection:
     classes: int | tuple[str, ...] | None = field(
         default=None, metadata=hint('how many, or names: ["cat", "dog"]; as the devices report when absent')
     )
+    weights: str | None = field(
+        default=None,
+        metadata=hint("safetensors file that the run begins with; a classifier for other classes begins anew"),
+    )
 
     def __post_init__(self) -> None:
         """Check values."""

@@ -16,7 +16,9 @@ from fedwright.protocol.link.base import Link
 from fedwright.protocol.messages import Report, Returns
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
+from fedwright.server_runtime.artifacts.classifier import classifier_matrix
 from fedwright.server_runtime.artifacts.export import model_inputs
+from fedwright.server_runtime.artifacts.pretrained import start_from
 from fedwright.server_runtime.artifacts.standalone import export_model
 from fedwright.server_runtime.config import ModelSection, RunConfig
 from fedwright.server_runtime.fleet.class_names import RunData, fleet_names, largest_believed
@@ -24,7 +26,7 @@ from fedwright.server_runtime.fleet.epoch import next_epoch
 from fedwright.server_runtime.fleet.revocation import Gate
 from fedwright.server_runtime.fleet.trust import Authority, read_edges
 from fedwright.server_runtime.methods import registry
-from fedwright.server_runtime.methods.base import Forecasts, Method, MethodState, Setting
+from fedwright.server_runtime.methods.base import Forecasts, Method, MethodState, Setting, Tensors
 from fedwright.server_runtime.public_data.examples import PublicData, as_dtype, load_public, numbered_as
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.asynchronous import AsynchronousCoordinator
@@ -177,7 +179,7 @@ def make_method(
     setting = Setting(
         spec=spec,
         optimizer=config.train.optimizer,
-        initial=initial_weights(module),
+        initial=_initial(config, module, spec),
         learning_rate=config.train.learning_rate,
         batch=config.train.batch,
         epochs=config.train.epochs,
@@ -271,6 +273,17 @@ def _may_speak(config: RunConfig) -> MaySpeak:
     trust = Path(config.fleet.trust)
     # Devices may be enrolled while a run goes on, so the list is read anew.
     return lambda edge, device: device in read_edges(trust).get(edge, [])
+
+
+def _initial(config: RunConfig, module: torch.nn.Module, spec: ModelSpec) -> Tensors:
+    """Weights drawn from the seed, or those of the config's file; a classifier of other classes stays drawn."""
+    drawn = initial_weights(module)
+    if config.model.weights is None:
+        return drawn
+    matrix = classifier_matrix(spec)
+    layer = "" if matrix is None else matrix.rpartition(".")[0] + "."
+    fresh = [name for name in drawn if layer and name.startswith(layer) and drawn[name].shape[:1] == (spec.classes,)]
+    return start_from(config.model.weights, drawn, fresh=(*fresh, *zoo.adapter_names(module)))
 
 
 def _run_data(config: RunConfig, spec: ModelSpec, class_names: tuple[str, ...]) -> RunData:

@@ -56,6 +56,14 @@ class Objective:
     scaler: outputs of hidden convolutions and linear layers are divided by this while training (0 = not; HeteroFL);
             models with normalisation are left as they are, because it would undo that
     element_masks: gradients and values of masked-out entries stay zero; side inputs `mask/<parameter>`
+    linear: sum of <correction, w>, whose gradient is the correction (SCAFFOLD)
+                                               side inputs `correction/<parameter>`
+    correlate: lambda * how far logits and target are from being correlated class by class, and from being opposed
+            between classes (FCCL)             batch input `target_logits` [-1, classes]
+    meta_rate: steps in pairs of plain SGD: the second begins where the first did and takes the gradient from where a
+            step of this length ended (Per-FedAvg)
+    envelope: steps in groups of `envelope_steps`, of plain SGD on the loss + envelope/2 * ||w - start of the group||^2;
+            a group then begins from its start, moved by envelope * envelope_rate of the way (pFedMe)
     """
 
     cross_entropy: float = 1.0
@@ -72,6 +80,13 @@ class Objective:
     fiarse: bool = False
     scaler: float = 0.0
     element_masks: bool = False
+    linear: bool = False
+    correlate: float = 0.0
+    correlate_apart: float = 0.0
+    meta_rate: float = 0.0
+    envelope: float = 0.0
+    envelope_steps: int = 1
+    envelope_rate: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,10 @@ def trials_of(search: Mapping[str, Any], method: str) -> list[Trial]:
 
 
 def search(found: Mapping[str, Any], methods: list[str], config_of: JobOf) -> dict[str, Any]:
-    """Run all trials of all methods and choose by mean accuracy on validation rows; test rows are not looked at."""
+    """Run all trials of all methods and choose by mean accuracy on validation rows; test rows are not looked at.
+
+    found: the suite's file; its [search.scale] may make the searched runs smaller than those that are reported.
+    """
     seeds = [FIRST_SEED + number for number in range(int(found["search"]["seeds"]))]
     plans = [(method, trial) for method in methods for trial in trials_of(found["search"], method)]
     jobs = [
@@ -58,7 +61,12 @@ def search(found: Mapping[str, Any], methods: list[str], config_of: JobOf) -> di
     for number, (method, trial) in enumerate(plans):
         own = [job for job in finished if job.name == f"{method} {number}"]
         tried.append({"method": method, **asdict(trial), "val": round(100 * mean(map(score, own)), 3)})
-    return {"seeds": seeds, "tried": tried, "chosen": {method: _best(tried, method) for method in methods}}
+    return {
+        "seeds": seeds,
+        "scale": found["search"].get("scale", {}),
+        "tried": tried,
+        "chosen": {method: _best(tried, method) for method in methods},
+    }
 
 
 def score(job: Finished) -> float:

@@ -75,6 +75,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 def search_settings(args: argparse.Namespace) -> dict[str, Any]:
     """The same number of trials for every method, on rows that this suite does not test on, at other seeds."""
     found = read_suite("methods", quick=args.quick)
+    found["suite"] |= found["search"].get("scale", {})
     return search(found, list(found["methods"]), lambda name, trial: job_config(found, name, trial))
 
 

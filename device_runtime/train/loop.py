@@ -23,7 +23,7 @@ FORWARD_TIMES = 4
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a training run did from `start_step` on; `finished` is False when it was told to stop early."""
+    """What a training run did from its first step on; `finished` is False when it was told to stop early."""
 
     steps: int
     samples: int
@@ -32,6 +32,16 @@ class TrainResult:
     loss_first: float | None
     loss_last: float | None
     finished: bool
+
+
+class Span(NamedTuple):
+    """From which step on; what is left over at the end of an epoch is left out of it when it is below least_batch."""
+
+    start_step: int = 0
+    least_batch: int = 1
+
+
+WHOLE = Span()
 
 
 class Evaluation(NamedTuple):
@@ -65,16 +75,18 @@ def train(
     recipe: Recipe,
     *,
     on_step: Callable[[int, StepResult], None] | None = None,
-    start_step: int = 0,
+    span: Span = WHOLE,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> TrainResult:
-    """Run the recipe from `start_step` to its end; `on_step` gets the number of steps done so far."""
-    end = total_steps(recipe, len(data.y))
+    """Run the recipe to its end; `on_step` gets the number of steps done so far."""
+    left, start_step = len(data.y) % recipe.batch, span.start_step
+    taken = len(data.y) - (left if left < span.least_batch else 0)
+    end = total_steps(recipe, taken)
     first: float | None = None
     last: float | None = None
     wall, cpu = time.monotonic(), time.process_time()
     step = start_step
-    for rows in _batches(recipe, len(data.y), range(start_step, end)):
+    for rows in _batches(recipe, len(data.y), range(start_step, end), taken=taken):
         if should_stop():
             break
         batch: Tensors = {INPUT: data.x[rows], LABEL: data.y[rows]}
@@ -142,14 +154,14 @@ def _steps_per_epoch(samples: int, batch: int) -> int:
     return -(-samples // batch)
 
 
-def _batches(recipe: Recipe, samples: int, steps: range) -> Iterator[NDArray[np.int64]]:
-    """Rows of each batch; the last of an epoch may be smaller."""
-    per_epoch = _steps_per_epoch(samples, recipe.batch)
+def _batches(recipe: Recipe, samples: int, steps: range, *, taken: int) -> Iterator[NDArray[np.int64]]:
+    """Rows of each batch, of which the last of an epoch may be smaller; taken: samples of an epoch."""
+    per_epoch = _steps_per_epoch(taken, recipe.batch)
     epoch, order = -1, np.empty(0, np.int64)
     for step in steps:
         if step // per_epoch != epoch:
             epoch = step // per_epoch
-            order = epoch_order(recipe.seed, epoch, samples)
+            order = epoch_order(recipe.seed, epoch, samples)[:taken]
         start = (step % per_epoch) * recipe.batch
         yield order[start : start + recipe.batch]
 

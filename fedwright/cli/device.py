@@ -60,6 +60,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--out", type=new_file, metavar="FILE", help="where to keep it (default: profile.json in --state)"
     )
     profile.set_defaults(run=_profile)
+    policy = command(
+        commands,
+        "policy",
+        "print an example of what the owner of a device may forbid to servers",
+        "example:\n  fedwright device policy > ~/.config/fedwright/policy.toml",
+    )
+    policy.set_defaults(run=_policy)
     install = command(
         commands,
         "install-service",
@@ -84,6 +91,7 @@ def _agent_options(parser: argparse.ArgumentParser, *, required: bool) -> None:
         metavar="FILE",
         help=f"the broker's password (default: {PASSWORD_VARIABLE}, if set)",
     )
+    add("--policy", type=Path, metavar="FILE", help="what servers may ask (default: ~/.config/fedwright/policy.toml)")
     add("--data", required=required, default="", metavar="SOURCE", help="where this device's data is")
     add("--device", metavar="ID", help=f"id in the fleet (default: the bundle's, else {default_device()})")
     add("--fleet", help="fleet to join (default: the bundle's, else default)")
@@ -130,6 +138,7 @@ def config_of(args: argparse.Namespace) -> AgentConfig:
         broker=url,
         login=find_login(given, args.password_file, user=DEVICE_USER, environment=environment),
         password_file=args.password_file,
+        policy=args.policy,
         device=args.device or device,
         data=args.data,
         fleet=fleet,
@@ -192,6 +201,13 @@ def _doctor(args: argparse.Namespace) -> int:
         for finding in findings:
             print(f"{MARKS[finding.level]}  {finding.what}" + (f" -> {finding.remedy}" if finding.remedy else ""))
     return 1 if any(finding.level == "fail" for finding in findings) else 0
+
+
+def _policy(args: argparse.Namespace) -> int:
+    from fedwright.device_runtime.policy import EXAMPLE
+
+    print(EXAMPLE, end="")
+    return 0
 
 
 def _profile(args: argparse.Namespace) -> int:

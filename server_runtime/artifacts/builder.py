@@ -25,11 +25,12 @@ from fedwright.server_runtime.artifacts.autodiff.graph import IR_VERSION, OPSET,
 from fedwright.server_runtime.artifacts.autodiff.rules.dropout import SEED
 from fedwright.server_runtime.artifacts.autodiff.shapes import measure
 from fedwright.server_runtime.artifacts.export import Rewrite, buffer_names, export, initial_weights
+from fedwright.server_runtime.artifacts.grouped_steps import make_stepper
 from fedwright.server_runtime.artifacts.loss import Loss, append_loss
 from fedwright.server_runtime.artifacts.macs import count_macs
 from fedwright.server_runtime.artifacts.memory import estimate
 from fedwright.server_runtime.artifacts.operator_table import tabulate
-from fedwright.server_runtime.artifacts.optimizer import LEARNING_RATE, Stepper, Updates, clip
+from fedwright.server_runtime.artifacts.optimizer import LEARNING_RATE, Updates, clip
 from fedwright.server_runtime.spec import Structure
 
 __all__ = ["Builder", "initial_weights"]
@@ -179,7 +180,7 @@ def _rewrite(structure: Structure, trainable: list[str]) -> Rewrite | None:
 
 def _optimize(graph: Graph, structure: Structure, loss: Loss, trained: list[str]) -> Updates:
     """Append the backward pass and the optimizer; without clipping, each update follows its gradient at once."""
-    stepper = Stepper(graph, structure.optimizer)
+    stepper = make_stepper(graph, structure)
     masks = {}
     if structure.objective.element_masks:
         masks = {name: graph.add_input(Value(f"mask/{name}", graph.shape(name))) for name in trained}

@@ -68,6 +68,7 @@ def _check(structure: Structure, portable: Artifact) -> None:
         "running statistics": any(slot.role == "buffer" for slot in manifest.slots),
         "dropout": any(spec.name != "learning_rate" for spec in manifest.scalars),
         "masks on parameters": objective.element_masks or objective.fiarse,
+        "steps in groups": objective.meta_rate or objective.envelope,
     }
     for problem, found in problems.items():
         if found:

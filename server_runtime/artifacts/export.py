@@ -138,9 +138,17 @@ def _running(graph: Graph) -> dict[str, str]:
 
 def norm_parameters(module: nn.Module) -> frozenset[str]:
     """The parameters of normalisation layers."""
+    return frozenset(f"{prefix}.{name}" for prefix, layer in _norms(module) for name, _ in layer.named_parameters())
+
+
+def norm_tensors(module: nn.Module) -> frozenset[str]:
+    """The parameters and running statistics of normalisation layers."""
+    return frozenset(f"{prefix}.{name}" for prefix, layer in _norms(module) for name in layer.state_dict())
+
+
+def _norms(module: nn.Module) -> list[tuple[str, nn.Module]]:
     kinds = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
-    layers = [(prefix, layer) for prefix, layer in module.named_modules() if isinstance(layer, kinds)]
-    return frozenset(f"{prefix}.{name}" for prefix, layer in layers for name, _ in layer.named_parameters())
+    return [(prefix, layer) for prefix, layer in module.named_modules() if isinstance(layer, kinds)]
 
 
 def _tell_apart(module: nn.Module) -> None:

@@ -50,6 +50,11 @@ def append_loss(graph: Graph, forward: Forward, structure: Structure, trained: l
         terms.append((objective.distill, kl))
     if objective.match_logits:
         terms.append((objective.match_logits, objectives.match_logits(graph, logits[-1], classes)))
+    if objective.correlate:
+        apart = objectives.correlate(graph, logits[-1], classes, apart=objective.correlate_apart)
+        terms.append((objective.correlate, apart))
+    if objective.linear:
+        terms.append((1.0, objectives.linear(graph, trained)))
     value = _weighted_sum(graph, terms)
     correct = objectives.correct(graph, logits[-1], labels)
     own = [value.name for value in graph.inputs[sides_from:]]
@@ -66,7 +71,9 @@ def _check(forward: Forward, structure: Structure) -> None:
         )
     if objective.distill and objective.teacher is None:
         raise BuildError(f"the objective of {model} distils but names no teacher; set its teacher")
-    if not any([objective.cross_entropy, objective.match_logits, objective.distill, objective.prototypes]):
+    if not any(
+        [objective.cross_entropy, objective.match_logits, objective.distill, objective.prototypes, objective.correlate]
+    ):
         raise BuildError(f"the objective of {model} has no term that depends on the data; give one a weight")
     for name in forward.logits:
         if forward.graph.shape(name)[-1] != structure.spec.classes:

@@ -117,6 +117,37 @@ def match_logits(graph: Graph, logits: str, classes: int) -> str:
     return graph.op("ReduceMean", graph.op("Abs", graph.op("Sub", logits, target)), keepdims=0)
 
 
+def correlate(graph: Graph, logits: str, classes: int, *, apart: float) -> str:
+    """sum_u (1 - M_uu)^2 + apart sum_{u≠v} (1 + M_uv)^2 (FCCL), with the correlation M_uv of z_u and t_v in a batch.
+
+    M_uv = <z_u - mean, t_v - mean> / (||z_u - mean|| ||t_v - mean||)
+    """
+    target = graph.add_input(Value(TARGET_LOGITS, (-1, classes)))
+    products = graph.op("Gemm", _standard(graph, logits), _standard(graph, target), transA=1)
+    identity = np.eye(classes, dtype=np.float32)
+    # 1 on the diagonal is wanted, -1 beside it.
+    away = graph.op("Sub", products, graph.constant(2 * identity - 1))
+    weights = graph.constant(identity + np.float32(apart) * (1 - identity))
+    return graph.op("ReduceSum", graph.op("Mul", graph.op("Mul", away, away), weights), keepdims=0)
+
+
+def _standard(graph: Graph, matrix: str) -> str:
+    """Columns less their mean, each of length 1."""
+    less = graph.op("Sub", matrix, graph.op("ReduceMean", matrix, axes=[0], keepdims=1))
+    squared = graph.op("ReduceSum", graph.op("Mul", less, less), graph.ints(0), keepdims=1)
+    return graph.op("Div", less, graph.op("Sqrt", graph.op("Add", squared, graph.scalar(_TINY))))
+
+
+def linear(graph: Graph, parameters: Sequence[str]) -> str:
+    """sum <correction, w>, whose gradient is the correction (SCAFFOLD)."""
+    parts = []
+    for name in parameters:
+        correction = graph.add_input(Value(f"correction/{name}", graph.shape(name)))
+        parts.append(graph.op("ReduceSum", graph.op("Mul", name, correction), keepdims=0))
+        graph.composites[parts[-1]] = Composite((name,), _scaled_by(correction, 1.0))
+    return graph.op("Sum", *parts)
+
+
 def exits(graph: Graph, logits: Sequence[str], labels: str, *, distill: float, temperature: float) -> str:
     """sum_j j L_j / (1 + ... + l), L_l = CE, L_j = CE + distill T^2 KL(last || exit j) (ScaleFL).
 

@@ -46,11 +46,14 @@ class Stepper:
             grad = self.graph.op("Mul", grad, mask)
         shape = self.graph.shape(name)
         grad = _line(self.graph, grad, shape)
-        new = self._sgd(name, grad) if self.optimizer.kind == "sgd" else self._adam(name, grad)
-        new = _shaped(self.graph, new, shape)
+        new = _shaped(self.graph, self._next(name, grad), shape)
         if mask is not None:
             new = self.graph.op("Mul", new, mask)
         self.updates.parameters[name] = new
+
+    def _next(self, name: str, grad: str) -> str:
+        """The parameter's next value."""
+        return self._sgd(name, grad) if self.optimizer.kind == "sgd" else self._adam(name, grad)
 
     def _state(self, kind: str, name: str) -> tuple[str, str]:
         """A new slot and its value as the arithmetic wants it."""

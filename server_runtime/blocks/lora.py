@@ -13,20 +13,26 @@ Array = NDArray[Any]
 DOWN, UP = "lora_down", "lora_up"
 
 
-def merge(weights: Mapping[str, Array]) -> dict[str, Array]:
-    """The same model without adapters: W + up · down, gate by gate where a matrix holds several."""
+def merge(weights: Mapping[str, Array], scale: float = 1.0) -> dict[str, Array]:
+    """The same model without adapters: W + scale · up · down, gate by gate where a matrix holds several."""
     merged = {name: value for name, value in weights.items() if not name.endswith((DOWN, UP))}
     for name, down in weights.items():
         if name.endswith(DOWN):
             base, up = adapted_matrix(name), weights[name.removesuffix(DOWN) + UP]
-            merged[base] = merged[base] + _product(up, down)
+            added = np.float32(scale) * _product(up, down)
+            merged[base] = merged[base] + added.reshape(merged[base].shape)
     return merged
 
 
 def adapted_matrix(name: str) -> str:
-    """The matrix that a factor changes: `fc.weight` for `fc.lora_up`, `lstm.weight_ih_l0` for `lstm.ih_l0_lora_up`."""
+    """The matrix that a factor changes: `fc.weight` for `fc.lora_up`, `lstm.weight_ih_l0` for `lstm.ih_l0_lora_up`.
+
+    Attention has `in_proj_weight`.
+    """
     layer, dot, last = name.rpartition(".")
     matrix = last.removesuffix(DOWN).removesuffix(UP).rstrip("_")
+    if matrix == "in_proj":
+        return f"{layer}{dot}in_proj_weight"
     return f"{layer}{dot}weight" + (f"_{matrix}" if matrix else "")
 
 

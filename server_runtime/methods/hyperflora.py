@@ -2,12 +2,12 @@
 
 Paper: HyperFLoRA: Federated Learning with Instantaneous Personalization (SDM 2024).
 Implemented: pre-training by FedAvg, or a base from a file; frozen base, fetched once; adapters of rank q on the model's
-adapted matrices (linear, attention, LSTM) and its head; class indicators; standard rounds; client pairs that pass one
-adapter to and fro through the server (E exchanges); bystanders, which get a merged model and never train (declared, or
-short of memory); the sequential and the +head variant; logits masked to owned classes as an option; adapters of a
-smaller rank for devices without the budget for q (the first components of what was written; the others learn from other
-devices).
-Left out: choosing the pre-trained checkpoint by validation accuracy; models with running statistics.
+adapted matrices and its head, or in any layers of any model that `targets` names (linear, convolution, attention,
+LSTM); class indicators; standard rounds; client pairs that pass one adapter to and fro through the server (E
+exchanges); bystanders, which get a merged model and never train (declared, or short of memory); the sequential and the
++head variant; logits masked to owned classes as an option; adapters of a smaller rank for devices without the budget
+for q (the first components of what was written; the others learn from other devices).
+Left out: choosing the pre-trained checkpoint by validation accuracy.
 Differs: second factors begin at zero, so that the base is not disturbed at the start. The trunk keeps the size of what
 runs through it and reads r / ||r||, at five times the paper's rate and without weight decay: with torch's start
 descriptions of unlike devices come out alike, and what one needs is learnt by all (thousands of rounds would undo it).
@@ -21,7 +21,9 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
+from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Report
+from fedwright.server_runtime.artifacts.classifier import classifier_matrix
 from fedwright.server_runtime.blocks import lora
 from fedwright.server_runtime.blocks.hypernet import Hypernet, HypernetForm, Start
 from fedwright.server_runtime.blocks.ranks import cut_rank, pad_rank
@@ -36,7 +38,6 @@ from fedwright.server_runtime.methods.base import (
     Setting,
     Tensors,
 )
-from fedwright.server_runtime.methods.baselines.heterofl import classifier_names
 from fedwright.server_runtime.methods.params.generated_models import HyperFLoRAParams
 from fedwright.server_runtime.methods.shared import generated_models
 from fedwright.server_runtime.methods.shared.budget_fit import BudgetFit, LeftOut, divided, largest_fitting
@@ -44,6 +45,7 @@ from fedwright.server_runtime.methods.shared.frozen_base import FrozenBase
 from fedwright.server_runtime.methods.shared.recipes import recipe_for
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec
+from fedwright.server_runtime.zoo import adapter_models
 
 PAIR = "pair/"
 
@@ -71,11 +73,12 @@ class HyperFLoRA(Method):
     def __init__(self, params: HyperFLoRAParams, setting: Setting) -> None:
         self._params, self._setting = params, setting
         self._base = base = FrozenBase(params, setting)
-        head = classifier_names(base.weights, setting.spec.classes) if params.head else []
+        head = self._head_names() if params.head else []
         # A head that is written whole has no use for an adapter of its own.
         self._written = (*(n for n in base.adapters if lora.adapted_matrix(n) not in head), *head)
         self._shapes = {name: {**base.adapters, **base.weights}[name].shape for name in self._written}
-        self._frozen: Tensors = {}
+        # By rank: only the unused adapter of a head that is written whole differs.
+        self._frozen: dict[int, Tensors] = {}
         self._known = generated_models.Descriptions()
         self._hypernet: Hypernet | None = None
         self._made: dict[str, Tensors] = {}
@@ -84,6 +87,14 @@ class HyperFLoRA(Method):
         # How many adapters came back in this round, own ones and pairs'.
         self._taken = 0
         self._left = LeftOut()
+
+    def _head_names(self) -> list[str]:
+        """The weights of the layer that makes the logits."""
+        matrix = classifier_matrix(adapter_models.without_adapters(self._base.spec) or self._setting.spec)
+        if matrix is None:
+            raise ConfigError(f"no layer of model {self._setting.spec.model} makes its logits alone; set head = false")
+        layer = matrix.rpartition(".")[0]
+        return [name for name in self._base.weights if name.rpartition(".")[0] == layer]
 
     def meet(self, reports: Mapping[str, Report]) -> None:
         """Take in which classes every device holds."""
@@ -152,7 +163,7 @@ class HyperFLoRA(Method):
             return Emission(self._base.weights, frozen=self._base.adapters)
         self._net()
         own = self._made[device] if note.hop < 0 else lora.unflatten(self._shapes, self._passed[note.turns[0]][1])
-        return Emission(cut_rank(own, note.rank), frozen=cut_rank(self._frozen, note.rank))
+        return Emission(cut_rank(own, note.rank), frozen=self._frozen[note.rank])
 
     def absorb(self, device: str, update: CheckedUpdate) -> Relay | None:
         """Remember a change; a pair's adapter goes on to whoever has the next turn."""
@@ -229,7 +240,8 @@ class HyperFLoRA(Method):
             form = HypernetForm(classes, params.hidden, params.layers, keep_scale=True, sequential=params.sequential)
             seed = derive_seed(self._setting.seed, "hypernetwork")
             self._hypernet = Hypernet(form, start, seed=seed, device=self._setting.device)
-            self._frozen = {name: value for name, value in whole.items() if name not in self._written}
+            frozen = {name: value for name, value in whole.items() if name not in self._written}
+            self._frozen = {rank: cut_rank(frozen, rank) for rank in self._base.ranks}
         return self._hypernet
 
     def _row(self, classes: list[int]) -> Array:

@@ -11,7 +11,7 @@ from fedwright.protocol.support.settings import suggest
 from fedwright.server_runtime.blocks.robust import ALL, BY_ENTRY, BY_UPDATE, SLICED, UNAVERAGED, Kind
 from fedwright.server_runtime.methods.fedconv.params import FedConvParams
 from fedwright.server_runtime.methods.framp.params import FrampParams
-from fedwright.server_runtime.methods.params import generated_models, personal_models, submodels
+from fedwright.server_runtime.methods.params import averaging, generated_models, personal_models, pruned, submodels
 from fedwright.server_runtime.methods.params.hasa import HasaParams
 from fedwright.server_runtime.methods.starts import STARTS, Start
 from fedwright.server_runtime.public_data.embedded_sets import STARTER_PUBLIC
@@ -83,6 +83,26 @@ METHODS: dict[str, Entry] = {
             robust=ALL,
         ),
         Entry(
+            "encoder-private",
+            "own encoders under a common last layer",
+            averaging.PrivateLayersParams,
+            "baselines.averaging.private_layers:EncoderPrivate",
+        ),
+        Entry(
+            "fccl",
+            "models of any kind whose public logits go together",
+            personal_models.FCCLParams,
+            "baselines.fccl:FCCL",
+            needs_public=True,
+            relays=_always,
+        ),
+        Entry(
+            "fedadam",
+            "FedAvg with Adam on the server",
+            averaging.AdaptiveParams,
+            "baselines.averaging.server_optimizers:FedAdam",
+        ),
+        Entry(
             "fedavg",
             "the whole model on every device, averaged by samples",
             submodels.FedAvgParams,
@@ -95,6 +115,19 @@ METHODS: dict[str, Entry] = {
             submodels.MaskedParams,
             "baselines.fedavg_masked:Masked",
             robust=ALL,
+        ),
+        Entry(
+            "fedavgm",
+            "FedAvg with momentum on the server",
+            averaging.FedAvgMParams,
+            "baselines.averaging.server_optimizers:FedAvgM",
+        ),
+        Entry(
+            "fedbn",
+            "FedAvg; every device keeps its normalisation layers",
+            averaging.PrivateLayersParams,
+            "baselines.averaging.private_layers:FedBN",
+            model="cnn-gn",
         ),
         Entry(
             "fedconv",
@@ -150,6 +183,12 @@ METHODS: dict[str, Entry] = {
             robust=SLICED,
         ),
         Entry(
+            "fedyogi",
+            "FedAvg with Yogi on the server",
+            averaging.AdaptiveParams,
+            "baselines.averaging.server_optimizers:FedYogi",
+        ),
+        Entry(
             "fiarse",
             "the largest entries of the model, chosen by importance",
             submodels.FiarseParams,
@@ -179,6 +218,18 @@ METHODS: dict[str, Entry] = {
             robust=SLICED,
         ),
         Entry(
+            "head-private",
+            "a common encoder; every device keeps its last layer",
+            averaging.PrivateLayersParams,
+            "baselines.averaging.private_layers:HeadPrivate",
+        ),
+        Entry(
+            "hermes",
+            "own pruned channels; what all have is averaged",
+            pruned.PruningParams,
+            "baselines.pruned.hermes:Hermes",
+        ),
+        Entry(
             "heterofl",
             "nested widths: the first channels of every layer",
             submodels.HeteroFLParams,
@@ -194,6 +245,18 @@ METHODS: dict[str, Entry] = {
             model="cnn-lora",
             relays=_pairs,
             robust=BY_UPDATE,
+        ),
+        Entry(
+            "lotteryfl",
+            "an own sparse ticket of the common model",
+            pruned.PruningParams,
+            "baselines.pruned.lotteryfl:LotteryFL",
+        ),
+        Entry(
+            "per-fedavg",
+            "a common start that one own step makes personal",
+            averaging.PerFedAvgParams,
+            "baselines.averaging.per_fedavg:PerFedAvg",
         ),
         Entry(
             "pfedclub",
@@ -217,6 +280,18 @@ METHODS: dict[str, Entry] = {
             needs_public=True,
         ),
         Entry(
+            "pfedme",
+            "personal models near a common one",
+            averaging.PFedMeParams,
+            "baselines.averaging.pfedme:PFedMe",
+        ),
+        Entry(
+            "scaffold",
+            "FedAvg with control variates against drift",
+            averaging.ScaffoldParams,
+            "baselines.averaging.scaffold:Scaffold",
+        ),
+        Entry(
             "scalefl",
             "narrower and shallower submodels with exits",
             submodels.ScaleFLParams,
@@ -236,6 +311,13 @@ METHODS: dict[str, Entry] = {
             "every device alone, with a model of its own",
             personal_models.StandaloneParams,
             "baselines.standalone:Standalone",
+        ),
+        Entry(
+            "tailorfl",
+            "the channels that matter most for a device's data",
+            pruned.TailorFLParams,
+            "baselines.pruned.tailorfl:TailorFL",
+            model="cnn-gn",
         ),
     )
 }

@@ -27,6 +27,7 @@ _CONVOLVED: Start = {
 }
 
 STARTS: dict[str, Start] = {
+    "fccl": {"method": UNLIKE, "public": STARTER_PUBLIC},
     "fedconv": _CONVOLVED,
     "fedgh": {"method": UNLIKE},
     "fedkemf": {"method": UNLIKE, "public": STARTER_PUBLIC},
@@ -34,8 +35,14 @@ STARTS: dict[str, Start] = {
     # These two have their convolutions in common.
     "flexifed": {"method": {"own": {"models": ("cnn-small", "cnn-lora")}}},
     "heterofl": {"method": {"levels": {"sizes": (1.0, 0.5, 0.25)}}},
+    # Both take plain steps, without the momentum that others have here.
+    "per-fedavg": {"train": {"learning_rate": 0.3}, "method": {"inner_rate": 0.05}},
     "pfedclub": {"run": _FEW_ROUNDS, "method": UNLIKE, "public": STARTER_PUBLIC},
     "pfedhn": {"method": {"parallel": True, "server_rate": 0.05}},
     "pfedhr": {"run": _FEW_ROUNDS, "method": {**UNLIKE, "candidates": 2}, "public": STARTER_PUBLIC},
+    "pfedme": {
+        "train": {"learning_rate": 0.2},
+        "method": {"strength": 2.0, "rate": 0.4, "inner_steps": 4},
+    },
     "slice-tuned": _CONVOLVED,
 }

@@ -2,11 +2,12 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
 from typing import Literal
 
+import msgspec
 import torch
 from torch import nn
 
@@ -21,10 +22,14 @@ from fedwright.server_runtime.zoo.adapters import adapter_names
 from fedwright.server_runtime.zoo.base import Input, ModelEntry, ZooModel, build
 from fedwright.server_runtime.zoo.derive_groups import HOW_TO_DECLARE, declared_axes, derived_axes, shrink
 from fedwright.server_runtime.zoo.linked import add_links
+from fedwright.server_runtime.zoo.low_rank import adapt
+from fedwright.server_runtime.zoo.peft_layers import unwrapped
 
 __all__ = [
+    "ADAPTED",
     "HOW_TO_DECLARE",
     "MODELS",
+    "Adapters",
     "Input",
     "ModelEntry",
     "ZooModel",
@@ -46,9 +51,26 @@ MODELS: dict[str, ModelEntry] = {
     for entry in module.ENTRIES
 }
 
+# Before the JSON of `Adapters`: a model with adapters in layers that were named.
+ADAPTED = "adapted:"
 _OWN = plugins.PYTHON
 _WIDTH = "@"
-_MADE = (stitched.STITCHED, stitched.DENSE)
+_MADE = (stitched.STITCHED, stitched.DENSE, ADAPTED)
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """A model by name, and the adapters that it has beside."""
+
+    model: str
+    targets: str | tuple[str, ...]
+    rank: int
+    scale: float
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> "Adapters":
+        """As a spec spells them."""
+        return msgspec.json.decode(spec.model.removeprefix(ADAPTED), type=cls)
 
 
 def create(spec: ModelSpec, *, seed: int) -> nn.Module:
@@ -56,6 +78,11 @@ def create(spec: ModelSpec, *, seed: int) -> nn.Module:
     use_safe_convolutions()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
+        if spec.model.startswith(ADAPTED):
+            own = Adapters.of(spec)
+            module = create(replace(spec, model=own.model), seed=seed)
+            adapt(module, own.targets, rank=own.rank, scale=own.scale)
+            return module
         if spec.model.startswith(_MADE):
             return stitched.create(spec.model, spec.input_shape, spec.classes, lambda name: _plain(named(name, spec)))
         module = _plain(spec)
@@ -103,6 +130,8 @@ def spelled(spec: ModelSpec) -> str:
 
 def full_sizes(spec: ModelSpec) -> dict[str, int]:
     """The size of every channel group at width 1; derived for a user's own module, none where that fails."""
+    if spec.model.startswith(ADAPTED):
+        return full_sizes(replace(spec, model=Adapters.of(spec).model))
     if not spec.model.startswith(_OWN):
         return dict(_entry(spec.model).sizes)
     try:
@@ -219,4 +248,4 @@ def _call_own(spec: ModelSpec) -> nn.Module:
     module = make(input_shape=spec.input_shape, classes=spec.classes)
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model {spec.model!r} returned a {type(module).__name__}; it must return a torch.nn.Module")
-    return module
+    return unwrapped(module)

@@ -17,7 +17,7 @@ class LoraLinear(nn.Linear):
 
     def __init__(self, inputs: int, outputs: int, rank: int) -> None:
         super().__init__(inputs, outputs)
-        self.lora_down = _first_factor(rank, inputs)
+        self.lora_down = first_factor(rank, inputs)
         self.lora_up = nn.Parameter(torch.zeros(outputs, rank))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -35,13 +35,23 @@ class LoraLSTM(nn.LSTM):
     weight_hh_l0: Tensor
     bias_ih_l0: Tensor
     bias_hh_l0: Tensor
+    ih_l0_lora_down: Tensor
+    ih_l0_lora_up: Tensor
+    hh_l0_lora_down: Tensor
+    hh_l0_lora_up: Tensor
 
     def __init__(self, inputs: int, hidden: int, rank: int) -> None:
         super().__init__(inputs, hidden, batch_first=True)
-        self.ih_l0_lora_down = _first_factor(GATES * rank, inputs, parts=GATES)
-        self.ih_l0_lora_up = nn.Parameter(torch.zeros(GATES * hidden, rank))
-        self.hh_l0_lora_down = _first_factor(GATES * rank, hidden, parts=GATES)
-        self.hh_l0_lora_up = nn.Parameter(torch.zeros(GATES * hidden, rank))
+        self.add_factors(self, rank)
+
+    @staticmethod
+    def add_factors(layer: nn.LSTM, rank: int) -> None:
+        """The factors of both matrices."""
+        for matrix, inputs in (("ih_l0", layer.input_size), ("hh_l0", layer.hidden_size)):
+            down = first_factor(GATES * rank, inputs, parts=GATES)
+            up = nn.Parameter(torch.zeros(GATES * layer.hidden_size, rank))
+            layer.register_parameter(f"{matrix}_lora_down", down)
+            layer.register_parameter(f"{matrix}_lora_up", up)
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # type: ignore[override]
         """As `nn.LSTM` from a zero state."""
@@ -64,7 +74,7 @@ def gate_product(up: Tensor, down: Tensor) -> Tensor:
     return product.reshape(-1, inputs)
 
 
-def _first_factor(rows: int, inputs: int, *, parts: int = 1) -> nn.Parameter:
+def first_factor(rows: int, inputs: int, *, parts: int = 1) -> nn.Parameter:
     """Xavier-normal for each part of the rows; drawn aside, so that the base is that of a model without adapters."""
     factor = torch.empty(rows, inputs)
     with torch.random.fork_rng(devices=[]):

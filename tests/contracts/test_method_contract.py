@@ -51,6 +51,7 @@ REFUSED = {
     ("adapters-private", "cnn"): r"has no adapters.*LoraLinear",
     ("adapters-private", "mlp"): r"has no adapters.*LoraLinear",
     ("adapters-private", "transformer"): r"has no adapters.*LoraLinear",
+    ("fedbn", "mlp"): r"cannot be divided into private layers and shared ones",
     ("fedgh", "transformer"): r"cannot be cut into blocks, so it gives no head; make it an nn\.Sequential",
     ("hyperflora", "cnn"): r"has no adapters.*LoraLinear",
     ("hyperflora", "mlp"): r"has no adapters.*LoraLinear",

@@ -9,7 +9,7 @@ import pytest
 
 # All packages of a device take this much of the agent's start already; the rest is ours.
 CPU_RATIO = 2.2
-RSS_OWN_BYTES = 5 * 1024**2
+RSS_OWN_BYTES = 6 * 1024**2
 MODULES = 450
 IDLE_BYTES = 45 * 1024**2
 HEAVY = {"torch", "onnx", "sklearn", "scipy", "rich", "matplotlib", "pandas", "PIL", "cryptography", "amqtt"}

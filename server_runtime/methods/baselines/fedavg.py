@@ -35,6 +35,9 @@ from fedwright.server_runtime.spec import ModelSpec, Structure
 class FedAvg(Method):
     """W ← W + Σ n_i Δ_i / Σ n_i over the devices i that answered with n_i samples."""
 
+    # Whether an update counts by the device's samples, or every device the same.
+    by_samples = True
+
     def __init__(self, params: FedAvgParams, setting: Setting) -> None:
         self._setting = setting
         spec = zoo.scaled(setting.spec, params.width) if params.width < 1 else setting.spec
@@ -45,6 +48,7 @@ class FedAvg(Method):
         self._axes = {name: (None,) * value.ndim for name, value in self._weights.items()}
         self._left = LeftOut()
         self._change = self._new_mean()
+        self._heard = False
 
     def assign(self, reports: Mapping[str, Report], round_number: int) -> dict[str, Assignment]:
         """Everyone whose budget allows it trains the same structure; the data order differs, and perhaps the batch."""
@@ -61,23 +65,35 @@ class FedAvg(Method):
 
     def absorb(self, device: str, update: CheckedUpdate) -> Relay | None:
         """Fold Δ_i into the mean with weight n_i."""
-        self._change.add(update.tensors, {}, update.stats.samples * update.weight)
+        self._change.add(self.counted(update), {}, update.weight * (update.stats.samples if self.by_samples else 1))
+        self._heard = True
         return None
 
     def compared(self, device: str, update: CheckedUpdate) -> tuple[Hashable, Tensors] | None:
         """The whole change, beside all others'."""
-        return "", update.tensors
+        return "", self.counted(update)
+
+    def counted(self, update: CheckedUpdate) -> Tensors:
+        """The part of a change that counts: by default all."""
+        return update.tensors
 
     def pools_by(self) -> Literal["samples", "devices"] | None:
         """A weighted mean of means is the mean; a median is not."""
-        return "samples" if self._setting.combine.kind == "mean" else None
+        by: Literal["samples", "devices"] = "samples" if self.by_samples else "devices"
+        return by if self._setting.combine.kind == "mean" else None
 
     def advance(self) -> dict[str, float]:
         """Apply the mean change."""
-        change = self._change.result()
-        self._weights = {name: (value + change[name]).astype(value.dtype) for name, value in self._weights.items()}
-        self._change = self._new_mean()
+        change = self.server_step(self._change.result()) if self._heard else {}
+        self._weights = self._weights | {
+            name: (self._weights[name] + step).astype(self._weights[name].dtype) for name, step in change.items()
+        }
+        self._change, self._heard = self._new_mean(), False
         return {}
+
+    def server_step(self, change: Tensors) -> Tensors:
+        """What the server adds to its weights: by default the mean change."""
+        return change
 
     def _new_mean(self) -> Mean:
         nothing = {name: np.zeros_like(value) for name, value in self._weights.items()}
@@ -94,4 +110,4 @@ class FedAvg(Method):
     def restore(self, state: MethodState) -> None:
         """Continue from saved weights."""
         self._weights = {name: state.tensors[name] for name in self._weights}
-        self._change = self._new_mean()
+        self._change, self._heard = self._new_mean(), False

@@ -41,6 +41,8 @@ PUBLIC, OWN = 0, 1
 class FedMD(PersonalModels):
     """Z ← mean_m f_m(X); device m then fits f_m(X) to Z, and goes on with its own data."""
 
+    name = "fedmd"
+
     def __init__(self, params: FedMDParams, setting: Setting) -> None:
         super().__init__(params.own, setting)
         self._params = params
@@ -50,7 +52,7 @@ class FedMD(PersonalModels):
     @cached_property
     def _public(self) -> Tensors:
         """The examples that everyone may see."""
-        public = need_public(self.setting.public, "fedmd")
+        public = need_public(self.setting.public, self.name)
         return {"x": public.x} | ({} if public.y is None else {"y": public.y})
 
     def assignment(self, device: str, round_number: int) -> Assignment:
@@ -71,20 +73,25 @@ class FedMD(PersonalModels):
             if self._consensus is None:
                 batch = self.setting.batch
             else:
-                objective = Objective(cross_entropy=0.0, match_logits=1.0)
+                objective = self.agreement()
             seed = derive_seed(recipe.seed, "public")
             epochs = self._public_epochs()
             recipe = structs.replace(recipe, epochs=epochs, steps=None, batch=batch, seed=seed, public=True)
             returns = structs.replace(returns, evaluate=False)
         else:
+            objective = self.objective_of(device)
             returns = structs.replace(returns, logits=len(self._public["x"]))
         structure = Structure(self.specs[device], objective, self.setting.optimizer)
         return Assignment(structure, recipe, returns, (stage, number))
 
+    def agreement(self) -> Objective:
+        """What a device learns of the common logits."""
+        return Objective(cross_entropy=0.0, match_logits=1.0)
+
     def emit(self, device: str, assignment: Assignment) -> Emission:
         """The device's own weights, the public examples and what all say of them."""
-        sides = {}
-        if assignment.structure.objective.match_logits and self._consensus is not None:
+        sides, objective = {}, assignment.structure.objective
+        if (objective.match_logits or objective.correlate) and self._consensus is not None:
             sides = {TARGETS: self._consensus}
         return Emission(self.weights[device], sides, public=self._public)
 

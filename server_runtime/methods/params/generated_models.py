@@ -47,12 +47,21 @@ class BaseParams:
     )
     base: str | None = field(default=None, metadata={"help": "safetensors file that the base begins with"})
     rank: int = field(default=1, metadata={"help": "rank of the adapters"})
+    alpha: float | None = field(
+        default=None, metadata={"help": "adapters are scaled by alpha / rank, as in PEFT; by 1 without it"}
+    )
+    targets: str | tuple[str, ...] = field(
+        default=(),
+        metadata={"help": 'layers that get adapters: ["q", "v"], a pattern "enc.*fc[12]" or "all-linear"; as in PEFT'},
+    )
 
     def __post_init__(self) -> None:
         """Check values."""
         if self.pretrain_rounds is not None:
             check_range("pretrain_rounds", self.pretrain_rounds, low=0)
         check_range("rank", self.rank, low=1)
+        if self.alpha is not None:
+            check_range("alpha", self.alpha, above=0)
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,28 @@ class FedMDParams:
 
 
 @dataclass(frozen=True)
+class FCCLParams:
+    """apart: λ. agree: weight of the collaborative step's loss. lesson: ω, temperature: τ of the private step's."""
+
+    own: PersonalModelParams = field(default_factory=PersonalModelParams)
+    digest_epochs: int = field(default=1, metadata={"help": "passes over public examples per round"})
+    digest_batch: int = field(default=64, metadata={"help": "public examples per step"})
+    agree: float = field(default=0.1, metadata={"help": "weight of the correlation with the common logits"})
+    apart: float = field(default=0.0051, metadata={"help": "weight of telling classes apart in it"})
+    lesson: float = field(default=1.0, metadata={"help": "weight of the model before own training in that; 0 = none"})
+    temperature: float = field(default=2.0, metadata={"help": "softens what that model teaches"})
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        check_range("digest_epochs", self.digest_epochs, low=0, high=100_000)
+        check_range("digest_batch", self.digest_batch, low=2, high=65_536)
+        check_range("agree", self.agree, above=0)
+        check_range("apart", self.apart, low=0)
+        check_range("lesson", self.lesson, low=0)
+        check_range("temperature", self.temperature, above=0)
+
+
+@dataclass(frozen=True)
 class FedKEMFParams:
     """own: who has which model; the run's model is the knowledge network. distill: weight of either teacher."""
 

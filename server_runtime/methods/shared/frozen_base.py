@@ -1,14 +1,14 @@
 """What methods share that train adapters on a base: where the base comes from, and the model of both together."""
 
 import logging
-from pathlib import Path
 
 import numpy as np
 
-from fedwright.protocol import tensors
-from fedwright.protocol.errors import ConfigError, FedwrightError
+from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
+from fedwright.server_runtime.artifacts.classifier import classifier_matrix
+from fedwright.server_runtime.artifacts.pretrained import start_from
 from fedwright.server_runtime.blocks import lora
 from fedwright.server_runtime.blocks.robust import Mean, make_mean
 from fedwright.server_runtime.methods.base import CheckedUpdate, MethodState, Setting, Tensors
@@ -16,10 +16,12 @@ from fedwright.server_runtime.methods.params.generated_models import BaseParams
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Structure
 from fedwright.server_runtime.zoo import adapter_models
+from fedwright.server_runtime.zoo.low_rank import linear_layers
 
 log = logging.getLogger(__name__)
 
 BASE = "base/"
+ALL_LINEAR = "all-linear"
 # Where nobody knows how long the run is.
 UNKNOWN_HALF = 20
 
@@ -29,21 +31,21 @@ class FrozenBase:
 
     def __init__(self, params: BaseParams, setting: Setting) -> None:
         self._rounds, self._rank, self._setting = _pretraining(params, setting), params.rank, setting
-        self.spec = adapter_models.with_rank(setting.spec, params.rank)
+        self._scale = 1.0 if params.alpha is None else params.alpha / params.rank
+        self.spec = _adapted(params, setting, self._scale)
         module = zoo.create(self.spec, seed=derive_seed(setting.seed, "adapters"))
         names, initial = zoo.adapter_names(module), initial_weights(module)
-        if not names or len(initial) != len(list(module.parameters())):
-            choice = ", ".join(sorted(name for name, entry in zoo.MODELS.items() if entry.rank is not None))
+        if not names:
             raise ConfigError(
-                f"model {setting.spec.model} has no adapters, or running statistics beside them; choose one of"
-                f" {choice}, or build your own with LoraLinear and without batch normalisation (docs/own-model.md)"
+                f"model {setting.spec.model} has no adapters; name the layers that should have some in method.targets,"
+                f' such as ["fc1", "fc2"] or ["all-linear"]'
             )
         self.adapters: Tensors = {name: initial[name] for name in names}
         self.weights: Tensors = {name: setting.initial[name] for name in initial if name not in names}
         if params.base is not None:
-            self.weights = _read(params.base, self.weights)
-        # A model of the user's own has adapters of one rank.
-        cut = adapter_models.with_rank(setting.spec, 1) != self.spec
+            self.weights = start_from(params.base, self.weights)
+        # A model that comes with its adapters has them of one rank.
+        cut = params.rank > 1 and adapter_models.with_rank(self.spec, 1) != self.spec
         self.ranks = tuple(range(1, params.rank + 1)) if cut else (params.rank,)
         self._advanced = 0
         self._change = self._new_mean()
@@ -55,7 +57,7 @@ class FrozenBase:
 
     def structure(self, trainable: tuple[str, ...], rank: int) -> Structure:
         """The model with adapters of this rank, of which these tensors learn."""
-        spec = adapter_models.with_rank(self._setting.spec, rank or self._rank)
+        spec = adapter_models.with_rank(self.spec, rank or self._rank)
         return Structure(spec, optimizer=self._setting.optimizer, trainable=trainable)
 
     def add(self, update: CheckedUpdate) -> None:
@@ -73,7 +75,7 @@ class FrozenBase:
     def merged(self, written: Tensors) -> tuple[ModelSpec, Tensors]:
         """The base with these tensors in place; without adapters where the zoo has that model, else with empty ones."""
         merged, plain = (
-            lora.merge({**self.weights, **self.adapters, **written}),
+            lora.merge({**self.weights, **self.adapters, **written}, self._scale),
             adapter_models.without_adapters(self.spec),
         )
         if plain is not None:
@@ -98,6 +100,19 @@ class FrozenBase:
         return make_mean(self._setting.combine, nothing, {name: (None,) * v.ndim for name, v in nothing.items()})
 
 
+def _adapted(params: BaseParams, setting: Setting, scale: float) -> ModelSpec:
+    """The model with adapters: those that it comes with, or in the layers that are named."""
+    if not params.targets:
+        if params.alpha is not None:
+            raise ConfigError("method.alpha scales adapters of layers that are named; set method.targets too")
+        return adapter_models.with_rank(setting.spec, params.rank)
+    targets = params.targets
+    if ALL_LINEAR in (targets, *targets):
+        last = (classifier_matrix(setting.spec) or "").rpartition(".")[0]
+        targets = linear_layers(zoo.create(setting.spec, seed=0), but=(last,))
+    return adapter_models.adapted(setting.spec, targets, rank=params.rank, scale=scale)
+
+
 def _pretraining(params: BaseParams, setting: Setting) -> int:
     """Rounds before the base is frozen; a warning where they leave none for adapters."""
     if params.pretrain_rounds is None:
@@ -109,19 +124,3 @@ def _pretraining(params: BaseParams, setting: Setting) -> int:
             setting.rounds,
         )
     return params.pretrain_rounds
-
-
-def _read(file: str, wanted: Tensors) -> Tensors:
-    """The base's tensors from a file, which may hold others too."""
-    try:
-        found = tensors.load(Path(file))
-    except (OSError, FedwrightError) as err:
-        raise ConfigError(f"the base cannot be read from {file}: {err}") from err
-    for name, value in wanted.items():
-        if name not in found or found[name].shape != value.shape:
-            here = f"shape {found[name].shape}" if name in found else "no such tensor"
-            raise ConfigError(
-                f"the base in {file} has {here} for {name}, where the model has shape {value.shape}; "
-                f"give the weights of the same model"
-            )
-    return {name: np.asarray(found[name], value.dtype) for name, value in wanted.items()}

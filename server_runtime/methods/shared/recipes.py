@@ -1,6 +1,9 @@
 """How a device trains in a round, where a method asks for nothing of its own."""
 
+from msgspec import structs
+
 from fedwright.protocol.messages import Recipe
+from fedwright.server_runtime.blocks.budget import step_count
 from fedwright.server_runtime.methods.base import Setting
 from fedwright.server_runtime.seeds import derive_seed
 
@@ -14,3 +17,9 @@ def recipe_for(setting: Setting, round_number: int, device: str) -> Recipe:
         epochs=setting.epochs,
         steps=setting.steps,
     )
+
+
+def in_groups(recipe: Recipe, samples: int, of: int) -> Recipe:
+    """The recipe in whole groups of so many steps: those that it asks for, and perhaps a few more."""
+    groups = -(-step_count(recipe, samples) // of)
+    return structs.replace(recipe, steps=groups * of)

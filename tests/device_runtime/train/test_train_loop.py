@@ -83,7 +83,7 @@ def test_a_restart_at_any_step_sees_the_rest_of_the_same_order() -> None:
     loop.train(whole, numbered(), recipe())
     for start in range(7):
         rest = Recorder()
-        loop.train(rest, numbered(), recipe(), start_step=start)
+        loop.train(rest, numbered(), recipe(), span=loop.Span(start))
         assert rest.batches == whole.batches[start:]
         assert rest.seeds == whole.seeds[start:]
 
@@ -118,7 +118,7 @@ def test_resume_from_a_snapshot_ends_at_the_same_bits() -> None:
     done = []
     loop.train(first, data, recipe(), on_step=lambda step, _: done.append(step), should_stop=lambda: len(done) == 3)
     second.restore(first.snapshot())
-    loop.train(second, data, recipe(), start_step=3)
+    loop.train(second, data, recipe(), span=loop.Span(3))
 
     assert all(np.array_equal(straight.snapshot()[name], second.snapshot()[name]) for name in ("W", "b", "vW"))
 
@@ -160,3 +160,17 @@ def test_class_means_of_a_device_that_knows_fewer_classes_than_the_model() -> No
 
     assert means.tolist() == [[2, 4, 6], [6, 4, 2], [0, 0, 0]]
     assert counts.tolist() == [1, 1, 0]
+
+
+def test_what_is_left_over_is_left_out_when_it_is_less_than_a_batch_may_be() -> None:
+    seen: list[int] = []
+
+    class Counting(Recorder):
+        def step(self, batch: Any, *, learning_rate: float, seed: int) -> Any:
+            seen.append(len(batch["y"]))
+            return super().step(batch, learning_rate=learning_rate, seed=seed)
+
+    samples = len(numbered().y)
+    loop.train(Counting(), numbered(), recipe(batch=samples - 1, epochs=2), span=loop.Span(least_batch=2))
+
+    assert seen == [samples - 1, samples - 1]

@@ -221,6 +221,35 @@ def test_a_model_without_adapters_is_refused() -> None:
         make(ModelSpec("cnn-small", (1, 8, 8), 4))
 
 
+@pytest.mark.parametrize(
+    ("model", "more"),
+    [
+        ("python:helpers.own_models:cnn", {"targets": ["4", "8"], "rank": 2, "alpha": 4.0, "head": True}),
+        ("python:helpers.own_models:transformer", {"targets": "all-linear"}),
+        ("cnn-small", {"targets": r".*conv\d.*"}),
+    ],
+    ids=["own convolutions, normalised", "all linear layers", "zoo"],
+)
+def test_any_model_gets_adapters_in_the_layers_that_are_named(tmp_path: Path, model: str, more: dict[str, Any]) -> None:
+    config, text = make_config(
+        tmp_path,
+        model={"model": model},
+        method={"name": "hyperflora", "pretrain_rounds": 1, "exchanges": 1, **more},
+        simulate={"rows": 120, "evaluate_every": 0},
+    )
+    found = simulate(config, text)
+    assert all(record.rounds >= 2 for record in found.outcome.devices.values())
+
+
+def test_all_linear_layers_are_all_but_the_classifier() -> None:
+    spec = ModelSpec("python:helpers.own_models:head_first", (1, 8, 8), 4)
+    method = make(spec, targets="all-linear", rank=2)
+    assert {name.rpartition(".")[0] for name in method._base.adapters} == {"first", "second"}
+    assert method._base.ranks == (1, 2)
+    with pytest.raises(ConfigError, match=r"alpha scales adapters of layers that are named; set method\.targets"):
+        make(alpha=2.0)
+
+
 def test_a_base_from_a_file_is_the_base(tmp_path: Path) -> None:
     given = {name: value + 1 for name, value in make()._base.weights.items()}
     file = tmp_path / "base.safetensors"

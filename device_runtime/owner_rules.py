@@ -1,0 +1,63 @@
+"""The owner's policy at work in an agent: asked before each task, with the traffic of the day so far."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from fedwright.device_runtime.policy import Policy, minute_of_day
+from fedwright.protocol.errors import PolicyRefused
+from fedwright.protocol.messages import Task
+from fedwright.protocol.support.files import replace_file
+
+MB = 1e6
+
+
+class _Day(msgspec.Struct):
+    """What was sent and received on a day, by this and earlier lives of the agent."""
+
+    date: str
+    used_bytes: int = 0
+
+
+class OwnerRules:
+    """A policy, and what of it is used up; `folder` keeps that over restarts."""
+
+    def __init__(self, policy: Policy, folder: Path, *, today: Callable[[], str] | None = None) -> None:
+        self.policy = policy
+        self._file = folder / "traffic.json"
+        self._today = today or (lambda: time.strftime("%Y-%m-%d"))
+        self._noted_bytes = 0
+
+    def check(self, task: Task, link_bytes: int, *, missing_bytes: int) -> None:
+        """Raise PolicyRefused for a task that must not be begun; missing_bytes: what would have to be fetched."""
+        self.policy.check(task, minute_of_day())
+        if self.policy.mb_per_day is None:
+            return
+        used = self.note(link_bytes)
+        # An update is about as large as the weights that came.
+        need = missing_bytes + task.weights.size_bytes
+        if used + need > self.policy.mb_per_day * MB:
+            raise PolicyRefused(
+                "mb_per_day",
+                f"sends and fetches {self.policy.mb_per_day:g} MB a day; {used / MB:.1f} MB are used and the task "
+                f"takes {need / MB:.1f} MB",
+            )
+
+    def note(self, link_bytes: int) -> int:
+        """Add what went over the link since last time; what the day has used."""
+        day = self._read()
+        day.used_bytes += max(0, link_bytes - self._noted_bytes)
+        self._noted_bytes = link_bytes
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(self._file, msgspec.json.encode(day))
+        return day.used_bytes
+
+    def _read(self) -> _Day:
+        today = self._today()
+        try:
+            day = msgspec.json.decode(self._file.read_bytes(), type=_Day)
+        except (OSError, msgspec.MsgspecError):
+            return _Day(today)
+        return day if day.date == today else _Day(today)

@@ -1,0 +1,185 @@
+"""What the owner of a device lets any server ask of it: `policy.toml`, which nothing on the wire changes."""
+
+import importlib
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from fedwright.protocol.errors import ConfigError, PolicyRefused
+from fedwright.protocol.messages import Recipe, Returns, Task
+
+RETURNS = ("delta", "weights", "class_means", "logits", "evaluation")
+POLICY_NAME = "policy.toml"
+SYSTEM_POLICY = Path("/etc/fedwright") / POLICY_NAME
+_HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-4]):([0-5]\d)")
+_DAY_MINUTES = 24 * 60
+
+EXAMPLE = """# What servers may ask of this device. No server can change it; `fedwright device doctor` shows it.
+# Put it to ~/.config/fedwright/policy.toml (or /etc/fedwright/policy.toml), or give it with --policy FILE.
+
+# What may be sent back: delta and weights of a model, class_means, logits on public rows, evaluation (how many of the
+# held-out samples are right). What a server asks for beyond this is refused.
+returns = ["delta", "weights", "class_means", "logits", "evaluation"]
+
+# A step learns from at least so many samples; smaller batches are refused, and what is left over at the end of an
+# epoch is left out of it. One sample alone in a step is as good as sent.
+least_batch = 8
+
+# Class means of fewer samples are withheld: the mean of one sample is that sample.
+least_per_mean = 5
+
+# A task is done only on so many samples or more (a server may ask for single classes).
+least_samples = 20
+
+# Operators of graphs that are run, where they shall be fewer than this release knows; empty: all of those.
+operators = []
+
+# When to work, in the board's own time; empty: always. Work that is under way at the end of an hour waits.
+hours = ["22:00-06:00"]
+
+# Traffic both ways.
+mb_per_day = 500.0
+
+# Training pauses beyond these.
+most_temperature_c = 75.0
+least_battery_ratio = 0.3
+most_load_ratio = 0.5
+"""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The owner's word; the defaults are those of a device without a policy file."""
+
+    returns: tuple[str, ...] = RETURNS
+    least_batch: int = 1
+    least_per_mean: int = 2
+    least_samples: int = 1
+    operators: tuple[str, ...] = ()
+    hours: tuple[str, ...] = ()
+    mb_per_day: float | None = None
+    most_temperature_c: float | None = None
+    least_battery_ratio: float | None = None
+    most_load_ratio: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        wrong = sorted(set(self.returns) - set(RETURNS))
+        if wrong:
+            raise ConfigError(f"returns names {wrong[0]!r}; valid are {', '.join(RETURNS)}")
+        for name in ("least_batch", "least_per_mean", "least_samples"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)} but must be at least 1")
+        for text in self.hours:
+            if not _HOURS.fullmatch(text):
+                raise ConfigError(f"hours has {text!r}, which is not of the form 22:00-06:00")
+        if self.mb_per_day is not None and not 0 < self.mb_per_day < float("inf"):
+            raise ConfigError(f"mb_per_day is {self.mb_per_day} but must be above 0; leave it out for no limit")
+
+    def check(self, task: Task, minute: int) -> None:
+        """Raise PolicyRefused for a task that must not be begun; minute: of the day, by the board's clock."""
+        if not self.may_work(minute):
+            raise PolicyRefused("hours", f"works only at {', '.join(self.hours)}")
+        for name in _wanted(task.returns):
+            if name not in self.returns:
+                raise PolicyRefused("returns", f"sends no {name}, only {', '.join(self.returns) or 'nothing'}")
+        if _trains(task.recipe) and not task.recipe.public and task.recipe.batch < self.least_batch:
+            raise PolicyRefused(
+                "least_batch", f"learns from {self.least_batch} samples at a time or more, not from {task.recipe.batch}"
+            )
+
+    def check_samples(self, recipe: Recipe, samples: int) -> None:
+        """Raise PolicyRefused for a task whose samples are too few to hide among; public rows need not hide."""
+        if recipe.public or not samples or not _trains(recipe):
+            return
+        least = max(self.least_samples, self.least_batch)
+        if samples < least:
+            raise PolicyRefused("least_samples", f"works on {least} samples or more, and the task asks for {samples}")
+
+    def may_work(self, minute: int) -> bool:
+        """Whether this minute of the day is among the hours."""
+        return not self.hours or any(_within(minute, text) for text in self.hours)
+
+    def lines(self) -> list[str]:
+        """What is in force, one line each, for a person."""
+        shown = []
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            text = ", ".join(value) if isinstance(value, tuple) else value
+            shown.append(f"{entry.name}: {'no limit' if value in ((), None) else text}")
+        return shown
+
+
+@dataclass(frozen=True)
+class PolicyFile:
+    """A policy and where it stands; None where there is no file."""
+
+    policy: Policy = field(default_factory=Policy)
+    path: Path | None = None
+
+
+def read_policy(path: Path | None, *, environment: Mapping[str, str] | None = None) -> PolicyFile:
+    """The policy in a file; without one named, the user's own, the system's, or none."""
+    if path is not None:
+        return PolicyFile(_read(path), path)
+    for place in _places(os.environ if environment is None else environment):
+        if place.exists():
+            return PolicyFile(_read(place), place)
+    return PolicyFile()
+
+
+def minute_of_day() -> int:
+    """By the board's own clock."""
+    now = time.localtime()
+    return now.tm_hour * 60 + now.tm_min
+
+
+def _places(environment: Mapping[str, str]) -> list[Path]:
+    home = environment.get("XDG_CONFIG_HOME") or Path(environment.get("HOME") or Path.home()) / ".config"
+    return [Path(home) / "fedwright" / POLICY_NAME, SYSTEM_POLICY]
+
+
+def _read(path: Path) -> Policy:
+    from fedwright.protocol.support.settings import from_dict
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as err:
+        raise ConfigError(f"the policy {path} cannot be read ({err}); mend it or give another with --policy") from err
+    return from_dict(Policy, _toml(text, path), where=f"the policy {path}:")
+
+
+def _toml(text: str, path: Path) -> Any:
+    # Python 3.10 has no tomllib; the [device] extra brings its twin there.
+    reader = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    try:
+        return reader.loads(text)
+    except reader.TOMLDecodeError as err:
+        raise ConfigError(f"the policy {path} is no TOML ({err}); `fedwright device policy` prints an example") from err
+
+
+def _wanted(returns: Returns) -> list[str]:
+    """What a task asks for, by the names of a policy."""
+    asked = {
+        returns.weights: returns.weights != "none",
+        "class_means": returns.class_means,
+        "logits": returns.logits > 0,
+        "evaluation": returns.evaluate,
+    }
+    return [name for name, wanted in asked.items() if wanted]
+
+
+def _trains(recipe: Recipe) -> bool:
+    return recipe.steps != 0 if recipe.steps is not None else recipe.epochs > 0
+
+
+def _within(minute: int, text: str) -> bool:
+    start, end = (int(hour) * 60 + int(rest) for hour, rest in (part.split(":") for part in text.split("-")))
+    if start < end:
+        return start <= minute < end
+    return minute >= start or minute < end % _DAY_MINUTES

@@ -1,0 +1,1 @@
+"""Baselines whose devices prune a common model to parts of their own."""

@@ -1,0 +1,144 @@
+"""What the owner of a device forbids is refused, whatever a server asks."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedwright.cli.main import main
+from fedwright.device_runtime.config import AgentConfig
+from fedwright.device_runtime.doctor import diagnose
+from fedwright.device_runtime.equipment import EquipmentSettings, limits_of
+from fedwright.device_runtime.owner_rules import OwnerRules
+from fedwright.device_runtime.policy import EXAMPLE, Policy, read_policy
+from fedwright.device_runtime.refusals import refusal_of
+from fedwright.device_runtime.run_task import _enough
+from fedwright.protocol.errors import ConfigError, PolicyRefused
+from fedwright.protocol.messages import BlobRef, Recipe, Returns, Task
+
+BLOB = BlobRef("0" * 64, 1_000_000, 65_536, [])
+NOON = 12 * 60
+
+
+def task(*, recipe: dict[str, Any] | None = None, **returns: Any) -> Task:
+    made = Recipe(**{"batch": 16, "learning_rate": 0.1, "seed": 1, **(recipe or {})})
+    asked = Returns(**{"evaluate": False, **returns})
+    return Task("t1", "b1", "run", 1, BLOB, BLOB, made, asked, deadline_s=60.0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "asked", "rule"),
+    [
+        (Policy(returns=("delta",)), task(weights="weights"), "returns"),
+        (Policy(returns=("delta",)), task(class_means=True), "returns"),
+        (Policy(returns=("delta",)), task(logits=5), "returns"),
+        (Policy(returns=("delta",)), task(evaluate=True), "returns"),
+        (Policy(least_batch=8), task(recipe={"batch": 4}), "least_batch"),
+        (Policy(hours=("22:00-06:00",)), task(), "hours"),
+    ],
+    ids=["weights", "class means", "logits", "evaluation", "batch", "hours"],
+)
+def test_what_is_forbidden_is_refused_by_its_rule(policy: Policy, asked: Task, rule: str) -> None:
+    with pytest.raises(PolicyRefused) as caught:
+        policy.check(asked, NOON)
+
+    refusal = refusal_of("t1", caught.value)
+    assert (refusal.rule, refusal.reason) == (rule, "failed")
+    assert refusal.detail.startswith(f"the policy of this device's owner ({rule})")
+
+
+def test_what_is_allowed_passes() -> None:
+    policy = Policy(returns=("delta",), least_batch=8, hours=("11:00-13:00",))
+
+    policy.check(task(), NOON)
+
+
+def test_a_batch_of_public_rows_may_be_small() -> None:
+    Policy(least_batch=8).check(task(recipe={"batch": 1, "public": True}), NOON)
+
+
+@pytest.mark.parametrize(("minute", "works"), [(22 * 60, True), (5 * 60 + 59, True), (6 * 60, False), (NOON, False)])
+def test_hours_may_go_over_midnight(minute: int, works: bool) -> None:
+    assert Policy(hours=("22:00-06:00",)).may_work(minute) == works
+
+
+def test_few_samples_are_not_trained_on() -> None:
+    with pytest.raises(PolicyRefused, match="works on 20 samples or more, and the task asks for 3"):
+        Policy(least_samples=20).check_samples(task().recipe, 3)
+
+
+def test_means_of_few_samples_are_withheld() -> None:
+    means = np.array([[1.0, 2.0], [3.0, 4.0], [0.0, 0.0]], np.float32)
+
+    kept, counts = _enough(means, np.array([5, 1, 0]), least=2)
+
+    np.testing.assert_array_equal(kept, [[1, 2], [0, 0], [0, 0]])
+    assert counts.tolist() == [5, 0, 0]
+
+
+def test_the_traffic_of_a_day_is_kept_over_restarts(tmp_path: Path) -> None:
+    policy = Policy(mb_per_day=5.0)
+    OwnerRules(policy, tmp_path, today=lambda: "monday").check(task(), 2_500_000, missing_bytes=1_000_000)
+
+    again = OwnerRules(policy, tmp_path, today=lambda: "monday")
+    with pytest.raises(PolicyRefused, match=r"5 MB a day; 3.5 MB are used and the task takes 2.0 MB"):
+        again.check(task(), 1_000_000, missing_bytes=1_000_000)
+    OwnerRules(policy, tmp_path, today=lambda: "tuesday").check(task(), 0, missing_bytes=1_000_000)
+
+
+def test_the_stricter_limit_counts() -> None:
+    policy = Policy(most_temperature_c=70.0, least_battery_ratio=0.5, hours=("22:00-06:00",))
+    settings = EquipmentSettings("", "", "", 0.2, most_temperature_c=80.0, least_battery_ratio=0.2, policy=policy)
+
+    limits = limits_of(settings)
+
+    assert (limits.most_temperature_c, limits.least_battery_ratio, limits.most_load_ratio) == (70.0, 0.5, None)
+    assert limits.may_work is not None
+    assert not limits.may_work(NOON)
+
+
+def test_the_printed_example_is_a_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["device", "policy"]) == 0
+    file = tmp_path / "policy.toml"
+    file.write_text(capsys.readouterr().out)
+
+    assert file.read_text() == EXAMPLE
+    assert read_policy(file).policy.least_batch == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("least_bacth = 3", "unknown key 'least_bacth'; did you mean 'least_batch'"),
+        ('returns = ["everything"]', "returns names 'everything'; valid are delta"),
+        ('hours = ["ten to four"]', "not of the form 22:00-06:00"),
+        ("least_batch = 0", "least_batch is 0 but must be at least 1"),
+        ("least_batch = ", "is no TOML"),
+    ],
+)
+def test_a_wrong_policy_is_told_in_a_sentence(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "policy.toml"
+    file.write_text(text)
+
+    with pytest.raises(ConfigError, match=message):
+        read_policy(file)
+
+
+def test_the_owners_folder_is_looked_in_and_the_doctor_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "fedwright").mkdir()
+    (tmp_path / "fedwright" / "policy.toml").write_text("least_batch = 7\n")
+    config = AgentConfig(broker="", device="d", data="", state=tmp_path)
+
+    (said,) = [finding.what for finding in diagnose(config) if "policy" in finding.what]
+
+    assert "least_batch: 7" in said
+    assert str(tmp_path) in said
+    assert "defaults" in _policy_line(replace(config, policy=None), tmp_path / "elsewhere", monkeypatch)
+
+
+def _policy_line(config: AgentConfig, home: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home))
+    return next(finding.what for finding in diagnose(config) if "policy" in finding.what)
