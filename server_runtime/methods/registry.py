@@ -87,6 +87,7 @@ METHODS: dict[str, Entry] = {
             "own encoders under a common last layer",
             averaging.PrivateLayersParams,
             "baselines.averaging.private_layers:EncoderPrivate",
+            robust=ALL,
         ),
         Entry(
             "fccl",
@@ -101,6 +102,7 @@ METHODS: dict[str, Entry] = {
             "FedAvg with Adam on the server",
             averaging.AdaptiveParams,
             "baselines.averaging.server_optimizers:FedAdam",
+            robust=ALL,
         ),
         Entry(
             "fedavg",
@@ -121,6 +123,7 @@ METHODS: dict[str, Entry] = {
             "FedAvg with momentum on the server",
             averaging.FedAvgMParams,
             "baselines.averaging.server_optimizers:FedAvgM",
+            robust=ALL,
         ),
         Entry(
             "fedbn",
@@ -128,6 +131,7 @@ METHODS: dict[str, Entry] = {
             averaging.PrivateLayersParams,
             "baselines.averaging.private_layers:FedBN",
             model="cnn-gn",
+            robust=ALL,
         ),
         Entry(
             "fedconv",
@@ -187,6 +191,7 @@ METHODS: dict[str, Entry] = {
             "FedAvg with Yogi on the server",
             averaging.AdaptiveParams,
             "baselines.averaging.server_optimizers:FedYogi",
+            robust=ALL,
         ),
         Entry(
             "fiarse",
@@ -222,6 +227,7 @@ METHODS: dict[str, Entry] = {
             "a common encoder; every device keeps its last layer",
             averaging.PrivateLayersParams,
             "baselines.averaging.private_layers:HeadPrivate",
+            robust=ALL,
         ),
         Entry(
             "hermes",
@@ -257,6 +263,7 @@ METHODS: dict[str, Entry] = {
             "a common start that one own step makes personal",
             averaging.PerFedAvgParams,
             "baselines.averaging.per_fedavg:PerFedAvg",
+            robust=ALL,
         ),
         Entry(
             "pfedclub",
@@ -284,6 +291,7 @@ METHODS: dict[str, Entry] = {
             "personal models near a common one",
             averaging.PFedMeParams,
             "baselines.averaging.pfedme:PFedMe",
+            robust=ALL,
         ),
         Entry(
             "scaffold",
