@@ -1,7 +1,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-ON_DEVICE := fedwright/protocol fedwright/device_runtime fedwright/cli/main.py fedwright/cli/device.py
+ON_DEVICE := fedwright/protocol fedwright/device_runtime fedwright/cli/main.py fedwright/cli/device.py fedwright/api/graphs.py fedwright/api/data.py fedwright/api/device.py
 
 # A folder of full-size data sets beside the clone is used when there is one.
 ifndef FEDWRIGHT_DATA
@@ -35,7 +35,7 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	@# Boards come with Python 3.10 still; only the emulation of devices needs more.
-	$(BIN)/mypy --python-version 3.10 --exclude emulate $(ON_DEVICE)
+	$(BIN)/mypy --python-version 3.10 --exclude emulate --follow-imports silent $(ON_DEVICE)
 
 test: check
 	@scripts/test $(ARGS)

@@ -139,12 +139,6 @@ def peak_rss_bytes(root: Path = ROOT) -> int:
     return peak if peak is not None else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def cpu_seconds() -> float:
-    """Processor time this process has used, all threads."""
-    times = os.times()
-    return times.user + times.system
-
-
 def health(root: Path = ROOT) -> Health:
     """All sensors there are."""
     ratio, on_battery = _battery(root)

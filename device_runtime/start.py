@@ -3,6 +3,9 @@
 import logging
 import os
 import signal
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +28,7 @@ from fedwright.protocol import codec, topics
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.crypto.secure_sum import LEAST_DEVICES
 from fedwright.protocol.crypto.x25519 import KEY_BYTES
-from fedwright.protocol.link import connect
+from fedwright.protocol.link import Link, connect
 from fedwright.protocol.messages import Gone
 
 log = logging.getLogger(__name__)
@@ -37,26 +40,41 @@ MB = 1e6
 
 def run_agent(config: AgentConfig) -> None:
     """Run one device in the foreground; SIGTERM and SIGINT end it cleanly."""
-    topics.check_name(config.device, what="device id")
-    for fleet in (config.fleet, *config.further):
-        topics.check_name(fleet, what="fleet")
-    # A wrong bundle is said before the data is read, which may take long.
-    config.identity()
+    _check(config)
     # Emulated devices and services may have been started further back already.
     os.nice(max(0, config.nice - os.nice(0)))
+    with open_agent(config) as agent:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: agent.stop())
+        agent.run()
+
+
+@contextmanager
+def open_agent(config: AgentConfig) -> Iterator[Agent]:
+    """An agent that is connected and ready to `run`; it takes leave of the server when the block ends."""
+    _check(config)
     folder = config.state / config.fleet / config.device
     settings = _settings(config, folder)
     limits_of(settings)
-    journal = Journal(folder)
-    try:
-        runner = TrainingProcess(settings)
-        try:
-            resources = _resources(config, folder, journal, runner)
-            _run(config, replace(resources, owner=OwnerRules(settings.policy, folder)))
-        finally:
-            runner.close()
-    finally:
-        journal.close()
+    with closing(Journal(folder)) as journal, closing(TrainingProcess(settings)) as runner:
+        resources = _resources(config, folder, journal, runner)
+        resources = replace(resources, owner=OwnerRules(settings.policy, folder))
+        identity, link = _connect(config)
+        with closing(link):
+            agent = Agent(link, identity, resources, leave_when_over=config.once)
+            log.info("device %s serves fleet %s at %s", identity.device, identity.fleet, config.broker)
+            try:
+                yield agent
+            finally:
+                agent.leave()
+
+
+def _check(config: AgentConfig) -> None:
+    """Say what is wrong before the data is read, which may take long."""
+    topics.check_name(config.device, what="device id")
+    for fleet in (config.fleet, *config.further):
+        topics.check_name(fleet, what="fleet")
+    config.identity()
 
 
 def _settings(config: AgentConfig, folder: Path) -> EquipmentSettings:
@@ -121,7 +139,7 @@ def _hiding(resources: Resources, device: str, folder: Path) -> Resources:
     return replace(resources, told=without_counts(told), hidden=hidden)
 
 
-def _run(config: AgentConfig, resources: Resources) -> None:
+def _connect(config: AgentConfig) -> tuple[DeviceIdentity, Link]:
     bundle = config.identity()
     identity = DeviceIdentity(
         config.device,
@@ -130,18 +148,13 @@ def _run(config: AgentConfig, resources: Resources) -> None:
         None if bundle is None else bundle.verify,
         config.further,
         config.patience_s,
+        None if bundle is None else bundle.sign,
     )
     up = topics.up(identity.fleet, identity.device)
     gone = codec.encode(Gone(), sender=identity.device, boot=identity.boot)
     if bundle is None:
         log.warning("DEVELOPMENT MODE: no certificate and no signed tasks; enroll this device before it leaves the lab")
+    elif ending := bundle.ending(time.time()):
+        log.warning("%s", ending)
     link = connect(config.broker, client_id=identity.device, will=(up, gone), tls=config.tls(), login=config.login)
-    agent = Agent(link, identity, resources, leave_when_over=config.once)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: agent.stop())
-    log.info("device %s serves fleet %s at %s", identity.device, identity.fleet, config.broker)
-    try:
-        agent.run()
-    finally:
-        agent.leave()
-        link.close()
+    return identity, link

@@ -94,7 +94,7 @@ class Manifest(Struct, frozen=True):
     work: dict[Annotated[str, Meta(max_length=100)], list[Annotated[float, Meta(ge=0)]]] = {}
     # Multiply-accumulates of one prediction; 0 = nobody counted.
     macs: Annotated[int, Meta(ge=0)] = 0
-    # What train.onnx is for: the stock onnxruntime, or onnxruntime-training (protocol/classic.py).
+    # What train.onnx is for: the stock onnxruntime, or onnxruntime-training (protocol/classic_artifact.py).
     backend: Literal["portable", "classic"] = "portable"
 
 

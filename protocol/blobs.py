@@ -263,6 +263,8 @@ class Download:
         first = max(1, FIRST_WINDOW_BYTES // ref.chunk_bytes)
         self._window = min(FIRST_WINDOW_CHUNKS, first, self._max_window)
         self._asked: set[int] = set()
+        # What patience had run out for; a second copy of one of these was slow, not lost.
+        self._given_up: set[int] = set()
         self._accepted = 0
         self._seen = 0
         self._progress_s = 0.0
@@ -289,6 +291,7 @@ class Download:
         """Chunks to ask for now; those asked for before come again when nothing arrived for `retry_s`."""
         self._keep_pace(now_s)
         if self._asked and now_s - self._progress_s >= self._retry_s:
+            self._given_up = set(self._asked)
             self.lost_link()
             self._progress_s = now_s
         room = self._window - len(self._asked)
@@ -307,8 +310,10 @@ class Download:
         """Take a chunk, asked for or not; False when it is not needed or not what the reference says."""
         if index not in self._missing:
             self.duplicates += 1
-            # It was slow, not lost: have more patience on this link.
-            self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)
+            if index in self._given_up:
+                # Have more patience on this link. Copies of others say nothing: they were meant for another device.
+                self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)
+                self._given_up.clear()
             return False
         self._asked.discard(index)
         if hashlib.sha256(data).digest() != self.ref.chunks[index]:

@@ -91,8 +91,8 @@ class Graph:
 class Outline:
     """What is in a model. `inner` has the tensors of attributes and subgraphs; operators are (domain, type).
 
-    most_entries: of the largest tensor whose shape stands in the file. most_trips: how often the body of a Scan runs,
-    by the lengths that stand in the file, multiplied over Scans inside one another.
+    most_entries: of the largest tensor whose shape follows from the file and the batch. most_trips: how often the body
+    of a Scan runs, by lengths that do so too, multiplied over Scans inside one another.
     """
 
     ir_version: int = 0
@@ -108,15 +108,15 @@ class Outline:
     graph: Graph = field(default_factory=Graph)
 
 
-def scan(data: bytes, *, what: str) -> Outline:
-    """The outline of a model; BadArtifact names `what` when it cannot be read."""
+def scan(data: bytes, *, what: str, batch: int = 1) -> Outline:
+    """The outline of a model; BadArtifact names `what` when it cannot be read. batch: what free sizes stand for."""
     try:
-        return _scan_model(memoryview(data))
+        return _scan_model(memoryview(data), batch)
     except (ValueError, UnicodeDecodeError) as err:
         raise BadArtifact(f"{what} is not an ONNX file this release accepts: {err}") from err
 
 
-def _scan_model(view: memoryview) -> Outline:
+def _scan_model(view: memoryview, batch: int) -> Outline:
     model = read(view, MODEL, "model")
     outline = Outline(ir_version=model.number("ir_version", 0))
     for part in model.parts.get("opset_import", []):
@@ -128,7 +128,12 @@ def _scan_model(view: memoryview) -> Outline:
     graph = model.part("graph")
     if graph is None:
         raise ValueError("it holds no graph")
-    outline.graph = _scan_graph(graph, outline, Bounds(), depth=0)
+    bounds = Bounds()
+    for part in read(graph, GRAPH, "graph").parts.get("input", []):
+        value = _scan_value(part)
+        if value.dims is not None:
+            bounds.note(value.name, [batch if size < 0 else size for size in value.dims], None)
+    outline.graph = _scan_graph(graph, outline, bounds, depth=0)
     return outline
 
 
@@ -160,10 +165,10 @@ def _scan_node(view: memoryview, outline: Outline, bounds: Bounds, *, depth: int
     operator = node.text("op_type")
     outline.operators.add((node.text("domain"), operator))
     inputs, outputs = ([decoded(kind, part) for part in node.parts.get(kind, [])] for kind in ("input", "output"))
-    outline.most_entries = max(outline.most_entries, bounds.entries(operator, inputs, outputs))
+    within = bounds
     if operator == "Scan":
-        bounds = bounds.inside(inputs)
-        outline.most_trips = max(outline.most_trips, bounds.trips)
+        within = bounds.inside(inputs)
+        outline.most_trips = max(outline.most_trips, within.trips)
     found = Node(operator, tuple(inputs), tuple(outputs), {})
     for part in node.parts.get("attribute", []):
         attribute = read(part, ATTRIBUTE, "attribute")
@@ -178,9 +183,11 @@ def _scan_node(view: memoryview, outline: Outline, bounds: Bounds, *, depth: int
             if operator == "Constant" and outputs:
                 bounds.note(outputs[0], held.dims, held.numbers)
         elif graph is not None:
-            found.attributes[name] = _scan_graph(graph, outline, bounds, depth=depth + 1)
+            found.attributes[name] = _scan_graph(graph, outline, within, depth=depth + 1)
         else:
             _scan_plain(attribute, name, found)
+    made = bounds.entries(operator, inputs, outputs, found.attributes)
+    outline.most_entries = max(outline.most_entries, made)
     return found
 
 

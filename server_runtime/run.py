@@ -22,6 +22,7 @@ from fedwright.server_runtime.artifacts.pretrained import start_from
 from fedwright.server_runtime.artifacts.standalone import export_model
 from fedwright.server_runtime.config import ModelSection, RunConfig
 from fedwright.server_runtime.fleet.class_names import RunData, fleet_names, largest_believed
+from fedwright.server_runtime.fleet.device_keys import DeviceKeys
 from fedwright.server_runtime.fleet.epoch import next_epoch
 from fedwright.server_runtime.fleet.revocation import Gate
 from fedwright.server_runtime.fleet.trust import Authority, read_edges
@@ -92,6 +93,7 @@ def execute(
         )
         if config.fleet.trust is not None:
             channel.gate = Gate(Path(config.fleet.trust))
+            channel.require_signatures(DeviceKeys(Path(config.fleet.trust)).verify)
             channel.order = codec.Order(next_epoch(Path(config.fleet.trust)))
         return channel
 
@@ -212,8 +214,18 @@ def _check_foreign(config: RunConfig) -> None:
         )
 
 
-def export_device(config: RunConfig, device: str, target: Path) -> None:
-    """Write the model that a device should use now as a plain ONNX file; that of no device is the global one."""
+@dataclass(frozen=True)
+class RunModel:
+    """The model that a device should use; kept: layers of it that never left the device."""
+
+    spec: ModelSpec
+    weights: Tensors
+    class_names: tuple[str, ...]
+    kept: tuple[str, ...]
+
+
+def model_of_run(config: RunConfig, device: str) -> RunModel:
+    """What a device should use now, by the last finished round of a run; that of no device is the global model."""
     folder = folder_of(config)
     with plain_storage_errors(folder.store), closing(SqliteRoundStore(folder.store)) as store:
         record = store.run()
@@ -224,11 +236,17 @@ def export_device(config: RunConfig, device: str, target: Path) -> None:
         method = make_method(config, record.spec, class_names=record.class_names)
         method.restore(MethodState.read(BlobStore(folder.blobs).path(closed[-1].state)))
     spec, weights = method.model_of(device)
-    kept = ", ".join(method.personal_layers(device))
-    if kept:
-        log.warning("%s never left %s; the exported model has the server's own in place of them", kept, device)
-    artifact = Builder(folder.artifacts).build(Structure(spec))
-    target.write_bytes(export_model(artifact, weights, class_names=record.class_names))
+    return RunModel(spec, weights, record.class_names, method.personal_layers(device))
+
+
+def export_device(config: RunConfig, device: str, target: Path) -> None:
+    """Write the model that a device should use now as a plain ONNX file; that of no device is the global one."""
+    found = model_of_run(config, device)
+    if found.kept:
+        names = ", ".join(found.kept)
+        log.warning("%s never left %s; the exported model has the server's own in place of them", names, device)
+    artifact = Builder(folder_of(config).artifacts).build(Structure(found.spec))
+    target.write_bytes(export_model(artifact, found.weights, class_names=found.class_names))
 
 
 def _check_known(device: str, known: Mapping[str, DeviceRecord], folder: RunFolder) -> None:
@@ -263,7 +281,11 @@ def _torch_device(wanted: str) -> str:
 
 
 def _signer(config: RunConfig) -> codec.Sign | None:
-    return None if config.fleet.trust is None else Authority(Path(config.fleet.trust)).sign
+    if config.fleet.trust is None:
+        return None
+    authority = Authority(Path(config.fleet.trust))
+    authority.check_signing()
+    return authority.sign
 
 
 def _may_speak(config: RunConfig) -> MaySpeak:

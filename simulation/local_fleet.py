@@ -1,6 +1,5 @@
 """A fleet without a broker: stands where the exchange stands and has the tasks done by processes of this machine."""
 
-import multiprocessing
 import queue
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -23,6 +22,7 @@ from fedwright.protocol.task_blobs import common_blobs, own_blobs
 from fedwright.server_runtime.transport.device_channel import Heard
 from fedwright.server_runtime.transport.upload_puller import Pulled
 from fedwright.simulation.dealing import Dealt
+from fedwright.simulation.processes import FreshProcesses
 from fedwright.simulation.worker import EvaluationJob, Worker, WorkerSetup, begin, run_device_task, run_measure
 
 BOOT = "simulated"
@@ -39,9 +39,7 @@ class WorkerPool:
         self._here = Worker(place) if processes == 0 else None
         self._pool: ProcessPoolExecutor | None = None
         if processes:
-            # Not fork: the runtimes in this process have threads of their own.
-            context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(processes, context, initializer=begin, initargs=(place,))
+            self._pool = ProcessPoolExecutor(processes, FreshProcesses(), initializer=begin, initargs=(place,))
 
     def run_task(self, device: str, task: Task) -> "Future[Update | Refusal]":
         """Do a device's task."""

@@ -19,7 +19,7 @@ KINDS = (".npz", ".csv")
 
 
 @dataclass(frozen=True)
-class Rows:
+class OwnExamples:
     """Examples in their own numbering of classes, and the names of the classes if they have any."""
 
     x: np.ndarray[tuple[int, ...], np.dtype[np.generic]]
@@ -33,7 +33,7 @@ def is_one_per_device(source: str) -> bool:
     return source.startswith(DEVICES)
 
 
-def load_rows(source: str, *, most: int | None, rng: np.random.Generator) -> Rows:
+def load_rows(source: str, *, most: int | None, rng: np.random.Generator) -> OwnExamples:
     """All examples of a source, held-out ones too, or that many drawn at random."""
     found = load(source, holdout_ratio=0.0, seed=SPLIT_SEED)
     x = np.concatenate([found.x, found.x_holdout]) if len(found.x_holdout) else found.x
@@ -41,7 +41,7 @@ def load_rows(source: str, *, most: int | None, rng: np.random.Generator) -> Row
     if most is not None and most < len(y):
         rows = np.sort(rng.choice(len(y), most, replace=False))
         x, y = x[rows], y[rows]
-    return Rows(x, y, found.classes, found.class_names)
+    return OwnExamples(x, y, found.classes, found.class_names)
 
 
 def load_devices(source: str) -> dict[str, LocalData]:
@@ -64,7 +64,7 @@ def load_devices(source: str) -> dict[str, LocalData]:
     return found
 
 
-def joined(devices: Mapping[str, LocalData]) -> tuple[Rows, dict[str, Share]]:
+def joined(devices: Mapping[str, LocalData]) -> tuple[OwnExamples, dict[str, Share]]:
     """The rows of all devices one after the other, each in its device's numbering, and who has which."""
     # Fractions on one device make the others' whole numbers measured ones, too.
     kind = np.float32 if any(data.x.dtype.kind == "f" for data in devices.values()) else np.int64
@@ -76,7 +76,7 @@ def joined(devices: Mapping[str, LocalData]) -> tuple[Rows, dict[str, Share]]:
         parts_y += [data.y, data.y_holdout]
         at += len(train) + len(test)
     classes = max(data.classes for data in devices.values())
-    return Rows(np.concatenate(parts_x), np.concatenate(parts_y), classes, ()), shares
+    return OwnExamples(np.concatenate(parts_x), np.concatenate(parts_y), classes, ()), shares
 
 
 def _check_alike(devices: Mapping[str, LocalData]) -> None:

@@ -6,7 +6,7 @@ device each, and to one part of its share; every row is dealt unless the docstri
 
 import re
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -223,19 +223,6 @@ def by_owner(
         parts = [rows[np.isin(groups[rows], part)] for part in (units.train, units.val, units.test)]
         shares[device] = Share(*parts)
     return shares
-
-
-def portions(rows: int, parts: Mapping[str, float], *, rng: np.random.Generator) -> dict[str, Index]:
-    """Random disjoint parts of all rows by share, such as what the server keeps; shares must add up to 1.
-
-    FedConv: server_tune .05, server_test .20, train .70, test .05. pFedClub: train .72, test .20, public .08.
-    """
-    if any(part <= 0 for part in parts.values()) or abs(sum(parts.values()) - 1) > 1e-9:
-        raise ConfigError(f"portions {dict(parts)} must be above 0 and add up to 1")
-    # Halves always go up: rounded to even, two neighbouring bounds could move a part by a whole row.
-    bounds = np.floor(np.cumsum(list(parts.values()))[:-1] * rows + 0.5 + 1e-9).astype(np.int64)
-    pieces = np.split(rng.permutation(rows), bounds)
-    return dict(zip(parts, pieces, strict=True))
 
 
 def by_metis(

@@ -8,7 +8,8 @@ import pytest
 
 from fedwright.device_runtime.store.journal import read_entry
 from fedwright.protocol import predictor
-from fedwright.protocol.errors import BadMessage, FedwrightError
+from fedwright.protocol.errors import BadMessage, ConfigError, FedwrightError
+from fedwright.server_runtime.config import config_from_text
 from fedwright.server_runtime.methods.state import MethodState
 from fedwright.server_runtime.rounds.audit import AUDIT, check_audit, read_audit
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
@@ -36,9 +37,10 @@ def test_a_line_of_an_audit_log_is_named(tmp_path: Path) -> None:
     ("read", "error"),
     [
         (lambda: predictor.profile_from_json(TEXT), BadMessage),
+        (lambda: config_from_text("a = " + "[" * DEPTH, where="run.toml"), ConfigError),
         (lambda: MethodState(records={"a": TEXT.decode()}).record("a", dict), FedwrightError),
     ],
-    ids=["profile", "state of a method"],
+    ids=["profile", "config", "state of a method"],
 )
 def test_the_reader_answers_with_an_error_of_its_own(read: Callable[[], object], error: type[FedwrightError]) -> None:
     with pytest.raises(error):

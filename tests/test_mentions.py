@@ -16,8 +16,8 @@ from fedwright.server_runtime.methods.registry import METHODS
 from helpers.layout import Module, below, sources_of
 from helpers.tools import REPO
 
-# Options of pip, systemctl and of the system that one suite compares with.
-FOREIGN = {"--force-reinstall", "--upgrade", "--now"}
+# Options of pip, venv, systemctl and of the system that one suite compares with.
+FOREIGN = {"--force-reinstall", "--upgrade", "--now", "--clear", "--no-input", "--no-deps"}
 ELSEWHERE = "fedwright.benchmarks.peers"
 # What follows a section's name in the name of a file.
 ENDINGS = {"md", "toml", "onnx", "log", "out", "sqlite", "npz"}

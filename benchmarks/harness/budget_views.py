@@ -22,7 +22,7 @@ def budget_views(runs: Runs, base: str, figure: str = "mean") -> list[dict[str, 
         by_s = [_within(job, seconds_by_round(job), seconds_by_round(other)[-1], figure) for job, other in pairs]
         row = {
             "method": name,
-            "equal parameters": 100 * mean(job.curve("test", figure)[-1] for job in own),
+            "equal parameters": 100 * mean(job.curve("test before", figure)[-1] for job in own),
             "equal bytes": _mean_or_none(by_bytes),
             "equal device s": _mean_or_none(by_s),
             "MB per device": mean(bytes_by_round(job)[-1] for job in own) / 1e6,
@@ -57,7 +57,7 @@ def seconds_by_round(job: Finished) -> list[float]:
 def _within(job: Finished, spent: Sequence[float], limit: float, figure: str) -> float | None:
     """In percent at the last measurement within a limit; None where even the first is beyond it."""
     # Sums of floats in another order must not cost a round.
-    inside = [e for e in job.evaluations if e.part == "test" and spent[e.round - 1] <= limit * (1 + 1e-9)]
+    inside = [e for e in job.evaluations if e.part == "test before" and spent[e.round - 1] <= limit * (1 + 1e-9)]
     return 100 * summary(inside[-1])[figure] if inside else None
 
 

@@ -1,6 +1,7 @@
 """Every decoder of bytes that come from outside: valid examples of each, and which errors it may answer others with."""
 
 import random
+import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from fedwright.protocol.link.security import BundleInfo, read_bundle
 from fedwright.protocol.messages import BlobRef, Message, Task
 from fedwright.protocol.onnx_outline import scan
 from fedwright.protocol.operator_costs import FEATURES
+from fedwright.protocol.support.unreadable import UNREADABLE
 
 SAMPLES = 40
 SHAPES = {"w": (4, 3), "b": (3,), "n": (2,)}
@@ -134,10 +136,10 @@ def _manifest_check(folder: Path) -> Read:
     def read(data: bytes) -> None:
         try:
             manifest = msgspec.json.decode(data, type=artifacts.Manifest, strict=False)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
+            packed = artifacts.pack(Artifact(manifest, whole.train, whole.eval))
+        except (*UNREADABLE, OverflowError) as err:
             # Not what is tried here: the decoder `artifact` meets such bytes.
             raise BadArtifact("no manifest") from err
-        packed = artifacts.pack(Artifact(manifest, whole.train, whole.eval))
         check_artifact(artifacts.unpack(packed), batch=8, free_bytes=10**9)
 
     return read
@@ -152,7 +154,7 @@ def _refs(rng: random.Random) -> list[bytes]:
 def _read_ref(data: bytes) -> None:
     try:
         ref = msgspec.msgpack.decode(data, type=BlobRef)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
+    except UNREADABLE as err:
         raise BadBlob("no reference") from err
     check_ref(ref)
 
@@ -207,12 +209,12 @@ def _checkpoint(folder: Path) -> Read:
 
 def _configs(rng: random.Random) -> list[bytes]:
     del rng
-    from fedwright.cli.init import starter_config
+    from fedwright.api.starter import starter_config
     from fedwright.server_runtime.methods.registry import METHODS
 
     texts = [starter_config(entry) for entry in METHODS.values()]
     # What stands behind a # is not read, so changes there are no examples.
-    return ["\n".join(line for line in text.splitlines() if not line.startswith("#")).encode() for text in texts]
+    return [re.sub(r"(^|  +)#.*$", "", text, flags=re.MULTILINE).encode() for text in texts]
 
 
 def _read_config(data: bytes) -> None:

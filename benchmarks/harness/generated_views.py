@@ -45,7 +45,7 @@ class ModelView:
             if number == int(self.job.config["run"]["rounds"]):
                 self._seen["late"] = self._prototypes(method)
                 self._seen["union"] = [self._union(method, level) for level in range(self.sizes)]
-                if isinstance(method, Fiarse):
+                if isinstance(method, Fiarse | Framp):
                     self._seen["tuned"] = {device: self._tuned(method, device) for device in self.dealt.shares}
 
     def seen(self) -> dict[str, Any]:

@@ -6,12 +6,12 @@ then runs with what was chosen. `fedwright bench search SUITE` writes benchmarks
 
 import itertools
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from typing import Any
 
-from fedwright.benchmarks.harness.suite import Finished, Job, mean, run_jobs
+from fedwright.benchmarks.harness.suite import Finished, Job, mean, merged, run_jobs
 from fedwright.protocol.errors import ConfigError
 
 # Suites report seeds 1, 2, …; what is looked at while settings are chosen begins here.
@@ -24,10 +24,6 @@ class Trial:
 
     train: dict[str, Any] = field(default_factory=dict)
     params: dict[str, Any] = field(default_factory=dict)
-
-
-JobOf = Callable[[str, Trial], Mapping[str, Any]]
-"""The config of one method's simulation with the settings of a trial."""
 
 
 def trials_of(search: Mapping[str, Any], method: str) -> list[Trial]:
@@ -44,29 +40,38 @@ def trials_of(search: Mapping[str, Any], method: str) -> list[Trial]:
     return [Trial({"learning_rate": rate}, params) for params in tables for rate in rates]
 
 
-def search(found: Mapping[str, Any], methods: list[str], config_of: JobOf) -> dict[str, Any]:
+def search(found: Mapping[str, Any], jobs: Sequence[Job]) -> dict[str, Any]:
     """Run all trials of all methods and choose by mean accuracy on validation rows; test rows are not looked at.
 
-    found: the suite's file; its [search.scale] may make the searched runs smaller than those that are reported.
+    found: the suite's file, whose [search] says what is tried, and may make the searched runs smaller than those that
+    are reported (scale). jobs: of the suite, one for each label; their seeds do not count.
     """
     seeds = [FIRST_SEED + number for number in range(int(found["search"]["seeds"]))]
-    plans = [(method, trial) for method in methods for trial in trials_of(found["search"], method)]
-    jobs = [
-        Job(f"{method} {number}", seed, config_of(method, trial), parts=("val",))
-        for number, (method, trial) in enumerate(plans)
-        for seed in seeds
-    ]
-    finished = run_jobs(jobs)
+    plans = [(job, trial) for job in jobs for trial in trials_of(found["search"], job.name)]
+    finished = run_jobs([_job(*plan, number, seed) for number, plan in enumerate(plans) for seed in seeds])
     tried = []
-    for number, (method, trial) in enumerate(plans):
-        own = [job for job in finished if job.name == f"{method} {number}"]
-        tried.append({"method": method, **asdict(trial), "val": round(100 * mean(map(score, own)), 3)})
-    return {
-        "seeds": seeds,
-        "scale": found["search"].get("scale", {}),
-        "tried": tried,
-        "chosen": {method: _best(tried, method) for method in methods},
-    }
+    for number, (job, trial) in enumerate(plans):
+        own = [done for done in finished if done.name == f"{job.name} {number}"]
+        tried.append({"method": job.name, **asdict(trial), "val": round(100 * mean(map(score, own)), 3)})
+    best = {job.name: _best(tried, job.name) for job in jobs}
+    return {"seeds": seeds, "scale": found["search"].get("scale", {}), "tried": tried, "chosen": best}
+
+
+def _job(job: Job, trial: Trial, number: int, seed: int) -> Job:
+    """A job of the search: only validation rows are measured, and nobody watches."""
+    config = with_trial(job, trial).config
+    return replace(job, name=f"{job.name} {number}", seed=seed, config=config, parts=("val",), watch=None)
+
+
+def with_trial(job: Job, trial: Trial) -> Job:
+    """The job with the settings of a trial."""
+    return replace(job, config=merged(job.config, {"train": trial.train, "method": trial.params}))
+
+
+def tuned(suite: str, jobs: Sequence[Job]) -> list[Job]:
+    """Jobs with what was chosen for their labels; those of labels that nobody searched are as they were."""
+    settings = chosen(suite)
+    return [with_trial(job, settings.get(job.name, Trial())) for job in jobs]
 
 
 def score(job: Finished) -> float:

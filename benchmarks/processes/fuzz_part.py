@@ -1,7 +1,7 @@
 """One part of `fedwright bench fuzz`: some thousand examples for one decoder, in a process with little memory.
 
-Run as `python -m fedwright.benchmarks.processes.fuzz_part DECODER SEED EXAMPLES FOLDER` where FOLDER holds the valid
-examples; the last line it prints is what it found, as JSON. A process that dies names its seed by dying.
+Run as `python -m fedwright.benchmarks.processes.fuzz_part DECODER SEED EXAMPLES FOLDER WORK` where FOLDER holds the
+valid examples and WORK is empty; the last line it prints is what it found, as JSON.
 """
 
 import logging
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from fedwright.benchmarks.harness.decoders import DECODERS, Read
+from fedwright.benchmarks.harness.decoders import ARTIFACT, DECODERS, Read
 from fedwright.benchmarks.harness.mutations import mutated
 from fedwright.device_runtime import facts
 
@@ -43,17 +43,19 @@ class PartFound(msgspec.Struct):
 
 def main(arguments: list[str]) -> None:
     """Try the examples and print what came of them."""
-    name, seed, count, folder = arguments[0], int(arguments[1]), int(arguments[2]), Path(arguments[3])
+    name, seed, count = arguments[0], int(arguments[1]), int(arguments[2])
+    folder, work = Path(arguments[3]), Path(arguments[4])
     # Warnings about single examples would be gigabytes.
     logging.disable(logging.CRITICAL)
     decoder = DECODERS[name]
     valid = msgspec.msgpack.decode((folder / f"{name}.valid").read_bytes(), type=list[bytes])
-    read = decoder.reader(folder)
+    (work / ARTIFACT).write_bytes((folder / ARTIFACT).read_bytes())
+    read = decoder.reader(work)
     warm = PartFound()
     for example in valid:
         attempt(read, example, decoder.errors, warm)
     resource.setrlimit(resource.RLIMIT_DATA, (facts.data_bytes() + ROOM_BYTES,) * 2)
-    signal.signal(signal.SIGALRM, _stop)
+    signal.signal(signal.SIGPROF, _stop)
     found, rng = PartFound(), random.Random(f"{name} {seed}")
     began_s = time.monotonic()
     for _ in range(count):
@@ -64,7 +66,8 @@ def main(arguments: list[str]) -> None:
 
 def attempt(read: Read, example: bytes, errors: tuple[type[Exception], ...], found: PartFound) -> None:
     """Try one example and note what came of it."""
-    signal.alarm(HANG_S)
+    # Processor time: on a busy machine any example may wait for its turn.
+    signal.setitimer(signal.ITIMER_PROF, HANG_S)
     began_s = time.thread_time()
     try:
         read(example)
@@ -76,7 +79,7 @@ def attempt(read: Read, example: bytes, errors: tuple[type[Exception], ...], fou
         if len(found.shown) < MOST_FAULTS:
             found.shown.append(f"{type(err).__name__}: {err} from {example[:SHOWN_BYTES].hex()} ({len(example)} bytes)")
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
     found.examples += 1
     found.slowest_s = max(found.slowest_s, time.thread_time() - began_s)
 

@@ -29,6 +29,7 @@ from fedwright.server_runtime.methods.fedconv.server_training import ServerSide
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.server_runtime.spec import ModelSpec
 from fedwright.simulation.dealing import deal, reserve
+from fedwright.simulation.worker import Part
 
 CONV, CONTROL = "fedconv", "slice-tuned"
 # Nobody in these shares a model with all others.
@@ -38,6 +39,8 @@ UNLIKE = ("alpha 0.05", "alpha 0.1", "by person")
 LATE = 2
 # Graphs, which travel once, differ by some hundred bytes: HeteroFL's has a mask and a scaler.
 BYTES = 0.01
+# Devices' models at the same moment for all methods: what they are given, and what they make of it.
+PARTS: tuple[Part, ...] = ("test before", "test after")
 Runs = Mapping[tuple[str, str], list[Finished]]
 
 
@@ -94,7 +97,7 @@ def _job(
     change: Mapping[str, Any] | None = None,
 ) -> Job:
     config = merged(_config(found, division), {"method": {"name": label, **params}}, change or {})
-    return Job(f"{label} | {division}", seed, config, watch=GlobalAccuracy)
+    return Job(f"{label} | {division}", seed, config, parts=PARTS, watch=GlobalAccuracy)
 
 
 def _config(found: Mapping[str, Any], division: str) -> dict[str, Any]:
@@ -147,8 +150,13 @@ def global_of(own: Sequence[Finished]) -> float:
 
 
 def devices_of(own: Sequence[Finished]) -> float:
-    """Mean over devices of the accuracy of their own models on their own test rows."""
-    return mean(late(job.curve("test", "mean")) for job in own)
+    """Mean over devices of the accuracy of what they are given on their own test rows."""
+    return mean(late(job.curve("test before", "mean")) for job in own)
+
+
+def trained_of(own: Sequence[Finished]) -> float:
+    """The same after a round of their own training."""
+    return mean(100 * job.curve("test after", "mean")[-1] for job in own)
 
 
 def accuracy_rows(
@@ -162,6 +170,7 @@ def accuracy_rows(
             own = runs[label, division]
             row[f"{division}: global"] = None if label in WITHOUT_GLOBAL else global_of(own)
             row[f"{division}: devices"] = devices_of(own)
+            row[f"{division}: trained"] = trained_of(own)
         rows.append(row)
     return [*rows, {"method": "serveralone", **{f"{d}: global": 100 * value for d, value in alone.items()}}]
 
@@ -171,7 +180,12 @@ def ablation_rows(found: Mapping[str, Any], runs: Runs, divisions: Sequence[str]
     middle = next(division for label, division in runs if label in found["ablations"])
     labels = [CONV, *found["ablations"]]
     return [
-        {"form": label, "global": global_of(runs[label, middle]), "devices": devices_of(runs[label, middle])}
+        {
+            "form": label,
+            "global": global_of(runs[label, middle]),
+            "devices": devices_of(runs[label, middle]),
+            "trained": trained_of(runs[label, middle]),
+        }
         for label in labels
     ]
 

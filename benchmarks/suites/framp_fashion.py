@@ -16,7 +16,7 @@ Wanted = Callable[[int], bool]
 # Single measurements move by several points; the mean of the last ones does not.
 LATE = 3
 SIZES = 4
-TUNED = "fiarse, then own training"
+TUNED = ", then own training"
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     shares = [float(share) for share in found["sizes"]["shares"]]
     unseen = unseen_devices(found["suite"])
     rows = [row_of(label, own, shares, unseen) | paper(found["paper"], label) for label, own in runs.items()]
-    rows.append(_tuned_row(runs["fiarse"], shares, unseen))
+    rows += [_tuned_row(label, runs[label], shares, unseen) for label in ("framp", "fiarse")]
     result: dict[str, Any] = {
         "seeds": seeds,
         "tables": {
@@ -106,8 +106,8 @@ def paper(table: Mapping[str, list[float]], label: str) -> dict[str, Any]:
     return dict(zip(names, table.get(label, [None] * len(names)), strict=True))
 
 
-def _tuned_row(own: list[Finished], shares: list[float], unseen: int) -> dict[str, Any]:
-    """FIARSE's parts after one epoch on each device's own data: what personalisation alone is worth."""
+def _tuned_row(label: str, own: list[Finished], shares: list[float], unseen: int) -> dict[str, Any]:
+    """Parts after one epoch on each device's own data: of FIARSE, what personalisation alone is worth."""
     tuned = {
         (job.seed, number_of(device, job.seed)): 100 * value
         for job in own
@@ -117,7 +117,7 @@ def _tuned_row(own: list[Finished], shares: list[float], unseen: int) -> dict[st
     def group(wanted: Wanted) -> float:
         return mean(value for (_, number), value in tuned.items() if wanted(number))
 
-    row: dict[str, Any] = {"method": TUNED, "local": group(lambda number: number < unseen)}
+    row: dict[str, Any] = {"method": label + TUNED, "local": group(lambda number: number < unseen)}
     for level, share in enumerate(shares):
         row[f"{share:.3g}"] = group(of_size(level, len(shares), unseen))
     return row | {"unseen": group(lambda number: number >= unseen)}

@@ -7,10 +7,12 @@ valid examples' memory, or 20 seconds; a part whose process dies is one too.
 """
 
 import argparse
+import os
 import random
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +45,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         folder = Path(place)
         write_examples(folder)
         task = bar.add_task("examples", total=wanted * len(DECODERS))
-        for seed in range(wanted // part):
-            for name in DECODERS:
-                found[name].append(_part(name, seed, part, folder))
+        jobs = [(name, seed) for seed in range(wanted // part) for name in DECODERS]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            parts = pool.map(lambda job: _part(job[0], job[1], part, folder), jobs)
+            for (name, _), one in zip(jobs, parts, strict=True):
+                found[name].append(one)
                 bar.advance(task, part)
     rows = [_row(name, parts) for name, parts in found.items()]
     return {
@@ -72,9 +76,10 @@ def _part(name: str, seed: int, count: int, folder: Path) -> PartFound:
     place = place_named(["fuzz", name, seed, count])
     if place is not None and place.exists():
         return msgspec.json.decode(place.read_bytes(), type=PartFound)
-    words = [name, str(seed), str(count), str(folder)]
-    command = [sys.executable, "-m", "fedwright.benchmarks.processes.fuzz_part", *words]
-    done = subprocess.run(command, capture_output=True, text=True)
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        words = [name, str(seed), str(count), str(folder), work]
+        command = [sys.executable, "-m", "fedwright.benchmarks.processes.fuzz_part", *words]
+        done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["nothing"]
         return PartFound(faults=1, shown=[f"part {seed} ended with code {done.returncode}: {last[0]}"])

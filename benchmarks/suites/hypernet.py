@@ -14,7 +14,7 @@ from fedwright.benchmarks.harness.suite import check
 from fedwright.device_runtime.facts import peak_rss_bytes
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
-from fedwright.server_runtime.blocks.hypernet import BATCH, HEAD, Hypernet, HypernetForm, Start, Step
+from fedwright.server_runtime.blocks.hypernet import BATCH, HEAD, Hypernet, HypernetForm, HypernetStart, Step
 from fedwright.server_runtime.blocks.masking import top_entries
 from fedwright.server_runtime.spec import ModelSpec
 
@@ -98,7 +98,7 @@ def adapters_cost(devices: int, repeats: int) -> ServerCost:
     """Seconds to write adapters for so many devices from their classes."""
     names = zoo.adapter_names(zoo.create(ADAPTED, seed=0))
     whole = initial_weights(zoo.create(ADAPTED, seed=0))
-    net = Hypernet(HypernetForm(10, 128, 3), Start({name: whole[name] for name in names}, {}), seed=0)
+    net = Hypernet(HypernetForm(10, 128, 3), HypernetStart({name: whole[name] for name in names}, {}), seed=0)
     rows = (np.random.default_rng(0).random((devices, 10)) < 0.5).astype(np.float32)
     return _least(lambda: net.generate(rows), repeats)
 
@@ -117,7 +117,7 @@ def large_round() -> int:
 def _net(spec: ModelSpec, chunk: int | None = None) -> tuple[Hypernet, dict[str, Any]]:
     initial = initial_weights(zoo.create(spec, seed=0))
     form = HypernetForm(DESCRIPTOR, HIDDEN, norm=1.0, chunk=chunk, by_entry=True)
-    return Hypernet(form, Start(initial, {}), seed=0), initial
+    return Hypernet(form, HypernetStart(initial, {}), seed=0), initial
 
 
 def _ms(what: str, cost: ServerCost) -> dict[str, float]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedwright.benchmarks.harness.budget_views import budget_views
 from fedwright.benchmarks.harness.real_fleet import link_overhead
-from fedwright.benchmarks.harness.search import Trial, chosen, search
+from fedwright.benchmarks.harness.search import chosen, search, tuned
 from fedwright.benchmarks.harness.suite import (
     Finished,
     Job,
@@ -29,6 +29,8 @@ from fedwright.simulation.simulate import AFTER
 from fedwright.simulation.worker import Part
 
 BASE = "fedavg"
+# Whose bytes and seconds are the limit: it has every size of device and sends each its part, no more.
+LIMIT = "heterofl"
 # Channels are whole, so a model made to a share of the parameters may be a little larger.
 ROUNDING = 1.05
 # Of one task beside its tensors: itself, statistics, requests for chunks, acknowledgements, its part of a report.
@@ -36,19 +38,14 @@ MESSAGES_BYTES = 16_000
 
 Runs = Mapping[str, list[Finished]]
 # Every model as the method leaves it, and after its device has trained it alone once more.
-MOMENTS: tuple[Part, ...] = ("test", "test after")
+MOMENTS: tuple[Part, ...] = ("test before", "test after")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Tables of all methods: before and after own training, three views of budgets, paired differences, curves."""
     found = read_suite("methods", quick=args.quick)
     seeds, settings = seeds_of(found["suite"], args.seeds), chosen("methods")
-    jobs = [
-        Job(name, seed, job_config(found, name, settings.get(name, Trial())), parts=MOMENTS)
-        for seed in seeds
-        for name in found["methods"]
-    ]
-    finished = run_jobs(jobs)
+    finished = run_jobs(tuned("methods", [job for seed in seeds for job in jobs_of(found, seed)]))
     runs = {name: [job for job in finished if job.name == name] for name in found["methods"]}
     shares = [float(share) for share in found["sizes"]["shares"]]
     rows = sorted((_row(name, own, shares) for name, own in runs.items()), key=lambda row: -float(row["mean"]))
@@ -57,8 +54,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "seeds": seeds,
         "tables": {
             "all methods at equal budgets: accuracy in percent of each device's own model on its own data": rows,
-            f"three views of the same runs: all rounds, and within {BASE}'s bytes and seconds": sorted(
-                budget_views(runs, BASE), key=lambda row: -float(row["equal parameters"])
+            f"three views of the same runs: all rounds, and as far as {LIMIT}'s bytes and device seconds reach": sorted(
+                budget_views(runs, LIMIT), key=lambda row: -float(row["equal parameters"])
             ),
             f"accuracy in points above {BASE}, paired seeds": _paired_rows(runs),
             "mean accuracy in percent, by round": _curves(runs),
@@ -76,12 +73,17 @@ def search_settings(args: argparse.Namespace) -> dict[str, Any]:
     """The same number of trials for every method, on rows that this suite does not test on, at other seeds."""
     found = read_suite("methods", quick=args.quick)
     found["suite"] |= found["search"].get("scale", {})
-    return search(found, list(found["methods"]), lambda name, trial: job_config(found, name, trial))
+    return search(found, jobs_of(found, seed=1))
 
 
-def job_config(found: Mapping[str, Any], name: str, trial: Trial) -> dict[str, Any]:
+def jobs_of(found: Mapping[str, Any], seed: int) -> list[Job]:
+    """A simulation of each method."""
+    return [Job(name, seed, job_config(found, name), parts=MOMENTS) for name in found["methods"]]
+
+
+def job_config(found: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The config of one method's simulation."""
-    params = {**found["methods"][name], **trial.params}
+    params = dict(found["methods"][name])
     model = params.pop("model", found["config"]["model"]["model"])
     suite = found["suite"]
     return merged(
@@ -90,14 +92,13 @@ def job_config(found: Mapping[str, Any], name: str, trial: Trial) -> dict[str, A
             "run": {"rounds": suite["rounds"]},
             "model": {"model": model},
             "method": {"name": name, **params},
-            "train": trial.train,
             "simulate": {"devices": suite["devices"], "rows": suite["rows"]},
         },
     )
 
 
 def _row(name: str, own: list[Finished], shares: list[float]) -> dict[str, Any]:
-    before = [100 * job.curve("test", "mean")[-1] for job in own]
+    before = [100 * job.curve("test before", "mean")[-1] for job in own]
     after = [100 * job.curve("test after", "mean")[-1] for job in own]
     sizes = [by_size(job, len(shares)) for job in own]
     records = [record for job in own for record in job.devices.values()]
@@ -107,7 +108,7 @@ def _row(name: str, own: list[Finished], shares: list[float]) -> dict[str, Any]:
         "mean": mean(before),
         "error": standard_error(before),
         "after own training": mean(after),
-        **{figure: 100 * mean(job.curve("test", figure)[-1] for job in own) for figure in ("worst", "p10")},
+        **{figure: 100 * mean(job.curve("test before", figure)[-1] for job in own) for figure in ("worst", "p10")},
         **{f"{share:.3g}": 100 * mean(found[level] for found in sizes) for level, share in enumerate(shares)},
         "thousand entries": mean(mean(job.seen["entries"].values()) for job in own) / 1e3,
         "kB per round": mean(per_round) / 1e3,
@@ -130,10 +131,10 @@ def _paired_rows(runs: Runs) -> list[dict[str, Any]]:
 
 
 def _curves(runs: Runs) -> list[dict[str, Any]]:
-    rounds = [entry.round for entry in next(iter(runs.values()))[0].evaluations if entry.part == "test"]
+    rounds = [entry.round for entry in next(iter(runs.values()))[0].evaluations if entry.part == "test before"]
     return [
         {"round": number}
-        | {name: 100 * mean(job.curve("test", "mean")[at] for job in own) for name, own in runs.items()}
+        | {name: 100 * mean(job.curve("test before", "mean")[at] for job in own) for name, own in runs.items()}
         for at, number in enumerate(rounds)
     ]
 
@@ -144,7 +145,7 @@ def _links(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows = []
     with Broker() as broker:
         for name in found["links"]["methods"]:
-            config = merged(job_config(found, name, Trial()), small, {"public": {"rows": 30}, "train": {"epochs": 1}})
+            config = merged(job_config(found, name), small, {"public": {"rows": 30}, "train": {"epochs": 1}})
             rows.append({"method": name, **link_overhead(config, broker.url)})
     return rows
 

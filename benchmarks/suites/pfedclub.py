@@ -1,4 +1,4 @@
-"""What the suites pfedclub-fashion and pfedclub-cifar share: zoos of unlike models, teachers, sizes and seconds."""
+"""What the pFedClub suites share: zoos of unlike models or of one, teachers, sizes and seconds."""
 
 import argparse
 import importlib
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     tables["accuracy, pfedclub - other in points, paired seeds"] = difference_rows(runs)
     tables["change of size per device"] = size_rows(runs)
     main = found["suite"]["settings"][0]
-    eta = float(found["params"][LIMITED]["eta"])
+    eta = float(found["params"].get(LIMITED, {}).get("eta", 0.0))
     result: dict[str, Any] = {"seeds": seeds, "tables": tables, "checks": checks(runs, main, eta)}
     if args.json is not None:
         path = args.json.with_suffix(".sizes.png")
@@ -66,17 +66,20 @@ def finished_runs(found: Mapping[str, Any], seeds: list[int]) -> dict[str, dict[
 def jobs_of(found: Mapping[str, Any], setting: str, seeds: list[int]) -> list[Job]:
     """One setting: its zoo, its way to deal, its public examples, and its methods."""
     suite, own = found["suite"], found["settings"][setting]
+    dealt = {"devices": own.get("devices", suite["devices"]), "rows": suite["rows"], "partition": own["partition"]}
     scale = {
         "run": {"rounds": suite["rounds"]},
-        "simulate": {"devices": suite["devices"], "rows": suite["rows"], "partition": own["partition"]},
+        "simulate": dealt,
+        "fleet": {"sample_ratio": own.get("active", 1.0)},
         "public": {"rows": suite["public"], "labelled": own["labelled"]},
     }
     models = {"own": {"models": found["zoos"][own["zoo"]]}}
     jobs = []
     for seed in seeds:
         for label in (label for label in own["methods"] if label in suite.get("methods", own["methods"])):
-            params = found["params"].get(label, {})
-            method = {"name": label, **models, **params}
+            params = dict(found["params"].get(label, {}))
+            # A method with one model for all takes the run's.
+            method = {"name": label, **({} if params.pop("shared", False) else models), **params}
             config = merged(found["config"], scale, {"method": method})
             jobs.append(Job(f"{setting}: {label}", seed, config, float(suite["share"]), watch=TeacherWatch))
     return jobs

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
+from fedwright.benchmarks.harness.search import search, tuned
 from fedwright.benchmarks.harness.suite import Finished, Job, check, mean, merged, read_suite, run_jobs, seeds_of
 from fedwright.server_runtime.seeds import number_of
 
@@ -15,17 +16,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     found = read_suite("sizes-fashion", quick=args.quick)
     suite, seeds = found["suite"], seeds_of(found["suite"], args.seeds)
     shares = [float(share) for share in found["sizes"]["shares"]]
-    scale = {
-        "run": {"rounds": suite["rounds"]},
-        "fleet": {"devices": suite["devices"], "per_round": suite["per_round"]},
-        "simulate": {"devices": suite["devices"], "rows": suite["rows"]},
-    }
-    jobs = [
-        Job(method, seed, merged(found["config"], scale, {"method": {"name": method, **found["params"][method]}}))
-        for seed in seeds
-        for method in suite["methods"]
-    ]
-    finished = run_jobs(jobs)
+    finished = run_jobs(tuned("sizes-fashion", [job for seed in seeds for job in jobs_of(found, seed)]))
     runs = {method: [job for job in finished if job.name == method] for method in suite["methods"]}
     tables = {
         "accuracy in percent of devices by size, each with its own submodel": [
@@ -34,6 +25,26 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "mean accuracy in percent, by round": _curves(runs),
     }
     return {"seeds": seeds, "tables": tables, "checks": checks(runs, shares)}
+
+
+def search_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """The same number of trials for every method, on rows that this suite does not test on, at other seeds."""
+    found = read_suite("sizes-fashion", quick=args.quick)
+    return search(found, jobs_of(found, seed=1))
+
+
+def jobs_of(found: Mapping[str, Any], seed: int) -> list[Job]:
+    """A simulation of each method."""
+    suite = found["suite"]
+    scale = {
+        "run": {"rounds": suite["rounds"]},
+        "fleet": {"devices": suite["devices"], "per_round": suite["per_round"]},
+        "simulate": {"devices": suite["devices"], "rows": suite["rows"]},
+    }
+    return [
+        Job(method, seed, merged(found["config"], scale, {"method": {"name": method, **found["params"][method]}}))
+        for method in suite["methods"]
+    ]
 
 
 def by_size(own: Finished, sizes: int) -> list[float]:

@@ -68,7 +68,9 @@ def _memory(name: str, pid: int) -> Iterator[tuple[str, int]]:
     """Resident bytes of a process, and of the one beside it that trains."""
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
-        yield name, process.memory_info().rss
+        # One that has just ended and was not waited for yet has no memory.
+        if size := process.memory_info().rss:
+            yield name, size
         for child in process.children():
             yield f"{name}: training", child.memory_info().rss
 

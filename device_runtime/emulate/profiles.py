@@ -224,5 +224,5 @@ def _read(folder: Folder, name: str) -> dict[str, Any]:
     file = Path(name).expanduser() if name.endswith(SUFFIX) else known[name][1]
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as err:
+    except (OSError, UnicodeDecodeError, RecursionError, tomllib.TOMLDecodeError) as err:
         raise ConfigError(f"profile {file} cannot be read ({err}); give the path of a TOML file") from err

@@ -54,7 +54,7 @@ def check_artifact(artifact: Artifact, *, batch: int, free_bytes: int | None = N
     for name, data in (("train.onnx", artifact.train), ("eval.onnx", artifact.eval)):
         if len(data) > MAX_ARTIFACT_BYTES:
             raise BadArtifact(f"{name} has {len(data)} bytes, more than the limit of {MAX_ARTIFACT_BYTES}")
-        outline = scan(data, what=name)
+        outline = scan(data, what=name, batch=batch)
         _check_versions(outline, manifest, name)
         _check_operators(outline, name)
         _check_tensors(outline, manifest, name)

@@ -22,13 +22,13 @@ from fedwright.device_runtime.runner import Done, do_task, inputs_at
 from fedwright.device_runtime.training_process.limits import TaskLimits
 from fedwright.device_runtime.training_process.messages import (
     Begin,
-    Ended,
     FrameReader,
     FrameWriter,
     LogLine,
     Ready,
-    Start,
+    StartProcess,
     Stop,
+    TaskEnded,
     ToProcess,
     Unfit,
     to_process,
@@ -92,7 +92,7 @@ def main(arguments: list[str]) -> None:
         Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
     orders, answers = FrameReader(sys.stdin.fileno(), to_process()), FrameWriter(pipe)
     start = orders.read()
-    if not isinstance(start, Start):
+    if not isinstance(start, StartProcess):
         return
     logging.basicConfig(level=start.log_level, handlers=[_Handler(answers)])
     limits, stop = TaskLimits(agent), threading.Event()
@@ -105,7 +105,7 @@ def main(arguments: list[str]) -> None:
     answers.write(Ready(summary, equipment.told, facts.process_room_bytes()))
     told = _Orders(orders, equipment, stop)
     while True:
-        answers.write(Ended(_done(equipment, told, limits), facts.process_room_bytes()))
+        answers.write(TaskEnded(_done(equipment, told, limits), facts.process_room_bytes()))
 
 
 def _done(equipment: Equipment, told: _Orders, limits: TaskLimits) -> Done | Refusal | None:

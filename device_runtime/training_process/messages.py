@@ -29,7 +29,7 @@ class Stop(Struct, tag="stop", frozen=True):
     """Agent → process: the task is no longer wanted."""
 
 
-class Start(Struct, tag="start", frozen=True):
+class StartProcess(Struct, tag="start", frozen=True):
     """Agent → process, first: with what to train, and from which level on to pass on what is logged."""
 
     settings: EquipmentSettings
@@ -59,15 +59,15 @@ class LogLine(Struct, tag="log", frozen=True):
     text: str
 
 
-class Ended(Struct, tag="ended", frozen=True):
+class TaskEnded(Struct, tag="ended", frozen=True):
     """Process → agent: the task is over; without an outcome because it was told to stop."""
 
     outcome: Done | Refusal | None
     room_bytes: int | None
 
 
-ToProcess = Start | Begin | Stop
-FromProcess = Ready | Unfit | LogLine | Ended
+ToProcess = StartProcess | Begin | Stop
+FromProcess = Ready | Unfit | LogLine | TaskEnded
 Kind = TypeVar("Kind")
 
 

@@ -19,14 +19,14 @@ from fedwright.device_runtime.runner import Crashed, Done
 from fedwright.device_runtime.training_process.limits import cpu_limit_s
 from fedwright.device_runtime.training_process.messages import (
     Begin,
-    Ended,
     FrameReader,
     FrameWriter,
     FromProcess,
     LogLine,
     Ready,
-    Start,
+    StartProcess,
     Stop,
+    TaskEnded,
     Unfit,
     from_process,
 )
@@ -60,14 +60,14 @@ class _Process:
         self._reading = reading
         self._orders = FrameWriter(self._popen.stdin.fileno())
         self._answers: FrameReader[FromProcess] = FrameReader(reading, from_process())
-        self.say(Start(settings, logging.getLogger().getEffectiveLevel()))
+        self.say(StartProcess(settings, logging.getLogger().getEffectiveLevel()))
 
     @property
     def pid(self) -> int:
         """The process id."""
         return self._popen.pid
 
-    def say(self, message: Start | Begin | Stop) -> None:
+    def say(self, message: StartProcess | Begin | Stop) -> None:
         """Tell it something; when it is gone, the next `hear` says so."""
         try:
             self._orders.write(message)
@@ -97,7 +97,7 @@ class _Process:
 
 
 class TrainingProcess:
-    """Does tasks in a process beside this one, kept from task to task. Start it from a thread that lives on."""
+    """Does tasks in a process beside this one, kept from task to task. StartProcess it from a thread that lives on."""
 
     def __init__(self, settings: EquipmentSettings) -> None:
         self._settings = settings
@@ -179,7 +179,7 @@ class TrainingProcess:
         process.say(begin)
         asked_s: float | None = None
         try:
-            while not isinstance(said := process.hear(POLL_S), Ended):
+            while not isinstance(said := process.hear(POLL_S), TaskEnded):
                 if not should_stop():
                     continue
                 if asked_s is None:

@@ -22,6 +22,7 @@ SUITES = {
         "suites.train_step",
         "CPU time, wall time and memory of a training step, against torch",
     ),
+    "world": ("suites.world", "public architectures that build, train and agree with torch"),
     "predictor": (
         "suites.predictor",
         "predicted against measured steps and memory of whole models",
@@ -34,6 +35,10 @@ SUITES = {
     "hasa-titles": (
         "suites.hasa_titles",
         "who should get wide models: HASA's rules on Medium titles",
+    ),
+    "hasa-cifar": (
+        "suites.hasa_cifar",
+        "HASA's rules on CIFAR-10, scored by pixels, at one common width too",
     ),
     "sizes-fashion": ("suites.sizes_fashion", "submodel methods at 1/64 to 1 of the parameters"),
     "framp-fashion": (
@@ -50,9 +55,11 @@ SUITES = {
     ),
     "fedconv-fashion": ("suites.fedconv", "FedConv, its rivals, its control and its parts"),
     "fedconv-har": ("suites.fedconv", "the same on phone motion, one device per person"),
+    "fedconv-devices": ("suites.fedconv_devices", "the devices' own models by FedConv's parts and by participation"),
     "fedconv-server": ("suites.fedconv_server", "what compression and dilation cost a server"),
     "pfedclub-fashion": ("suites.pfedclub", "unlike models that teach one another"),
     "pfedclub-cifar": ("suites.pfedclub", "the same on CIFAR-10"),
+    "pfedclub-studies": ("suites.pfedclub", "one architecture, more devices, fewer active, other K and finalists"),
     "pfedclub-server": (
         "suites.pfedclub_server",
         "what teachers cost a server, from 5 to 50 devices",
@@ -115,7 +122,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--run", dest="run_folder", type=Path, metavar="DIR", help="devices: tell of a run of real devices instead"
     )
-    parser.add_argument("--models", nargs="+", metavar="MODEL", help="train-step: models to measure")
+    parser.add_argument("--models", nargs="+", metavar="MODEL", help="train-step, world: models to measure")
     parser.add_argument("--threads", nargs="+", type=int, metavar="N", help="train-step: thread counts (1 2)")
     parser.add_argument(
         "--classic-python",

@@ -25,7 +25,7 @@ REMEDIES = {
 }
 
 
-class Group(NamedTuple):
+class CommandGroup(NamedTuple):
     """A module of commands with a line of help for each, so that help itself imports nothing."""
 
     module: str
@@ -33,13 +33,13 @@ class Group(NamedTuple):
 
 
 GROUPS = [
-    Group("fedwright.cli.demo", {"demo": "a whole fleet on this machine: broker, server and emulated devices"}),
-    Group("fedwright.cli.server", {"server": "run, resume, look at or export a run on the host"}),
-    Group("fedwright.cli.device", {"device": "run, check or install the agent on a device"}),
-    Group("fedwright.cli.simulate", {"simulate": "run a config on this machine, hundreds of devices"}),
-    Group("fedwright.cli.bench", {"bench": "measure what the project promises"}),
-    Group("fedwright.cli.artifact", {"artifact": "turn a model into a training graph"}),
-    Group(
+    CommandGroup("fedwright.cli.demo", {"demo": "a whole fleet on this machine: broker, server and emulated devices"}),
+    CommandGroup("fedwright.cli.server", {"server": "run, resume, look at or export a run on the host"}),
+    CommandGroup("fedwright.cli.device", {"device": "run, check or install the agent on a device"}),
+    CommandGroup("fedwright.cli.simulate", {"simulate": "run a config on this machine, hundreds of devices"}),
+    CommandGroup("fedwright.cli.bench", {"bench": "measure what the project promises"}),
+    CommandGroup("fedwright.cli.artifact", {"artifact": "turn a model into a training graph"}),
+    CommandGroup(
         "fedwright.cli.listings",
         {
             "methods": "the methods there are",
@@ -48,7 +48,7 @@ GROUPS = [
             "datasets": "the data sets there are",
         },
     ),
-    Group(
+    CommandGroup(
         "fedwright.cli.init",
         {"init": "print a commented config for a method", "validate": "check a config without running it"},
     ),

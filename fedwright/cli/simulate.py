@@ -12,7 +12,6 @@ from fedwright.cli.run_lifecycle import begin_anew, say_complete
 if TYPE_CHECKING:
     from fedwright.server_runtime.config import RunConfig
     from fedwright.server_runtime.rounds.events import Observer
-    from fedwright.simulation.simulate import Simulated
 
 EXAMPLE = """example:
   fedwright init fedavg > run.toml
@@ -45,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the simulation and print what each device came to."""
     from rich.console import Console
 
+    from fedwright.api.results import simulation_result
     from fedwright.cli.progress import Progress
     from fedwright.cli.tables import device_table
     from fedwright.server_runtime.config_sections.reading import read_text
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             say(f"nothing is lost; the same command goes on from {folder.path}", as_json=args.log_json)
             raise
-    result = as_json(config, found)
+    result = simulation_result(config, found)
     console = Console()
     console.print(device_table(f"{config.method.name}, {config.run.rounds} rounds", result["devices"]))
     if result["evaluations"]:
@@ -106,34 +106,3 @@ def summary_line(result: dict[str, Any]) -> str:
     last = result["evaluations"][-1]
     parts = [f"{name.replace('_', ' ')} {last[name]:.1%}" for name in ("mean", "worst", "p10", "weighted_mean")]
     return f"after round {last['round']}: accuracy " + ", ".join(parts) + f"; perplexity {last['perplexity']:.2f}"
-
-
-def as_json(config: "RunConfig", found: "Simulated") -> dict[str, Any]:
-    """The result for programs."""
-    from fedwright.cli.tables import record_row
-    from fedwright.server_runtime.evaluate.metrics import fleet_summary
-    from fedwright.server_runtime.run_folder.folder import SIMULATED_SUFFIX
-
-    return {
-        "run": config.run.name.removesuffix(SIMULATED_SUFFIX),
-        "folder": str(found.folder),
-        "method": config.method.name,
-        "rounds": config.run.rounds,
-        "round_s": found.round_s,
-        "metrics": found.outcome.metrics,
-        "devices": [record_row(record) for _, record in sorted(found.outcome.devices.items())],
-        "evaluations": [
-            {
-                "round": entry.round,
-                "part": entry.part,
-                **fleet_summary(
-                    [device.accuracy for device in entry.devices if device.n],
-                    [device.loss for device in entry.devices if device.n],
-                    [device.n for device in entry.devices if device.n],
-                ),
-                "devices": {d.device: {"accuracy": d.accuracy, "loss": d.loss, "n": d.n} for d in entry.devices},
-            }
-            for entry in found.evaluations
-        ],
-        "model_path": None if found.outcome.model is None else str(found.outcome.model),
-    }

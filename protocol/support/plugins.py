@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Group:
+class PluginKind:
     """A kind of thing that packages may offer: its entry-point group, its noun, and the error for its mistakes."""
 
     name: str
@@ -26,11 +26,11 @@ class Group:
     error: type[FedwrightError] = ConfigError
 
 
-METHODS = Group("fedwright.methods", "method")
-MODELS = Group("fedwright.models", "model")
-DATASETS = Group("fedwright.datasets", "data set")
-SOURCES = Group("fedwright.sources", "data source", DataError)
-PROFILES = Group("fedwright.profiles", "profile folder")
+METHODS = PluginKind("fedwright.methods", "method")
+MODELS = PluginKind("fedwright.models", "model")
+DATASETS = PluginKind("fedwright.datasets", "data set")
+SOURCES = PluginKind("fedwright.sources", "data source", DataError)
+PROFILES = PluginKind("fedwright.profiles", "profile folder")
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Plugin:
     package: the installed package that offers it; empty where `python:module:name` was written.
     """
 
-    group: Group
+    group: PluginKind
     name: str
     module: str
     attribute: str
@@ -94,7 +94,7 @@ def is_reference(name: str) -> bool:
     return name.startswith(PYTHON)
 
 
-def parse(group: Group, name: str) -> Plugin:
+def parse(group: PluginKind, name: str) -> Plugin:
     """`python:module:name`, taken apart."""
     module, _, attribute = name.removeprefix(PYTHON).partition(":")
     if not is_reference(name) or not module or not attribute or ":" in attribute:
@@ -102,7 +102,7 @@ def parse(group: Group, name: str) -> Plugin:
     return Plugin(group, name, module, attribute)
 
 
-def offered(group: Group, *, taken: Collection[str]) -> list[Plugin]:
+def offered(group: PluginKind, *, taken: Collection[str]) -> list[Plugin]:
     """What installed packages offer, by name; names that are taken stay ours, which is said once."""
     free = []
     for plugin in _scan(group, tuple(sys.path)):
@@ -113,7 +113,7 @@ def offered(group: Group, *, taken: Collection[str]) -> list[Plugin]:
     return free
 
 
-def find(group: Group, name: str, *, taken: Collection[str]) -> Plugin | None:
+def find(group: PluginKind, name: str, *, taken: Collection[str]) -> Plugin | None:
     """What a name from outside stands for; None when it is taken or nobody offers it."""
     if is_reference(name):
         return parse(group, name)
@@ -144,7 +144,7 @@ def import_from_here(name: str) -> ModuleType:
 
 
 @lru_cache(maxsize=64)
-def _scan(group: Group, path: tuple[str, ...]) -> tuple[Plugin, ...]:
+def _scan(group: PluginKind, path: tuple[str, ...]) -> tuple[Plugin, ...]:
     """Every entry point of a group, sorted; looked for again when Python looks elsewhere for packages."""
     # Not at the top: importing it takes longer than most commands that do not need it.
     from importlib.metadata import entry_points

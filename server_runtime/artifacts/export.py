@@ -2,9 +2,7 @@
 
 import copy
 import io
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 from torch import nn
-from torch.onnx import symbolic_helper
 
 from fedwright.protocol.errors import BuildError, UnsupportedOperator
 from fedwright.server_runtime.artifacts.autodiff.graph import OPSET, Graph, Node, Value
@@ -22,6 +19,7 @@ from fedwright.server_runtime.artifacts.autodiff.lowering import lower
 from fedwright.server_runtime.artifacts.autodiff.patterns import mark_patterns
 from fedwright.server_runtime.artifacts.autodiff.shapes import measure
 from fedwright.server_runtime.artifacts.autodiff.simplify import simplify
+from fedwright.server_runtime.artifacts.symbolics import quiet_tracing
 from fedwright.server_runtime.spec import ModelSpec
 
 Rewrite = Callable[[Graph, frozenset[str]], None]
@@ -167,36 +165,9 @@ def _freeze(module: nn.Module, frozen: frozenset[str]) -> None:
             layer.eval()
 
 
-def _index_add(g: Any, data: Any, dim: Any, index: Any, source: Any, alpha: Any = None) -> Any:
-    """How index_add is written: torch's own form refuses indices that repeat, which is what edges of graphs do."""
-    axis = symbolic_helper._get_const(dim, "i", "dim")  # type: ignore[no-untyped-call]
-    rank = symbolic_helper._get_tensor_rank(data)
-    if rank is None or (alpha is not None and symbolic_helper._scalar(alpha) not in (None, 1)):
-        raise UnsupportedOperator("index_add of unknown rank or with alpha", "not exported", "")
-    column = [-1 if i == axis % rank else 1 for i in range(rank)]
-    places = g.op("Reshape", index, g.op("Constant", value_t=torch.tensor(column)))
-    spread = g.op("Expand", places, g.op("Shape", source))
-    return g.op("ScatterElements", data, spread, source, axis_i=axis % rank, reduction_s="add")
-
-
-@contextmanager
-def _quiet_tracing() -> Iterator[None]:
-    """No deprecation notes of the exporter, no fused attention path (it cannot be differentiated)."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    torch.onnx.register_custom_op_symbolic("aten::index_add", _index_add, OPSET)  # type: ignore[attr-defined]
-    try:
-        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        torch.onnx.unregister_custom_op_symbolic("aten::index_add", OPSET)  # type: ignore[attr-defined]
-        torch.backends.mha.set_fastpath_enabled(fast)
-
-
 def _trace(module: nn.Module, inputs: tuple[Value, ...]) -> onnx.ModelProto:
     buffer = io.BytesIO()
-    with _quiet_tracing():
+    with quiet_tracing():
         try:
             torch.onnx.export(
                 module,
@@ -269,6 +240,8 @@ def _append(graph: Graph, proto: onnx.NodeProto) -> None:
     if proto.op_type == "Constant":
         graph.initializers[proto.output[0]] = numpy_helper.to_array(attrs["value"])
         return
+    if "perm" in attrs:
+        attrs["perm"] = [axis % len(attrs["perm"]) for axis in attrs["perm"]]
     module = ".".join(proto.name.split("/")[1:-1])
     graph.nodes.append(Node(proto.op_type, list(proto.input), list(proto.output), attrs, proto.name, module))
 

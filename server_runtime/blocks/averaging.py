@@ -5,7 +5,7 @@ proportion to its own part.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,27 +20,11 @@ Array = NDArray[Any]
 KEPT_PLANS = 16
 
 
-def selective_mean(current: Array, parts: Iterable[tuple[Array, Array, float]]) -> Array:
-    """Average each entry over the devices that trained it; keep the rest.
-
-    new[j] = sum_i w_i m_ij x_ij / sum_i w_i m_ij     where some m_ij = 1
-    new[j] = current[j]                               elsewhere
-
-    parts: (values, mask, weight) per device; values and mask have current's shape,
-    mask is 1 where the device trained the entry.
-    """
-    total = np.zeros_like(current)
-    weight = np.zeros_like(current)
-    for values, mask, device_weight in parts:
-        _check_weight(device_weight)
-        total += device_weight * mask * values
-        weight += device_weight * mask
-    touched = weight > 0
-    return np.where(touched, total / np.where(touched, weight, 1), current).astype(current.dtype)
-
-
 class SelectiveMean:
-    """`selective_mean` over submodels, one device at a time.
+    """Each entry averaged over the devices that trained it, the rest kept; one device at a time.
+
+    new[j] = sum_i w_i m_ij x_ij / sum_i w_i m_ij     where some m_ij = 1 (device i trained entry j)
+    new[j] = current[j]                               elsewhere
 
     Weights are counted in units of the first device's, so that one device alone gives back exactly its values.
     """

@@ -70,7 +70,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Start:
+class HypernetStart:
     """How it begins: b is a network that can learn already, W is small (`spread` by tensor, else `default_spread`)."""
 
     weights: Mapping[str, Array]
@@ -81,7 +81,7 @@ class Start:
 class Hypernet:
     """Generates weights for many descriptions at once and learns from the changes that devices made to them."""
 
-    def __init__(self, form: HypernetForm, start: Start, *, seed: int, device: str = "cpu") -> None:
+    def __init__(self, form: HypernetForm, start: HypernetStart, *, seed: int, device: str = "cpu") -> None:
         self.form = form
         self._device = torch.device(device)
         self._shapes = {name: value.shape for name, value in start.weights.items()}
@@ -329,7 +329,7 @@ class Hypernet:
         return found
 
 
-def _initial(form: HypernetForm, start: Start, seed: int) -> Tensors:
+def _initial(form: HypernetForm, start: HypernetStart, seed: int) -> Tensors:
     """The trunk; head weights small, head bias the start weights."""
     rng = np.random.default_rng(seed)
     values: Tensors = {}

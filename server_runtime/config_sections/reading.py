@@ -30,7 +30,7 @@ def parse_toml(text: str, *, where: str) -> dict[str, Any]:
 
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as err:
+    except (tomllib.TOMLDecodeError, RecursionError) as err:
         raise ConfigError(f"{where} is not TOML: {err}") from err
 
 

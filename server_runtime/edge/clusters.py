@@ -3,7 +3,7 @@
 Devices are clustered by their last layers in the first round that they answer in, and again when a new one is among
 them. Each cluster's mean goes up by itself. For the exchange a device sends the class means of what enters its last
 layer with its update, once per round; the host never sees them. Other edges see the last layers of the clusters and
-what these answer (`views.py`), and class means only for eq8, which is made of them.
+what these answer (`cluster_views.py`), and class means only for eq8, which is made of them.
 """
 
 import logging

@@ -12,8 +12,8 @@ The path of one round with edges:
 4. When all tasks of a pool have been answered (or most of its time has passed) the edge puts the updates together:
    one mean with the weight of all, one blob to the host. With `[cluster]` there is one mean per cluster; with
    `[exchange]` linked clusters of different size teach each other's last layers first, also those behind different
-   edges: each edge shows its own to the others through the host and waits for theirs (`circle.py`). An update that
-   belongs to no pool, of a method that needs each by itself, goes up as it came.
+   edges: each edge shows its own to the others through the host and waits for theirs (`cluster_sharing.py`). An update
+   that belongs to no pool, of a method that needs each by itself, goes up as it came.
 5. The host makes the pooled update durable for all its tasks in one act and acknowledges each; the edge passes that
    on and forgets.
 

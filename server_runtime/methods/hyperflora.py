@@ -25,7 +25,7 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Report
 from fedwright.server_runtime.artifacts.classifier import classifier_matrix
 from fedwright.server_runtime.blocks import lora
-from fedwright.server_runtime.blocks.hypernet import Hypernet, HypernetForm, Start
+from fedwright.server_runtime.blocks.hypernet import Hypernet, HypernetForm, HypernetStart
 from fedwright.server_runtime.blocks.ranks import cut_rank, pad_rank
 from fedwright.server_runtime.methods.base import (
     Array,
@@ -235,7 +235,7 @@ class HyperFLoRA(Method):
         if self._hypernet is None:
             params, whole = self._params, {**self._base.weights, **self._base.adapters}
             begin = {n: np.zeros_like(whole[n]) if n.endswith(lora.UP) else whole[n] for n in self._written}
-            start = Start(begin, lora.head_spreads(self._written, params.hidden))
+            start = HypernetStart(begin, lora.head_spreads(self._written, params.hidden))
             classes = self._setting.spec.classes
             form = HypernetForm(classes, params.hidden, params.layers, keep_scale=True, sequential=params.sequential)
             seed = derive_seed(self._setting.seed, "hypernetwork")

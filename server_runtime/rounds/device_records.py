@@ -6,7 +6,7 @@ from dataclasses import replace
 from fedwright.protocol.artifact import Manifest
 from fedwright.protocol.messages import Stats
 from fedwright.protocol.predictor import need_bytes
-from fedwright.server_runtime.rounds.store.base import Ended, Planned, Remnant, RoundStore
+from fedwright.server_runtime.rounds.store.base import EndedTask, Planned, Remnant, RoundStore
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.server_runtime.spec import Structure
 from fedwright.server_runtime.zoo import width_of
@@ -22,7 +22,9 @@ def device_records(store: RoundStore, *, rounds: int, manifest: ManifestOf | Non
     return {device: kept.record for device, kept in sorted(found.items()) if kept.record.answers}
 
 
-def add_up(remnants: Mapping[str, Remnant], ended: Iterable[Ended], manifest: ManifestOf | None) -> dict[str, Remnant]:
+def add_up(
+    remnants: Mapping[str, Remnant], ended: Iterable[EndedTask], manifest: ManifestOf | None
+) -> dict[str, Remnant]:
     """What stays of each device's tasks when these are added to those that were forgotten before."""
     found = {device: replace(kept, record=replace(kept.record)) for device, kept in remnants.items()}
     for position, planned, reply in ended:

@@ -92,7 +92,7 @@ def test_a_device_that_gets_more_than_its_share_is_over_budget() -> None:
 def finished(accuracies: list[float], *, bytes_each: float, cpu_s: float, once: int = 0) -> Finished:
     """Of one device that is right in so many of 100 cases after rounds 1, 2, …"""
     measured = [
-        FleetEvaluation(number, "test", (DeviceAccuracy("d", round(100 * value), 100, 1.0),))
+        FleetEvaluation(number, "test before", (DeviceAccuracy("d", round(100 * value), 100, 1.0),))
         for number, value in enumerate(accuracies, start=1)
     ]
     total = int(bytes_each * len(accuracies)) + once
@@ -137,11 +137,9 @@ def test_a_search_tries_as_much_for_all_and_never_looks_at_test_rows(monkeypatch
 
     monkeypatch.setattr(searches, "run_jobs", here)
 
-    def config_of(name: str, trial: Trial) -> dict[str, Any]:
-        own = {"run": {"rounds": 2}, "train": {**CONFIG["train"], **trial.train}}
-        return {**with_method(name=name, **trial.params), **own}
+    jobs = [Job(name, 1, with_method(name=name), parts=("test",)) for name in ("fedavg", "fedprox")]
 
-    found = searches.search({"search": SEARCH}, ["fedavg", "fedprox"], config_of)
+    found = searches.search({"search": SEARCH}, jobs)
 
     assert {job.parts for job in asked} == {("val",)}
     assert {job.seed for job in asked} == {searches.FIRST_SEED}
@@ -172,3 +170,5 @@ def test_a_committed_search_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     assert searches.chosen("methods") == {"fedavg": Trial({"learning_rate": 0.2}, {})}
     assert searches.chosen("other") == {}
+    first, second = searches.tuned("methods", [Job("fedavg", 1, CONFIG), Job("fedprox", 1, CONFIG)])
+    assert (first.config["train"]["learning_rate"], second.config["train"]["learning_rate"]) == (0.2, 0.1)

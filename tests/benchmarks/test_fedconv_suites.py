@@ -12,7 +12,7 @@ import pytest
 from fedwright.benchmarks.harness import fedconv_plots
 from fedwright.benchmarks.harness.fedconv_watch import GLOBAL, GlobalAccuracy
 from fedwright.benchmarks.harness.suite import Finished, Job, read_suite
-from fedwright.benchmarks.suites import fedconv, fedconv_server
+from fedwright.benchmarks.suites import fedconv, fedconv_devices, fedconv_server
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.config import config_from_dict
@@ -34,7 +34,8 @@ def finished(job: Job) -> Finished:
         )
         for device, width in DEVICES.items()
     }  # fmt: skip
-    entries = [FleetEvaluation(number, "test", own) for number in (1, 2)]
+    entries = [FleetEvaluation(number, "test before", own) for number in (1, 2)]
+    entries.append(FleetEvaluation(2, "test after", own))
     return Finished(job.name, job.seed, entries, records, [], {GLOBAL: [0.1, accuracy, accuracy]})
 
 
@@ -171,3 +172,38 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
     names = fedconv_plots.draw(found, tables, tmp_path / "result.json")
     assert names == ["result-sensitivity.png", "result-distributions.png", "result-maps.png"]
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in names)
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_the_devices_suite_holds_valid_configs_and_all_forms(quick: bool) -> None:
+    found = read_suite("fedconv-devices", quick=quick)
+    jobs = {job.name: config_from_dict(job.config, where=job.name) for job in fedconv_devices.jobs_of(found, 1)}
+    assert {"fedconv", "clusters", "one dilation per device", "exchange", "personal head", "heterofl"} <= jobs.keys()
+    assert jobs["exchange"].method.params.exchange
+    assert jobs["one dilation per device"].method.params.group == "device"
+    # As many tasks with half of the devices in a round as with all.
+    half, whole = jobs["fedconv, 0.5 of the devices"], jobs["fedconv"]
+    assert half.fleet.sample_ratio * half.run.rounds == whole.run.rounds
+
+
+def test_devices_are_compared_at_the_same_moment() -> None:
+    found = read_suite("fedconv-devices", quick=True)
+    runs = {}
+    for job in fedconv_devices.jobs_of(found, 1):
+        right = {"test": 70, "test before": 60, "test after": 80 if job.name == "fedconv" else 75}
+        entries = [
+            FleetEvaluation(3, cast(Any, part), (DeviceAccuracy("d", count, 100, 1.0),))
+            for part, count in right.items()
+        ]
+        records = {"d": DeviceRecord("d", samples=10, rounds=2, bytes_up=10**6, bytes_down=3 * 10**6)}
+        runs[job.name] = [Finished(job.name, 1, entries, records, [{"groups": 4.0}], {GLOBAL: [0.5]})]
+    rows = {row["form"]: row for row in fedconv_devices.personal_rows(found, runs)}
+    assert (rows["fedconv"]["before own training"], rows["fedconv"]["after own training"]) == (60, 80)
+    assert rows["heterofl"]["own model"] == 70
+    assert rows["fedconv"]["MB per device and round"] == pytest.approx(2.0)
+    differences = {row["other"]: row["difference"] for row in fedconv_devices.difference_rows(found, runs)}
+    assert differences["heterofl"] == pytest.approx(5.0)
+    assert [row["share"] for row in fedconv_devices.participation_rows(found, runs)] == [0.5, 1.0, 0.5, 1.0]
+    first = fedconv_devices.checks(found, runs)[0]
+    assert first["holds"]
+    assert first["value"] == pytest.approx(20.0)

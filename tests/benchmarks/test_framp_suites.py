@@ -57,7 +57,7 @@ def test_a_run_is_looked_at(method: str) -> None:
     assert 0.12 < seen["coverage"][3] < 0.5
     assert {len(row["mean"]) for row in seen["early"] + seen["late"]} == {64}
     measured = {device.device for device in finished.evaluations[-1].devices}
-    assert set(seen.get("tuned", {})) == (measured if method == "fiarse" else set())
+    assert set(seen["tuned"]) == measured
 
 
 def test_choices_are_added_up_from_the_most_chosen_entry() -> None:

@@ -62,8 +62,8 @@ def test_an_error_of_another_kind_is_a_fault() -> None:
     assert found.shown == ["KeyError: 'unknown' from 79 (1 bytes)"]
 
 
-def test_a_part_is_a_process_of_its_own(examples: Path) -> None:
-    words = ["-m", fuzz_part.__name__, "message", "1", "500", str(examples)]
+def test_a_part_is_a_process_of_its_own(examples: Path, tmp_path: Path) -> None:
+    words = ["-m", fuzz_part.__name__, "message", "1", "500", str(examples), str(tmp_path)]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True)
 
     found = json.loads(done.stdout)

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from fedwright.benchmarks.harness.search import FIRST_SEED, Trial, chosen, trials_of
+from fedwright.benchmarks.harness.search import FIRST_SEED, chosen, trials_of, with_trial
 from fedwright.benchmarks.harness.suite import read_suite, seeds_of
-from fedwright.benchmarks.suites.methods import job_config
+from fedwright.benchmarks.suites.methods import job_config, jobs_of
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime.config import config_from_dict
 from fedwright.server_runtime.methods.registry import METHODS
@@ -22,19 +22,19 @@ def test_no_method_is_left_out() -> None:
 
 @pytest.mark.parametrize("name", sorted(FOUND["methods"]))
 def test_a_method_has_a_valid_config(name: str) -> None:
-    config = config_from_dict(job_config(FOUND, name, Trial()), where=name)
+    config = config_from_dict(job_config(FOUND, name), where=name)
 
     assert config.method.name == name
     assert config.public.rows == 300
 
 
 def test_every_method_is_tried_as_often_and_its_trials_are_valid_configs() -> None:
-    trials = {name: trials_of(FOUND["search"], name) for name in FOUND["methods"]}
+    trials = [(job, trials_of(FOUND["search"], job.name)) for job in jobs_of(FOUND, seed=1)]
 
-    assert {len(own) for own in trials.values()} == {FOUND["search"]["trials"]}
-    for name, own in trials.items():
+    assert {len(own) for _, own in trials} == {FOUND["search"]["trials"]}
+    for job, own in trials:
         for trial in own:
-            config_from_dict(job_config(FOUND, name, trial), where=name)
+            config_from_dict(with_trial(job, trial).config, where=job.name)
 
 
 def test_reported_seeds_are_never_searched_and_what_was_chosen_belongs_to_methods() -> None:

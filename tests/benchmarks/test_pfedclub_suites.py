@@ -46,6 +46,24 @@ def test_suite_files_hold_valid_configs(name: str, quick: bool) -> None:
             assert config.method.params.own.models == tuple(found["zoos"][found["settings"][setting]["zoo"]])
 
 
+@pytest.mark.parametrize("quick", [False, True])
+def test_the_studies_hold_valid_configs(quick: bool) -> None:
+    found = read_suite("pfedclub-studies", quick=quick)
+    for setting in found["suite"]["settings"]:
+        own = found["settings"][setting]
+        for job in pfedclub.jobs_of(found, setting, [1]):
+            config = config_from_dict(job.config, where=job.name)
+            assert config.simulate.devices == own.get("devices", 8)
+            assert config.fleet.sample_ratio == own.get("active", 1.0)
+    labels = {job.name for job in pfedclub.jobs_of(found, "parts", [1])}
+    finalists = {
+        job.name.partition(": ")[2]: config_from_dict(job.config, where=job.name).method.params.finalists
+        for job in pfedclub.jobs_of(found, "parts", [1])
+    }
+    assert {"parts: K = 3", "parts: K = 5"} <= labels
+    assert (finalists["pfedclub"], finalists["one finalist"], finalists["two finalists"]) == (None, 1, 2)
+
+
 @pytest.fixture
 def by() -> dict[str, list[Finished]]:
     """One finished job per label."""

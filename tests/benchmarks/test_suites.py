@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedwright.benchmarks.harness.suite import Finished, Job, merged, read_suite, run_job, seeds_of
-from fedwright.benchmarks.suites import aggregate, hasa_titles, sizes_fashion
+from fedwright.benchmarks.suites import aggregate, hasa_cifar, hasa_titles, sizes_fashion
 from fedwright.server_runtime.config import SimulateSection, config_from_dict
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.simulation.dealing import deal, thin
@@ -34,7 +34,7 @@ def finished(
     return Finished(name, seed, entries, records, [])
 
 
-@pytest.mark.parametrize("name", ["hasa-titles", "sizes-fashion"])
+@pytest.mark.parametrize("name", ["hasa-titles", "hasa-cifar", "sizes-fashion"])
 @pytest.mark.parametrize("quick", [False, True])
 def test_suite_files_hold_valid_configs(name: str, quick: bool) -> None:
     found = read_suite(name, quick=quick)
@@ -42,7 +42,39 @@ def test_suite_files_hold_valid_configs(name: str, quick: bool) -> None:
     for method, own in params.items():
         config = merged(found["config"], {"method": {"name": method, **own}, "run": {"rounds": 1}})
         assert config_from_dict(config, where=name).method.name == method
-    assert found["suite"]["rounds"] >= (8 if quick else 12)
+    assert found["suite"]["rounds"] >= (6 if quick else 12)
+
+
+def test_table_two_has_its_methods_at_size_driven_widths() -> None:
+    found = read_suite("hasa-titles", quick=False)
+    assert found["suite"]["table2"] == list(found["table2"]) == list(found["paper2"])
+    made = {
+        name: config_from_dict(merged(found["config"], {"method": own, "run": {"rounds": 1}}), where=name).method.params
+        for name, own in found["table2"].items()
+    }
+    assert [(own.rule, own.submodels) for own in made.values()] == [
+        ("hasa", "first"),
+        ("uniform", "first"),
+        ("size", "first"),
+        ("size", "rolling"),
+        ("size", "random"),
+    ]
+
+
+def test_a_choice_of_the_last_round_does_not_hold() -> None:
+    assert hasa_titles.behind({"hasa": [finished("hasa")]})[0]["holds"]
+    late = finished("hasa", val=(9.0, 8.0, 7.0))
+    assert not hasa_titles.behind({"hasa": [finished("hasa")], "size": [late]})[0]["holds"]
+
+
+def test_the_study_of_pixels_chooses_on_validation_rows() -> None:
+    job = finished("hasa", width=0.5)
+    job.seen["common"] = [0.1, 0.2, 0.3]
+    found = hasa_cifar.row("hasa", [job], [71.71, 59.83, 62.06])
+    assert hasa_cifar.chosen(job) == 0
+    assert (found["global at 0.5"], found["budget of squares"]) == pytest.approx((10.0, 0.25))
+    names = {entry["name"]: entry["holds"] for entry in hasa_cifar.checks({"hasa": [job]}, budget=0.25)}
+    assert names == {"realised budget of squares, hasa": True, "measurements behind the chosen one, hasa": True}
 
 
 def test_the_round_is_chosen_on_validation_data() -> None:
@@ -133,7 +165,8 @@ def test_the_titles_suite_puts_tables_and_checks_together(monkeypatch: pytest.Mo
     monkeypatch.setattr(hasa_titles, "run_jobs", lambda jobs: [finished(job.name, seed=job.seed) for job in jobs])
     monkeypatch.setattr(hasa_titles, "always_unknown", lambda section: (3437, [0.1, 0.2]))
     found = hasa_titles.run(Namespace(quick=True, seeds=2))
-    rows, pairs, curve, floor = found["tables"].values()
+    rows, second, pairs, curve, floor = found["tables"].values()
+    assert second == []
     assert [row["rule"] for row in rows] == ["hasa", "uniform", "size", "inverse"]
     assert (rows[0]["mean"], rows[0]["paper mean"]) == (pytest.approx(20.0), 14.32)
     assert len(pairs) == 6

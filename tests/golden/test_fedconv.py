@@ -14,7 +14,7 @@ from fedwright.server_runtime.blocks.fedconv.kernels import KernelForm, Layout, 
 from fedwright.server_runtime.blocks.joint_tuning import Schedule
 from fedwright.server_runtime.blocks.slicing import Axis
 from fedwright.server_runtime.methods.fedconv.method import FedConv
-from fedwright.server_runtime.methods.fedconv.params import MLR, FedConvParams
+from fedwright.server_runtime.methods.fedconv.params import FedConvParams
 from fedwright.server_runtime.methods.params.submodels import Levels
 from fedwright.server_runtime.public_data.examples import PublicData
 from fedwright.server_runtime.spec import ModelSpec
@@ -56,11 +56,37 @@ def test_the_printed_schedule() -> None:
     rates = [Schedule(20).rate(epoch) for epoch in range(5)]
     # lr_min + (lr_max - lr_min)(1 + cos(π e / 4)) / 2 with 1e-3 and 1e-5
     assert rates == pytest.approx([1e-3, 8.55018e-4, 5.05e-4, 1.54982e-4, 1e-5], rel=1e-5)
-    assert MLR == (0.85, 0.001)
+
+
+def test_one_kernel_per_layer_has_a_ninth_of_the_taps() -> None:
+    # Fig. 5: one set of convolution parameters for all of the nine matrices instead of nine sets of 9 · 5 taps
+    axes = {"w": (Axis("o"), Axis("i"), None, None)}
+    counts = [
+        make_layout(axes, {"w": (32, 16, 3, 3)}, full=FULL, smallest=SMALL, form=KernelForm(shared=shared)).parts
+        for shared in (True, False)
+    ]
+    assert [parts["v"] for parts in counts] == [45, 405]
+    assert [parts["omega"] for parts in counts] == [9, 9]
+    # 1 → 16 → 1 with biases: 16 + 16 and 16 + 1
+    assert [sum(parts[name] for name in ("c1", "d1", "c2", "d2")) for parts in counts] == [49, 441]
+
+
+def test_a_kernel_of_23_needs_padding_3() -> None:
+    # 64 + 2 · 3 - 23 + 1 = 48
+    axes, full, small = {"w": (Axis("o"), Axis("i"))}, {"o": 64, "i": 64}, {"o": 48, "i": 48}
+    layouts = [
+        make_layout(axes, {"w": (64, 64)}, full=full, smallest=small, form=KernelForm(padding=padding))
+        for padding in (0, 3)
+    ]
+    assert [layout.slots[0].kernel(small) for layout in layouts] == [(17, 17), (23, 23)]
 
 
 def test_defaults_are_the_papers() -> None:
     params = FedConvParams()
+    assert (params.kernel_rate, params.lowest_rate, params.rate_period) == (1e-3, 1e-5, 4)
+    assert (params.channels, params.stride, params.padding, params.kernel) == (16, 1, 0, None)
+    assert (params.slope_above, params.slope_below) == (0.85, 0.001)
+    assert params.weigh_rate == 1e-3
     assert params.levels.sizes == (0.25, 0.5, 0.75, 1.0)
     assert (params.pretrain_epochs, params.compress_epochs, params.dilate_epochs, params.weigh_epochs) == (
         5,

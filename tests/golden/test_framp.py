@@ -8,7 +8,7 @@ import pytest
 from fedwright.device_runtime.describe.descriptor import SIZE
 from fedwright.protocol import deltas
 from fedwright.server_runtime import zoo
-from fedwright.server_runtime.blocks.hypernet import Hypernet, HypernetForm, Start, Step
+from fedwright.server_runtime.blocks.hypernet import Hypernet, HypernetForm, HypernetStart, Step
 from fedwright.server_runtime.blocks.masking import top_entries
 from fedwright.server_runtime.spec import ModelSpec
 
@@ -43,7 +43,7 @@ def test_the_printed_sign_leads_away_and_the_corrected_one_nearer() -> None:
     row, final = np.ones((1, 4), np.float32), np.ones(16, np.float32)
     found = {}
     for name, sign in {"corrected": 1, "printed": -1}.items():
-        net = Hypernet(HypernetForm(4, 8, norm=1.0), Start(start, {}), seed=0)
+        net = Hypernet(HypernetForm(4, 8, norm=1.0), HypernetStart(start, {}), seed=0)
         before = net.generate(row)[0]["w"]
         net.add(row[0], {"w": sign * (final - before)})
         net.learn(Step(0.05))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedwright.server_runtime.blocks.hypernet import Hypernet, HypernetForm, Start, Step
+from fedwright.server_runtime.blocks.hypernet import Hypernet, HypernetForm, HypernetStart, Step
 
 START, STEPS = 3.96, 3
 # The toy's own network is not on record, only β = 0.05 and its distances. A step moves the written weights by
@@ -15,7 +15,7 @@ REACH = 0.143
 
 @pytest.mark.parametrize(("sign", "distance"), [(1, 2.49), (-1, 5.91)], ids=["corrected", "printed"])
 def test_distances_to_the_devices_result(sign: int, distance: float) -> None:
-    net = Hypernet(HypernetForm(4, 8, norm=1.0), Start({"w": np.zeros(16, np.float32)}, {}, 0.0), seed=0)
+    net = Hypernet(HypernetForm(4, 8, norm=1.0), HypernetStart({"w": np.zeros(16, np.float32)}, {}, 0.0), seed=0)
     row, final = np.ones((1, 4), np.float32), np.full(16, START / 4, np.float32)
     step = Step(REACH / net.reach(row, Step(1.0)))
 

@@ -71,13 +71,15 @@ def huge(entries: Any, *, hidden: Any = True) -> Any:
 
 
 def _shape(name: Any, *, hidden: Any) -> Any:
-    """Nodes that make a size out of the batch, so that it does not stand in the file."""
-    rows = [
-        helper.make_node("Shape", ["y"], ["rows"]),
+    """Nodes that make a size: hidden "shape": out of the batch's, True: out of labels, which only a run knows."""
+    if not hidden:
+        return []
+    shape = helper.make_node("Shape", ["y"], ["rows"])
+    return [
+        shape if hidden == "shape" else helper.make_node("ReduceSum", ["y"], ["rows"], keepdims=1),
         helper.make_node("Mul", ["rows", "none"], ["nothing"]),
         helper.make_node("Add", ["nothing", "wanted"], [name]),
     ]
-    return rows if hidden else []
 
 
 def _sizes(name: Any, size: Any, *, hidden: Any) -> Any:

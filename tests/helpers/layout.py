@@ -56,7 +56,13 @@ SERVER_LAYERS = [
     "check_run",
     "edge",
 ]
-MAY_USE_TORCH = ("fedwright.server_runtime", "fedwright.simulation", "fedwright.benchmarks", TORCH_BACKEND)
+MAY_USE_TORCH = (
+    "fedwright.server_runtime",
+    "fedwright.simulation",
+    "fedwright.benchmarks",
+    "fedwright.api",
+    TORCH_BACKEND,
+)
 
 
 @dataclass(frozen=True)

@@ -207,6 +207,18 @@ def test_a_late_chunk_teaches_patience(store: BlobStore, ref: BlobRef) -> None:
     assert download.duplicates == 1
 
 
+def test_a_chunk_that_comes_twice_without_being_asked_for_again_teaches_nothing(store: BlobStore, ref: BlobRef) -> None:
+    download = Download(store, ref, window_bytes=CHUNK, retry_s=2.0)
+    download.wanted(0.0)
+    # The wire repeats it, and the server sends it to all because another device wants it.
+    for _ in range(8):
+        download.accept(0, part(0))
+    assert download.wanted(1.0) == [1]
+
+    assert download.wanted(2.9) == []
+    assert download.wanted(3.0) == [1]
+
+
 @pytest.mark.parametrize(
     "data", [b"", b"x" * CHUNK, part(1), part(0) + b"x"], ids=["empty", "flipped", "other", "long"]
 )

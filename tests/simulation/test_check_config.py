@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedwright.cli.init import starter_config
+from fedwright.api.starter import starter_config
 from fedwright.cli.main import main
 from fedwright.server_runtime.config import config_from_text
 from fedwright.server_runtime.methods.registry import METHODS

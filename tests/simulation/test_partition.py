@@ -196,16 +196,6 @@ def test_owners_that_become_one_device() -> None:
         partition.by_owner(np.array([0, 1]), ["A b", "a-B"], rng=np.random.default_rng(0))
 
 
-@given(seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 300))
-def test_portions_are_disjoint_and_complete(seed: int, rows: int) -> None:
-    shares = {"server_tune": 0.05, "server_test": 0.2, "train": 0.7, "test": 0.05}
-
-    parts = partition.portions(rows, shares, rng=np.random.default_rng(seed))
-
-    assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(rows))
-    assert all(abs(len(parts[name]) - share * rows) <= 1 for name, share in shares.items())
-
-
 def test_metis_cuts_two_cliques_where_they_touch() -> None:
     cliques = [[(a + base, b + base) for a in range(6) for b in range(a)] for base in (0, 6)]
     edges = np.array([*cliques[0], *cliques[1], (0, 6)])
@@ -242,7 +232,6 @@ def test_inner_edges_are_renumbered() -> None:
         (lambda y, rng: partition.by_few_classes(y, 4, classes_each=6, rng=rng), "6 of 5 classes"),
         (lambda y, rng: partition.by_shards(y[y != 2], 5, shards=2, rng=rng), "class 2 has no rows"),
         (lambda y, rng: partition.by_few_classes(y[y != 0], 4, rng=rng), "class 0 has no rows, so nobody can get"),
-        (lambda y, rng: partition.portions(10, {"a": 0.5, "b": 0.6}, rng=rng), "add up to 1"),
         (lambda y, rng: Split(val=0.5, test=0.5), "nothing to train on"),
     ],
 )

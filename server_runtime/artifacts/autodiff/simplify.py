@@ -130,7 +130,7 @@ def _append_linear(graph: Graph, x: str, weight: str, bias: str | None, result: 
     out_shape = graph.shape(result)
     flat = x
     if len(shape) > 2:
-        flat = graph.op("Reshape", x, graph.ints(-1, shape[-1]))
+        flat = graph.op("Reshape", x, graph.ints(-1, shape[-1]), shape=(-1, shape[-1]))
     product = graph.op("Gemm", flat, weight, *([bias] if bias else []), transB=1)
     if len(shape) > 2:
         if out_shape.count(-1) <= 1:

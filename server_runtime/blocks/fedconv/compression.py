@@ -2,7 +2,8 @@
 
     w_j = MLR((1 + a) ω_j (K ⋆ W_j) + b ΣK)        W_j [O, I], K [O - o + 1, I - i + 1], w_j [o, i]
 
-⋆ is correlation with stride 1 and without padding. All layers and all ratios are one batch.
+⋆ is correlation, with stride 1 and without padding unless the form says otherwise. All layers and all ratios
+are one batch.
 """
 
 from collections.abc import Sequence
@@ -27,9 +28,10 @@ class Compression:
         self._filters = Filters(layout, sizes, device)
         self._filterings = []
         for slot in layout.slots:
-            shapes = [slot.pieces[0].shape(own) for own in sizes]
-            images = slot.images(weights, layout.axes, layout.full)
-            self._filterings.append(Images.shrinking(images, shapes, slot.box, slot.pieces[0].cut).filtering())
+            shapes = [slot.steps.dense(slot.pieces[0].shape(own)) for own in sizes]
+            images = slot.steps.padded(slot.images(weights, layout.axes, layout.full))
+            plain = Images.shrinking(images, shapes, slot.box, slot.pieces[0].cut).filtering()
+            self._filterings.append(slot.steps.thinned(plain))
 
     def submodels(self, theta: Tensor) -> list[dict[str, Tensor]]:
         """The weights of every ratio; gradients reach theta."""
@@ -49,5 +51,10 @@ def compress(layout: Layout, theta: Tensor, weights: Weights, sizes: Sizes) -> d
 def kernel_bytes(layout: Layout, sizes: Sequence[Sizes]) -> int:
     """Bytes of the parameters of all submodels, without the room that smaller kernels leave unused."""
     fixed = layout.size - layout.parts["v"]
-    taps = sum(slot.kernels * prod(slot.kernel(own)) for own in sizes for slot in layout.slots)
+    taps = sum(slot.kernels * prod(_length(s) for s in slot.window(own)) for own in sizes for slot in layout.slots)
     return 4 * (len(sizes) * fixed + taps)
+
+
+def _length(window: slice) -> int:
+    first, last = int(window.start), int(window.stop)
+    return last - first

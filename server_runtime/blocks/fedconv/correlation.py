@@ -44,9 +44,17 @@ class Images:
         return cls([images], shapes, box, cut, transposed=False)
 
     @classmethod
-    def growing(cls, images: Sequence[Tensor], shape: Shape, box: Shape, cut: tuple[int, ...]) -> "Images":
-        """For transposed correlations of each member's images with its own kernels."""
-        given = [functional.pad(own, (0, 0, 0, 0, 0, 1), value=1.0) for own in images]
+    def growing(
+        cls,
+        images: Sequence[Tensor],
+        shape: Shape,
+        box: Shape,
+        cut: tuple[int, ...],
+        *,
+        spread: Callable[[Tensor], Tensor] = lambda image: image,
+    ) -> "Images":
+        """For transposed correlations of each member's images, spread out, with its own kernels."""
+        given = [spread(functional.pad(own, (0, 0, 0, 0, 0, 1), value=1.0)) for own in images]
         return cls(given, [shape] * len(given), box, cut, transposed=True)
 
     def filtering(self) -> Filtering:

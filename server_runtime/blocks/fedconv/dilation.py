@@ -2,9 +2,9 @@
 
     W~_j = MLR(K ⊛ ((1 + a) Ω_j w_j + b))        w_j [o, i], K [O - o + 1, I - i + 1], W~_j [O, I]
 
-⊛ is the transposed convolution with stride 1 and without padding. All devices of a round, whatever their ratios, are
-one batch. On a base, W~ = W + K ⊛ (…): what a device learned is dilated instead of its model, and what compression
-had left out of W stays.
+⊛ is the transposed convolution, with stride 1 and without padding unless the form says otherwise. All devices of a
+round, whatever their ratios, are one batch. On a base, W~ = W + K ⊛ (…): what a device learned is dilated instead of
+its model, and what compression had left out of W stays.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,9 @@ class Dilation:
         self._filterings = []
         for slot in layout.slots:
             images = [slot.images(own, layout.axes, size) for own, size in zip(small, sizes, strict=True)]
-            self._filterings.append(Images.growing(images, slot.image, slot.box, slot.pieces[0].cut).filtering())
+            steps, cut = slot.steps, slot.pieces[0].cut
+            plain = Images.growing(images, steps.larger(slot.image), slot.box, cut, spread=steps.spread).filtering()
+            self._filterings.append(steps.trimmed(plain))
 
     def models(self, theta: Tensor) -> list[dict[str, Tensor]]:
         """The dilated weights of every device; gradients reach theta."""

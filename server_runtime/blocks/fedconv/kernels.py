@@ -4,13 +4,13 @@ For one image W_j of a layer and one submodel (a ratio, or a device):
 
     u = ω_j W_j        z = u + C2(C1(u))        K = g v / ||v||        y = MLR(K ∘ z)
 
-C1 and C2 are 1×1 convolutions 1 → 16 → 1. Without a nonlinearity between them they are the map u ↦ a u + b with
+C1 and C2 are 1×1 convolutions 1 → channels → 1. Without a nonlinearity between them they are the map u ↦ a u + b with
 a = c2·c1 and b = c2·d1 + d2, so that K ∘ z = (1 + a) ω_j (K ∘ W_j) + b (K ∘ 1): the images, which stand still, meet
-only K. ∘ is a correlation or its transpose; kernels are nearly as large as the images, see blocks/filtering.py.
+only K. ∘ is a correlation or its transpose; kernels are nearly as large as the images, see correlation.py.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fedwright.server_runtime.blocks.fedconv.correlation import Filtering
+from fedwright.server_runtime.blocks.fedconv.kernel_steps import Steps
 from fedwright.server_runtime.blocks.fedconv.weight_images import (
     ImagePiece,
     Sizes,
@@ -27,7 +28,6 @@ from fedwright.server_runtime.blocks.fedconv.weight_images import (
 )
 from fedwright.server_runtime.blocks.slicing import Axes
 
-CHANNELS = 16
 Weights = Mapping[str, Tensor]
 
 
@@ -36,8 +36,9 @@ class KernelForm:
     """How kernels are made.
 
     shared: one kernel per layer, else one per image. mlr: slopes of the modified leaky ReLU (the paper's .85, .001),
-    None leaves it out. pair: the 1×1 convolutions. normalise: weight normalisation. delta: start as a crop.
-    noise: of the other taps at the start. damp: scale of C2 at the start.
+    None leaves it out. pair: the 1×1 convolutions, with so many channels between. normalise: weight normalisation.
+    delta: start as a crop. noise: of the other taps at the start. damp: scale of C2 at the start. stride, padding: of K
+    along the sides that it changes. taps: K has at most so many along a side, in the middle of what is left of it.
     """
 
     shared: bool = True
@@ -47,6 +48,10 @@ class KernelForm:
     delta: bool = True
     noise: float = 1e-3
     damp: float = 0.1
+    channels: int = 16
+    stride: int = 1
+    padding: int = 0
+    taps: int | None = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,12 @@ class KernelSlot:
     kernels: int
     box: tuple[int, int]
     image: tuple[int, int]
+    form: KernelForm = field(default_factory=KernelForm)
+
+    @property
+    def steps(self) -> Steps:
+        """How its kernels go over its images."""
+        return Steps(self.form.stride, self.form.padding, self.pieces[0].cut)
 
     @property
     def each(self) -> int:
@@ -68,9 +79,13 @@ class KernelSlot:
         return len(self.pieces) * self.count // self.kernels
 
     def kernel(self, sizes: Sizes) -> tuple[int, int]:
-        """(O - o + 1, I - i + 1)."""
-        (height, width), (low, narrow) = self.image, self.pieces[0].shape(sizes)
-        return height - low + 1, width - narrow + 1
+        """(O - o + 1, I - i + 1), with padding p and stride s (O + 2 p - s (o - 1), I + 2 p - s (i - 1))."""
+        return self.steps.kernel(self.image, self.pieces[0].shape(sizes))
+
+    def window(self, sizes: Sizes) -> tuple[slice, slice]:
+        """Which taps of the kernel there are: all, or those in its middle."""
+        height, width = (_middle(length, self.form.taps) for length in self.kernel(sizes))
+        return height, width
 
     def images(self, weights: Weights, axes: Axes, sizes: Sizes) -> Tensor:
         """[kernels, each, height, width] of all pieces."""
@@ -98,7 +113,7 @@ class Layout:
     def parts(self) -> dict[str, int]:
         """How many numbers of each kind there are."""
         kernels = sum(slot.kernels for slot in self.slots)
-        pair = dict.fromkeys(("c1", "d1", "c2"), CHANNELS * kernels)
+        pair = dict.fromkeys(("c1", "d1", "c2"), self.form.channels * kernels)
         omega = sum(slot.kernels * slot.each for slot in self.slots)
         taps = sum(slot.kernels * prod(slot.box) for slot in self.slots)
         return {"omega": omega, **pair, "d2": kernels, "g": kernels, "v": taps}
@@ -122,22 +137,23 @@ def make_layout(
     slots = []
     for pieces in alike.values():
         image, least, count = pieces[0].shape(full), pieces[0].shape(smallest), pieces[0].count(full)
-        box = (image[0] - least[0] + 1, image[1] - least[1] + 1)
-        slots.append(KernelSlot(tuple(pieces), count, len(pieces) * (1 if form.shared else count), box, image))
+        kernels = len(pieces) * (1 if form.shared else count)
+        box = Steps(form.stride, form.padding, pieces[0].cut).kernel(image, least)
+        slots.append(KernelSlot(tuple(pieces), count, kernels, box, image, form))
     return Layout(axes, full, form, tuple(slots), tuple(shapes))
 
 
 def start_vector(layout: Layout, sizes: Sizes, *, generator: torch.Generator) -> Tensor:
     """A submodel's first parameters: K is 1 at its centre and almost 0 elsewhere, so that layers start as crops."""
     form, parts = layout.form, layout.parts
-    taps = [_start_taps(slot, form, slot.kernel(sizes), generator) for slot in layout.slots]
+    taps = [_start_taps(slot, sizes, generator) for slot in layout.slots]
     if not taps:
         return torch.zeros(0)
 
     def uniform(name: str, bound: float) -> Tensor:
         return bound * (2 * torch.rand(parts[name], generator=generator) - 1)
 
-    inside = CHANNELS**-0.5
+    inside = form.channels**-0.5
     biases = 0.0 if form.delta else 1.0
     values = (
         torch.ones(parts["omega"]),
@@ -151,17 +167,27 @@ def start_vector(layout: Layout, sizes: Sizes, *, generator: torch.Generator) ->
     return torch.cat(values)
 
 
-def _start_taps(slot: KernelSlot, form: KernelForm, kernel: tuple[int, int], generator: torch.Generator) -> Tensor:
+def _start_taps(slot: KernelSlot, sizes: Sizes, generator: torch.Generator) -> Tensor:
     """v [kernels, *box], zero outside of the kernel."""
-    height, width = kernel
+    form, (height, width), (rows, columns) = slot.form, slot.kernel(sizes), slot.window(sizes)
     v = torch.zeros(slot.kernels, *slot.box)
-    inside = torch.rand(slot.kernels, height, width, generator=generator)
+    count = (rows.stop - rows.start) * (columns.stop - columns.start)
+    shape = (slot.kernels, rows.stop - rows.start, columns.stop - columns.start)
+    inside = torch.rand(shape, generator=generator)
     if form.delta:
-        v[:, :height, :width] = form.noise / (height * width) * (2 * inside - 1)
+        v[:, rows, columns] = form.noise / count * (2 * inside - 1)
         v[:, (height - 1) // 2, (width - 1) // 2] = 1.0
     else:
-        v[:, :height, :width] = (height * width) ** -0.5 * (2 * inside - 1)
+        v[:, rows, columns] = count**-0.5 * (2 * inside - 1)
     return v
+
+
+def _middle(length: int, taps: int | None) -> slice:
+    if taps is None or taps >= length:
+        return slice(0, length)
+    # The tap at which a crop begins is among them.
+    first = (length - 1) // 2 - (taps - 1) // 2
+    return slice(first, first + taps)
 
 
 @dataclass(frozen=True)
@@ -187,8 +213,8 @@ class Filters:
         for slot in layout.slots:
             mask = torch.zeros(len(sizes), slot.kernels, *slot.box, device=device)
             for member, own in enumerate(sizes):
-                height, width = slot.kernel(own)
-                mask[member, :, :height, :width] = 1
+                rows, columns = slot.window(own)
+                mask[member, :, rows, columns] = 1
             masks.append(mask.flatten(1))
         self._inside = torch.cat(masks, dim=1)
 
@@ -204,7 +230,7 @@ class Filters:
         # The rest is done for all kernels at once, [M, all kernels].
         gain, shift = torch.ones_like(d2), torch.zeros_like(d2)
         if form.pair:
-            c1, d1, c2 = (part.reshape(len(theta), -1, CHANNELS) for part in (c1, d1, c2))
+            c1, d1, c2 = (part.reshape(len(theta), -1, form.channels) for part in (c1, d1, c2))
             gain, shift = 1 + (c1 * c2).sum(-1), (c2 * d1).sum(-1) + d2
         if form.normalise:
             factor = g / torch.cat([torch.linalg.vector_norm(own, dim=(-2, -1)) for own in taps], dim=1)

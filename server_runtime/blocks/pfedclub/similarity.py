@@ -28,12 +28,6 @@ def unit_grams(features: Sequence[Tensor]) -> Tensor:
     return torch.div(grams, norms[:, None, None]).float()
 
 
-def linear_cka(x: Tensor, y: Tensor) -> float:
-    """<K_x, K_y> / |K_x| |K_y| with centred linear kernels, in 0 … 1."""
-    one, other = unit_grams([x, y])
-    return float((one * other).sum())
-
-
 def embed(seams: Sequence[Sequence[Tensor]]) -> Tensor:
     """u of every block [blocks, 2 n²]; seams: of each model what enters its first block and leaves each, [n, width]."""
     rows = []

@@ -17,7 +17,7 @@ from collections.abc import Hashable, Mapping
 import numpy as np
 
 from fedwright.protocol.messages import Report
-from fedwright.server_runtime.blocks.hypernet import Hypernet, HypernetForm, Start
+from fedwright.server_runtime.blocks.hypernet import Hypernet, HypernetForm, HypernetStart
 from fedwright.server_runtime.methods.base import (
     Array,
     Assignment,
@@ -59,7 +59,7 @@ class PFedHN(Method):
         inputs = setting.spec.classes if named else params.embedding
         form = HypernetForm(inputs, params.hidden, params.layers, keep_scale=named, sequential=not params.parallel)
         seed = derive_seed(setting.seed, "hypernetwork")
-        self._hypernet = Hypernet(form, Start(generated, {}), seed=seed, device=setting.device)
+        self._hypernet = Hypernet(form, HypernetStart(generated, {}), seed=seed, device=setting.device)
         self._running = RunningStatistics(setting, generated)
         self._known = Descriptions()
         self._left = LeftOut()

@@ -7,7 +7,7 @@ matrix, 1×1 pair with skip, weight normalisation and the cosine schedule, all r
 device, cluster or ratio, all of a round at once; learned weights of the sum; clusters of like devices, made by edge
 servers (`server edge`) or here, which keep their own aggregate; the exchange, in which devices of linked clusters train
 their last layers on through each other's; personal layers; the distillation form for unlabelled or random examples;
-transfer from examples with other labels. docs/methods/fedconv.md goes through the paper row by row.
+transfer from examples with other labels.
 Left out: the authors' fine-tuning of every uploaded model on the server.
 Differs: kernels start as crops, because with torch's initialisation nothing is learned; epochs are chosen on held-out
 public rows, never on test data, and nothing is drawn again until it works. The modified leaky ReLU, which almost
@@ -67,6 +67,7 @@ class FedConv(LeveledMethod):
             check_width(setting.spec, self.level_width(size), size)
         self._params = params
         self._server = ServerSide(params, setting, self.specs)
+        self._server.check_kernels()
         self._compress = torch.zeros(0)
         self._dilate: dict[str, Tensor] = {}
         self._head: Tensors = {}

@@ -14,7 +14,7 @@ from fedwright.server_runtime import zoo
 from fedwright.server_runtime.blocks.fedconv import learned_weights
 from fedwright.server_runtime.blocks.fedconv.compression import Compression, compress
 from fedwright.server_runtime.blocks.fedconv.dilation import Dilation
-from fedwright.server_runtime.blocks.fedconv.kernels import KernelForm, Layout, make_layout, start_vector
+from fedwright.server_runtime.blocks.fedconv.kernels import Layout, make_layout, start_vector
 from fedwright.server_runtime.blocks.joint_tuning import (
     Examples,
     Forward,
@@ -79,13 +79,19 @@ class ServerSide:
     def layout(self) -> Layout:
         """Where the kernels of every layer lie; without examples they are plain crops."""
         params, spec = self._params, self._setting.spec
-        form = KernelForm(shared=params.shared, mlr=params.slopes, delta=params.delta)
+        form = params.kernel_form
         if self.examples is None:
-            form = KernelForm(noise=0.0, pair=False)
+            form = replace(form, noise=0.0, pair=False, mlr=None, delta=True, shared=True)
         smallest = min(self.specs, key=zoo.width_of, default=spec)
         shapes = {name: self._setting.initial[name].shape for name in self.names}
         full = zoo.full_sizes(spec)
         return make_layout(zoo.axes_of(spec), shapes, full=full, smallest=zoo.sizes_of(smallest), form=form)
+
+    def check_kernels(self) -> None:
+        """Raise ConfigError where a stride leaves a ratio without a kernel."""
+        for spec in self.specs:
+            for slot in self.layout.slots:
+                slot.kernel(zoo.sizes_of(spec))
 
     def start(self, spec: ModelSpec, *names: str) -> Tensor:
         """The first parameters of one set of kernels."""
@@ -117,7 +123,7 @@ class ServerSide:
     def train(self, weights: Model, spec: ModelSpec, epochs: int, *names: str, rate: float | None = None) -> Model:
         """Ordinary training of all weights on labelled examples, at the server's rate unless another is given."""
         assert self.examples is not None
-        schedule = Schedule(epochs, self._params.server_batch, high=rate or self._params.server_rate)
+        schedule = self._schedule(epochs, rate or self._params.server_rate)
         members = [TunedModel(self.forward(spec), Goal(self.examples))]
         theta = tune(
             flat(weights), lambda t: [unflat(t, weights)], members, schedule=schedule, seed=self._seed("train", *names)
@@ -162,7 +168,11 @@ class ServerSide:
             teacher = logits_of(self.forward(self._setting.spec), large, self.examples.x)
         members = [TunedModel(self.forward(spec), Goal(self.examples, teacher)) for spec in self.specs]
         return tune(
-            theta, made.submodels, members, schedule=self._schedule(epochs), seed=self._seed("compress", number)
+            theta,
+            made.submodels,
+            members,
+            schedule=self._schedule(epochs, self._params.kernel_rate),
+            seed=self._seed("compress", number),
         )
 
     def submodel(self, theta: Tensor, weights: Tensors, spec: ModelSpec) -> Tensors:
@@ -186,7 +196,7 @@ class ServerSide:
                 theta,
                 lambda t: [{**model, **own} for model in made.models(t)],
                 members,
-                schedule=self._schedule(self._params.dilate_epochs),
+                schedule=self._schedule(self._params.dilate_epochs, self._params.kernel_rate),
                 seed=self._seed("dilate", number),
             )
         with torch.no_grad():
@@ -223,7 +233,7 @@ class ServerSide:
                 v,
                 lambda t: [{**found.model(t), **own}],
                 [TunedModel(self.forward(self._setting.spec), self._common_goal(parts))],
-                schedule=Schedule(params.weigh_epochs, params.server_batch, high=params.weigh_rate),
+                schedule=self._schedule(params.weigh_epochs, params.weigh_rate, shape=params.weigh_schedule),
                 seed=self._seed("weigh", number),
                 extra=extra,
             )
@@ -264,8 +274,10 @@ class ServerSide:
         axes, full = zoo.axes_of(spec), zoo.full_sizes(spec)
         return make_layout(axes, shapes, full=full, smallest=zoo.sizes_of(smallest), form=self.layout.form)
 
-    def _schedule(self, epochs: int) -> Schedule:
-        return Schedule(epochs, self._params.server_batch, high=self._params.kernel_rate)
+    def _schedule(self, epochs: int, rate: float, *, shape: str = "cosine") -> Schedule:
+        """Eq. 5, or always the same rate."""
+        low = rate if shape == "constant" else min(rate, self._params.lowest_rate)
+        return Schedule(epochs, self._params.server_batch, high=rate, low=low, period=self._params.rate_period)
 
     def _seed(self, *names: str | int) -> int:
         return derive_seed(self._setting.seed, "server", *names)

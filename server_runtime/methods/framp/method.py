@@ -26,7 +26,7 @@ import numpy as np
 from fedwright.protocol.artifact import CLASS_COUNTS, CLASS_MEANS
 from fedwright.protocol.messages import Refusal, Report
 from fedwright.server_runtime.artifacts.builder import Builder
-from fedwright.server_runtime.blocks.hypernet import Hypernet, HypernetForm, Start, Step
+from fedwright.server_runtime.blocks.hypernet import Hypernet, HypernetForm, HypernetStart, Step
 from fedwright.server_runtime.blocks.prototypes import Prototypes, disturbed
 from fedwright.server_runtime.blocks.slicing import put, take
 from fedwright.server_runtime.methods.base import (
@@ -254,7 +254,7 @@ class Framp(Method):
                 project=params.project,
             )
             seed = derive_seed(self._setting.seed, "hypernetwork")
-            self._hypernet = Hypernet(form, Start(self._initial, {}), seed=seed, device=self._setting.device)
+            self._hypernet = Hypernet(form, HypernetStart(self._initial, {}), seed=seed, device=self._setting.device)
         return self._hypernet
 
     def _embedding(self) -> int:

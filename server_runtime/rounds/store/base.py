@@ -87,7 +87,7 @@ class Reply:
         return replace(self, update=structs.replace(self.update, tensors=tensors))
 
 
-class Ended(NamedTuple):
+class EndedTask(NamedTuple):
     """A task that is over, and how it ended; None for a measurement that nobody waits for any longer."""
 
     position: Position
@@ -198,7 +198,7 @@ class RoundStore(Protocol):
         """Let the run stand where it stood when this round had closed; the state of that round MUST still be there."""
         ...
 
-    def ended(self, *, before: int | None = None) -> list[Ended]:
+    def ended(self, *, before: int | None = None) -> list[EndedTask]:
         """Tasks that no round to come needs, of rounds before this one, in the order of their stages and plans.
 
         They failed, or a closed stage has absorbed their update, or they are measurements.

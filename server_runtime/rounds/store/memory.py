@@ -6,7 +6,7 @@ from dataclasses import replace
 from fedwright.protocol.errors import RoundError
 from fedwright.server_runtime.rounds.store.base import (
     Closed,
-    Ended,
+    EndedTask,
     Planned,
     Position,
     Remnant,
@@ -133,7 +133,7 @@ class MemoryRoundStore:
             task = planned.task.task
             self._replies[task] = Reply(task, "late" if reply is None else "rejected", detail=detail)
 
-    def ended(self, *, before: int | None = None) -> list[Ended]:
+    def ended(self, *, before: int | None = None) -> list[EndedTask]:
         """See RoundStore."""
         absorbed = {task for closed in self._closed for task in closed.absorbed}
         found = []
@@ -142,7 +142,7 @@ class MemoryRoundStore:
                 reply = self._replies.get(planned.task.task)
                 over = reply is not None and (reply.outcome != "update" or reply.task in absorbed)
                 if (before is None or position.round < before) and (over or position.is_evaluation):
-                    found.append(Ended(position, planned, reply))
+                    found.append(EndedTask(position, planned, reply))
         return found
 
     def forget(self, tasks: Sequence[str], remnants: Mapping[str, Remnant]) -> None:

@@ -13,7 +13,7 @@ from fedwright.protocol.support.unreadable import UNREADABLE
 from fedwright.server_runtime.methods.base import Assignment
 from fedwright.server_runtime.rounds.store.base import (
     Closed,
-    Ended,
+    EndedTask,
     Planned,
     Position,
     Remnant,
@@ -233,7 +233,7 @@ class SqliteRoundStore:
             rows = [_reply_row(Reply(task, "late", detail=detail)) for task, reply in waiting if reply is None]
             self._db.executemany("INSERT INTO reply (task_id, outcome, message, detail) VALUES (?, ?, ?, ?)", rows)
 
-    def ended(self, *, before: int | None = None) -> list[Ended]:
+    def ended(self, *, before: int | None = None) -> list[EndedTask]:
         """See RoundStore."""
         rows = self._db.execute(
             "SELECT plan.round, plan.stage, device, task, assignment, task_id, outcome, message, detail"
@@ -243,7 +243,8 @@ class SqliteRoundStore:
             (_EVER if before is None else before, evaluation_after(0).stage),
         )
         return [
-            Ended(Position(*row[:2]), _planned(row[2:5]), None if row[6] is None else _reply(row[5:])) for row in rows
+            EndedTask(Position(*row[:2]), _planned(row[2:5]), None if row[6] is None else _reply(row[5:]))
+            for row in rows
         ]
 
     def forget(self, tasks: Sequence[str], remnants: Mapping[str, Remnant]) -> None:

@@ -222,13 +222,15 @@ def test_what_the_builder_makes_passes(structure: Structure) -> None:
     check_artifact(build(structure, zoo.create(structure.spec, seed=0)), batch=4)
 
 
-def test_scans_inside_one_another_are_bounded_by_the_product_of_their_lengths() -> None:
+@pytest.mark.parametrize("hidden", [False, "shape"], ids=["a constant", "computed"])
+def test_scans_inside_one_another_are_bounded_by_the_product_of_their_lengths(hidden: bool | str) -> None:
     with pytest.raises(BadArtifact, match="runs the body of a Scan 1000000000000000 times"):
-        check_artifact(endless(hidden=False), batch=4)
+        check_artifact(endless(hidden=hidden), batch=4)
 
 
-def test_a_tensor_is_sized_by_the_graph_and_not_by_the_manifest() -> None:
-    giant = huge(1_500_000_000, hidden=False)
+@pytest.mark.parametrize("hidden", [False, "shape"], ids=["a constant", "computed"])
+def test_a_tensor_is_sized_by_the_graph_and_not_by_the_manifest(hidden: bool | str) -> None:
+    giant = huge(1_500_000_000, hidden=hidden)
 
     with pytest.raises(OverBudget) as refusal:
         check_artifact(giant, batch=4, free_bytes=10**9)

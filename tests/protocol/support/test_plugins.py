@@ -12,7 +12,7 @@ from helpers.outside_package import install, installed
 
 __all__ = ["installed"]
 
-THINGS = plugins.Group("fedwright.methods", "method")
+THINGS = plugins.PluginKind("fedwright.methods", "method")
 
 
 @pytest.fixture

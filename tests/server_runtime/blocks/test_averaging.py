@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.server_runtime.blocks.averaging import DilutedMean, SelectiveMean, selective_mean
+from fedwright.server_runtime.blocks.averaging import DilutedMean, SelectiveMean
 from fedwright.server_runtime.blocks.slicing import Axis, put, random_plan, take
 
 AXES = {"w": (Axis("out"), Axis("in", inner=2)), "b": (Axis("out"),), "scale": (), "steps": ()}
@@ -20,6 +20,13 @@ def whole(rng: np.random.Generator) -> dict[str, np.ndarray]:
         "scale": np.array(rng.normal(), np.float32),
         "steps": np.array(3, np.int64),
     }
+
+
+def selective_mean(current: np.ndarray, parts: list[tuple[np.ndarray, np.ndarray, float]]) -> np.ndarray:
+    """The formula; parts: (values, mask, weight) per device, mask is 1 where the device trained the entry."""
+    total = np.sum([weight * mask * values for values, mask, weight in parts], axis=0)
+    weights = np.sum([weight * mask for _, mask, weight in parts], axis=0)
+    return np.where(weights > 0, total / np.where(weights > 0, weights, 1), current)
 
 
 def test_untrained_entries_keep_their_value() -> None:

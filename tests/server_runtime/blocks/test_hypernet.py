@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.server_runtime.blocks.hypernet import BATCH, Hypernet, HypernetForm, Start, Step
+from fedwright.server_runtime.blocks.hypernet import BATCH, Hypernet, HypernetForm, HypernetStart, Step
 from fedwright.server_runtime.blocks.scaling import Scaling
 
 TARGET = {"a.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "a.bias": np.zeros(2, np.float32)}
@@ -21,7 +21,7 @@ every_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 
 
 def make(form: HypernetForm = PLAIN, **changes: Any) -> Hypernet:
-    return Hypernet(form, Start(TARGET, {}, **{"default_spread": 0.1, **changes}), seed=3)
+    return Hypernet(form, HypernetStart(TARGET, {}, **{"default_spread": 0.1, **changes}), seed=3)
 
 
 def rows(n: int, seed: int = 0) -> NDArray[Any]:
@@ -192,7 +192,9 @@ def test_a_fleet_of_one_or_of_equals_is_left_as_it_is() -> None:
 
 def test_an_entry_follows_the_mean_of_those_who_changed_it() -> None:
     """Two devices with one description; the first changes both entries, the second only the other one."""
-    net = Hypernet(HypernetForm(4, 8, norm=1.0, by_entry=True), Start({"w": np.zeros(2, np.float32)}, {}), seed=0)
+    net = Hypernet(
+        HypernetForm(4, 8, norm=1.0, by_entry=True), HypernetStart({"w": np.zeros(2, np.float32)}, {}), seed=0
+    )
     row = np.ones(4, np.float32)
     before = net.generate(row[None])[0]["w"]
     net.add(row, {"w": np.array([0.2, 0.2], np.float32)})
@@ -202,14 +204,16 @@ def test_an_entry_follows_the_mean_of_those_who_changed_it() -> None:
     moved = net.generate(row[None])[0]["w"] - before
     # (1 + ||h||²) Δ / max(2, devices): 2 · 0.2 / 2 and 2 · 0.6 / 2
     np.testing.assert_allclose(moved, [0.2, 0.6], atol=5e-3)
-    resumed = Hypernet(net.form, Start({"w": np.zeros(2, np.float32)}, {}), seed=1)
+    resumed = Hypernet(net.form, HypernetStart({"w": np.zeros(2, np.float32)}, {}), seed=1)
     resumed.restore(kept)
     resumed.learn(Step(1.0))
     np.testing.assert_array_equal(resumed.generate(row[None])[0]["w"], net.generate(row[None])[0]["w"])
 
 
 def test_a_step_that_devices_share_is_checked_over_the_fleet() -> None:
-    net = Hypernet(HypernetForm(4, 8, norm=2.0, by_entry=True), Start({"w": np.zeros(2, np.float32)}, {}), seed=0)
+    net = Hypernet(
+        HypernetForm(4, 8, norm=2.0, by_entry=True), HypernetStart({"w": np.zeros(2, np.float32)}, {}), seed=0
+    )
     alike = np.ones((8, 4), np.float32)
     # one device alone lands on its result; eight that are all alike go 1 + ||h||² = 5 times as far
     assert net.reach(alike[:1], Step(1.0)) == pytest.approx(1.0, abs=1e-3)
@@ -221,14 +225,14 @@ def test_a_step_that_devices_share_is_checked_over_the_fleet() -> None:
 def test_a_description_that_says_nothing_gets_what_all_have_in_common() -> None:
     """The mean of standardised descriptions is zero: its hidden vector is short, so that b speaks."""
     form = HypernetForm(64, 32, norm=1.0)
-    net = Hypernet(form, Start({"w": np.zeros(2, np.float32)}, {}), seed=0)
+    net = Hypernet(form, HypernetStart({"w": np.zeros(2, np.float32)}, {}), seed=0)
     usual = np.random.default_rng(0).standard_normal((20, 64)).astype(np.float32)
     assert net.reach(usual, Step(1.0)) == pytest.approx(2.0, abs=1e-3)
     assert net.reach(np.zeros((1, 64), np.float32), Step(1.0)) < 1.1
 
 
 def test_a_projection_learns_behind_the_heads() -> None:
-    net = Hypernet(HypernetForm(4, 8, norm=1.0, project=2), Start({"w": np.ones(3, np.float32)}, {}), seed=0)
+    net = Hypernet(HypernetForm(4, 8, norm=1.0, project=2), HypernetStart({"w": np.ones(3, np.float32)}, {}), seed=0)
     row, final = np.ones((1, 4), np.float32), np.full(3, 2.0, np.float32)
     distances = []
     for _ in range(4):
@@ -242,6 +246,6 @@ def test_a_projection_learns_behind_the_heads() -> None:
 
 def test_large_targets_need_few_weights_of_their_own() -> None:
     target = {"w": np.zeros((1000, 1000), np.float32)}
-    net = Hypernet(HypernetForm(16, 32, norm=1.0, chunk=8192), Start(target, {}), seed=0)
+    net = Hypernet(HypernetForm(16, 32, norm=1.0, chunk=8192), HypernetStart(target, {}), seed=0)
     assert net.outputs == 1_000_000
     assert net.parameters - net.outputs < 300_000

@@ -129,6 +129,7 @@ def test_without_examples_kernels_are_crops_and_changes_are_averaged() -> None:
         {"shared": False},
         {"mlr": True, "delta": False},
         {"server_epochs": 1},
+        {"padding": 1, "kernel": 5, "channels": 4, "weigh_schedule": "constant", "rate_period": 2, "lowest_rate": 1e-4},
         {"personal_layers": ("head",)},
         {"exchange": True},
     ],
@@ -235,6 +236,11 @@ def replace_samples(samples: int) -> Stats:
     return Stats(samples=samples, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
 
 
+def test_a_stride_that_leaves_a_ratio_without_a_kernel_is_refused() -> None:
+    with pytest.raises(ConfigError, match="stride 3 and padding 0 cannot make"):
+        FedConv(replace(SHORT, stride=3), born(data=public()))
+
+
 def test_the_control_trains_slices() -> None:
     data = public()
     method = SliceTuned(replace(SHORT, compress_epochs=0, again_epochs=0), born(data=data))
@@ -335,6 +341,12 @@ def test_a_single_example_is_refused() -> None:
         ("holdout", 1.0),
         ("divergence", -0.1),
         ("clusters", 0),
+        ("stride", 0),
+        ("padding", -1),
+        ("kernel", 0),
+        ("channels", 0),
+        ("rate_period", 0),
+        ("lowest_rate", -1.0),
         ("exchange_epochs", 0),
         ("exchange_share", 0.0),
         ("exchange_links", 1.5),

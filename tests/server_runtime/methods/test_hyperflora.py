@@ -15,7 +15,7 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import DataSummary, Report, Stats
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
-from fedwright.server_runtime.blocks.hypernet import Hypernet, HypernetForm, Start, Step
+from fedwright.server_runtime.blocks.hypernet import Hypernet, HypernetForm, HypernetStart, Step
 from fedwright.server_runtime.methods.base import Assignment, CheckedUpdate, Emission, MethodState
 from fedwright.server_runtime.methods.hyperflora import HyperFLoRA
 from fedwright.server_runtime.methods.params.generated_models import HyperFLoRAParams
@@ -277,7 +277,7 @@ def test_a_base_that_is_not_the_models_is_refused(tmp_path: Path) -> None:
 def test_how_much_of_a_change_reaches_a_device_with_other_classes(keep_scale: bool, least: float, most: float) -> None:
     """With torch's start nearly all of it, so that nothing personal could be learnt in a few hundred rounds."""
     net = Hypernet(
-        HypernetForm(10, 128, 3, keep_scale=keep_scale), Start({"w": np.zeros(4, np.float32)}, {}, 0.0), seed=1
+        HypernetForm(10, 128, 3, keep_scale=keep_scale), HypernetStart({"w": np.zeros(4, np.float32)}, {}, 0.0), seed=1
     )
     one, other = unit(np.eye(10, dtype=np.float32)[[0, 1, 2]].sum(0)), unit(np.eye(10, dtype=np.float32)[[7, 8]].sum(0))
     net.add(one, {"w": np.ones(4, np.float32)})

@@ -52,7 +52,11 @@ def expand(ctx: Backward, node: Node, grads: Grads) -> Grads:
 @rule("Tile")
 def tile(ctx: Backward, node: Node, grads: Grads) -> Grads:
     """dx = dy summed over the repeats: split every axis in (repeat, size) and sum over the first of each pair"""
-    shape, repeats = ctx.shape(node.inputs[0]), ctx.const_value(node.inputs[1])
+    x, repeats = node.inputs[0], ctx.const_value(node.inputs[1])
+    shape, result = ctx.shape(x), ctx.shape(node.outputs[0])
+    if repeats is None and all(size in (1, after) for size, after in zip(shape, result, strict=True)):
+        # What is computed is a number of samples: an axis of one entry was spread over it.
+        return [ctx.unbroadcast(only(grads), result, x), None]
     if repeats is None or shape.count(-1) > 1:
         raise UnsupportedOperator("Tile with computed repeats", node.name, node.module)
     g = ctx.graph
@@ -151,13 +155,3 @@ def _unslice(ctx: Backward, dy: str, axis: int, picked: range, shape: tuple[int,
     pads = [0] * (2 * rank)
     pads[axis], pads[rank + axis] = picked.start, shape[axis] - picked.start - length
     return g.op("Pad", dy, g.ints(*pads))
-
-
-@rule("Pad")
-def pad(ctx: Backward, node: Node, grads: Grads) -> Grads:
-    """Padding with the opposite sign cuts the border off again"""
-    pads = ctx.const_value(node.inputs[1])
-    mode = node.attrs.get("mode", "constant")
-    if mode != "constant" or pads is None or (len(node.inputs) > 3 and node.inputs[3]):
-        raise UnsupportedOperator(f"Pad of mode {mode}", node.name, node.module)
-    return [ctx.graph.op("Pad", only(grads), ctx.graph.ints(*(-int(n) for n in pads)))]

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch.nn import functional
 
+from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.blocks.fedconv.compression import Compression, compress, kernel_bytes
 from fedwright.server_runtime.blocks.fedconv.dilation import Dilation
 from fedwright.server_runtime.blocks.fedconv.fourier import Spectra
-from fedwright.server_runtime.blocks.fedconv.kernels import CHANNELS, KernelForm, Layout, make_layout, start_vector
+from fedwright.server_runtime.blocks.fedconv.kernels import KernelForm, Layout, make_layout, start_vector
 from fedwright.server_runtime.blocks.slicing import Axis, Joined
 from fedwright.server_runtime.spec import ModelSpec
 
@@ -56,7 +57,7 @@ def numbers_of(
     omega, c1, d1, c2, d2, g, v = theta.split(list(layout.parts.values()))
     height, width = layout.slots[0].kernel(sizes)
     v = v.reshape(layout.slots[0].box)[:height, :width]
-    assert len(c1) == CHANNELS
+    assert len(c1) == 16
     return omega, c1 @ c2, c2 @ d1 + d2, g * v / v.norm()
 
 
@@ -211,3 +212,51 @@ def test_cropped_transforms_are_transforms(length: int) -> None:
     torch.testing.assert_close(
         spectra.forward(values), torch.fft.fft(torch.fft.rfft(values, dim=-2), dim=-1), atol=1e-3, rtol=1e-3
     )
+
+
+STEPS = [
+    KernelForm(padding=2),
+    KernelForm(stride=2),
+    KernelForm(stride=2, padding=1, channels=3),
+    KernelForm(taps=3, padding=1, delta=False),
+    KernelForm(taps=2, shared=False),
+]
+
+
+@pytest.mark.parametrize("form", STEPS, ids=["padding", "stride", "both", "few taps", "few taps each"])
+def test_strides_padding_and_taps_are_those_of_torch(form: KernelForm) -> None:
+    full, small = {"o": 13, "i": 11}, {"o": 5, "i": 4}
+    layout = make_layout({"w": (OUT, IN, None)}, {"w": (13, 11, 2)}, full=full, smallest=small, form=form)
+    generator = torch.Generator().manual_seed(3)
+    theta = start_vector(layout, small, generator=generator)
+    theta = theta + 0.05 * torch.randn(theta.shape, generator=generator)
+    parts = dict(zip(layout.parts, torch.split(theta, list(layout.parts.values())), strict=True))
+    (slot,) = layout.slots
+    (height, width), (rows, columns) = slot.kernel(small), slot.window(small)
+    v = torch.zeros(slot.kernels, height, width)
+    v[:, rows, columns] = parts["v"].reshape(slot.kernels, *slot.box)[:, rows, columns]
+    kernel = (parts["g"] / v.flatten(1).norm(dim=1))[:, None, None] * v
+    kernel = kernel.expand(2, height, width)[:, None]
+    c1, d1, c2 = (parts[name].reshape(slot.kernels, -1) for name in ("c1", "d1", "c2"))
+    gain = parts["omega"].reshape(2, 1, 1, 1) * (1 + (c1 * c2).sum(1)).expand(2).reshape(2, 1, 1, 1)
+    bias = ((c2 * d1).sum(1) + parts["d2"]).expand(2).reshape(2, 1, 1, 1)
+
+    w, given = torch.randn(13, 11, 2, generator=generator), torch.randn(5, 4, 2, generator=generator)
+    # The padding lies before the 1×1 pair, which makes its bias of it.
+    padded = functional.pad(gain * w.permute(2, 0, 1)[:, None], (form.padding,) * 4) + bias
+    small_ones = gain * given.permute(2, 0, 1)[:, None] + bias
+    made = compress(layout, theta, {"w": w}, small)["w"]
+    grown = Dilation(layout, [small], [{"w": given}]).models(theta[None])[0]["w"]
+    for j in (0, 1):
+        less = functional.conv2d(padded[j : j + 1], kernel[j : j + 1], stride=form.stride)
+        more = functional.conv_transpose2d(
+            small_ones[j : j + 1], kernel[j : j + 1], stride=form.stride, padding=form.padding
+        )
+        torch.testing.assert_close(made[:, :, j], less[0, 0], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(grown[:, :, j], more[0, 0], atol=1e-5, rtol=1e-4)
+
+
+def test_a_stride_that_leaves_no_kernel_is_refused() -> None:
+    full, small = {"o": 32, "i": 16}, {"o": 24, "i": 12}
+    with pytest.raises(ConfigError, match=r"stride 2 and padding 0 cannot make \(24, 12\) of \(32, 16\) channels"):
+        make_layout({"w": (OUT, IN)}, {"w": (32, 16)}, full=full, smallest=small, form=KernelForm(stride=2))

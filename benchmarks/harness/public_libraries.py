@@ -1,0 +1,60 @@
+"""An environment of its own with torchvision, timm and transformers, beside the torch that is here already."""
+
+import json
+import site
+import subprocess
+import sys
+from pathlib import Path
+
+from fedwright.protocol.errors import ConfigError
+from fedwright.simulation.datasets.files import cache_folder
+
+LIBRARIES = ("torchvision==0.28.0", "timm==1.0.30", "transformers==5.22.2")
+# What these import, named one by one: their declared requirements would bring another torch, with CUDA.
+BESIDE = (
+    "huggingface-hub==2.4.0",
+    "tokenizers==0.23.3",
+    "hf-xet",
+    "httpx2",
+    "httpcore2",
+    "anyio",
+    "h11",
+    "idna",
+    "sniffio",
+    "truststore",
+    "certifi",
+    "pillow",
+    "pyyaml",
+    "regex",
+    "requests",
+    "safetensors",
+    "tqdm",
+)
+# torchvision's wheel is built for CUDA: its compiled operators do not load beside torch for CPUs, and this file, which
+# describes them, ends the import. The classifiers need none of them.
+UNWANTED = "torchvision/_meta_registrations.py"
+
+
+def environment() -> Path:
+    """Python of that environment, made once in the per-user cache; ConfigError if it cannot be made."""
+    folder = cache_folder().parent / "bench" / f"public-{sys.version_info.major}.{sys.version_info.minor}"
+    python, done = folder / "bin" / "python", folder / "installed.json"
+    beside = [path for path in sys.path if path.endswith("site-packages")] or site.getsitepackages()
+    recipe = [*LIBRARIES, *BESIDE, *beside]
+    if done.exists() and json.loads(done.read_text()) == recipe:
+        return python
+    _run(sys.executable, "-m", "venv", "--clear", str(folder))
+    packages = next(folder.glob("lib/python*/site-packages"))
+    lines = [f"import site; site.addsitedir({path!r})" for path in beside]
+    (packages / "beside.pth").write_text("\n".join(lines) + "\n")
+    _run(str(python), "-m", "pip", "install", "-q", "--no-input", "--no-deps", *LIBRARIES, *BESIDE)
+    (packages / UNWANTED).write_text("")
+    done.write_text(json.dumps(recipe))
+    return python
+
+
+def _run(*command: str) -> None:
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    if made.returncode:
+        said = (made.stderr or made.stdout).strip().splitlines() or ["nothing"]
+        raise ConfigError(f"an environment with public architectures cannot be made here; pip said: {said[-1]}")

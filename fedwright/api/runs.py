@@ -1,0 +1,97 @@
+"""`fedwright.Run`: a finished run to look at, plot, use and export."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedwright.protocol.errors import ConfigError
+from fedwright.server_runtime.config import RunConfig
+from fedwright.server_runtime.run import export_device, model_of_run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import nn
+
+Array = NDArray[Any]
+Part = Literal["devices", "rounds", "evaluations"]
+
+
+class Run:
+    """What a run came to.
+
+    devices, rounds, evaluations: a dictionary per device, per round, and per measurement of the whole fleet; the same
+    that `--json` writes. folder: where the run is kept.
+    """
+
+    def __init__(self, config: RunConfig, result: dict[str, Any]) -> None:
+        self.config = config
+        self.folder = Path(result["folder"])
+        self.devices: list[dict[str, Any]] = result["devices"]
+        self.rounds: list[dict[str, float]] = result["metrics"]
+        self.evaluations: list[dict[str, Any]] = result.get("evaluations", [])
+
+    @property
+    def accuracy(self) -> float:
+        """Mean over the devices of what their models get right on the devices' own held-out data, at the end."""
+        if self.evaluations:
+            return float(self.evaluations[-1]["mean"])
+        known = [row["accuracy_after"] for row in self.devices if row["accuracy_after"] is not None]
+        return float(np.mean(known)) if known else 0.0
+
+    def frame(self, part: Part = "devices") -> Any:
+        """Devices, rounds or evaluations as a pandas DataFrame."""
+        try:
+            import pandas
+        except ImportError as err:
+            raise ConfigError("Run.frame needs pandas; install it, or read Run.devices, .rounds, .evaluations") from err
+        tables = {"devices": self.devices, "rounds": self.rounds, "evaluations": self.evaluations}
+        if part not in tables:
+            raise ConfigError(f"there is no table {part!r}; choose one of {', '.join(tables)}")
+        rows = [{key: value for key, value in row.items() if key != "devices"} for row in tables[part]]
+        frame = pandas.DataFrame(rows)
+        return frame.set_index("id") if part == "devices" else frame
+
+    def plot(self) -> "Figure":
+        """Accuracy over the rounds (mean, tenth percentile, worst) beside each device's, before and after."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(10, 4), layout="constrained")
+        over, each = figure.subplots(1, 2)
+        numbers = [entry["round"] for entry in self.evaluations]
+        for name, label in (("mean", "mean"), ("p10", "tenth percentile"), ("worst", "worst device")):
+            over.plot(numbers, [100 * entry[name] for entry in self.evaluations], marker="o", label=label)
+        over.set(xlabel="round", ylabel="accuracy in %", title=f"{self.config.method.name} over the rounds")
+        over.legend()
+        places = np.arange(len(self.devices))
+        for shift, key, label in ((-0.2, "accuracy_before", "before"), (0.2, "accuracy_after", "after")):
+            each.bar(places + shift, [100 * (row[key] or 0.0) for row in self.devices], width=0.4, label=label)
+        each.set(xlabel="device", ylabel="accuracy in %", title="each device's model on its own data")
+        each.legend()
+        return figure
+
+    def weights(self, device: str = "") -> dict[str, Array]:
+        """The tensors of a device's model; of no device, those of the one that all share."""
+        return dict(model_of_run(self.config, device).weights)
+
+    def model(self, device: str = "") -> "nn.Module":
+        """A device's model as a torch module in evaluation mode; of no device, the one that all share."""
+        import torch
+
+        from fedwright.server_runtime import zoo
+
+        found = model_of_run(self.config, device)
+        module = zoo.create(found.spec, seed=0)
+        state = {name: torch.from_numpy(np.array(value)) for name, value in found.weights.items()}
+        module.load_state_dict(state, strict=False)
+        return module.eval()
+
+    def export(self, file: str | Path, device: str = "") -> None:
+        """Write a device's model, or the one that all share, as one plain ONNX file."""
+        export_device(self.config, device, Path(file))
+
+    def __repr__(self) -> str:
+        """In one line."""
+        done = f"{len(self.rounds)} rounds, {len(self.devices)} devices"
+        return f"<Run {self.config.method.name}: {done}, accuracy {self.accuracy:.1%}, in {self.folder}>"

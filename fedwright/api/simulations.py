@@ -1,0 +1,100 @@
+"""`fedwright.simulate`: a whole fleet in this machine, from a few arguments."""
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
+from typing import Any
+
+from fedwright.api import given
+from fedwright.api.data import source_of
+from fedwright.api.models import model_name
+from fedwright.api.results import simulation_result
+from fedwright.api.runs import Run
+from fedwright.api.starter import config_with
+from fedwright.cli.progress import Progress
+from fedwright.protocol.errors import ConfigError
+from fedwright.server_runtime.config import RunConfig
+from fedwright.server_runtime.methods.base import Method
+from fedwright.server_runtime.rounds import events
+from fedwright.server_runtime.run_reader import continued
+from fedwright.simulation.simulate import simulate as run_simulation
+
+Settings = Mapping[str, Mapping[str, Any]]
+WHERE = "simulate()"
+
+
+def simulate(
+    *,
+    method: object = "fedavg",
+    model: object = None,
+    data: object = "digits",
+    devices: int | None = None,
+    rounds: int | None = None,
+    seed: int = 1,
+    settings: Settings | None = None,
+    keep: str | Path | None = None,
+    progress: bool = True,
+) -> Run:
+    """Train a fleet of simulated devices to its end.
+
+    method: a name from `fedwright methods`, or a subclass of `fedwright.Method`. model: a `torch.nn.Module`, its class,
+    a function that makes one, or a name from `fedwright models`. data: `fedwright.Dataset`, a pair (x, y), a torch
+    Dataset, a path, a source such as npz:file.npz, or a name from `fedwright datasets`; it is dealt to the devices.
+    settings: any others of a config, by section: {"train": {"epochs": 2}, "method": {"width": 0.5}}. keep: a folder for
+    the run, from which the same call goes on; without one it lies in a temporary folder that goes with the result.
+    """
+    with ExitStack() as stack:
+        folder = _temporary(stack) if keep is None else Path(keep)
+        wanted = _changes(
+            settings or {},
+            {
+                "run": {"name": folder.name, "folder": str(folder.parent), "seed": seed, "rounds": rounds},
+                "model": {"model": None if model is None else model_name(model)},
+                "method": {"name": _method_name(method)},
+                "simulate": {"devices": devices, **_data(data, folder)},
+            },
+        )
+        config, text = config_with(wanted, where=WHERE)
+        config = continued(config, kind="simulated")
+        with _progress(config) if progress else nullcontext(events.ignore) as observer:
+            found = run_simulation(config, text, observer=observer)
+        run = Run(config, simulation_result(config, found))
+        weakref.finalize(run, stack.pop_all().close)
+        return run
+
+
+def _temporary(stack: ExitStack) -> Path:
+    parent = Path(tempfile.mkdtemp(prefix="fedwright-"))
+    stack.callback(shutil.rmtree, parent, ignore_errors=True)
+    return parent / "run"
+
+
+def _changes(settings: Settings, arguments: Settings) -> dict[str, dict[str, Any]]:
+    """The settings with what was given as arguments, which count more; None is what was not given."""
+    given = {name: {key: value for key, value in own.items() if value is not None} for name, own in arguments.items()}
+    return {name: {**settings.get(name, {}), **given.get(name, {})} for name in {**settings, **given}}
+
+
+def _data(data: object, folder: Path) -> dict[str, str]:
+    """A data set by its name, or a source of the user's own."""
+    if isinstance(data, str) and ":" not in data and not Path(data).exists():
+        return {"dataset": data}
+    return {"data": source_of(data, folder / "data")}
+
+
+def _method_name(method: Any) -> str:
+    """A name is one already; a class has a place, or gets a name in this process."""
+    if isinstance(method, str):
+        return method
+    if not isinstance(method, type) or not issubclass(method, Method):
+        raise ConfigError(
+            f"{method!r} is no method; give a name from `fedwright methods` or a subclass of fedwright.Method"
+        )
+    return given.place_of(method) or given.keep(method, method, label=method.__name__)
+
+
+def _progress(config: RunConfig) -> Progress:
+    return Progress(config.run.rounds, config.simulate.devices)

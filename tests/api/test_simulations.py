@@ -1,0 +1,204 @@
+"""`fedwright.simulate` and what comes of it."""
+
+import gc
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+import fedwright as fw
+from fedwright.protocol.errors import ConfigError, DataError
+from fedwright.protocol.messages import Report
+from fedwright.server_runtime.methods.base import Assignment
+from fedwright.server_runtime.methods.baselines.fedavg import FedAvg
+from fedwright.server_runtime.methods.params.submodels import FedAvgParams
+
+# In this process, and without a bar.
+QUIET: dict[str, Any] = {"settings": {"simulate": {"processes": 0}}, "progress": False}
+
+
+class Points(nn.Module):
+    """Two layers, of a shape that it knows itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 16)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.body(x)))
+
+
+def examples(count: int = 240) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    y = np.arange(count) % 3
+    return (rng.normal(size=(count, 4)) + 3 * np.eye(4)[y]).astype(np.float32), y
+
+
+class Listed(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
+    """A data set as torch has it."""
+
+    classes = ("ant", "bee", "cat")
+
+    def __len__(self) -> int:
+        return 240
+
+    def __getitem__(self, row: int) -> tuple[torch.Tensor, int]:
+        x, y = examples()
+        return torch.from_numpy(x[row]), int(y[row])
+
+
+@pytest.fixture(scope="module")
+def run() -> fw.Run:
+    return fw.simulate(method="fedavg", model=Points, data=fw.Dataset(*examples()), devices=4, rounds=3, **QUIET)
+
+
+def test_a_fleet_learns_from_ten_lines(run: fw.Run) -> None:
+    assert run.accuracy > 0.8
+    assert len(run.rounds) == 3
+    assert [row["id"] for row in run.devices] == [f"device-{number}" for number in range(4)]
+    assert repr(run).startswith("<Run fedavg: 3 rounds, 4 devices, accuracy ")
+
+
+def test_frames(run: fw.Run) -> None:
+    devices = run.frame()
+
+    assert list(devices.index) == [row["id"] for row in run.devices]
+    assert devices["samples"].sum() == sum(row["samples"] for row in run.devices)
+    assert len(run.frame("rounds")) == 3
+    assert run.frame("evaluations")["mean"].iloc[-1] == run.accuracy
+    with pytest.raises(ConfigError, match="there is no table 'nothing'; choose one of devices"):
+        run.frame("nothing")  # type: ignore[arg-type]
+
+
+def test_a_plot_shows_every_device(run: fw.Run) -> None:
+    over, each = run.plot().axes
+
+    assert [line.get_label() for line in over.lines] == ["mean", "tenth percentile", "worst device"]
+    assert len(each.patches) == 2 * len(run.devices)
+
+
+@pytest.mark.parametrize("device", ["", "device-2"])
+def test_a_model_to_use_is_the_one_that_is_exported(run: fw.Run, tmp_path: Path, device: str) -> None:
+    x, _ = examples()
+    run.export(tmp_path / "model.onnx", device)
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    exported = session.run(None, {session.get_inputs()[0].name: x})[0]
+
+    with torch.no_grad():
+        np.testing.assert_allclose(run.model(device)(torch.from_numpy(x)), exported, rtol=1e-4, atol=1e-5)
+
+
+def test_a_device_that_is_not_there(run: fw.Run) -> None:
+    with pytest.raises(ConfigError, match="no device 'device-9' has answered"):
+        run.model("device-9")
+
+
+def test_the_folder_of_a_run_that_is_not_kept_goes_with_it() -> None:
+    run = fw.simulate(model=Points, data=examples(), devices=2, rounds=1, **QUIET)
+    folder = run.folder
+    assert (folder / "rounds.sqlite").exists()
+
+    del run
+    gc.collect()
+
+    assert not folder.parent.exists()
+
+
+def test_a_run_that_is_kept_goes_on_with_the_same_call(tmp_path: Path) -> None:
+    call: dict[str, Any] = {"model": Points, "data": Listed(), "devices": 2, "keep": tmp_path / "study", **QUIET}
+    fw.simulate(rounds=1, **call)
+    longer = fw.simulate(rounds=2, **call)
+
+    assert len(longer.rounds) == 2
+    assert longer.folder == tmp_path / "study"
+    with pytest.raises(ConfigError, match="was started with another config"):
+        fw.simulate(rounds=2, seed=7, **call)
+
+
+def test_an_instance_begins_with_its_own_weights() -> None:
+    net = Points()
+    with torch.no_grad():
+        net.head.bias.fill_(5.0)
+    still = {"settings": {"simulate": {"processes": 0}, "train": {"learning_rate": 1e-12}}, "progress": False}
+
+    run = fw.simulate(model=net, data=examples(), devices=2, rounds=1, **still)  # type: ignore[arg-type]
+
+    np.testing.assert_allclose(run.weights()["head.bias"], 5.0, rtol=1e-6)
+
+
+def test_a_method_of_ones_own() -> None:
+    met: list[int] = []
+
+    class Counting(FedAvg):
+        params = FedAvgParams
+
+        def assign(self, reports: Mapping[str, Report], round_number: int) -> dict[str, Assignment]:
+            met.append(len(reports))
+            return super().assign(reports, round_number)
+
+    fw.simulate(method=Counting, model=Points, data=examples(), devices=3, rounds=2, **QUIET)
+
+    assert set(met) == {3}
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "sentence"),
+    [
+        ({"settings": {"train": {"epoch": 2}}}, ConfigError, r"simulate\(\) \[train\].*epoch"),
+        ({"settings": {"trian": {}}}, ConfigError, "trian"),
+        ({"method": "fedavgg"}, ConfigError, "there is no method 'fedavgg'"),
+        ({"method": 3}, ConfigError, "3 is no method; give a name"),
+        ({"data": 7}, DataError, "a int is no data; give fedwright.Dataset"),
+        ({"data": "digitz"}, ConfigError, "unknown data set 'digitz'"),
+    ],
+    ids=["setting", "section", "method", "no method", "no data", "no data set"],
+)
+def test_mistakes_are_named_and_leave_nothing_behind(
+    call: dict[str, Any], error: type[Exception], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    with pytest.raises(error, match=sentence):
+        fw.simulate(devices=2, rounds=1, progress=False, **call)
+
+    assert not list(tmp_path.iterdir())
+
+
+SCRIPT = """
+import numpy as np
+import fedwright as fw
+from torch import nn
+
+class Small(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.head = nn.Linear(4, classes)
+
+    def forward(self, x):
+        return self.head(x)
+
+print("begins")
+y = np.arange(90) % 3
+run = fw.simulate(model=Small, data=(np.eye(4, dtype="float32")[y], y), devices=3, rounds=1,
+                  settings={"simulate": {"processes": 2}}, progress=False)
+print(len(run.devices), "devices")
+"""
+
+
+def test_a_plain_script_needs_no_guard(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=280
+    )
+
+    assert done.stdout.splitlines() == ["begins", "3 devices"]
