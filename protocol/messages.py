@@ -134,12 +134,9 @@ class Returns(Struct, frozen=True):
 class Pool(Struct, frozen=True):
     """Updates that an edge may put together: those of the `size` tasks that have this key and go to this edge.
 
-    by: an update counts by its samples, or every device the same. most_samples: for how many this task's device may
-    count, whatever it says. clip_norm: largest norm of one device's change. norm_factor: the same as a multiple of the
-    median of the pool.
-    class_means: they come with the updates for the edge alone; the pooled update has none.
-    stage, peers: the other edges that have pools of this stage, whose clusters may be linked with this edge's.
-    whole: no clusters are to be made of it.
+    by: samples (at most most_samples of this device), or every device the same. clip_norm, norm_factor: largest norm of
+    one change, as it is and in medians of the pool. class_means: for the edge alone; the pooled update has none.
+    stage, peers: the other edges with pools of this stage, whose clusters may be linked. whole: no clusters of it.
     """
 
     key: Id
