@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -55,6 +56,7 @@ def diagnose(config: AgentConfig, *, root: Path = facts.ROOT) -> list[Finding]:
         *_sensors(root),
         _disk(config.state),
         *_policy(config),
+        *_certificate(config),
         _broker(config),
         _data(config),
     ]
@@ -200,6 +202,26 @@ def _policy(config: AgentConfig) -> list[Finding]:
         return [Finding("fail", str(err), "`fedwright device policy` prints a policy that is right")]
     where = f"policy {found.path}" if found.path else "no policy file, so the defaults"
     return [Finding("ok", f"{where}: {'; '.join(found.policy.lines())}")]
+
+
+def _certificate(config: AgentConfig) -> list[Finding]:
+    """Whether the certificate of an enrolled device is good for some time."""
+    if config.bundle is None:
+        return []
+    try:
+        bundle = config.identity()
+    except ImportError as err:
+        return [Finding("fail", f"certificate not read, {err.name} is missing", _INSTALL)]
+    except FedwrightError as err:
+        return [Finding("fail", str(err), "enroll the device")]
+    if bundle is None or not bundle.info.expires_s:
+        return []
+    ending = bundle.ending(time.time())
+    if ending:
+        level: Level = "fail" if bundle.info.expires_s < time.time() else "warn"
+        return [Finding(level, *ending.split("; "))]
+    last = time.strftime("%Y-%m-%d", time.localtime(bundle.info.expires_s))
+    return [Finding("ok", f"certificate of {bundle.info.device}, good until {last}")]
 
 
 def _broker(config: AgentConfig) -> Finding:

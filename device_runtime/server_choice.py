@@ -21,7 +21,8 @@ class DeviceIdentity:
 
     boot: new at each start of the process; orders for another boot are not for us. verify: checks the server's
     signature; None takes any server's word (development only). further: edges to go to, in turn, when the fleet's
-    own says nothing for patience_s; an edge serves the fleet of its own name.
+    own says nothing for patience_s; an edge serves the fleet of its own name. sign: with the key of this device's
+    certificate.
     """
 
     device: str
@@ -30,6 +31,7 @@ class DeviceIdentity:
     verify: codec.Verify | None = None
     further: tuple[str, ...] = ()
     patience_s: float = PATIENCE_S
+    sign: codec.Sign | None = None
 
 
 class ServerChoice:
@@ -66,7 +68,7 @@ class ServerChoice:
         """A message of this device in two parts, numbered after those before it."""
         self._said += 1
         who, order = self._identity, codec.Order(sequence=self._said)
-        return codec.encode_parts(message, sender=who.device, boot=who.boot, order=order)
+        return codec.encode_parts(message, sender=who.device, boot=who.boot, sign=who.sign, order=order)
 
     def open(self, topic: str, payload: bytes | memoryview) -> Envelope | None:
         """A message for this device; None for one of a server it has left, BadMessage for one it must not obey."""

@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -147,10 +148,13 @@ def _connect(config: AgentConfig) -> tuple[DeviceIdentity, Link]:
         None if bundle is None else bundle.verify,
         config.further,
         config.patience_s,
+        None if bundle is None else bundle.sign,
     )
     up = topics.up(identity.fleet, identity.device)
     gone = codec.encode(Gone(), sender=identity.device, boot=identity.boot)
     if bundle is None:
         log.warning("DEVELOPMENT MODE: no certificate and no signed tasks; enroll this device before it leaves the lab")
+    elif ending := bundle.ending(time.time()):
+        log.warning("%s", ending)
     link = connect(config.broker, client_id=identity.device, will=(up, gone), tls=config.tls(), login=config.login)
     return identity, link

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from fedwright.protocol.crypto.signing import SIGNATURE_BYTES
 from fedwright.protocol.errors import BadMessage
-from fedwright.protocol.messages import VERSION, Ack, Ask, Chunk, Dismiss, Envelope, Message, Task
+from fedwright.protocol.messages import VERSION, Ack, Answer, Ask, Chunk, Dismiss, Envelope, Message, Task, Update
 
 # A chunk of the largest allowed size plus its envelope fits; nothing legitimate is larger.
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
@@ -22,6 +22,8 @@ EMPTY_BIN = b"\xc4\0"
 BIN32 = b"\xc6"
 # What a device does only on the word of its server. Chunks need no signature: a signed task names their hashes.
 MUST_BE_SIGNED = (Task, Ack, Dismiss, Ask)
+# What an enrolled device says with its own signature, so that nobody on the way need be trusted with it.
+SIGNED_BY_DEVICES = (Update, Answer)
 
 Sign = Callable[[bytes], bytes]
 Verify = Callable[[bytes, bytes], bool]
@@ -36,6 +38,10 @@ class Order(NamedTuple):
 
 
 UNORDERED = Order()
+
+
+_UNSIGNED = "run the server with the signing key this device was enrolled with"
+_WRONG = "enroll this device with the server that sends to it"
 
 
 class _Head(msgspec.Struct):
@@ -61,7 +67,7 @@ def encode(
     sign: Sign | None = None,
     order: Order = UNORDERED,
 ) -> bytes:
-    """Wrap a message for the wire; `sign` signs those that must be signed."""
+    """Wrap a message for the wire; `sign` signs those that are signed at all."""
     payload = _encoder.encode(
         Envelope(
             version=VERSION,
@@ -74,25 +80,30 @@ def encode(
             body=body,
         )
     )
-    if sign is not None and isinstance(body, MUST_BE_SIGNED):
+    if sign is not None and isinstance(body, (*MUST_BE_SIGNED, *SIGNED_BY_DEVICES)):
         return SIGNED + sign(payload) + payload
     return payload
 
 
 def encode_parts(
-    body: Message, *, sender: str, boot: str, order: Order = UNORDERED
+    body: Message, *, sender: str, boot: str, sign: Sign | None = None, order: Order = UNORDERED
 ) -> tuple[bytes, bytes | memoryview]:
-    """An unsigned message as `encode` makes it, in two parts: the data of a chunk come second and are not copied."""
+    """A message as `encode` makes it, in two parts: the data of a chunk come second and are not copied."""
     if not isinstance(body, Chunk):
-        return encode(body, sender=sender, boot=boot, order=order), b""
+        return encode(body, sender=sender, boot=boot, sign=sign, order=order), b""
     # The data are the last field of the last field; msgpack writes them after the byte BIN32 and their length.
     empty = structs.replace(body, data=memoryview(b""))
     head = encode(empty, sender=sender, boot=boot, order=order).removesuffix(EMPTY_BIN)
     return head + BIN32 + len(body.data).to_bytes(4, "big"), body.data
 
 
-def decode(payload: bytes | memoryview, *, verify: Verify | None = None) -> Envelope:
-    """Unwrap a message; BadMessage says which field is wrong, or (with `verify`) that a signature is."""
+def decode(
+    payload: bytes | memoryview, *, verify: Verify | None = None, signed: tuple[type, ...] = MUST_BE_SIGNED
+) -> Envelope:
+    """Unwrap a message; BadMessage says which field is wrong, or (with `verify`) that a signature is.
+
+    signed: the kinds that `verify` is asked about.
+    """
     if len(payload) > MAX_MESSAGE_BYTES:
         raise BadMessage(f"message of {len(payload)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
     signature = b""
@@ -100,12 +111,14 @@ def decode(payload: bytes | memoryview, *, verify: Verify | None = None) -> Enve
         signature = bytes(payload[1 : 1 + SIGNATURE_BYTES])
         payload = payload[1 + SIGNATURE_BYTES :]
     envelope = _decode_envelope(payload)
-    if verify is not None and isinstance(envelope.body, MUST_BE_SIGNED):
-        kind = type(envelope.body).__name__.lower()
+    if verify is not None and isinstance(envelope.body, signed):
+        kind, by_device = type(envelope.body).__name__.lower(), isinstance(envelope.body, SIGNED_BY_DEVICES)
         if not signature:
-            raise BadMessage(f"{kind} is not signed; run the server with the signing key this device was enrolled with")
+            remedy = "update the agent on the device" if by_device else _UNSIGNED
+            raise BadMessage(f"{kind} is not signed; {remedy}")
         if not verify(bytes(payload), signature):
-            raise BadMessage(f"{kind} has a wrong signature; enroll this device with the server that sends to it")
+            remedy = "somebody else made it, or the device must be enrolled anew" if by_device else _WRONG
+            raise BadMessage(f"{kind} has a wrong signature; {remedy}")
     return envelope
 
 

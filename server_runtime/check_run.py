@@ -22,7 +22,7 @@ def check_server(config: RunConfig) -> None:
     if config.fleet.trust is not None:
         from fedwright.server_runtime.fleet.trust import Authority
 
-        Authority(Path(config.fleet.trust))
+        Authority(Path(config.fleet.trust)).check_signing()
     if config.public.given:
         read_public(config.public)
     if config.model.weights is not None:

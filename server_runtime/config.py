@@ -88,6 +88,8 @@ class FleetSection:
                 raise ConfigError("per_round and sample_ratio are both given; keep one of them")
         if self.buffer is not None:
             check_range("buffer", self.buffer, low=1)
+        if self.broker.startswith("mqtt:") and self.trust is not None:
+            raise ConfigError("trust is set but broker is an mqtt address, where nobody is known; use the mqtts one")
         if self.broker.startswith("mqtts:") and self.trust is None:
             raise ConfigError("broker is an mqtts address but trust is not set; see `fedwright server enroll --help`")
 

@@ -22,6 +22,7 @@ from fedwright.server_runtime.artifacts.pretrained import start_from
 from fedwright.server_runtime.artifacts.standalone import export_model
 from fedwright.server_runtime.config import ModelSection, RunConfig
 from fedwright.server_runtime.fleet.class_names import RunData, fleet_names, largest_believed
+from fedwright.server_runtime.fleet.device_keys import DeviceKeys
 from fedwright.server_runtime.fleet.epoch import next_epoch
 from fedwright.server_runtime.fleet.revocation import Gate
 from fedwright.server_runtime.fleet.trust import Authority, read_edges
@@ -91,6 +92,7 @@ def execute(
         )
         if config.fleet.trust is not None:
             channel.gate = Gate(Path(config.fleet.trust))
+            channel.require_signatures(DeviceKeys(Path(config.fleet.trust)).verify)
             channel.order = codec.Order(next_epoch(Path(config.fleet.trust)))
         return channel
 
@@ -278,7 +280,11 @@ def _torch_device(wanted: str) -> str:
 
 
 def _signer(config: RunConfig) -> codec.Sign | None:
-    return None if config.fleet.trust is None else Authority(Path(config.fleet.trust)).sign
+    if config.fleet.trust is None:
+        return None
+    authority = Authority(Path(config.fleet.trust))
+    authority.check_signing()
+    return authority.sign
 
 
 def _may_speak(config: RunConfig) -> MaySpeak:

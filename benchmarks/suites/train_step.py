@@ -33,7 +33,8 @@ TIMEOUT_S = 900
 AGENT = "fedwright.device_runtime.agent"
 IMPORT_CPU_S, IMPORT_RSS_MB = 0.5, 60.0
 MB = 1e6
-_DEVICE_EXTRA = re.compile(r"extra == ['\"]device['\"]")
+# What only an older Python needs has a further condition before it.
+_DEVICE_EXTRA = re.compile(r";\s*extra == ['\"]device['\"]")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`fedwright device run | profile | doctor | install-service`: the agent on a board."""
+"""`fedwright device run | profile | doctor | enroll | policy | install-service`: the agent on a board."""
 
 import argparse
 import json
@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from fedwright.cli.arguments import add_print_json, command, example, new_file
+from fedwright.cli.device_enroll import add_enroll
 from fedwright.cli.logs import add_log_options, start_logging
 from fedwright.device_runtime.config import AgentConfig, default_state
 from fedwright.protocol.address import DEVICE_USER, PASSWORD_VARIABLE, find_login, split_password
@@ -17,6 +18,7 @@ from fedwright.protocol.errors import ConfigError
 
 EXAMPLES = """examples:
   fedwright device doctor                                               what is missing on this board
+  fedwright device enroll --server host --token TOKEN                   get a certificate for a key made here
   fedwright device profile                                              how fast this board trains
   fedwright device run --broker mqtt://host:1883 --data npz:data.npz    serve in the foreground
   sudo fedwright device install-service --bundle DIR --data npz:data.npz    serve from now on
@@ -60,6 +62,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--out", type=new_file, metavar="FILE", help="where to keep it (default: profile.json in --state)"
     )
     profile.set_defaults(run=_profile)
+    add_enroll(commands, default_device())
     policy = command(
         commands,
         "policy",

@@ -1,7 +1,8 @@
-"""`fedwright server run | resume | rollback | edge | status | check | audit | enroll | revoke | export`: the host."""
+"""`fedwright server run | resume | rollback | edge | status | check | audit | enroll | renew | revoke | export`."""
 
 import argparse
 import json
+import logging
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +22,13 @@ from fedwright.cli.logs import add_log_options, say, start_logging
 from fedwright.cli.run_lifecycle import begin_anew, say_complete
 from fedwright.cli.run_records import add_audit, add_check
 from fedwright.cli.server_link import add_broker_options, open_link, with_options
+from fedwright.cli.trust_commands import add_trust
 
 if TYPE_CHECKING:
     from fedwright.server_runtime.config import RunConfig
     from fedwright.server_runtime.run_reader import PastRun
+
+log = logging.getLogger(__name__)
 
 EXAMPLES = """examples:
   fedwright server run run.toml                                     start a broker, wait for devices, run to the end
@@ -35,7 +39,8 @@ EXAMPLES = """examples:
   fedwright server check runs/run                                   is what it keeps on disk whole?
   fedwright server audit runs/run --verify                          was what happened written down, and unchanged?
   fedwright server export --device pi-07 model.onnx                 a trained model as one ONNX file
-  fedwright server enroll pi-01 pi-02 --broker mqtts://host:8883    certificates for devices
+  fedwright server enroll pi-01 --token --broker mqtts://host:8883  certificates for devices
+  fedwright server renew                                            certificates that end soon, made anew
   fedwright server revoke pi-02                                     shut a device out again
   fedwright server edge edge.toml                                   serve the devices of a site
 """
@@ -89,7 +94,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     status.set_defaults(run=_status)
     add_check(commands)
     add_audit(commands)
-    _add_trust(commands)
+    add_trust(commands)
     _add_export(commands)
 
 
@@ -116,26 +121,6 @@ def _add_rollback(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     rollback.add_argument("run_folder", metavar="RUN", type=Path, help="the folder of the run")
     rollback.add_argument("--to", type=int, required=True, metavar="ROUND", help="the last round that stays")
     rollback.set_defaults(run=_rollback)
-
-
-def _add_trust(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the commands that say who may join."""
-    summary = "make certificates for devices, and for the broker when it has none"
-    enroll = command(commands, "enroll", summary, example("server enroll pi-01 pi-02 --broker mqtts://host:8883"))
-    enroll.add_argument("devices", metavar="ID", nargs="+", help="ids of the devices to enroll")
-    enroll.add_argument("--broker", required=True, metavar="URL", help="mqtts://host:port that the devices will use")
-    enroll.add_argument("--fleet", default="default", help="fleet they join (default: %(default)s)")
-    enroll.add_argument("--trust", type=Path, default=Path("trust"), metavar="DIR", help="default: %(default)s")
-    enroll.add_argument(
-        "--edge", action="append", default=[], metavar="NAME", help="edge server of these devices; enrolled too"
-    )
-    enroll.add_argument("--host", action="append", default=[], help="further name or address of the broker")
-    enroll.set_defaults(run=_enroll)
-    summary = "shut out devices or edges whose certificate must not be used any more"
-    revoke = command(commands, "revoke", summary, example("server revoke pi-02"))
-    revoke.add_argument("devices", metavar="ID", nargs="+", help="ids of the devices to shut out")
-    revoke.add_argument("--trust", type=Path, default=Path("trust"), metavar="DIR", help="default: %(default)s")
-    revoke.set_defaults(run=_revoke)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -218,6 +203,8 @@ def _play(config: "RunConfig", text: str, args: argparse.Namespace) -> None:
     with plain_storage_errors(folder.store), terminable(), ExitStack() as stack:
         folder.path.mkdir(parents=True, exist_ok=True)
         start_logging(args, file=folder.path / "server.log")
+        for line in _endings(config.fleet.trust):
+            log.warning("%s", line)
         progress = Progress(config.run.rounds, config.fleet.devices, silent=args.log_json)
         link = open_link(config.fleet, folder.path, stack, watch=progress.watch, as_json=args.log_json)
         stack.enter_context(progress)
@@ -271,52 +258,18 @@ def _status(args: argparse.Namespace) -> int:
         print(f"  it can be rolled back to round {', '.join(map(str, past.kept))}")
     for notice in read_notices(past.folder.path):
         print(f"  {notice.line()}")
+    for line in _endings(past.config.fleet.trust):
+        print(f"  WARN {line}")
     return 0
 
 
-def _enroll(args: argparse.Namespace) -> int:
-    from fedwright.protocol.address import parse_url
-    from fedwright.protocol.errors import ConfigError
-    from fedwright.server_runtime.fleet import trust
+def _endings(trust: str | None) -> list[str]:
+    """Certificates that end soon, one line each."""
+    if trust is None or not (Path(trust) / "ca.pem").exists():
+        return []
+    from fedwright.server_runtime.fleet.expiry import endings
 
-    address = parse_url(args.broker)
-    if address.password is not None:
-        raise ConfigError("--broker holds a password, which enrolled devices do not need; leave it out")
-    if not address.secure:
-        raise ConfigError(f"broker is {args.broker!r} but enrolled devices need an mqtts:// address")
-    authority = trust.Authority.open(args.trust)
-    if not (args.trust / "broker" / "mosquitto.conf").exists():
-        hosts = [address.host, *args.host, "localhost"]
-        trust.secure_broker(authority, fleet=args.fleet, hosts=hosts, port=address.port)
-        folder = args.trust / "broker"
-        print("broker: `fedwright server run` on this machine starts it; to run it elsewhere or all the time:")
-        print(f"        mosquitto -c {folder / 'mosquitto.conf'} on {address.host}")
-        print(f"        (started by root it runs as mosquitto, so first: chown -R mosquitto {folder})")
-    for edge in args.edge:
-        bundle = trust.enroll_edge(authority, edge, fleet=args.fleet, broker=args.broker)
-        print(f'{edge}: copy {bundle} to the edge server and set bundle = "{bundle.name}" in the section [edge]')
-    for device in args.devices:
-        bundle = trust.enroll(authority, device, fleet=args.fleet, broker=args.broker, edges=args.edge)
-        print(
-            f"{device}: copy {bundle} to the device, then run fedwright device run --bundle {bundle.name} --data FILE"
-        )
-    if args.edge:
-        acl = trust.write_access(authority, fleet=args.fleet)
-        print(f"broker: {acl} has changed; make a running mosquitto read it again with SIGHUP")
-    print(f'server: set trust = "{args.trust}" in the section [fleet]; for a broker that runs by itself also')
-    print(f'        broker = "{args.broker}"')
-    return 0
-
-
-def _revoke(args: argparse.Namespace) -> int:
-    from fedwright.server_runtime.fleet import trust
-
-    authority = trust.Authority(args.trust)
-    for device in args.devices:
-        trust.revoke(authority, device)
-        print(f"{device}: its certificate is void; enroll it anew to let it in again")
-    print(f"broker: {args.trust / 'broker'} has changed; make a running mosquitto read it again with SIGHUP")
-    return 0
+    return [ending.line() for ending in endings(Path(trust))]
 
 
 def _export(args: argparse.Namespace) -> int:

@@ -320,7 +320,12 @@ def _tls_why(err: ssl.SSLError) -> str:
         return f"its certificate is not trusted: {err.verify_message}"
     if isinstance(err, ssl.SSLEOFError):
         return "it hung up, as brokers do on a certificate that is unknown or revoked"
-    return (err.reason or str(err)).replace("_", " ").lower()
+    reason = err.reason or str(err)
+    if "CERTIFICATE_REVOKED" in reason:
+        return "it says that our certificate was revoked; enroll this device anew"
+    if "CERTIFICATE_EXPIRED" in reason:
+        return "it says that our certificate has ended; on the server: fedwright server renew"
+    return reason.replace("_", " ").lower()
 
 
 def _set_nodelay(_client: paho.Client, _data: Any, sock: Any) -> None:

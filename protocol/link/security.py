@@ -1,5 +1,6 @@
 """Who may connect and speak where: the broker's TLS listener and access list, and the bundle a device starts from."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,10 +8,13 @@ from pathlib import Path
 import msgspec
 
 from fedwright.protocol import topics
+from fedwright.protocol.crypto.device_signing import sign_with
 from fedwright.protocol.crypto.signing import KEY_BYTES, verify
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.field_types import Id
 
+# So long before a certificate ends everybody who looks is told.
+WARN_DAYS = 60
 SERVER_NAME = "server"
 """Common name of the server's own certificate; no device may have it."""
 SERVER_RIGHTS = "topic readwrite fedwright/"
@@ -52,7 +56,9 @@ class BrokerTls:
         ]
 
 
-def access_list(fleet: str, edges: Mapping[str, Sequence[str]] | None = None, *, revoked: Sequence[str] = ()) -> str:
+def access_list(
+    fleets: Sequence[str], edges: Mapping[str, Sequence[str]] | None = None, *, revoked: Sequence[str] = ()
+) -> str:
     """A mosquitto access list: a device writes only its own `up` topic and reads only its own `down` and `shared`.
 
     To measure its link it may speak to itself under its own probe topic.
@@ -60,15 +66,15 @@ def access_list(fleet: str, edges: Mapping[str, Sequence[str]] | None = None, *,
     its devices, and only they, may speak each under its own name. revoked: those who may nothing any more, also in a
     connection that still stands.
     """
-    topics.check_name(fleet, what="fleet")
-    lines = [
-        f"user {SERVER_NAME}",
-        f"{SERVER_RIGHTS}{fleet}/#",
-        f"pattern write {topics.up(fleet, '%u')}",
-        f"pattern read {topics.down(fleet, '%u')}",
-        f"pattern read {topics.shared(fleet)}",
-        f"pattern readwrite {topics.probe('%u')}",
-    ]
+    lines = [f"user {SERVER_NAME}", *(f"{SERVER_RIGHTS}{fleet}/#" for fleet in fleets)]
+    for fleet in fleets:
+        topics.check_name(fleet, what="fleet")
+        lines += [
+            f"pattern write {topics.up(fleet, '%u')}",
+            f"pattern read {topics.down(fleet, '%u')}",
+            f"pattern read {topics.shared(fleet)}",
+        ]
+    lines.append(f"pattern readwrite {topics.probe('%u')}")
     for name in revoked:
         lines += [f"user {topics.check_name(name, what='device')}", "topic deny #"]
     for edge, devices in sorted((edges or {}).items()):
@@ -85,10 +91,11 @@ def access_list(fleet: str, edges: Mapping[str, Sequence[str]] | None = None, *,
     return "\n".join(lines) + "\n"
 
 
-def fleet_of(text: str) -> str:
-    """The fleet that an access list was made for."""
-    line = next(line for line in text.splitlines() if line.startswith(SERVER_RIGHTS))
-    return line.removeprefix(SERVER_RIGHTS).removesuffix("/#")
+def fleets_of(text: str) -> list[str]:
+    """The fleets that an access list was made for."""
+    _, _, own = text.partition(f"user {SERVER_NAME}\n")
+    lines = itertools.takewhile(lambda line: line.startswith(SERVER_RIGHTS), own.splitlines())
+    return [line.removeprefix(SERVER_RIGHTS).removesuffix("/#") for line in lines]
 
 
 class BundleInfo(msgspec.Struct, frozen=True):
@@ -101,6 +108,10 @@ class BundleInfo(msgspec.Struct, frozen=True):
     """Public Ed25519 key that signs tasks, in hexadecimal."""
     edges: list[Id] = []
     """Edge servers to join instead of the fleet's own, in this order."""
+    next_key: str = ""
+    """A second key that may sign tasks, while one takes the place of the other."""
+    expires_s: float = 0.0
+    """When the certificate ends; 0 in bundles of earlier releases."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +129,20 @@ class Bundle:
 
     def verify(self, message: bytes, signature: bytes) -> bool:
         """Whether the server this device was enrolled with signed a message."""
-        return verify(bytes.fromhex(self.info.server_key), message, signature)
+        keys = [key for key in (self.info.server_key, self.info.next_key) if key]
+        return any(verify(bytes.fromhex(key), message, signature) for key in keys)
+
+    def ending(self, now_s: float) -> str:
+        """What to know of a certificate that ends soon or has ended; empty while there is time."""
+        left_days = (self.info.expires_s - now_s) / 86_400
+        if not self.info.expires_s or left_days >= WARN_DAYS:
+            return ""
+        when = f"ends in {left_days:.0f} days" if left_days >= 0 else f"has ended {-left_days:.0f} days ago"
+        return f"the certificate of {self.info.device} {when}; on the server: fedwright server renew {self.info.device}"
+
+    def sign(self, message: bytes) -> bytes:
+        """This device's signature."""
+        return sign_with(self.key, message)
 
 
 def read_bundle(folder: Path) -> Bundle:
@@ -129,7 +153,7 @@ def read_bundle(folder: Path) -> Bundle:
             raise ConfigError(f"{file} is missing; copy the whole folder that `fedwright server enroll` made")
     try:
         info = msgspec.json.decode(files["bundle.json"].read_bytes(), type=BundleInfo)
-        key = bytes.fromhex(info.server_key)
+        key, _ = bytes.fromhex(info.server_key), bytes.fromhex(info.next_key)
     except (msgspec.MsgspecError, ValueError, RecursionError) as err:
         raise ConfigError(f"{files['bundle.json']} cannot be read ({err}); enroll the device again") from err
     if len(key) != KEY_BYTES:

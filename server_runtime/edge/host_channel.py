@@ -43,6 +43,7 @@ class Presence:
     boot: str
     board: Board
     verify: codec.Verify | None = None
+    sign: codec.Sign | None = None
 
 
 class HostChannel:
@@ -92,7 +93,8 @@ class HostChannel:
 
     def send(self, message: Message, *, reliable: bool = True) -> None:
         """Say something to the host."""
-        head, tail = codec.encode_parts(message, sender=self.presence.name, boot=self.presence.boot)
+        who = self.presence
+        head, tail = codec.encode_parts(message, sender=who.name, boot=who.boot, sign=who.sign)
         self._link.send(topics.up(self.presence.fleet, self.presence.name), head, tail=tail, reliable=reliable)
 
     def serve(self, ref: BlobRef) -> None:

@@ -41,7 +41,8 @@ def run_edge(config: EdgeConfig, *, started: Callable[[Edge], None] = lambda edg
     tls = TlsFiles() if bundle is None else bundle.tls()
     name, fleet, boot = config.edge.name, config.host.fleet, codec.new_id()
     will = (topics.up(fleet, name), codec.encode(Gone(), sender=name, boot=boot))
-    presence = Presence(fleet, name, boot, edge_board(), None if bundle is None else bundle.verify)
+    verify, sign = (None, None) if bundle is None else (bundle.verify, bundle.sign)
+    presence = Presence(fleet, name, boot, edge_board(), verify, sign)
     with ExitStack() as stack:
         host, devices = config.host, config.devices if config.devices.broker else config.host
         up = connect(host.broker, client_id=f"{name}-up", will=will, tls=tls, login=_login(host, bundle))

@@ -1,155 +1,24 @@
-"""The fleet's own authority: certificates of the broker, the server and each device, and the key that signs tasks."""
+"""Who may join: bundles for devices and edges, the broker's files, and who was shut out again."""
 
-import datetime
-import ipaddress
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedwright.protocol import topics
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.link.broker import mosquitto_config
-from fedwright.protocol.link.security import SERVER_NAME, BrokerTls, BundleInfo, TlsFiles, access_list, fleet_of
-from fedwright.protocol.support.files import replace_file, write_private
+from fedwright.protocol.link.security import SERVER_NAME, BrokerTls, BundleInfo, TlsFiles, access_list, fleets_of
+from fedwright.protocol.support.files import replace_file
 from fedwright.protocol.support.unreadable import UNREADABLE
-from fedwright.server_runtime.fleet.revocation import CRL, note_issued, read_issued, read_revoked, write_revoked
+from fedwright.server_runtime.fleet.authority import BROKER_NAME, Authority
+from fedwright.server_runtime.fleet.device_keys import certificates_of, void_serials
+from fedwright.server_runtime.fleet.revocation import read_issued, read_revoked, write_revoked
 
-AUTHORITY_DAYS = 3650
-CERTIFICATE_DAYS = 730
-# Boards without a battery start with a clock of last week.
-CLOCK_SLACK_DAYS = 30
-BROKER_NAME = "broker"
+__all__ = ["Authority"]
+
 EDGES = "edges.json"
-
-
-@dataclass(frozen=True)
-class Credentials:
-    """A private key with its certificate, as files."""
-
-    cert: Path
-    key: Path
-
-
-class Authority:
-    """A folder with `ca.pem`, `ca.key` and `signing.key`; the two keys never leave the server."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.ca = folder / "ca.pem"
-        try:
-            self._cert = x509.load_pem_x509_certificate(self.ca.read_bytes())
-            key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
-            signing = serialization.load_pem_private_key((folder / "signing.key").read_bytes(), password=None)
-        except (OSError, ValueError) as err:
-            raise ConfigError(
-                f"{folder} holds no usable authority ({err}); make one with `fedwright server enroll`"
-            ) from err
-
-        if not (isinstance(key, ec.EllipticCurvePrivateKey) and isinstance(signing, ed25519.Ed25519PrivateKey)):
-            raise ConfigError(f"the keys in {folder} are of another kind; make a new authority")
-        self._key = key
-        self._signing = signing
-
-    @classmethod
-    def create(cls, folder: Path, *, name: str = "fedwright") -> "Authority":
-        """Make a new authority; ConfigError when the folder has one, whose devices would be locked out."""
-        if (folder / "ca.key").exists():
-            raise ConfigError(
-                f"{folder} already holds an authority; remove it first if all devices shall be enrolled anew"
-            )
-        folder.mkdir(parents=True, exist_ok=True)
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject = _name(f"{name} authority")
-        builder = _builder(subject, subject, key.public_key(), days=AUTHORITY_DAYS)
-        cert = (
-            builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(_usage(signs_certificates=True), critical=True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-            .sign(key, hashes.SHA256())
-        )
-        write_private(folder / "signing.key", _pem(ed25519.Ed25519PrivateKey.generate()))
-        replace_file(folder / "ca.pem", cert.public_bytes(serialization.Encoding.PEM))
-        write_private(folder / "ca.key", _pem(key))
-        return cls(folder)
-
-    @classmethod
-    def open(cls, folder: Path) -> "Authority":
-        """The authority in a folder, made when there is none."""
-        return cls(folder) if (folder / "ca.key").exists() else cls.create(folder)
-
-    @property
-    def public_key(self) -> bytes:
-        """The key that checks what `sign` signs."""
-        raw = serialization.Encoding.Raw, serialization.PublicFormat.Raw
-        return self._signing.public_key().public_bytes(*raw)
-
-    def sign(self, message: bytes) -> bytes:
-        """Ed25519 signature of a message, for `codec.encode`."""
-        return self._signing.sign(message)
-
-    def issue_device(self, device: str, folder: Path) -> Credentials:
-        """Certificate of a device or of the server: its common name is the user of the broker's access list."""
-        return self._issue(topics.check_name(device, what="device"), folder, hosts=())
-
-    def issue_broker(self, hosts: Sequence[str], folder: Path) -> Credentials:
-        """Certificate of a broker, good for these host names and addresses."""
-        if not hosts:
-            raise ConfigError("a broker's certificate needs at least one host name or address; give --host")
-        return self._issue(BROKER_NAME, folder, hosts=hosts)
-
-    def _issue(self, name: str, folder: Path, *, hosts: Sequence[str]) -> Credentials:
-        folder.mkdir(parents=True, exist_ok=True)
-        key = ec.generate_private_key(ec.SECP256R1())
-        # A broker's certificate lets nobody in as a device, nor the other way round.
-        purpose = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
-        builder = (
-            _builder(_name(name), self._cert.subject, key.public_key(), days=CERTIFICATE_DAYS)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_usage(signs_certificates=False), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
-        )
-        if hosts:
-            builder = builder.add_extension(
-                x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False
-            )
-        cert = builder.sign(self._key, hashes.SHA256())
-        identity = Credentials(folder / "cert.pem", folder / "key.pem")
-        write_private(identity.key, _pem(key))
-        replace_file(identity.cert, cert.public_bytes(serialization.Encoding.PEM))
-        note_issued(self.folder, name, cert.serial_number)
-        return identity
-
-    def void(self, serials: Iterable[int]) -> Path:
-        """Add certificates to the list of void ones, which the broker reads; returns its file."""
-        file = self.folder / "broker" / CRL
-        number, revoked = 0, list[x509.RevokedCertificate]()
-        if file.exists():
-            before = x509.load_pem_x509_crl(file.read_bytes())
-            number = before.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
-            revoked = list(before)
-        # Of two lists OpenSSL believes the younger one, and none from the future; so the date counts the lists.
-        date = self._cert.not_valid_before_utc + datetime.timedelta(seconds=number + 1)
-        known = {entry.serial_number for entry in revoked}
-        for serial in sorted(set(serials) - known):
-            revoked.append(x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(date).build())
-        builder = (
-            x509.CertificateRevocationListBuilder(revoked_certificates=revoked)
-            .issuer_name(self._cert.subject)
-            .last_update(date)
-            .next_update(self._cert.not_valid_after_utc)
-            .add_extension(x509.CRLNumber(number + 1), critical=False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
-        )
-        replace_file(file, builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
-        return file
 
 
 def enroll(
@@ -162,20 +31,55 @@ def enroll(
     edges: Sequence[str] = (),
 ) -> Path:
     """Make the bundle that a device starts from; returns its folder. edges: the edge servers that it belongs to."""
-    topics.check_name(device, what="device")
     topics.check_name(fleet, what="fleet")
-    if device == SERVER_NAME:
-        raise ConfigError(f"device {device!r} would have the server's name; choose another")
+    check_new_device(authority, device, edges)
+    target = folder or authority.folder / "devices" / device
+    return _bundle(authority, device, fleet=fleet, broker=broker, target=target, edges=edges)
+
+
+def check_new_device(authority: Authority, device: str, edges: Sequence[str] = ()) -> None:
+    """Raise ConfigError for a name that is taken: by the server, the broker, an edge or an enrolled device."""
+    topics.check_name(device, what="device")
+    if device in (SERVER_NAME, BROKER_NAME):
+        raise ConfigError(f"device {device!r} would have the {device}'s name; choose another")
     if device in (*edges, *read_edges(authority.folder)):
         raise ConfigError(f"device {device!r} would have the name of an edge; choose another")
-    target = folder or authority.folder / "devices" / device
-    bundle = _bundle(authority, device, fleet=fleet, broker=broker, target=target, edges=edges)
+    void = void_serials(authority.folder)
+    held = [cert for cert in certificates_of(authority.folder, device) if cert.serial_number not in void]
+    if held and device not in read_revoked(authority.folder):
+        raise ConfigError(
+            f"{authority.folder} already holds a bundle for {device}, or a certificate for its own key; use that one, "
+            f"or make it void first with `fedwright server revoke {device}`"
+        )
+
+
+def admit(authority: Authority, device: str, *, fleet: str, edges: Sequence[str] = ()) -> None:
+    """Open the doors for a device that has a new certificate: to its fleet, to its edges, and where it was shut out."""
+    known = read_edges(authority.folder)
+    for edge in edges:
+        known[edge] = sorted({*known.get(edge, []), device})
     if edges:
-        known = read_edges(authority.folder)
-        for edge in edges:
-            known[edge] = sorted({*known.get(edge, []), device})
         replace_file(authority.folder / EDGES, msgspec.json.format(msgspec.json.encode(known, order="sorted")))
-    return bundle
+    revoked = set(read_revoked(authority.folder))
+    if device in revoked:
+        write_revoked(authority.folder, revoked - {device})
+    if (authority.folder / "broker").exists():
+        write_access(authority, fleet=fleet)
+
+
+def make_info(
+    authority: Authority, device: str, cert: x509.Certificate, *, fleet: str, broker: str, edges: Sequence[str] = ()
+) -> BundleInfo:
+    """What a device must know besides its certificate."""
+    return BundleInfo(
+        device=device,
+        fleet=fleet,
+        broker=broker,
+        server_key=authority.public_key.hex(),
+        edges=list(edges),
+        next_key=authority.next_public_key.hex(),
+        expires_s=cert.not_valid_after_utc.timestamp(),
+    )
 
 
 def enroll_edge(authority: Authority, edge: str, *, fleet: str, broker: str) -> Path:
@@ -203,10 +107,15 @@ def read_edges(folder: Path) -> dict[str, list[str]]:
         raise ConfigError(f"{file} cannot be read ({err}); restore it or enroll the devices of edges anew") from err
 
 
-def write_access(authority: Authority, *, fleet: str) -> Path:
-    """The broker's access list as the enrolled edges and devices need it."""
+def write_access(authority: Authority, *, fleet: str | None = None) -> Path:
+    """The broker's access list as the enrolled edges and devices need it; a further fleet is added to those it has."""
     acl = authority.folder / "broker" / "access.list"
-    acl.write_text(access_list(fleet, read_edges(authority.folder), revoked=read_revoked(authority.folder)))
+    fleets = fleets_of(acl.read_text()) if acl.exists() else []
+    if fleet is not None and fleet not in fleets:
+        fleets.append(fleet)
+    text = access_list(fleets, read_edges(authority.folder), revoked=read_revoked(authority.folder))
+    if not acl.exists() or acl.read_text() != text:
+        replace_file(acl, text.encode())
     return acl
 
 
@@ -221,13 +130,11 @@ def revoke(authority: Authority, name: str) -> None:
         raise ConfigError(f"{authority.folder} made no certificate for {name}; give the --trust it was enrolled with")
     write_revoked(authority.folder, {*read_revoked(authority.folder), name})
     authority.void(serials)
-    write_access(authority, fleet=fleet_of(acl.read_text()))
+    write_access(authority)
 
 
 def _serials(folder: Path, name: str) -> set[int]:
-    files = [folder / kind / name / "cert.pem" for kind in ("devices", "edges")]
-    held = {x509.load_pem_x509_certificate(file.read_bytes()).serial_number for file in files if file.exists()}
-    return held | read_issued(folder, name)
+    return {cert.serial_number for cert in certificates_of(folder, name)} | read_issued(folder, name)
 
 
 def _bundle(authority: Authority, device: str, *, fleet: str, broker: str, target: Path, edges: Sequence[str]) -> Path:
@@ -236,21 +143,13 @@ def _bundle(authority: Authority, device: str, *, fleet: str, broker: str, targe
             f"{target} already holds a bundle for {device}; copy that one, or make it void first with "
             f"`fedwright server revoke {device}`"
         )
-    authority.issue_device(device, target)
-    _readmit(authority, device, fleet=fleet)
+    made = authority.issue_device(device, target)
+    admit(authority, device, fleet=fleet, edges=edges)
     (target / "ca.pem").write_bytes(authority.ca.read_bytes())
-    key = authority.public_key.hex()
-    info = BundleInfo(device=device, fleet=fleet, broker=broker, server_key=key, edges=list(edges))
-    (target / "bundle.json").write_bytes(msgspec.json.format(msgspec.json.encode(info)))
+    cert = x509.load_pem_x509_certificate(made.cert.read_bytes())
+    info = make_info(authority, device, cert, fleet=fleet, broker=broker, edges=edges)
+    replace_file(target / "bundle.json", msgspec.json.format(msgspec.json.encode(info)))
     return target
-
-
-def _readmit(authority: Authority, name: str, *, fleet: str) -> None:
-    """A new certificate opens the doors again that `revoke` shut; the old one stays void."""
-    revoked = set(read_revoked(authority.folder))
-    if name in revoked:
-        write_revoked(authority.folder, revoked - {name})
-        write_access(authority, fleet=fleet)
 
 
 def enroll_server(authority: Authority) -> TlsFiles:
@@ -270,49 +169,3 @@ def secure_broker(authority: Authority, *, fleet: str, hosts: Sequence[str], por
     config = mosquitto_config(tls.listener(port, "0.0.0.0"), folder=folder, durable=True, user=None)
     (folder / "mosquitto.conf").write_text(config)
     return tls
-
-
-def _pem(key: ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-
-
-def _name(common: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
-
-
-def _host(host: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        return x509.DNSName(host)
-
-
-def _builder(
-    subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey, *, days: int
-) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.timezone.utc)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(public_key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=CLOCK_SLACK_DAYS))
-        .not_valid_after(now + datetime.timedelta(days=days))
-    )
-
-
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )

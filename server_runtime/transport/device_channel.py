@@ -39,7 +39,7 @@ from fedwright.protocol.uploads import Uploads
 from fedwright.server_runtime.fleet.revocation import Gate
 from fedwright.server_runtime.transport.chunk_server import ChunkServer
 from fedwright.server_runtime.transport.cluster_relay import ClusterRelay
-from fedwright.server_runtime.transport.edge_routes import EdgeRoutes, MaySpeak, anybody
+from fedwright.server_runtime.transport.edge_routes import EdgeRoutes, MaySpeak, VerifyDevice, anybody
 from fedwright.server_runtime.transport.message_limits import MessageLimits
 from fedwright.server_runtime.transport.upload_puller import Pulled, UploadPuller
 
@@ -105,6 +105,10 @@ class DeviceChannel:
         self._limits = MessageLimits(enrolled=sign is not None, clock=clock)
         link.subscribe(topics.up_all(fleet))
         self.challenge_all()
+
+    def require_signatures(self, verify: VerifyDevice) -> None:
+        """From now on hear only what devices and edges signed themselves."""
+        self._edges.verify_device = verify
 
     def challenge_all(self) -> None:
         """Ask every device that is alive to report."""
@@ -195,7 +199,9 @@ class DeviceChannel:
     def poll(self, timeout_s: float) -> list[Heard | Pulled]:
         """Do what is due, then wait for messages at most this long and return what the coordinator must know."""
         events: list[Heard | Pulled] = []
-        events += [Heard(device, boot, Gone()) for device, boot in self.gate.leavers()]
+        for device, boot in self.gate.leavers():
+            events.append(Heard(device, boot, Gone()))
+            self._recall_all(device)
         self._pulling.admit()
         events += self._pulling.events()
         self._tend()
@@ -231,7 +237,7 @@ class DeviceChannel:
         if self.gate.bars(device):
             return None
         try:
-            envelope = codec.decode(payload)
+            envelope = self._edges.decoded(device, payload)
         except BadMessage as err:
             self._warn(device, str(err))
             return None
@@ -300,9 +306,16 @@ class DeviceChannel:
             if self._edges.is_alive(device, envelope.boot):
                 self._showing.lose(device)
             events += [Heard(behind, boot, body) for behind, boot in self._edges.lose(device, envelope.boot)]
+        elif isinstance(body, Update) and any(self.gate.bars(self._whose(part.task)) for part in body.parts):
+            self._warn(device, "it put the change of a revoked device into its mean, which is not used")
+            return
         elif isinstance(body, Update) and edge is not None and body.tensors is not None:
             self._pulling.lies_with(body.tensors.sha256, edge)
         events.append(Heard(device, envelope.boot, body, payload))
+
+    def _whose(self, task: str) -> str:
+        """The device that a task went to by way of an edge."""
+        return self._at[task][0] if task in self._at else ""
 
     def _move(self, device: str, edge: str | None, envelope: Envelope, events: list[Heard | Pulled]) -> None:
         """A device reports; when it comes another way than before, the edge it left shall not wait for it."""
@@ -313,6 +326,12 @@ class DeviceChannel:
         for task, (whose, where) in list(self._at.items()):
             if whose == device and where == left.edge:
                 del self._at[task]
+                self.recall(where, task)
+
+    def _recall_all(self, device: str) -> None:
+        """Edges shall not count on a device that was shut out."""
+        for task, (whose, where) in self._at.items():
+            if whose == device:
                 self.recall(where, task)
 
     def _send_get(self, device: str, get: Get) -> None:

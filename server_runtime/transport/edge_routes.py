@@ -2,13 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from fedwright.protocol import codec
 from fedwright.protocol.errors import BadMessage
+from fedwright.protocol.link.base import Buffer
 from fedwright.protocol.messages import Answer, Carried, Envelope, Gone, Refusal, Report, Update
 
 MaySpeak = Callable[[str, str], bool]
 """Whether an edge may speak for a device."""
+VerifyDevice = Callable[[str, bytes, bytes], bool]
+"""Whether a device signed a message."""
 
 
 def anybody(edge: str, device: str) -> bool:
@@ -36,6 +40,8 @@ class EdgeRoutes:
     """The edges that reported and the devices behind each."""
 
     may_speak: MaySpeak = anybody
+    # None takes a device's word unsigned (development only).
+    verify_device: VerifyDevice | None = None
     _boots: dict[str, str] = field(default_factory=dict)
     _passages: dict[str, Passage] = field(default_factory=dict)
     # Boards that report under an id which another one has, by another way; who is right is for others to find out.
@@ -75,12 +81,17 @@ class EdgeRoutes:
             raise BadMessage(
                 f"it speaks for {carried.device}, which is not enrolled for it; enroll the device with --edge {edge}"
             )
-        envelope = codec.decode(carried.payload)
+        envelope = self.decoded(carried.device, carried.payload)
         if envelope.sender != carried.device:
             raise BadMessage(f"message carried for {carried.device} claims to be from {envelope.sender}")
         if not isinstance(envelope.body, Report | Update | Refusal | Gone | Answer):
             raise BadMessage(f"an edge does not carry a {type(envelope.body).__name__.lower()}")
         return envelope
+
+    def decoded(self, device: str, payload: Buffer) -> Envelope:
+        """What a device said; BadMessage when it had to sign it and did not."""
+        verify = None if self.verify_device is None else partial(self.verify_device, device)
+        return codec.decode(payload, verify=verify, signed=codec.SIGNED_BY_DEVICES)
 
     def arrive(self, device: str, edge: str | None, envelope: Envelope) -> Passage | None:
         """A device reports by a way (None: directly); returns the other way that it had until now."""

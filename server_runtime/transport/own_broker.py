@@ -1,6 +1,8 @@
 """The broker that a server starts by itself for its fleet, and the line that brings a device to it."""
 
-from collections.abc import Iterator
+import logging
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +16,10 @@ from fedwright.protocol.link.passwords import kept_passwords
 from fedwright.protocol.link.security import SERVER_NAME, BrokerTls, TlsFiles
 from fedwright.protocol.support.files import lock_folder, write_private
 from fedwright.server_runtime.config import FleetSection
-from fedwright.server_runtime.fleet.revocation import CRL
+from fedwright.server_runtime.fleet.revocation import CRL, LOOK_S
 from fedwright.server_runtime.fleet.trust import Authority, enroll_server
+
+log = logging.getLogger(__name__)
 
 PORTS_TRIED = 20
 
@@ -83,6 +87,7 @@ def _with_certificates(fleet: FleetSection, folder: Path, stack: ExitStack) -> O
     tls = BrokerTls(authority.ca, files / "cert.pem", files / "key.pem", acl=files / "access.list", crl=files / CRL)
     port = fleet.port or _enrolled_port(files / "mosquitto.conf")
     broker = _start(Broker(port=port, folder=folder, tls=tls), stack)
+    stack.enter_context(_reloading(broker, [tls.acl, files / CRL]))
     return OwnBroker(
         url=f"mqtts://{_certified_host(tls.cert)}:{port}",
         said=f"started {broker.kind} for the network on port {port}; it lets in who has a certificate of {trust} and "
@@ -91,6 +96,33 @@ def _with_certificates(fleet: FleetSection, folder: Path, stack: ExitStack) -> O
         join_file=None,
         tls=enroll_server(authority),
     )
+
+
+@contextmanager
+def _reloading(broker: Broker, files: Sequence[Path]) -> Iterator[None]:
+    """Make the broker read its lists again when somebody was enrolled or revoked."""
+    over = threading.Event()
+
+    def watch() -> None:
+        seen = _changed_ns(files)
+        while not over.wait(LOOK_S):
+            now = _changed_ns(files)
+            if now != seen:
+                seen = now
+                log.info("the broker reads its lists of who may join again")
+                broker.reload()
+
+    thread = threading.Thread(target=watch, name="broker-lists", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _changed_ns(files: Sequence[Path]) -> list[int]:
+    return [file.stat().st_mtime_ns if file.exists() else 0 for file in files]
 
 
 def _start(broker: Broker, stack: ExitStack) -> Broker:

@@ -12,7 +12,8 @@ from fedwright.protocol.errors import LinkError
 from fedwright.protocol.link import Link, Received, TlsFiles, connect
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.link.security import read_bundle
-from fedwright.server_runtime.fleet.trust import Authority, Credentials, enroll, enroll_server
+from fedwright.server_runtime.fleet.authority import Authority, Credentials
+from fedwright.server_runtime.fleet.trust import enroll, enroll_server
 from helpers.links import closed_broker, take
 
 pytestmark = pytest.mark.broker
@@ -143,12 +144,12 @@ def test_a_device_hears_no_other_devices_probe(
     broker: Broker, authority: Authority, stack: ExitStack, tmp_path: Path
 ) -> None:
     spy = as_device(broker, authority, stack, tmp_path, name="spy-2")
-    for topic in (topics.probe("pi-far"), topics.probe("spy-2")):
+    for topic in (topics.probe("pi-near"), topics.probe("spy-2")):
         spy.subscribe(topic)
-    other = as_device(broker, authority, stack, tmp_path, name="pi-far")
+    other = as_device(broker, authority, stack, tmp_path, name="pi-near")
 
-    spy.send(topics.probe("pi-far"), b"forged")
-    other.send(topics.probe("pi-far"), b"own")
+    spy.send(topics.probe("pi-near"), b"forged")
+    other.send(topics.probe("pi-near"), b"own")
     spy.send(topics.probe("spy-2"), b"mine")
 
     assert take(spy, 1) == [Received(topics.probe("spy-2"), b"mine")]

@@ -20,6 +20,10 @@ PARAMS: dict[str, dict[str, Any]] = {
     "heterofl": {"levels": {"sizes": [1.0, 0.5]}},
     "fedrolex": {"levels": {"sizes": [1.0, 0.5]}},
     "fiarse": {"sizes": [1.0, 0.25]},
+    # Pruning begins after the first round.
+    "hermes": {"loss_below": 100.0},
+    "lotteryfl": {"loss_below": 100.0},
+    "tailorfl": {"levels": {"sizes": [1.0, 0.5]}},
 }
 
 

@@ -28,7 +28,7 @@ class FrampParams:
     )
     align: float = field(default=0.7, metadata=hint("weight of the prototype term; 0 leaves it out"))
     align_by: Literal["sum", "mean"] = field(
-        default="sum", metadata=hint("distances summed over classes as printed, or their mean per class and dimension")
+        default="mean", metadata=hint("distances as a mean per class and dimension, or summed over classes as printed")
     )
     personal: bool = field(default=True, metadata=hint("false writes the same model for everyone"))
     describe: Literal["features", "updated", "classes", "one_hot"] = field(

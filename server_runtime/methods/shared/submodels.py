@@ -38,7 +38,7 @@ from fedwright.server_runtime.methods.shared.budget_fit import (
     largest_fitting,
     memory_of,
 )
-from fedwright.server_runtime.methods.shared.recipes import recipe_for
+from fedwright.server_runtime.methods.shared.recipes import pooled_by, recipe_for
 from fedwright.server_runtime.seeds import number_of
 from fedwright.server_runtime.spec import ModelSpec, Objective, Structure
 
@@ -152,9 +152,8 @@ class SubmodelMethod(Method):
         return update.tensors
 
     def pools_by(self) -> Literal["samples", "devices"] | None:
-        """A weighted mean of means is the mean; a median is not."""
-        by: Literal["samples", "devices"] = "samples" if self.by_samples else "devices"
-        return by if self.setting.combine.kind == "mean" else None
+        """By what updates count."""
+        return pooled_by(self.setting, by_samples=self.by_samples)
 
     def advance(self) -> dict[str, float]:
         """Apply the mean change."""

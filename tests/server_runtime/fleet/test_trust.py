@@ -41,15 +41,20 @@ def test_an_authority_is_not_overwritten(authority: Authority) -> None:
 def test_a_damaged_authority_is_named(authority: Authority, name: str, content: bytes) -> None:
     (authority.folder / name).write_bytes(content)
 
-    with pytest.raises(ConfigError, match="holds no usable authority"):
-        Authority(authority.folder)
+    with pytest.raises(ConfigError, match=r"holds no usable authority|cannot be used"):
+        use_all(Authority(authority.folder))
+
+
+def use_all(authority: Authority) -> None:
+    authority.check_signing()
+    authority.issue_device("pi-9", authority.folder / "pi-9")
 
 
 def test_keys_in_the_wrong_place_are_noticed(authority: Authority) -> None:
     (authority.folder / "ca.key").write_bytes((authority.folder / "signing.key").read_bytes())
 
     with pytest.raises(ConfigError, match="of another kind"):
-        Authority(authority.folder)
+        use_all(Authority(authority.folder))
 
 
 def test_private_keys_are_private(authority: Authority) -> None:
@@ -123,7 +128,7 @@ def test_the_broker_files_are_ready_for_use(authority: Authority) -> None:
     assert "listener 8884 0.0.0.0\n" in config
     assert "require_certificate true\n" in config
     assert "allow_anonymous false\n" in config
-    assert tls.acl.read_text() == access_list("home")
+    assert tls.acl.read_text() == access_list(["home"])
 
 
 def test_a_broker_needs_a_name(authority: Authority) -> None:

@@ -270,7 +270,7 @@ def test_the_classifier_is_found_by_what_it_does_and_not_by_its_place() -> None:
 
 def test_the_prototype_term_is_as_strong_as_printed() -> None:
     """λ Σ_c ||P_n^c - P^c||; as a mean per class and dimension it is C √h = 4 · 8 times weaker here."""
-    printed, mean = make(align=0.7), make(align=0.7, align_by="mean")
+    printed, mean = make(align=0.7, align_by="sum"), make(align=0.7)
     found = [m.assign(reports(), 1)["d-0"].structure.objective.prototypes for m in (printed, mean)]
     assert found == pytest.approx([0.7, 0.7 / 32])
 
