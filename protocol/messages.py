@@ -19,7 +19,6 @@ LARGE_CHUNK_BYTES = 1024 * 1024
 LARGE_BLOB_BYTES = 16 * 1024 * 1024
 MAX_CHUNKS = 65_536
 
-
 Why = Literal["run_over", "identity_taken", "misfit"]
 
 
