@@ -6,7 +6,7 @@ Left out: nothing.
 Differs: devices send the change of their weights instead of the weights; the average is the same.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Literal
 
 import numpy as np
@@ -68,6 +68,10 @@ class FedAvg(Method):
         self._change.add(self.counted(update), {}, update.weight * (update.stats.samples if self.by_samples else 1))
         self._heard = True
         return None
+
+    def compared(self, device: str, update: CheckedUpdate) -> tuple[Hashable, Tensors] | None:
+        """The whole change, beside all others'."""
+        return "", self.counted(update)
 
     def counted(self, update: CheckedUpdate) -> Tensors:
         """The part of a change that counts: by default all."""
