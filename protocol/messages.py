@@ -19,7 +19,6 @@ LARGE_CHUNK_BYTES = 1024 * 1024
 LARGE_BLOB_BYTES = 16 * 1024 * 1024
 MAX_CHUNKS = 65_536
 
-
 Why = Literal["run_over", "identity_taken", "misfit"]
 
 
@@ -134,10 +133,9 @@ class Returns(Struct, frozen=True):
 class Pool(Struct, frozen=True):
     """Updates that an edge may put together: those of the `size` tasks that have this key and go to this edge.
 
-    by: an update counts by its samples, or every device the same. clip_norm: largest norm of one device's change.
-    class_means: they come with the updates for the edge alone; the pooled update has none.
-    stage, peers: the other edges that have pools of this stage, whose clusters may be linked with this edge's.
-    whole: no clusters are to be made of it.
+    by: samples (at most most_samples of this device), or every device the same. clip_norm, norm_factor: largest norm of
+    one change, as it is and in medians of the pool. class_means: for the edge alone; the pooled update has none.
+    stage, peers: the other edges with pools of this stage, whose clusters may be linked. whole: no clusters of it.
     """
 
     key: Id
@@ -148,6 +146,8 @@ class Pool(Struct, frozen=True):
     class_means: bool = field(default=False, name="features")
     stage: Id | None = None
     peers: Annotated[list[Id], Meta(max_length=10_000)] = []
+    most_samples: Annotated[int, Meta(ge=1, le=2**53)] | None = None
+    norm_factor: Annotated[float, Meta(gt=0)] | None = None
     whole: bool = False
 
 

@@ -272,6 +272,8 @@ def config_from_dict(data: Mapping[str, Any], *, where: str) -> RunConfig:
         raise ConfigError(f"{where} lacks the section [method]; name one from `fedwright methods`")
     asynchronous = "fleet" in sections and sections["fleet"].buffer is not None
     method = _method(data["method"], where=f"{where} [method]", asynchronous=asynchronous)
+    if "update" in sections:
+        _check_combine(method.name, sections["update"], where=where)
     config = RunConfig(method=method, **sections)
     warmup, rounds = config.train.schedule.warmup_rounds, config.run.rounds
     if warmup >= rounds:
@@ -312,6 +314,15 @@ def _method(data: Any, *, where: str, asynchronous: bool) -> MethodSection:
             f"{remedy} or remove fleet.buffer"
         )
     return MethodSection(name=name, params=params)
+
+
+def _check_combine(method: str, update: UpdateSection, *, where: str) -> None:
+    from fedwright.server_runtime.methods import registry
+
+    try:
+        registry.check_combine(registry.find(method), update.combine)
+    except ConfigError as err:
+        raise ConfigError(f"{where} [update] {err}") from err
 
 
 def _check_model(name: str, *, where: str) -> None:

@@ -32,6 +32,7 @@ from fedwright.server_runtime.public_data.examples import PublicData, as_dtype, 
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.asynchronous import AsynchronousCoordinator
 from fedwright.server_runtime.rounds.audit import audited
+from fedwright.server_runtime.rounds.channel import Channel
 from fedwright.server_runtime.rounds.coordinator import Coordinator
 from fedwright.server_runtime.rounds.device_records import device_records
 from fedwright.server_runtime.rounds.notices import noticed
@@ -41,7 +42,7 @@ from fedwright.server_runtime.rounds.store.base import Kind, RoundStore
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.rounds.store.storage_errors import plain_storage_errors
-from fedwright.server_runtime.rounds.task_tracker import Channel, TaskTracker
+from fedwright.server_runtime.rounds.task_tracker import TaskTracker
 from fedwright.server_runtime.rounds.update_reader import UpdateReader
 from fedwright.server_runtime.run_folder.folder import RunFolder, claim_folder, folder_of, record_run
 from fedwright.server_runtime.seeds import derive_seed

@@ -27,9 +27,9 @@ from fedwright.server_runtime.check_run import check_hidden
 from fedwright.server_runtime.config import RunConfig
 from fedwright.server_runtime.methods.base import Method, MethodState, Tensors
 from fedwright.server_runtime.rounds import events
+from fedwright.server_runtime.rounds.channel import Channel
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
-from fedwright.server_runtime.rounds.task_tracker import Channel
 from fedwright.server_runtime.run_folder.folder import SIMULATED_FILE, folder_of
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Objective, Structure

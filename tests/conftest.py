@@ -17,6 +17,7 @@ TESTS = Path(__file__).parent
 
 # A busy machine makes single examples slow; pytest-timeout ends what really hangs.
 settings.register_profile("fedwright", deadline=None)
+settings.register_profile("hostile", deadline=None, max_examples=150)
 settings.register_profile("long", deadline=None, max_examples=20_000)
 settings.load_profile("fedwright")
 

@@ -22,8 +22,8 @@ LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
 QUOTED = re.compile(r"`([\w./-]+)`")
 # A file of ours by its name or the end of its path, and documents of ours.
 NAMED = re.compile(r"(?<![\w.:/{}<$*-])((?:[\w-]+/)*[\w-]+\.py|docs/[\w/-]+\.md)\b")
-# Of onnxruntime; what a reader is to write begins with "my".
-FOREIGN = {"build_and_package_info.py"}
+# Of onnxruntime and torchvision; what a reader is to write: these, and what begins with "my".
+FOREIGN = {"build_and_package_info.py", "torchvision/_meta_registrations.py", "study.py", "embedded.py"}
 
 
 def is_there(name: str) -> bool:
@@ -55,14 +55,20 @@ def dead_links(document: Path) -> Iterator[str]:
             yield target
     for quoted in QUOTED.findall(text):
         top = quoted.split("/")[0]
-        if "/" in quoted and (REPO / top).is_dir() and not any((f / quoted).exists() for f in (REPO, document.parent)):
+        if (
+            top
+            and "/" in quoted
+            and (REPO / top).is_dir()
+            and not any((f / quoted).exists() for f in (REPO, document.parent))
+        ):
             yield quoted
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(REPO).as_posix())
 def test_a_document_leads_nowhere_dead(document: Path) -> None:
     assert list(dead_links(document)) == []
-    assert list(unknown_files(document.read_text())) == []
+    # A document may shorten a path, so the file's name is what counts.
+    assert [name for name in unknown_files(document.read_text()) if not is_there(Path(name).name)] == []
 
 
 def test_docstrings_and_comments_name_files_that_are_there() -> None:

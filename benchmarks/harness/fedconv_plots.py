@@ -10,6 +10,7 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from fedwright.benchmarks.harness.plots import save_pictures
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.config import config_from_dict
@@ -21,7 +22,6 @@ from fedwright.server_runtime.methods.params.submodels import Levels
 from fedwright.server_runtime.spec import ModelSpec
 from fedwright.simulation.dealing import deal, reserve
 
-DPI = 120
 MAPS, BINS = 6, 60
 RATIOS = (0.25, 0.5, 0.75)
 
@@ -33,13 +33,7 @@ def draw(found: Mapping[str, Any], tables: Mapping[str, Any], result: Path) -> l
     pictures["distributions"] = distributions(models)
     if example.ndim == 3:
         pictures["maps"] = feature_maps(models, example)
-    written = []
-    for kind, figure in pictures.items():
-        path = result.with_name(f"{result.stem}-{kind}.png")
-        # Without a date in it, the same runs give the same file.
-        figure.savefig(path, dpi=DPI, metadata={"Software": None})
-        written.append(path.name)
-    return written
+    return save_pictures(result, pictures)
 
 
 def first_models(found: Mapping[str, Any]) -> tuple[dict[str, tuple[ModelSpec, Tensors]], Any]:

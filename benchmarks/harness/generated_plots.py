@@ -8,11 +8,11 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from fedwright.benchmarks.harness.plots import save_pictures
 from fedwright.benchmarks.harness.suite import Finished
 
 Runs = Mapping[str, list[Finished]]
 BINS = np.linspace(0, 100, 21)
-DPI = 120
 
 
 def draw(runs: Runs, shares: Sequence[float], stem: Path) -> list[str]:
@@ -23,13 +23,7 @@ def draw(runs: Runs, shares: Sequence[float], stem: Path) -> list[str]:
         "accuracy": histograms(runs, names),
         "prototypes": prototypes(runs["framp"][0].seen),
     }
-    written = []
-    for kind, figure in pictures.items():
-        path = stem.with_name(f"{stem.stem}-{kind}.png")
-        # Without a date in it, the same runs give the same file.
-        figure.savefig(path, dpi=DPI, metadata={"Software": None})
-        written.append(path.name)
-    return written
+    return save_pictures(stem, pictures)
 
 
 def coverage(curves: Mapping[str, list[list[float]]], names: Sequence[str]) -> Figure:

@@ -1,8 +1,9 @@
 """Pictures of results: what to draw is read off the columns of a table."""
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fedwright.benchmarks.harness.tables import PAPER, Row, columns_of
@@ -13,6 +14,8 @@ GOOD = ("mean", "accuracy %", "weighted mean", "participants", "bystanders")
 BYTES = ("upload kB", "kB per round", "up MB", "MB up", "MB", "bytes up")
 PER_DEVICE = ("s per round", "CPU s", "peak MB", "device MB", "device CPU s")
 DOTS_PER_INCH = 110
+# Of pictures that are kept beside a result.
+DPI = 120
 
 
 @dataclass(frozen=True)
@@ -134,3 +137,14 @@ def _cost(columns: Sequence[str]) -> tuple[str, str] | None:
 
 def _costs_of_devices(columns: Sequence[str]) -> bool:
     return sum(column in columns for column in PER_DEVICE) >= 2
+
+
+def save_pictures(stem: Path, figures: Mapping[str, Any]) -> list[str]:
+    """Write figures beside a result, each called by its kind; returns their file names."""
+    written = []
+    for kind, figure in figures.items():
+        path = stem.with_name(f"{stem.stem}-{kind}.png")
+        # Without a date in it, the same runs give the same file.
+        figure.savefig(path, dpi=DPI, metadata={"Software": None})
+        written.append(path.name)
+    return written

@@ -22,8 +22,8 @@ from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.link import connect
 from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.config import RunConfig, config_from_dict
+from fedwright.server_runtime.rounds.channel import Channel
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
-from fedwright.server_runtime.rounds.task_tracker import Channel
 from fedwright.server_runtime.transport.device_channel import DeviceChannel
 from fedwright.simulation.dealing import deal, local_data, reserve
 from fedwright.simulation.simulate import simulate

@@ -1,6 +1,6 @@
 """Averages that a few wrong or hostile devices cannot move far, with the interface of the selective mean."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,6 +15,14 @@ Array = NDArray[Any]
 # Entries of one tensor that are compared over all devices at a time: bounds memory whatever the model's size.
 PIECE = 1_000_000
 Kind = Literal["mean", "trimmed_mean", "median", "krum", "multi_krum", "similarity", "norm_bound"]
+
+# What works where nothing is averaged, where changes are weighed, where each entry is put together by itself, where
+# both is done, and where moreover the change of one device is one of the whole model: of Krum nothing else is left.
+UNAVERAGED: tuple[Kind, ...] = ("mean", "norm_bound")
+BY_UPDATE: tuple[Kind, ...] = (*UNAVERAGED, "multi_krum", "similarity")
+BY_ENTRY: tuple[Kind, ...] = (*UNAVERAGED, "median", "trimmed_mean")
+SLICED: tuple[Kind, ...] = (*BY_UPDATE, "median", "trimmed_mean")
+ALL: tuple[Kind, ...] = (*SLICED, "krum")
 
 
 @dataclass(frozen=True)
@@ -93,6 +101,16 @@ Mean = SelectiveMean | RobustMean
 def make_mean(combine: Combine, current: Mapping[str, Array], axes: Axes) -> Mean:
     """The average that the run's settings ask for."""
     return RobustMean(current, axes, combine) if combine.by_entry else SelectiveMean(current, axes)
+
+
+def robust_mean(rows: Sequence[Array], combine: Combine) -> Array:
+    """The mean of arrays of one shape, or (by entry) the median or trimmed mean; each has one voice."""
+    stacked = np.stack(rows)
+    if not combine.by_entry:
+        mean: Array = stacked.mean(axis=0, dtype=np.float64).astype(stacked.dtype)
+        return mean
+    flat = stacked.reshape(len(rows), -1)
+    return _robust(flat, flat[0], combine).reshape(stacked.shape[1:])
 
 
 def _robust(rows: Array, current: Array, combine: Combine) -> Array:

@@ -11,9 +11,10 @@ from fedwright.protocol import deltas
 from fedwright.protocol.artifact import BY_CLASS, CLASS_COUNTS, CLASS_MEANS, Manifest
 from fedwright.protocol.blobs import BlobStore, make_ref
 from fedwright.protocol.messages import Part, Task, Update
-from fedwright.server_runtime.fleet.admission import check_stats, clip_norm, read_update
+from fedwright.server_runtime.fleet.admission import check_stats, clip_norm, magnitude, read_update
 from fedwright.server_runtime.methods.base import Tensors
 from fedwright.server_runtime.rounds.pooled_tasks import total
+from fedwright.server_runtime.rounds.size_limits import ChangeSize, SizeLimits, held_counts, limits_of
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Reader:
     def __init__(self, blobs: BlobStore) -> None:
         self.blobs = blobs
         self._manifests: dict[str, Manifest] = {}
+        # Of the model that was asked about last: members of a pool have the same.
+        self._reach: tuple[str, dict[str, float]] = ("", {})
 
     def manifest(self, task: Task) -> Manifest:
         """What the task's artifact reads and writes."""
@@ -46,9 +49,17 @@ class Reader:
             return {}
         sent = deltas.load(self.blobs.path(task.weights.sha256))[1] if task.returns.masked else None
         path = self.blobs.path(update.tensors.sha256)
-        values = read_update(path, self.manifest(task), task.returns, sent=sent)
-        limit = None if task.pool is None else task.pool.clip_norm
-        return clip_norm(values, limit)
+        values = read_update(path, self.manifest(task), task.returns, sent=sent, reach=self._sent(task))
+        if task.pool is None:
+            return values
+        return clip_norm(held_counts(values, task.pool.most_samples), task.pool.clip_norm)
+
+    def _sent(self, task: Task) -> dict[str, float]:
+        """The largest magnitude in each tensor of the model that the task brought."""
+        if self._reach[0] != task.weights.sha256:
+            sent = deltas.load(self.blobs.path(task.weights.sha256))[0]
+            self._reach = (task.weights.sha256, {name: magnitude(value) for name, value in sent.items()})
+        return self._reach[1]
 
 
 class Grouping(Protocol):
@@ -118,14 +129,37 @@ def pack(task: Task, parts: list[Part], values: Tensors, blobs: BlobStore, *, cl
 
 
 def mean(members: Sequence[PooledReply], reader: Reader) -> Tensors:
-    """Σ w_i Δ_i / Σ w_i, one device at a time; w_i its samples, or 1 where every device counts the same."""
-    return weighted_mean((reader.read(member.task, member.update), weight_of(member)) for member in members)
+    """Σ w_i Δ_i / Σ w_i, one device at a time; w_i its samples, or 1 where every device counts the same.
+
+    No Δ_i is larger than the host's multiple of the median: a hostile device among them would else be all of the mean.
+    """
+    limits = _limits(members, reader)
+
+    def values(member: PooledReply) -> Tensors:
+        own = reader.read(member.task, member.update)
+        return own if limits is None else limits.held(own)
+
+    return weighted_mean((values(member), weight_of(member)) for member in members)
+
+
+def _limits(members: Sequence[PooledReply], reader: Reader) -> SizeLimits | None:
+    pool = members[0].task.pool
+    factor = None if pool is None else pool.norm_factor
+    if factor is None or len(members) < 2:
+        return None
+    sizes = [ChangeSize.of(reader.read(member.task, member.update)) for member in members]
+    # Of two the smaller one counts: neither can outweigh the other.
+    return limits_of(sizes, factor, least=2)
 
 
 def weight_of(member: PooledReply) -> float:
-    """How much a device counts in its pool."""
+    """How much a device counts in its pool: as it says, and at most as the host lets it."""
     pool = member.task.pool
-    return 1.0 if pool is not None and pool.by == "devices" else float(member.update.stats.samples)
+    if pool is not None and pool.by == "devices":
+        return 1.0
+    most = None if pool is None else pool.most_samples
+    samples = member.update.stats.samples
+    return float(samples if most is None else min(samples, most))
 
 
 def weighted_mean(parts: Iterable[tuple[Tensors, float]]) -> Tensors:

@@ -1,7 +1,7 @@
 """A method is four hooks over shared blocks, called in this order every round."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -10,7 +10,7 @@ from fedwright.protocol.messages import Recipe, Refusal, Report, Returns, Stats
 from fedwright.protocol.predictor import Prediction
 from fedwright.server_runtime.blocks.budget import Budget
 from fedwright.server_runtime.blocks.rate_schedule import RateSchedule
-from fedwright.server_runtime.blocks.robust import Combine
+from fedwright.server_runtime.blocks.robust import UNAVERAGED, Combine, Kind
 from fedwright.server_runtime.methods.state import Array, MethodState, Tensors
 from fedwright.server_runtime.public_data.examples import PublicData
 from fedwright.server_runtime.spec import ModelSpec, Optimizer, Structure
@@ -158,14 +158,16 @@ class Method(ABC):
     A method is made as `Class(params, setting)`. One from outside, named `python:module:class` or offered in the
     entry-point group `fedwright.methods`, says of itself: `params`, a frozen dataclass of its settings, each with a
     help text in its metadata; `summary`, one line, else the first of its docstring; `model`, one that it can train, for
-    its starter config; `needs_public`, whether it cannot begin without examples on the server; and `relays`. Those that
-    come with Fedwright say the same in registry.py, which is read without importing them.
+    its starter config; `needs_public`, whether it cannot begin without examples on the server; `relays`; and `robust`,
+    the choices of update.combine that do to its average what they should. Those that come with Fedwright say the same
+    in registry.py, which is read without importing them.
     """
 
     params: ClassVar[type[Any]] = NoParams
     summary: ClassVar[str] = ""
     model: ClassVar[str] = "cnn-small"
     needs_public: ClassVar[bool] = False
+    robust: ClassVar[Sequence[Kind]] = UNAVERAGED
 
     @classmethod
     def relays(cls, params: Any) -> str:
@@ -242,6 +244,14 @@ class Method(ABC):
         Absorbing the mean with the summed weight MUST do what absorbing each update does, for updates whose artifact,
         weights, marks and returns are the same.
         """
+        return None
+
+    def compared(self, device: str, update: CheckedUpdate) -> tuple[Hashable, Tensors] | None:
+        """A change as krum, multi_krum and similarity compare it: among which others, and its entries.
+
+        Entries are those of the whole model, NaN where the device has none. None: it is not averaged with others'.
+        """
+        del device, update
         return None
 
     def shrink(self, device: str, assignment: Assignment, refusal: Refusal) -> Assignment | None:

@@ -68,6 +68,11 @@ class Hasa(SubmodelMethod):
     def __init__(self, params: HasaParams, setting: Setting) -> None:
         self._params = params
         self.diluted = params.aggregation == "original"
+        if self.diluted and setting.combine.by_entry:
+            raise ConfigError(
+                f"update.combine is {setting.combine.kind!r} but method.aggregation = 'original' averages whole models;"
+                " set aggregation = 'selective' or another combine"
+            )
         self._known: dict[str, DeviceData] = {}
         self._widths: dict[str, float] = {}
         self._summed = SumResult(())

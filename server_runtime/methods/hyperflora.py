@@ -14,7 +14,7 @@ descriptions of unlike devices come out alike, and what one needs is learnt by a
 A pair uses half of the union of its classes, without doubles. A pair whose first device does not answer is dropped.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
 import msgspec
@@ -190,6 +190,14 @@ class HyperFLoRA(Method):
         following = structs.replace(note, hop=note.hop + 1, rank=note.pair_rank)
         target = note.turns[following.hop]
         return Relay(target, self._assignment(target, following))
+
+    def compared(self, device: str, update: CheckedUpdate) -> tuple[Hashable, Tensors] | None:
+        """The base's change, or that of an adapter; one that a pair passes on goes its way."""
+        note = _note(update.assignment)
+        if note.hop >= 0:
+            return None
+        change = update.tensors if note.pretrain else pad_rank(update.tensors, self._params.rank)
+        return note.pretrain, change
 
     def advance(self) -> dict[str, float]:
         """A FedAvg step of the base, or a step of the hypernetwork."""

@@ -1,13 +1,14 @@
 """All methods there are, by name: what each is and can be told; its code is imported when it is made."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.support import plugins
 from fedwright.protocol.support.settings import suggest
+from fedwright.server_runtime.blocks.robust import ALL, BY_ENTRY, BY_UPDATE, SLICED, UNAVERAGED, Kind
 from fedwright.server_runtime.methods.fedconv.params import FedConvParams
 from fedwright.server_runtime.methods.framp.params import FrampParams
 from fedwright.server_runtime.methods.params import averaging, generated_models, personal_models, pruned, submodels
@@ -25,7 +26,7 @@ class Entry:
 
     source: the method's class, or `module:name` with a module below this package. needs_public: it cannot begin without
     examples on the server. relays: whether it passes work on inside a round with these parameters, as advice how to
-    do without that; else empty.
+    do without that; else empty. robust: the choices of update.combine that do to its average what they should.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Entry:
     model: str = "cnn-small"
     needs_public: bool = False
     relays: Callable[[Any], str] = lambda params: ""
+    robust: Sequence[Kind] = UNAVERAGED
 
     @property
     def start(self) -> Start:
@@ -51,7 +53,8 @@ class Entry:
         return found
 
     def make(self, params: Any, setting: "Setting") -> "Method":
-        """The method at its birth."""
+        """The method at its birth; ConfigError when it cannot do what the setting asks for."""
+        check_combine(self, setting.combine.kind)
         make: Callable[[Any, Setting], Method] = self.method
         return make(params, setting)
 
@@ -77,12 +80,14 @@ METHODS: dict[str, Entry] = {
             generated_models.AdaptersPrivateParams,
             "baselines.adapters_private:AdaptersPrivate",
             model="cnn-lora",
+            robust=ALL,
         ),
         Entry(
             "encoder-private",
             "own encoders under a common last layer",
             averaging.PrivateLayersParams,
             "baselines.averaging.private_layers:EncoderPrivate",
+            robust=ALL,
         ),
         Entry(
             "fccl",
@@ -97,24 +102,28 @@ METHODS: dict[str, Entry] = {
             "FedAvg with Adam on the server",
             averaging.AdaptiveParams,
             "baselines.averaging.server_optimizers:FedAdam",
+            robust=ALL,
         ),
         Entry(
             "fedavg",
             "the whole model on every device, averaged by samples",
             submodels.FedAvgParams,
             "baselines.fedavg:FedAvg",
+            robust=ALL,
         ),
         Entry(
             "fedavg-masked",
             "FedAvg; a device uses only the classes that it holds",
             submodels.MaskedParams,
             "baselines.fedavg_masked:Masked",
+            robust=ALL,
         ),
         Entry(
             "fedavgm",
             "FedAvg with momentum on the server",
             averaging.FedAvgMParams,
             "baselines.averaging.server_optimizers:FedAvgM",
+            robust=ALL,
         ),
         Entry(
             "fedbn",
@@ -122,6 +131,7 @@ METHODS: dict[str, Entry] = {
             averaging.PrivateLayersParams,
             "baselines.averaging.private_layers:FedBN",
             model="cnn-gn",
+            robust=ALL,
         ),
         Entry(
             "fedconv",
@@ -129,12 +139,14 @@ METHODS: dict[str, Entry] = {
             FedConvParams,
             "fedconv.method:FedConv",
             relays=_exchange,
+            robust=BY_UPDATE,
         ),
         Entry(
             "feddropout",
             "a random subset of channels, anew each round",
             submodels.FedDropoutParams,
             "baselines.feddropout:FedDropout",
+            robust=SLICED,
         ),
         Entry(
             "fedgh",
@@ -149,6 +161,7 @@ METHODS: dict[str, Entry] = {
             "baselines.fedkemf:FedKEMF",
             needs_public=True,
             relays=_always,
+            robust=BY_ENTRY,
         ),
         Entry(
             "fedmd",
@@ -157,31 +170,42 @@ METHODS: dict[str, Entry] = {
             "baselines.fedmd:FedMD",
             needs_public=True,
             relays=_always,
+            robust=BY_ENTRY,
         ),
         Entry(
             "fedprox",
             "FedAvg with devices held near the global model",
             submodels.FedProxParams,
             "baselines.fedprox:FedProx",
+            robust=ALL,
         ),
-        Entry("fedrolex", "a rolling window of channels", submodels.FedRolexParams, "baselines.fedrolex:FedRolex"),
+        Entry(
+            "fedrolex",
+            "a rolling window of channels",
+            submodels.FedRolexParams,
+            "baselines.fedrolex:FedRolex",
+            robust=SLICED,
+        ),
         Entry(
             "fedyogi",
             "FedAvg with Yogi on the server",
             averaging.AdaptiveParams,
             "baselines.averaging.server_optimizers:FedYogi",
+            robust=ALL,
         ),
         Entry(
             "fiarse",
             "the largest entries of the model, chosen by importance",
             submodels.FiarseParams,
             "baselines.fiarse:Fiarse",
+            robust=SLICED,
         ),
         Entry(
             "flexifed",
             "own architectures that average the layers they share",
             personal_models.FlexiFedParams,
             "baselines.flexifed:FlexiFed",
+            robust=BY_ENTRY,
         ),
         Entry(
             "framp",
@@ -189,13 +213,21 @@ METHODS: dict[str, Entry] = {
             FrampParams,
             "framp.method:Framp",
             model="cnn-gn",
+            robust=BY_UPDATE,
         ),
-        Entry("hasa", "wider submodels for devices whose data is unlike everyone's", HasaParams, "hasa:Hasa"),
+        Entry(
+            "hasa",
+            "wider submodels for devices whose data is unlike everyone's",
+            HasaParams,
+            "hasa:Hasa",
+            robust=SLICED,
+        ),
         Entry(
             "head-private",
             "a common encoder; every device keeps its last layer",
             averaging.PrivateLayersParams,
             "baselines.averaging.private_layers:HeadPrivate",
+            robust=ALL,
         ),
         Entry(
             "hermes",
@@ -209,6 +241,7 @@ METHODS: dict[str, Entry] = {
             submodels.HeteroFLParams,
             "baselines.heterofl:HeteroFL",
             model="cnn-gn",
+            robust=SLICED,
         ),
         Entry(
             "hyperflora",
@@ -217,6 +250,7 @@ METHODS: dict[str, Entry] = {
             "hyperflora:HyperFLoRA",
             model="cnn-lora",
             relays=_pairs,
+            robust=BY_UPDATE,
         ),
         Entry(
             "lotteryfl",
@@ -229,6 +263,7 @@ METHODS: dict[str, Entry] = {
             "a common start that one own step makes personal",
             averaging.PerFedAvgParams,
             "baselines.averaging.per_fedavg:PerFedAvg",
+            robust=ALL,
         ),
         Entry(
             "pfedclub",
@@ -242,6 +277,7 @@ METHODS: dict[str, Entry] = {
             "a hypernetwork writes every device's whole model",
             generated_models.PFedHNParams,
             "baselines.pfedhn:PFedHN",
+            robust=BY_UPDATE,
         ),
         Entry(
             "pfedhr",
@@ -255,6 +291,7 @@ METHODS: dict[str, Entry] = {
             "personal models near a common one",
             averaging.PFedMeParams,
             "baselines.averaging.pfedme:PFedMe",
+            robust=ALL,
         ),
         Entry(
             "scaffold",
@@ -268,12 +305,14 @@ METHODS: dict[str, Entry] = {
             submodels.ScaleFLParams,
             "baselines.scalefl:ScaleFL",
             model="cnn-exits",
+            robust=SLICED,
         ),
         Entry(
             "slice-tuned",
             "FedConv's control: slices with as much server training",
             FedConvParams,
             "baselines.slice_tuned:SliceTuned",
+            robust=BY_UPDATE,
         ),
         Entry(
             "standalone",
@@ -303,6 +342,16 @@ def find(name: str) -> Entry:
     return METHODS[name]
 
 
+def check_combine(entry: Entry, kind: Kind) -> None:
+    """Raise ConfigError where a robust choice would not do to a method's average what it should."""
+    if kind not in entry.robust:
+        others = ", ".join(name for name, other in METHODS.items() if kind in other.robust)
+        raise ConfigError(
+            f"update.combine is {kind!r} but {entry.name} has no average that it could work on; choose one of "
+            f"{', '.join(entry.robust)}, or a method that it works with: {others}"
+        )
+
+
 def offered() -> list[plugins.Plugin]:
     """The methods of installed packages; none of them is imported."""
     return plugins.offered(plugins.METHODS, taken=METHODS)
@@ -329,4 +378,5 @@ def _from_outside(plugin: plugins.Plugin) -> Entry:
         model=cls.model,
         needs_public=cls.needs_public,
         relays=cls.relays,
+        robust=cls.robust,
     )

@@ -6,7 +6,7 @@ rejection the running server and one that was killed right then go on from the s
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,9 +15,10 @@ from fedwright.protocol.errors import BadBlob, BadUpdate, ConfigError, DataError
 from fedwright.protocol.messages import Update
 from fedwright.server_runtime.blocks.robust import Combine
 from fedwright.server_runtime.blocks.robust_weights import robust_weights
-from fedwright.server_runtime.fleet.admission import clip_norm, magnitude
-from fedwright.server_runtime.methods.base import CheckedUpdate, Method, MethodState, Relay
+from fedwright.server_runtime.fleet.admission import magnitude
+from fedwright.server_runtime.methods.base import CheckedUpdate, Method, MethodState, Relay, Tensors
 from fedwright.server_runtime.rounds.pooled_tasks import checked_update
+from fedwright.server_runtime.rounds.size_limits import LEAST_FOR_MEDIAN, ChangeSize, SizeLimit, SizeLimits, limits_of
 from fedwright.server_runtime.rounds.store.base import Planned
 from fedwright.server_runtime.rounds.task_tracker import TaskTracker
 from fedwright.server_runtime.rounds.update_reader import UpdateReader
@@ -36,8 +37,10 @@ FAULTS = (
     DataError,
     ProtocolError,
 )
-# Fewer updates have no median that one of them could not move.
-LEAST_FOR_MEDIAN = 3
+# The largest norm of a change with which nothing can be compared, as a share of the model's.
+FIRST_RATIO = 0.1
+# Of how many devices it is remembered how large their last change was.
+KEPT_SIZES = 1000
 
 
 @dataclass(frozen=True)
@@ -61,11 +64,15 @@ class Absorbed:
 
 @dataclass(frozen=True)
 class Stage:
-    """The acts around a stage. restart: put the method where it stood before the stage. finish: close the round."""
+    """The acts around a stage. restart: put the method where it stood before the stage. finish: close the round.
+
+    looks_back: updates come a few at a time, so that they are also compared with those before them.
+    """
 
     number: int
     restart: Callable[[], None]
     finish: Callable[[], dict[str, float]]
+    looks_back: bool = False
 
 
 class Unusable(Exception):
@@ -78,12 +85,14 @@ class Unusable(Exception):
 
 @dataclass
 class Absorber:
-    """norm_factor: no change is longer than this many times the median of its stage. combine: who counts how much."""
+    """norm_factor: no change is larger than this many times the median of its stage. combine: who counts how much."""
 
     tracker: TaskTracker
     reader: UpdateReader
     norm_factor: float | None = None
     combine: Combine = field(default_factory=Combine)
+    # By device, of stages before.
+    _earlier: dict[str, ChangeSize] = field(default_factory=dict)
 
     def absorb(self, method: Method, incoming: Sequence[Incoming], stage: Stage) -> Absorbed:
         """Fold in all that can be; RoundError when the method fails without any update."""
@@ -95,6 +104,7 @@ class Absorber:
                 left = self._without_culprits(method, left, stage, err)
                 stage.restart()
             else:
+                self._remember(left, stage)
                 self.reader.forget(planned.task.task for one in incoming for planned in one.tasks)
                 refs = [one.update.tensors for one in incoming]
                 return replace(done, tensors={ref.sha256 for ref in refs if ref is not None})
@@ -102,10 +112,11 @@ class Absorber:
     def _attempt(self, method: Method, incoming: Sequence[Incoming], stage: Stage) -> Absorbed:
         """One try from the start of the stage to its end; Unusable when it fails."""
         relays = []
-        limit, weights = self._norm_limit(incoming), self._weights(incoming)
+        limits = self._limits(incoming, stage)
         with np.errstate(all="ignore"):
+            weights = self._weights(method, incoming, limits)
             for one, weight in zip(incoming, weights, strict=True):
-                relay = self._absorb_one(method, one, limit, weight) if weight > 0 else None
+                relay = self._absorb_one(method, one, limits, weight) if weight > 0 else None
                 if relay is not None:
                     relays.append(relay)
             try:
@@ -118,51 +129,78 @@ class Absorber:
             raise Unusable(None, f"with it {problem}")
         return Absorbed(relays, metrics)
 
-    def _absorb_one(self, method: Method, one: Incoming, limit: float | None, weight: float) -> Relay | None:
+    def _absorb_one(self, method: Method, one: Incoming, limits: SizeLimits | None, weight: float) -> Relay | None:
+        checked = self._checked(one, limits, weight)
         try:
-            return method.absorb(one.planned.device, self._checked(one, limit, weight))
+            return method.absorb(one.planned.device, checked)
         except FAULTS as err:
             raise Unusable(one, f"the method cannot take it: {err}") from err
 
-    def _checked(self, one: Incoming, limit: float | None, weight: float) -> CheckedUpdate:
+    def _checked(self, one: Incoming, limits: SizeLimits | None, weight: float) -> CheckedUpdate:
         try:
             values = self.reader.take(one.planned, one.update)
         except (BadUpdate, BadBlob) as err:
             raise Unusable(one, str(err)) from err
-        values = clip_norm(values, limit) if _is_change(one) else values
+        values = limits.held(values) if limits is not None and _is_change(one) else values
         devices = [planned.device for planned in one.tasks]
         return checked_update(one.planned, one.update, values, weight=one.weight * weight, devices=devices)
 
-    def _norm_limit(self, incoming: Sequence[Incoming]) -> float | None:
-        """norm_factor times the lower median of the norms of all changes; None where that says nothing."""
-        changes = [one for one in incoming if _is_change(one)]
-        factor = 1.0 if self.combine.kind == "norm_bound" else self.norm_factor
-        if factor is None or len(changes) < LEAST_FOR_MEDIAN:
-            return None
-        norms = sorted(self._norm(one) for one in changes)
-        median = norms[(len(norms) - 1) // 2]
-        return factor * median or None
+    def _limits(self, incoming: Sequence[Incoming], stage: Stage) -> SizeLimits | None:
+        """norm_factor times the medians of all changes, one voice for each device.
 
-    def _norm(self, one: Incoming) -> float:
+        Where too few come at a time, what others sent before counts too; before there is enough of that, a change is
+        short beside the model that it is one of.
+        """
+        factor = 1.0 if self.combine.kind == "norm_bound" else self.norm_factor
+        changes = [one for one in incoming if _is_change(one)]
+        sizes = {one.planned.device: self._size(one) for one in changes}
+        if factor is None or not stage.looks_back:
+            return limits_of(list(sizes.values()), factor)
+        if len(sizes) < LEAST_FOR_MEDIAN:
+            sizes = dict(self._earlier) | sizes
+        if len(sizes) < LEAST_FOR_MEDIAN and changes:
+            norm = min(self.reader.model_norm(one.planned) for one in changes)
+            return SizeLimits(SizeLimit(FIRST_RATIO * norm, 0.0), {})
+        return limits_of(list(sizes.values()), factor)
+
+    def _remember(self, incoming: Sequence[Incoming], stage: Stage) -> None:
+        """Keep how large the changes were, as far as they counted."""
+        limits = self._limits(incoming, stage)
+        for one in incoming:
+            if _is_change(one):
+                size = self._size(one)
+                self._earlier[one.planned.device] = size if limits is None else limits.held_size(size)
+        while len(self._earlier) > KEPT_SIZES:
+            del self._earlier[next(iter(self._earlier))]
+
+    def _size(self, one: Incoming) -> ChangeSize:
         try:
-            return self.reader.norm(one.planned, one.update)
+            return self.reader.size(one.planned, one.update)
         except (BadUpdate, BadBlob) as err:
             raise Unusable(one, str(err)) from err
 
-    def _weights(self, incoming: Sequence[Incoming]) -> list[float]:
+    def _weights(self, method: Method, incoming: Sequence[Incoming], limits: SizeLimits | None) -> list[float]:
         """What each update counts for under the robust choices that look at whole updates; 1 under the others."""
         weights = [1.0] * len(incoming)
         if not self.combine.weighs_updates:
             return weights
-        alike: dict[object, list[int]] = {}
+        groups: dict[object, list[tuple[int, Tensors]]] = {}
         for place, one in enumerate(incoming):
-            if _is_change(one):
-                alike.setdefault((one.planned.assignment.structure, one.planned.assignment.marks), []).append(place)
-        for places in alike.values():
-            changes = [self._checked(incoming[place], None, 1.0).tensors for place in places]
-            for place, weight in zip(places, robust_weights(self.combine, changes), strict=True):
+            found = self._compared(method, one, limits) if _is_change(one) else None
+            if found is not None:
+                groups.setdefault(found[0], []).append((place, found[1]))
+        for group in groups.values():
+            found_weights = robust_weights(self.combine, [change for _, change in group])
+            for (place, _), weight in zip(group, found_weights, strict=True):
                 weights[place] = weight
         return weights
+
+    def _compared(self, method: Method, one: Incoming, limits: SizeLimits | None) -> tuple[Hashable, Tensors] | None:
+        checked = self._checked(one, limits, 1.0)
+        try:
+            return method.compared(one.planned.device, checked)
+        except FAULTS as err:
+            raise Unusable(one, f"the method cannot take it: {err}") from err
 
     def _without_culprits(
         self, method: Method, incoming: Sequence[Incoming], stage: Stage, fault: Unusable
@@ -189,7 +227,7 @@ class Absorber:
                 self._attempt(method, [one], stage)
             except Unusable:
                 found.append(one)
-        return found or [max(incoming, key=self._norm)]
+        return found or [max(incoming, key=lambda one: self._size(one).whole.norm)]
 
 
 def incoming_of(planned: Planned, update: Update, plan: Mapping[str, Planned], *, weight: float = 1.0) -> Incoming:

@@ -64,7 +64,7 @@ class AsynchronousCoordinator(RoundRunner):
         self._tracker.admit(spec)
         self._tracker.offer_less = smaller_tasks(method, self._planner)
         self._restore(method)
-        self._tracker.gather(self._options.devices, timeout_s=self._options.join_timeout_s)
+        self._gather()
         heard_s = self._tracker.clock()
         while self._version <= self._options.rounds:
             self._hand_out(method)
@@ -148,7 +148,7 @@ class AsynchronousCoordinator(RoundRunner):
             for planned, reply in batch
             if reply.update is not None
         ]
-        stage = Stage(self._version, lambda: self._restart(method), method.advance)
+        stage = Stage(self._version, lambda: self._restart(method), method.advance, looks_back=True)
         done = self._absorber.absorb(method, incoming, stage)
         replies = {reply.task: self._store.reply(reply.task) or reply for _, reply in batch}
         cost = round_cost([planned for planned, _ in batch], replies, self._planner.manifest)

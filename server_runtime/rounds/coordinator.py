@@ -88,7 +88,7 @@ class Coordinator(RoundRunner):
 
     def _begin(self, method: Method, number: int) -> list[Planned]:
         """Plan a round with all devices that the method can plan with."""
-        present = self._tracker.gather(self._options.devices, timeout_s=self._options.join_timeout_s)
+        present = self._gather()
         reports = capped_reports(self._left.usable(present), self._options.weight_cap)
         summed = ask_sum(self._tracker, method, reports, deadline_s=self._options.deadline_s)
 
@@ -123,7 +123,7 @@ class Coordinator(RoundRunner):
         emissions: Mapping[str, Emission],
     ) -> list[Planned]:
         plan = self._planner.plan(position, assignments, emissions)
-        terms = PoolTerms(self._reader.norm_limit, self._options.class_means)
+        terms = PoolTerms(self._reader.norm_limit, self._options.class_means, self._options.norm_factor)
         plan = with_pools(plan, method, self._tracker.edge_of, position=position, terms=terms)
         self._store.save_plan(position, plan, notes=planning_notes(method))
         return plan
@@ -171,7 +171,8 @@ class Coordinator(RoundRunner):
 
         # A resumed round was planned by another process, which alone had met its devices.
         self._left.do(method.meet, present, restart=restart)
-        return self._absorber.absorb(method, incoming, Stage(position.round, meet_again, method.advance))
+        stage = Stage(position.round, meet_again, method.advance, looks_back=position.stage > 0)
+        return self._absorber.absorb(method, incoming, stage)
 
     def _close(self, method: Method, position: Position, plan: list[Planned], *, done: Absorbed) -> None:
         blobs = self._planner.blobs

@@ -18,10 +18,14 @@ EdgeOf = Callable[[str], str | None]
 
 @dataclass(frozen=True)
 class PoolTerms:
-    """clip_norm: largest norm of one device's change. class_means: edges get class means too, for their exchange."""
+    """clip_norm: largest norm of one device's change. class_means: edges get class means too, for their exchange.
+
+    norm_factor: largest size of one device's change, as a multiple of the median of its pool.
+    """
 
     clip_norm: float | None = None
     class_means: bool = False
+    norm_factor: float | None = None
 
 
 def with_pools(
@@ -43,6 +47,8 @@ def with_pools(
         class_means = terms.class_means and not planned.task.returns.class_means
         # Clusters are made of what devices trained first; what is passed on later goes to whole ones.
         pool = Pool(name, edge, sizes[key], by, terms.clip_norm, class_means, whole=position.stage > 0)
+        most = planned.assignment.most_samples
+        pool = structs.replace(pool, most_samples=most, norm_factor=terms.norm_factor)
         peers = [other for other in edges if other != edge]
         if terms.class_means and peers:
             pool = structs.replace(pool, stage=_digest(planned.task.run_key, position), peers=peers)

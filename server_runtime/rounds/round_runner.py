@@ -1,5 +1,8 @@
 """What rounds in step and asynchronous ones are made of, and how either takes back what a method did."""
 
+import math
+
+from fedwright.protocol.messages import Report
 from fedwright.server_runtime.methods.base import Method, MethodState
 from fedwright.server_runtime.rounds.absorber import Absorber
 from fedwright.server_runtime.rounds.leave_out import LeftOutDevices
@@ -30,6 +33,13 @@ class RoundRunner:
         self._left = LeftOutDevices(tracker.observe)
         self._absorber = Absorber(tracker, reader, options.norm_factor, options.combine)
         self._first = b""
+
+    def _gather(self) -> dict[str, Report]:
+        """Wait for the devices that a round should have; a run that began goes on with a quorum of them."""
+        options = self._options
+        least = math.ceil(options.quorum_ratio * options.devices)
+        began = bool(self._store.closed())
+        return self._tracker.gather(options.devices, timeout_s=options.join_timeout_s, least=least, began=began)
 
     def _resume(self, method: Method) -> bool:
         """Continue from the last closed stage; False when there is none, and then this is where `_restart` goes."""

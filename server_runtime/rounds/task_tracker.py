@@ -4,19 +4,20 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from msgspec import structs
 
 from fedwright.protocol.errors import BadBlob, BadUpdate, NoQuorum
-from fedwright.protocol.messages import Answer, Ask, BlobRef, Dismiss, Gone, Refusal, Report, Task, Update, Why
+from fedwright.protocol.messages import Answer, Ask, Dismiss, Gone, Refusal, Report, Update, Why
 from fedwright.server_runtime.fleet.admission import check_stats, report_problem
+from fedwright.server_runtime.fleet.attendance import Attendance
 from fedwright.server_runtime.fleet.class_names import RunData
 from fedwright.server_runtime.fleet.registry import Registry
 from fedwright.server_runtime.fleet.speeds import Speeds
 from fedwright.server_runtime.fleet.upload_limits import most_bytes
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.believed_samples import IdleDevices, believed, believed_pool
+from fedwright.server_runtime.rounds.channel import Channel
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.pooled_tasks import is_pool
 from fedwright.server_runtime.rounds.store.base import Planned, Reply, RoundStore
@@ -29,50 +30,6 @@ log = logging.getLogger(__name__)
 
 # The longest wait for a message, so that deadlines and contested ids are looked at in time.
 TICK_S = 0.5
-
-
-class Channel(Protocol):
-    """What the tracker needs of whoever speaks with the devices: a channel over a link, or a fleet in this process."""
-
-    def challenge(self, device: str) -> None:
-        """Ask whoever is alive under this id to report."""
-        ...
-
-    def assign(self, device: str, boot: str, task: Task) -> None:
-        """Send a task to one boot of a device until it is acknowledged."""
-        ...
-
-    def ask(self, device: str, ask: Ask) -> None:
-        """Ask one boot of a device for its part in a sum."""
-        ...
-
-    def withdraw(self, task: str) -> None:
-        """Stop sending a task."""
-        ...
-
-    def acknowledge(self, device: str, task: str, *, problem: str = "") -> None:
-        """Tell a device that its update or refusal is durable here (or was not used, and why)."""
-        ...
-
-    def dismiss(self, device: str, dismissal: Dismiss) -> None:
-        """Tell a device to leave."""
-        ...
-
-    def pull(self, device: str, ref: BlobRef) -> None:
-        """Fetch a blob from a device; a Pulled event tells when it is here."""
-        ...
-
-    def edge_of(self, device: str) -> str | None:
-        """The edge that a device is reached through, if any."""
-        ...
-
-    def recall(self, edge: str, task: str) -> None:
-        """Tell an edge not to count on a task any longer."""
-        ...
-
-    def poll(self, timeout_s: float) -> list[Heard | Pulled]:
-        """Wait for messages at most this long and return what the coordinator must know."""
-        ...
 
 
 @dataclass
@@ -108,6 +65,7 @@ class TaskTracker:
         self._channel = channel
         self.edge_of = channel.edge_of
         self._registry = Registry()
+        self._attendance = Attendance()
         self._spec: ModelSpec | None = None
         self.run_data = RunData()
         self._out: dict[str, _Out] = {}
@@ -122,18 +80,27 @@ class TaskTracker:
         """Reports of the devices that are here now."""
         return {device: report for device, report in self._registry.present().items() if not report.edge}
 
-    def gather(self, needed: int, *, timeout_s: float) -> dict[str, Report]:
-        """Wait until enough devices are present; NoQuorum when they do not come in time."""
-        deadline = self.clock() + timeout_s
-        if len(self.present()) < needed:
-            self.observe(events.Waiting(needed, tuple(self.present())))
-        while len(self.present()) < needed:
-            if self.clock() >= deadline:
-                raise NoQuorum(
-                    f"only {len(self.present())} of {needed} devices are present after {timeout_s:.0f} s; "
-                    f"start more devices or lower fleet.devices"
-                )
-            self.poll(deadline)
+    def gather(
+        self, wanted: int, *, timeout_s: float, least: int | None = None, began: bool = False
+    ) -> dict[str, Report]:
+        """Wait until enough devices are present; NoQuorum when they do not come in time.
+
+        least: so few will do where others were turned away, or (began) once the time is over: who was in a run before
+        and left must not end it.
+        """
+        deadline, told = self.clock() + timeout_s, False
+        while len(self.present()) < (needed := self._attendance.needed(wanted, self.present(), least=least)):
+            if not told:
+                self.observe(events.Waiting(needed, tuple(self.present())))
+            told = True
+            if self.clock() < deadline:
+                self.poll(deadline)
+                continue
+            here = f"only {len(self.present())} of {needed} devices are present after {timeout_s:.0f} s"
+            if not began or len(self.present()) < max(1, least or needed):
+                raise NoQuorum(f"{here}; start more devices or lower fleet.devices")
+            self._attendance.give_up(wanted, self.present())
+            self.observe(events.Warned(f"{here}; the run goes on with them"))
         return self.present()
 
     def admit(self, spec: ModelSpec) -> None:
@@ -219,6 +186,9 @@ class TaskTracker:
         verdict = self._registry.hear(device, boot, report, now_s=self.clock())
         if verdict == "joined":
             self._welcome(device)
+        elif verdict == "known" and self._registry.boot(device) == boot and not report.edge:
+            # The same device says something else of itself than when it came.
+            self._turn_away_misfit(device, report)
         elif verdict == "contested":
             self._channel.challenge(device)
         elif verdict == "taken":
@@ -239,9 +209,11 @@ class TaskTracker:
         problem = None if self._spec is None else report_problem(report, self._spec, self.run_data)
         if problem is None:
             self._registry.amend(device, self.run_data.read(report))
+            self._attendance.welcome(device)
             return False
         self._dismiss(device, self._registry.boot(device), "misfit", problem)
         self._registry.remove(device)
+        self._attendance.turn_away(device)
         self.observe(events.DeviceTurnedAway(device, problem))
         return True
 

@@ -7,10 +7,11 @@ from fedwright.protocol import deltas
 from fedwright.protocol.artifact import BY_CLASS
 from fedwright.protocol.errors import BadUpdate
 from fedwright.protocol.messages import Update
-from fedwright.server_runtime.fleet.admission import change_norm, clip_norm, magnitude, read_update
+from fedwright.server_runtime.fleet.admission import clip_norm, magnitude, read_update
 from fedwright.server_runtime.fleet.upload_limits import check_size
 from fedwright.server_runtime.methods.base import Tensors
 from fedwright.server_runtime.rounds.planner import Planner
+from fedwright.server_runtime.rounds.size_limits import ChangeSize, held_counts
 from fedwright.server_runtime.rounds.store.base import Planned
 
 # Beyond this, updates are decoded again from disk when their turn comes, so that memory does not grow with the fleet.
@@ -27,14 +28,14 @@ class UpdateReader:
         self._planner = planner
         self._room_bytes = room_bytes
         self._decoded: dict[str, Tensors] = {}
-        self._norms: dict[str, float] = {}
+        self._sizes: dict[str, ChangeSize] = {}
         self._reach: OrderedDict[str, dict[str, float]] = OrderedDict()
 
     def check(self, planned: Planned, update: Update) -> None:
         """Raise BadUpdate or BadBlob unless a method may fold this in."""
         values = self._decode(planned, update)
         size = sum(value.nbytes for value in values.values())
-        self._norms[update.task] = change_norm(values)
+        self._sizes[update.task] = ChangeSize.of(values)
         if size <= self._room_bytes:
             self._room_bytes -= size
             self._decoded[update.task] = values
@@ -47,16 +48,21 @@ class UpdateReader:
         self._room_bytes += sum(value.nbytes for value in values.values())
         return values
 
-    def norm(self, planned: Planned, update: Update) -> float:
-        """The norm of an update's change; it is decoded for that only if another process checked it."""
-        if update.task not in self._norms:
+    def size(self, planned: Planned, update: Update) -> ChangeSize:
+        """How large an update's change is; it is decoded for that only if another process checked it."""
+        if update.task not in self._sizes:
             self.check(planned, update)
-        return self._norms[update.task]
+        return self._sizes[update.task]
+
+    def model_norm(self, planned: Planned) -> float:
+        """The norm of the model that a device was sent; that of a small one is 1."""
+        sent = deltas.load(self._planner.blobs.path(planned.task.weights.sha256))[0]
+        return max(1.0, ChangeSize.of(sent).whole.norm)
 
     def forget(self, tasks: Iterable[str]) -> None:
         """Let go of what is known of updates that are folded in or left out."""
         for task in tasks:
-            self._norms.pop(task, None)
+            self._sizes.pop(task, None)
             values = self._decoded.pop(task, None)
             self._room_bytes += sum(value.nbytes for value in (values or {}).values())
 
@@ -85,4 +91,5 @@ class UpdateReader:
         values = read_update(blobs.path(update.tensors.sha256), manifest, returns, sent=sent, reach=reach)
         if returns.class_means and not wanted.class_means:
             values = {name: value for name, value in values.items() if name not in BY_CLASS}
+        values = held_counts(values, planned.assignment.most_samples)
         return clip_norm(values, self.norm_limit) if returns.weights == "delta" else values

@@ -14,7 +14,6 @@ import pytest
 from fedwright.cli.main import main
 from fedwright.device_runtime import data
 from fedwright.device_runtime.config import AgentConfig
-from fedwright.device_runtime.emulate.device import agent_command
 from fedwright.device_runtime.emulate.fleet import EmulatedFleet
 from fedwright.device_runtime.equipment import SPLIT_SEED
 from fedwright.protocol.errors import ConfigError, FedwrightError
@@ -28,25 +27,8 @@ from fedwright.simulation.simulate import Simulated, simulate
 from helpers.fleet import FLEET, WAIT_S, Running
 from helpers.image_folders import draw, write_folder
 from helpers.resume import final_state
+from helpers.served import served_config, start_agents
 from helpers.simulation import make_config, run_agents, run_hiding_agents
-
-CONFIG = """
-[run]
-name = "zoo"
-rounds = 6
-[fleet]
-broker = "{broker}"
-devices = 2
-join_timeout_s = 60
-deadline_s = 60
-[model]
-model = "mlp"
-[train]
-learning_rate = 0.2
-batch = 8
-[method]
-name = "fedavg"
-"""
 
 
 @pytest.mark.broker
@@ -59,17 +41,9 @@ def test_two_agents_with_other_classes_learn_one_model(
     write_folder(tmp_path / "a", {"cat": 30, "fox": 30}, seed=1)
     write_folder(tmp_path / "b", {"dog": 30, "fox": 30}, seed=2)
     with Broker() as broker, EmulatedFleet(tmp_path / "logs") as fleet:
-        Path("run.toml").write_text(CONFIG.format(broker=broker.url))
-        for device in ("a", "b"):
-            config = AgentConfig(
-                broker=broker.url,
-                device=device,
-                data=f"images:{device}",
-                state=tmp_path / "state",
-                threads=1,
-                once=True,
-            )
-            fleet.start(device, "laptop", agent_command(config))
+        train = "[train]\nlearning_rate = 0.2\nbatch = 8"
+        Path("run.toml").write_text(served_config(broker.url, name="zoo", rounds=6, more=train))
+        start_agents(fleet, broker.url, tmp_path, {"a": "images:a", "b": "images:b"}, once=True)
         assert main(["server", "run", "run.toml"]) == 0
         assert {device: ended.exit_code for device, ended in fleet.wait(30).items()} == {"a": 0, "b": 0}
 

@@ -120,18 +120,21 @@ def test_doctor_is_content(device_python: Path, shares: dict[str, Path], tmp_pat
     assert any("240 samples" in finding["what"] for finding in findings)
 
 
-def test_doctor_names_what_is_wrong(device_python: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [
-            str(device_python.with_name("fedwright")),
-            *("device", "doctor", "--data", f"npz:{tmp_path / 'nothing.npz'}", "--broker", "mqtt://127.0.0.1:9"),
-        ],
-        env=bare_environment(tmp_path),
+def fedwright(python: Path, home: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    """A command of the installed package, whatever its exit code."""
+    return subprocess.run(
+        [str(python.with_name("fedwright")), *words],
+        env=bare_environment(home),
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
+
+
+def test_doctor_names_what_is_wrong(device_python: Path, tmp_path: Path) -> None:
+    data = f"npz:{tmp_path / 'nothing.npz'}"
+    done = fedwright(device_python, tmp_path, "device", "doctor", "--data", data, "--broker", "mqtt://127.0.0.1:9")
 
     assert done.returncode == 1
     assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("FAIL")] == ["broker", "data:"]
@@ -141,14 +144,7 @@ def test_a_server_command_says_what_to_install(device_python: Path, tmp_path: Pa
     config = tmp_path / "run.toml"
     config.write_text('[method]\nname = "fedavg"\n')
 
-    done = subprocess.run(
-        [str(device_python.with_name("fedwright")), "server", "run", str(config)],
-        env=bare_environment(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = fedwright(device_python, tmp_path, "server", "run", str(config))
 
     assert done.returncode == 1
     assert 'pip install "fedwright[server]"' in done.stderr

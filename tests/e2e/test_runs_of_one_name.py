@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from fedwright.cli.main import main
-from fedwright.device_runtime.config import AgentConfig
-from fedwright.device_runtime.emulate.device import agent_command
 from fedwright.device_runtime.emulate.fleet import EmulatedFleet
 from fedwright.protocol.link.broker import Broker
 from fedwright.server_runtime import run as runs
@@ -25,24 +23,10 @@ from fedwright.simulation.edged_fleet import in_turn
 from helpers.data_files import save_points
 from helpers.edges import run_edges
 from helpers.resume import Killed, Links, die_after, final_state, state_of
+from helpers.served import served_config, start_agents
 from helpers.simulation import local_data, make_config, run_agents
 
 pytestmark = pytest.mark.broker
-
-CONFIG = """
-[run]
-name = "night"
-rounds = 2
-[fleet]
-broker = "{broker}"
-devices = 2
-join_timeout_s = 60
-deadline_s = 20
-[model]
-model = "mlp"
-[method]
-name = "fedavg"
-"""
 
 
 def record_of(folder: Path) -> RunRecord:
@@ -60,13 +44,11 @@ def test_living_devices_serve_a_config_again_after_its_folder_was_removed(
     monkeypatch.chdir(tmp_path)
     identities, models = set(), []
     with Broker() as broker, EmulatedFleet(tmp_path / "logs") as fleet:
-        (tmp_path / "run.toml").write_text(CONFIG.format(broker=broker.url))
+        fleet_lines = "devices = 2\njoin_timeout_s = 60\ndeadline_s = 20"
+        (tmp_path / "run.toml").write_text(served_config(broker.url, fleet=fleet_lines))
         for seed, device in enumerate(("a", "b")):
             save_points(tmp_path / f"{device}.npz", seed=seed)
-            config = AgentConfig(
-                broker=broker.url, device=device, data=f"npz:{device}.npz", state=tmp_path / "state", threads=1
-            )
-            fleet.start(device, "laptop", agent_command(config))
+        start_agents(fleet, broker.url, tmp_path, {"a": "npz:a.npz", "b": "npz:b.npz"})
         for _ in range(2):
             shutil.rmtree(tmp_path / "runs", ignore_errors=True)
             assert main(["server", "run", "run.toml", "--json", "result.json"]) == 0

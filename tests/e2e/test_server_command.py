@@ -9,29 +9,13 @@ import onnxruntime as ort
 import pytest
 
 from fedwright.cli.main import main
-from fedwright.device_runtime.config import AgentConfig
-from fedwright.device_runtime.emulate.device import agent_command
 from fedwright.device_runtime.emulate.fleet import EmulatedFleet
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.support.files import lock_folder
 from helpers.data_files import save_points
+from helpers.served import served_config, start_agents
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
-
-CONFIG = """
-[run]
-name = "night"
-rounds = 2
-[fleet]
-broker = "{broker}"
-devices = 2
-join_timeout_s = 60
-deadline_s = 60
-[model]
-model = "mlp"
-[method]
-name = "fedavg"
-"""
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +24,10 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("server")
     with pytest.MonkeyPatch.context() as patch, Broker() as broker, EmulatedFleet(folder / "logs") as fleet:
         patch.chdir(folder)
-        (folder / "run.toml").write_text(CONFIG.format(broker=broker.url))
+        (folder / "run.toml").write_text(served_config(broker.url))
         for seed, device in enumerate(("a", "b")):
             save_points(folder / f"{device}.npz", seed=seed)
-            config = AgentConfig(
-                broker=broker.url, device=device, data=f"npz:{device}.npz", state=folder / "state", threads=1, once=True
-            )
-            fleet.start(device, "laptop", agent_command(config))
+        start_agents(fleet, broker.url, folder, {"a": "npz:a.npz", "b": "npz:b.npz"}, once=True)
         assert main(["server", "run", "run.toml", "--json", "result.json"]) == 0
         assert {device: ended.exit_code for device, ended in fleet.wait(120).items()} == {"a": 0, "b": 0}
         yield folder
@@ -110,7 +91,7 @@ def test_a_folder_without_a_run_is_said_to_be_so(tmp_path: Path, capsys: pytest.
 
 def test_a_broker_that_is_not_there_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "run.toml"
-    path.write_text(CONFIG.format(broker="mqtt://127.0.0.1:1") + '[server]\ndevice = "cpu"\n')
+    path.write_text(served_config("mqtt://127.0.0.1:1") + '[server]\ndevice = "cpu"\n')
     path.write_text(path.read_text().replace('name = "night"', f'name = "night"\nfolder = "{tmp_path}"'))
 
     assert main(["server", "run", str(path)]) == 1

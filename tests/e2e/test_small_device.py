@@ -6,8 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedwright.device_runtime.config import AgentConfig
-from fedwright.device_runtime.emulate.device import agent_command
 from fedwright.device_runtime.emulate.fleet import EmulatedFleet
 from fedwright.device_runtime.emulate.profiles import ProfileValue, load_profile
 from fedwright.protocol.link import connect
@@ -15,6 +13,7 @@ from fedwright.protocol.link.broker import Broker
 from fedwright.server_runtime.config import config_from_text
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.run import execute
+from helpers.served import start_agents
 
 CONFIG = """
 [run]
@@ -46,16 +45,8 @@ def test_a_task_beyond_the_memory_limit_is_refused_and_a_smaller_one_done(tmp_pa
     seen: list[events.Event] = []
     with Broker() as broker, EmulatedFleet(tmp_path / "logs") as fleet:
         text = CONFIG.format(folder=tmp_path, broker=broker.url)
-        for device, profile in (("large", large), ("small", small)):
-            agent = AgentConfig(
-                broker=broker.url,
-                device=device,
-                data=f"npz:{tmp_path / 'data.npz'}",
-                state=tmp_path / "state",
-                threads=1,
-                once=True,
-            )
-            fleet.start(device, profile, agent_command(agent))
+        data = dict.fromkeys(("large", "small"), f"npz:{tmp_path / 'data.npz'}")
+        start_agents(fleet, broker.url, tmp_path, data, profiles={"large": large, "small": small}, once=True)
         link = connect(broker.url, client_id="server")
         outcome = execute(config_from_text(text, where="test"), text, link=link, observer=seen.append)
         link.close()

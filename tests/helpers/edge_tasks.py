@@ -8,7 +8,7 @@ import numpy as np
 from fedwright.protocol import codec, deltas, tensors
 from fedwright.protocol.artifact import CLASS_COUNTS, CLASS_MEANS
 from fedwright.protocol.blobs import BlobStore, make_ref
-from fedwright.protocol.messages import Ack, Recipe, Refusal, Stats, Task, Update
+from fedwright.protocol.messages import Ack, Pool, Recipe, Refusal, Stats, Task, Update
 from fedwright.server_runtime.edge.pooled_update import Plain
 from fedwright.server_runtime.edge.store import EdgeStore, TaskRow
 from fedwright.server_runtime.edge.task_rows import TaskRows
@@ -63,6 +63,20 @@ class EdgeTasks:
         terms = PoolTerms(class_means=bool(self.edges))
         plan = with_pools(plan, method, lambda d: self.edges.get(d, "edge"), position=position, terms=terms)
         return {planned.device: planned.task for planned in plan}
+
+    def planned(self, *, most_samples: dict[str, int | None], norm_factor: float) -> dict[str, Pool]:
+        """The pools that tasks of these assignments get."""
+        planner = Planner("run", TinyBuilder(), self.blobs, DEADLINE_S)
+        recipe = Recipe(batch=8, learning_rate=0.1, seed=1)
+        assignments = {
+            device: Assignment(Structure(SPEC), recipe, most_samples=most) for device, most in most_samples.items()
+        }
+        position = Position(1, 0)
+        plan = planner.plan(position, assignments, dict.fromkeys(assignments, Emission(start_weights())))
+        terms = PoolTerms(norm_factor=norm_factor)
+        method = FedAvg(FedAvgParams(), setting())
+        plan = with_pools(plan, method, lambda device: "edge", position=position, terms=terms)
+        return {planned.device: planned.task.pool for planned in plan if planned.task.pool is not None}
 
     def take(self, tasks: dict[str, Task]) -> None:
         """Tasks that the host sends."""

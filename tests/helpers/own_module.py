@@ -7,19 +7,10 @@ from torch import nn
 def make(*, input_shape: tuple[int, int, int], classes: int) -> nn.Module:
     """A sequential net: two convolutions, then linear layers."""
     channels, height, width = input_shape
-    return nn.Sequential(
-        nn.Conv2d(channels, 6, 3, padding=1),
-        nn.BatchNorm2d(6),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(6, 8, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(8 * (height // 4) * (width // 4), 20),
-        nn.ReLU(),
-        nn.Linear(20, classes),
-    )
+    first = [nn.Conv2d(channels, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2)]
+    second = [nn.Conv2d(6, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+    linear = [nn.Linear(8 * (height // 4) * (width // 4), 20), nn.ReLU(), nn.Linear(20, classes)]
+    return nn.Sequential(*first, *second, *linear)
 
 
 class Tangled(nn.Module):

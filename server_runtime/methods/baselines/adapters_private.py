@@ -7,7 +7,7 @@ Left out: models with running statistics.
 Differs: a device's adapter rests on the server between rounds, so that its loss costs nothing; nobody else reads it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 from fedwright.protocol.messages import Report
 from fedwright.server_runtime.blocks import lora
@@ -69,6 +69,10 @@ class AdaptersPrivate(Method):
         before, change = (lora.flatten(self._shapes, each) for each in (self._adapter(device), update.tensors))
         self._own[device] = before + update.weight * change
         return None
+
+    def compared(self, device: str, update: CheckedUpdate) -> tuple[Hashable, Tensors] | None:
+        """The base's change; an adapter is its device's own."""
+        return ("", update.tensors) if update.assignment.marks == PRETRAIN else None
 
     def advance(self) -> dict[str, float]:
         """A step of the base while it learns; adapters have moved already."""

@@ -6,7 +6,7 @@ Left out: nothing.
 Differs: devices send the change of their weights instead of the weights; the average is the same.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Literal
 
 import numpy as np
@@ -27,7 +27,7 @@ from fedwright.server_runtime.methods.base import (
 )
 from fedwright.server_runtime.methods.params.submodels import FedAvgParams
 from fedwright.server_runtime.methods.shared.budget_fit import LeftOut, fit_batches
-from fedwright.server_runtime.methods.shared.recipes import recipe_for
+from fedwright.server_runtime.methods.shared.recipes import pooled_by, recipe_for
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Structure
 
@@ -69,14 +69,17 @@ class FedAvg(Method):
         self._heard = True
         return None
 
+    def compared(self, device: str, update: CheckedUpdate) -> tuple[Hashable, Tensors] | None:
+        """The whole change, beside all others'."""
+        return "", self.counted(update)
+
     def counted(self, update: CheckedUpdate) -> Tensors:
         """The part of a change that counts: by default all."""
         return update.tensors
 
     def pools_by(self) -> Literal["samples", "devices"] | None:
-        """A weighted mean of means is the mean; a median is not."""
-        by: Literal["samples", "devices"] = "samples" if self.by_samples else "devices"
-        return by if self._setting.combine.kind == "mean" else None
+        """By what updates count."""
+        return pooled_by(self._setting, by_samples=self.by_samples)
 
     def advance(self) -> dict[str, float]:
         """Apply the mean change."""

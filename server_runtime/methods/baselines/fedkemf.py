@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
+from fedwright.server_runtime.blocks.robust import robust_mean
 from fedwright.server_runtime.methods.base import (
     Assignment,
     CheckedUpdate,
@@ -94,7 +95,7 @@ class FedKEMF(PersonalModels):
         if not networks:
             return {"fusion_loss": 0.0}
         target = self._joined(networks)
-        mean = {name: np.stack([own[name] for own in networks]).mean(axis=0) for name in self._knowledge}
+        mean = {name: robust_mean([own[name] for own in networks], self.setting.combine) for name in self._knowledge}
         student = zoo.create(self.setting.spec, seed=0)
         load(student, mean)
         student.to(self.setting.device).train()
@@ -121,6 +122,9 @@ class FedKEMF(PersonalModels):
             for own in networks:
                 load(module, own)
                 found.append(torch.cat([module(part) for part in torch.split(self._public, BATCH)]))
+        if self.setting.combine.by_entry:
+            rows = robust_mean([one.cpu().numpy() for one in found], self.setting.combine)
+            return functional.softmax(torch.from_numpy(rows).to(self.setting.device), dim=1)
         stacked = torch.stack(found)
         joined = stacked.mean(0) if self._params.ensemble == "mean" else stacked.amax(0)
         return functional.softmax(joined, dim=1)

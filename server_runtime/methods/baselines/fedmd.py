@@ -15,6 +15,7 @@ import numpy as np
 from msgspec import structs
 
 from fedwright.protocol.artifact import PUBLIC_LOGITS
+from fedwright.server_runtime.blocks.robust import robust_mean
 from fedwright.server_runtime.methods.base import (
     Array,
     Assignment,
@@ -108,7 +109,7 @@ class FedMD(PersonalModels):
         """Z ← mean_m f_m(X)."""
         moved = 0.0
         if self._heard:
-            consensus: Array = np.stack(self._heard).mean(axis=0, dtype=np.float64).astype(np.float32)
+            consensus = robust_mean(self._heard, self.setting.combine)
             if self._consensus is not None:
                 moved = float(np.abs(consensus - self._consensus).mean())
             self._consensus, self._heard = consensus, []

@@ -10,12 +10,14 @@ Differs: devices get a dense model whose dropped entries are zero, so a smaller 
 kept entries travel. A device gets the largest of the sizes up to its own whose traffic fits its budget.
 """
 
+from collections.abc import Hashable
 from dataclasses import replace
 
 import numpy as np
 from msgspec import structs
 
 from fedwright.protocol.messages import Report
+from fedwright.server_runtime.blocks.robust import robust_mean
 from fedwright.server_runtime.methods.base import (
     Assignment,
     CheckedUpdate,
@@ -110,10 +112,17 @@ class Fiarse(SizedMethod):
 
     def absorb(self, device: str, update: CheckedUpdate) -> Relay | None:
         """Add the change, and count where it is not zero."""
+        if self.setting.combine.by_entry:
+            self._rows.append(self.compared(device, update)[1])
+            return None
         for name, change in update.tensors.items():
             self._total[name] += np.float32(update.weight) * change
             self._count[name] += np.float32(update.weight) * (change != 0)
         return None
+
+    def compared(self, device: str, update: CheckedUpdate) -> tuple[Hashable, Tensors]:
+        """The whole change, of which entries that the device did not have are zero."""
+        return "", {name: np.where(change != 0, change, np.nan) for name, change in update.tensors.items()}
 
     def pools_by(self) -> None:
         """Each change counts where it is not zero, which its mean with others no longer tells."""
@@ -121,6 +130,10 @@ class Fiarse(SizedMethod):
     def advance(self) -> dict[str, float]:
         """Follow the mean of the changes that were made."""
         rate = np.float32(self._params.server_rate)
+        if self._rows:
+            self._total = {
+                name: robust_mean([row[name] for row in self._rows], self.setting.combine) for name in self._total
+            }
         self.weights = {
             name: value + rate * self._total[name] / np.where(self._count[name] > 0, self._count[name], 1)
             for name, value in self.weights.items()
@@ -132,5 +145,6 @@ class Fiarse(SizedMethod):
     def _begin(self) -> None:
         super()._begin()
         self._thresholds = {}
+        self._rows: list[Tensors] = []
         self._total = {name: np.zeros_like(value) for name, value in self.weights.items()}
         self._count = {name: np.zeros_like(value) for name, value in self.weights.items()}

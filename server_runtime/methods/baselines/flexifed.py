@@ -12,8 +12,7 @@ Differs: layers are common when their names and shapes are; a device's model res
 from collections import defaultdict
 from typing import Literal
 
-import numpy as np
-
+from fedwright.server_runtime.blocks.robust import robust_mean
 from fedwright.server_runtime.methods.base import CheckedUpdate, MethodState, Relay, Setting, Tensors
 from fedwright.server_runtime.methods.params.personal_models import FlexiFedParams
 from fedwright.server_runtime.methods.shared.personal_models import PersonalModels
@@ -47,7 +46,7 @@ class FlexiFed(PersonalModels):
             averaged += len(names)
             for name in names:
                 own = [self.weights[device][name] for device in devices]
-                mean = np.stack(own).mean(axis=0, dtype=np.float64).astype(own[0].dtype)
+                mean = robust_mean(own, self.setting.combine)
                 for device in devices:
                     self.weights[device] = {**self.weights[device], name: mean}
         return {"tensors_averaged": float(averaged)}

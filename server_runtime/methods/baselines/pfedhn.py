@@ -12,7 +12,7 @@ that reads classes keeps the size of what it reads, as HyperFLoRA's here. Withou
 fleet.per_round = 1 that is the paper's loop. Running statistics are averaged as in FedAvg.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 import numpy as np
 
@@ -117,6 +117,10 @@ class PFedHN(Method):
             self._known.note(device, row)
         self._running.add(update.tensors, update.stats.samples * update.weight)
         return None
+
+    def compared(self, device: str, update: CheckedUpdate) -> tuple[Hashable, Tensors] | None:
+        """What a device made of the model that was written for it, beside what all others made of theirs."""
+        return "", update.tensors
 
     def advance(self) -> dict[str, float]:
         """Let the hypernetwork learn from the round's changes."""

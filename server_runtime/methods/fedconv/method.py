@@ -18,7 +18,7 @@ pressed into 0 … 1 before they are summed. Running statistics are taken anew o
 device sees no other device's samples: it projects its own features into the other cluster's last layer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -62,11 +62,6 @@ class FedConv(LeveledMethod):
     rounding = "floor"
 
     def __init__(self, params: FedConvParams, setting: Setting) -> None:
-        if setting.combine.by_entry:
-            raise ConfigError(
-                f"update.combine is {setting.combine.kind!r} but fedconv and its control put means together, which a"
-                " single device can move; set it to 'mean' or choose an averaging method such as heterofl"
-            )
         super().__init__(params.levels, setting)
         for size in params.levels.sizes:
             check_width(setting.spec, self.level_width(size), size)
@@ -162,6 +157,10 @@ class FedConv(LeveledMethod):
         self._keep(devices, spec, trained)
         return None
 
+    def compared(self, device: str, update: CheckedUpdate) -> tuple[Hashable, Tensors] | None:
+        """The whole change, beside those of the same ratio: entries of two ratios have nothing in common."""
+        return update.assignment.structure.spec, update.tensors
+
     def _absorb_exchanged(self, device: str, devices: tuple[str, ...], update: CheckedUpdate) -> None:
         assert self._exchange is not None
         key = self._exchange.group_of(device)
@@ -212,7 +211,8 @@ class FedConv(LeveledMethod):
 
     def pools_by(self) -> Literal["samples", "devices"] | None:
         """Groups are averaged anyway, so that edges may do it; not where every device is dilated by itself."""
-        return None if self._params.group == "device" else "samples"
+        pools = self._params.group != "device" and self.setting.combine.kind == "mean"
+        return "samples" if pools else None
 
     def advance(self) -> dict[str, float]:
         """Dilate what came, sum it up, and tune the compression for the next round."""

@@ -18,7 +18,7 @@ pieces by a shared head.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -163,6 +163,17 @@ class Framp(Method):
             shared = disturbed(tensors[CLASS_MEANS], self._params.disturb, scale=self._params.noise, rng=rng)
             self._prototypes.add(shared, tensors[CLASS_COUNTS])
         return None
+
+    def compared(self, device: str, update: CheckedUpdate) -> tuple[Hashable, Tensors] | None:
+        """The change at its place in the full model, beside all others'."""
+        note = note_of(update.assignment)
+        change = {name: update.tensors[name] for name in self._initial}
+        if note.plan:
+            nothing = {name: np.full(value.shape, np.nan, np.float32) for name, value in self._initial.items()}
+            change = put(nothing, change, self._parts.axes, note.channels)
+        elif update.assignment.returns.masked:
+            change = {name: np.where(value != 0, value, np.nan) for name, value in change.items()}
+        return "", change
 
     def advance(self) -> dict[str, float]:
         """Step through the hypernetwork; refresh the prototypes."""

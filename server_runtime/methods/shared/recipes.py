@@ -1,5 +1,7 @@
 """How a device trains in a round, where a method asks for nothing of its own."""
 
+from typing import Literal
+
 from msgspec import structs
 
 from fedwright.protocol.messages import Recipe
@@ -23,3 +25,10 @@ def in_groups(recipe: Recipe, samples: int, of: int) -> Recipe:
     """The recipe in whole groups of so many steps: those that it asks for, and perhaps a few more."""
     groups = -(-step_count(recipe, samples) // of)
     return structs.replace(recipe, steps=groups * of)
+
+
+def pooled_by(setting: Setting, *, by_samples: bool) -> Literal["samples", "devices"] | None:
+    """How an edge may put updates together: a weighted mean of means is the mean; a median is not."""
+    if setting.combine.kind != "mean":
+        return None
+    return "samples" if by_samples else "devices"

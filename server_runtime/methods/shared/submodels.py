@@ -5,7 +5,7 @@ are averaged entry by entry over the devices that trained it; other entries stay
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
@@ -19,7 +19,7 @@ from fedwright.server_runtime.artifacts.export import initial_weights, norm_para
 from fedwright.server_runtime.blocks.averaging import KEPT_PLANS, DilutedMean
 from fedwright.server_runtime.blocks.budget import Budget, Cost, largest_choice
 from fedwright.server_runtime.blocks.robust import Mean, make_mean
-from fedwright.server_runtime.blocks.slicing import Axes, Plan, prefix_plan, take
+from fedwright.server_runtime.blocks.slicing import Axes, Plan, prefix_plan, put, take
 from fedwright.server_runtime.methods.base import (
     Assignment,
     CheckedUpdate,
@@ -38,7 +38,7 @@ from fedwright.server_runtime.methods.shared.budget_fit import (
     largest_fitting,
     memory_of,
 )
-from fedwright.server_runtime.methods.shared.recipes import recipe_for
+from fedwright.server_runtime.methods.shared.recipes import pooled_by, recipe_for
 from fedwright.server_runtime.seeds import number_of
 from fedwright.server_runtime.spec import ModelSpec, Objective, Structure
 
@@ -138,6 +138,13 @@ class SubmodelMethod(Method):
         self._change.add(self.trained(update), plan, weight)
         return None
 
+    def compared(self, device: str, update: CheckedUpdate) -> tuple[Hashable, Tensors] | None:
+        """The change at its place in the whole model, beside all others'."""
+        assignment = update.assignment
+        plan = self._same_plan(device, assignment.structure.spec, assignment.marks)
+        nothing = {name: np.full(value.shape, np.nan, np.float32) for name, value in self.weights.items()}
+        return "", put(nothing, self.trained(update), self.axes, plan)
+
     def _same_plan(self, device: str, spec: ModelSpec, marks: tuple[int, ...]) -> Plan:
         """`plan_of`, the same object for the same part: a mean keeps what it made for a plan."""
         key = (spec, marks)
@@ -152,9 +159,8 @@ class SubmodelMethod(Method):
         return update.tensors
 
     def pools_by(self) -> Literal["samples", "devices"] | None:
-        """A weighted mean of means is the mean; a median is not."""
-        by: Literal["samples", "devices"] = "samples" if self.by_samples else "devices"
-        return by if self.setting.combine.kind == "mean" else None
+        """By what updates count."""
+        return pooled_by(self.setting, by_samples=self.by_samples)
 
     def advance(self) -> dict[str, float]:
         """Apply the mean change."""

@@ -1,7 +1,11 @@
 """Building an artifact stays cheap: so many calls for each node of the graph, and no faster growth than the model's."""
 
+from pathlib import Path
+
 import onnx
+import onnxruntime as ort
 import pytest
+from torch import nn
 
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import build
@@ -40,3 +44,18 @@ def test_cpu_time_grows_no_faster_than_the_model() -> None:
     small_s, large_s = least_cpu_s(small, large, repeats=3)
 
     assert large_s < GROWTH * small_s
+
+
+def test_a_wide_depthwise_kernel_is_sent_small_and_multiplied_out_once(tmp_path: Path) -> None:
+    layers = nn.Sequential(nn.Conv2d(8, 8, 7, 1, 3, groups=8), nn.Flatten(), nn.Linear(512, 3))
+
+    train = build(Structure(ModelSpec("test", (8, 8, 8), 3)), layers).train
+
+    # The 0/1 matrix of 49 taps x 64 x 64 places alone is 803 kB.
+    assert len(train) < 20_000
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(tmp_path / "session.onnx")
+    ort.InferenceSession(train, options, providers=["CPUExecutionProvider"])
+    folded = {tuple(tensor.dims) for tensor in onnx.load(tmp_path / "session.onnx").graph.initializer}
+    assert (49, 64 * 64) in folded

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedwright.server_runtime.blocks.robust import Combine
-from fedwright.server_runtime.blocks.robust_weights import inner_products, robust_weights
+from fedwright.server_runtime.blocks.robust_weights import Products, robust_weights
 
 
 def updates(*rows: list[float]) -> list[dict[str, np.ndarray]]:
@@ -14,7 +14,22 @@ def updates(*rows: list[float]) -> list[dict[str, np.ndarray]]:
 
 
 def test_inner_products_leave_out_what_was_measured() -> None:
-    np.testing.assert_allclose(inner_products(updates([1, 2], [3, 4])), [[5, 11], [11, 25]])
+    np.testing.assert_allclose(Products.of(updates([1, 2], [3, 4])).products, [[5, 11], [11, 25]])
+
+
+def test_submodels_are_compared_where_both_have_entries() -> None:
+    gap = float("nan")
+    far = float("inf")
+    found = Products.of(updates([1, 2, gap], [3, gap, 5], [gap, gap, 1]))
+    # 0 and 1 share the first entry, 1 and 2 the last, 0 and 2 none.
+    np.testing.assert_allclose(found.distances(), np.array([[0, 4, far], [4, 0, 16], [far, 16, 0]]))
+    np.testing.assert_allclose(found.cosines()[0], [1, 1, 0])
+
+
+def test_krum_finds_the_attacker_among_submodels_of_different_width() -> None:
+    gap = float("nan")
+    rows: list[list[float]] = [[0.1, 0.2], [0.1, gap], [0.2, 0.2], [0.2, gap], [-50, 9]]
+    assert robust_weights(Combine("multi_krum", hostile_ratio=0.25), updates(*rows)) == [1, 1, 1, 1, 0]
 
 
 def test_krum_takes_the_update_that_lies_amid_the_others() -> None:
@@ -28,10 +43,25 @@ def test_multi_krum_leaves_out_as_many_as_may_be_hostile() -> None:
     assert found == [1, 1, 1, 0, 1]
 
 
-def test_copies_of_one_attacker_count_less_than_those_who_differ() -> None:
-    found = robust_weights(Combine("similarity"), updates([1, 0, 0], [0, 1, 0], [5, 5, 9], [5, 5, 9]))
-    assert found[2:] == [0, 0]
-    assert min(found[:2]) > 0.9
+def test_who_points_against_most_others_does_not_count() -> None:
+    found = robust_weights(Combine("similarity"), updates([1, 0.1], [1, 0], [1, -0.1], [-1, 0], [0, 1]))
+    assert found[3] == 0
+    assert min(found[:3]) > 0.9
+    assert found[4] < 0.2
+
+
+def test_copies_share_one_voice() -> None:
+    found = robust_weights(Combine("similarity"), updates([3, 1, 0], [3, 0, 1], [3, -1, 0], [3, 0, -1], [3, 0, -1]))
+    assert found[3] == found[4] == pytest.approx(0.5)
+    assert found[:3] == pytest.approx([1, 1, 1], abs=0.15)
+
+
+def test_attackers_in_the_minority_do_not_count_however_alike_they_are() -> None:
+    honest: list[list[float]] = [[5, 1, 0], [5, 0, 1], [5, -1, 0]]
+    hostile: list[list[float]] = [[-9, 9, 0], [-9, 9, 0]]
+    found = robust_weights(Combine("similarity"), updates(*honest, *hostile))
+    assert found[3:] == [0, 0]
+    assert min(found[:3]) > 0.9
 
 
 @pytest.mark.parametrize("kind", ["mean", "median", "trimmed_mean", "norm_bound"])

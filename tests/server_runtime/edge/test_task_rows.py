@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from fedwright.protocol import codec
 from fedwright.protocol.blobs import make_ref
@@ -322,3 +323,37 @@ def test_an_edge_without_clusters_says_so(linking: Any, grouping: Plain) -> None
     linking.now_s += RESEND_S
     linking.rows.close_pools()
     assert linking.rows.due_shown() == []
+
+
+def hostile_pool(bench: EdgeTasks, value: float, samples: int, **terms: Any) -> float:
+    """What the mean of two honest devices and a hostile one is, under what the host says in its tasks."""
+    tasks = {
+        device: structs.replace(task, pool=structs.replace(task.pool, **terms)) for device, task in bench.plan().items()
+    }
+    bench.take(tasks)
+    for device in "ab":
+        bench.answer(device, tasks[device], 1.0)
+    bench.answer("c", tasks["c"], value, samples=samples)
+    bench.rows.close_pools()
+    [update] = bench.rows.due_updates()
+    return bench.value(update)
+
+
+def test_a_claim_of_samples_counts_at_an_edge_as_far_as_the_host_lets_it(bench: EdgeTasks) -> None:
+    # Ten samples each of 1 and twenty of 3.
+    assert hostile_pool(bench, 3.0, 2**53, most_samples=20) == 2.0
+
+
+def test_a_large_change_is_held_to_the_median_of_its_pool(bench: EdgeTasks) -> None:
+    # At most twice the median of 1: (1 + 1 + 2) / 3.
+    assert hostile_pool(bench, 1000.0, 10, norm_factor=2.0) == pytest.approx(4 / 3, abs=1e-5)
+
+
+def test_pools_say_for_how_much_each_device_may_count(bench: EdgeTasks) -> None:
+    plan = bench.planned(most_samples={"a": 7, "b": 70, "c": None}, norm_factor=5.0)
+    assert {device: (p.most_samples, p.norm_factor) for device, p in plan.items()} == {
+        "a": (7, 5.0),
+        "b": (70, 5.0),
+        "c": (None, 5.0),
+    }
+    assert len({pool.key for pool in plan.values()}) == 1

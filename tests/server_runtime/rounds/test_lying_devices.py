@@ -11,7 +11,7 @@ from msgspec import structs
 from fedwright.protocol import tensors
 from fedwright.protocol.blobs import make_ref
 from fedwright.protocol.link.memory import MemoryBroker
-from fedwright.protocol.messages import Ack, Challenge, DataSummary, Dismiss, Stats, Task, Update
+from fedwright.protocol.messages import Ack, Challenge, DataSummary, Dismiss, Gone, Stats, Task, Update
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg
 from fedwright.server_runtime.methods.params.submodels import FedAvgParams
 from fedwright.server_runtime.rounds import events
@@ -33,6 +33,8 @@ def change(value: float, dtype: type = np.float32) -> dict[str, np.ndarray]:
 
 class Liar:
     """A device that joins with some report and answers every training task with the same update."""
+
+    _leaves = False
 
     def __init__(
         self, broker: MemoryBroker, device: str, *, stats: Stats = STATS, values: Any = None, said: Any = None
@@ -56,6 +58,9 @@ class Liar:
             else:
                 self._device.say(Ack(body.task))
                 self._device.say(self._answer(body))
+                if self._leaves:
+                    self._device.say(Gone())
+                    return
 
     def _answer(self, task: Task) -> Update:
         if task.returns.weights == "none":
@@ -204,3 +209,61 @@ def test_a_large_change_is_held_to_the_median_of_its_round(broker: Any, tmp_path
     moved = max(np.abs(value - expected.state().tensors[name]).max() for name, value in method.state().tensors.items())
     # A third of 1000 without the limit.
     assert moved < 5
+
+
+def test_a_device_that_does_not_fit_is_not_waited_for(broker: Any, tmp_path: Path) -> None:
+    summary = DataSummary(samples=24, holdout=8, input_shape=[FEATURES + 1], classes=CLASSES)
+    liar = Liar(broker, "liar", said=report(data=summary))
+    server, _ = play(broker, tmp_path, liar)
+
+    assert [event.round for event in server.seen(events.RoundClosed)] == [1, 2]
+    assert [event.device for event in server.seen(events.DeviceTurnedAway)] == ["liar"]
+
+
+class Turncoat(Liar):
+    """Fits when it joins, and reports something else with its first update."""
+
+    def _answer(self, task: Task) -> Update:
+        summary = DataSummary(samples=24, holdout=8, input_shape=[FEATURES + 1], classes=10**6)
+        self._device.say(report(data=summary))
+        return super()._answer(task)
+
+
+def test_a_device_that_reports_something_else_later_is_turned_away_then(broker: Any, tmp_path: Path) -> None:
+    server, _ = play(broker, tmp_path, Turncoat(broker, "liar"))
+
+    assert [event.round for event in server.seen(events.RoundClosed)] == [1, 2]
+    assert [event.device for event in server.seen(events.DeviceTurnedAway)] == ["liar"]
+    planned = [event.devices for event in server.seen(events.StagePlanned) if not event.evaluation]
+    assert planned == [("a", "b", "liar"), ("a", "b")]
+
+
+def test_a_device_that_leaves_a_run_that_began_is_given_up(broker: Any, tmp_path: Path) -> None:
+    class Leaver(Liar):
+        """Goes after its first update."""
+
+        _leaves = True
+
+    server, _ = play(broker, tmp_path, Leaver(broker, "liar"), rounds=3, join_timeout_s=0.5)
+
+    assert [event.round for event in server.seen(events.RoundClosed)] == [1, 2, 3]
+    words = [event.text for event in server.seen(events.Warned)]
+    # It is waited for once, before the second round.
+    assert words == ["only 2 of 3 devices are present after 0 s; the run goes on with them"]
+
+
+@pytest.mark.parametrize("buffer", [1, 2])
+def test_a_large_change_is_held_in_asynchronous_rounds_too(broker: Any, tmp_path: Path, buffer: int) -> None:
+    class Late(Liar):
+        """Honest in its second and third update alone."""
+
+        sent = 0
+
+        def _answer(self, task: Task) -> Update:
+            self.sent += 1
+            self._values = change(0.01 if 1 < self.sent <= 3 else 1e5)
+            return super()._answer(task)
+
+    _, method = play(broker, tmp_path, Late(broker, "liar"), rounds=30, buffer=buffer)
+
+    assert max(float(np.abs(value).max()) for value in method.state().tensors.values()) < 100

@@ -60,14 +60,18 @@ class Bare(nn.Module):
         return self.head((x + mixed).mean(1))
 
 
-class Heads(nn.Module):
-    """Attention written out, with any number of heads of width 4."""
+class Projections(nn.Module):
+    """Queries, keys and values by layers of their own, and what comes after attention."""
 
     def __init__(self) -> None:
         super().__init__()
         self.query, self.key, self.value = (nn.Linear(FEATURES, 12) for _ in range(3))
         self.out = nn.Linear(12, 6)
         self.head = nn.Linear(6, 4)
+
+
+class Heads(Projections):
+    """Attention written out, with any number of heads of width 4."""
 
     def heads(self, x: Tensor) -> Tensor:
         return x.view(x.size(0), x.size(1), -1, 4).transpose(1, 2)
@@ -78,14 +82,8 @@ class Heads(nn.Module):
         return self.head(self.out(mixed.transpose(1, 2).flatten(2)).mean(1))
 
 
-class Inside(nn.Module):
+class Inside(Projections):
     """Attention written out by products, with three heads of any width; the scale does not depend on it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.query, self.key, self.value = (nn.Linear(FEATURES, 12) for _ in range(3))
-        self.out = nn.Linear(12, 6)
-        self.head = nn.Linear(6, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         query = self.query(x).unflatten(-1, (3, -1)).transpose(1, 2)

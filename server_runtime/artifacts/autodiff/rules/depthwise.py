@@ -1,10 +1,10 @@
 """A depthwise convolution over a small image as one dense matrix per channel; plain products have fast gradients.
 
 y[c] = x[c] @ T[c] with T[c] = sum over taps t of w[c, t] S[t]; S[t] is the constant 0/1 matrix [positions in,
-positions out] that says which input position tap t of which output position sees.
+positions out] that says which input position tap t of which output position sees. S is a product of one such constant
+per axis, which are all that is sent: a device's session multiplies them once, when it folds constants.
 """
 
-from itertools import product
 from math import prod
 
 import numpy as np
@@ -24,7 +24,7 @@ def small_depthwise(graph: Graph, node: Node) -> bool:
         return False
     channels, taps = sizes.channels_in, prod(sizes.kernel)
     rows = graph.op("Reshape", weight, graph.ints(channels, taps))
-    flat = graph.op("MatMul", rows, graph.constant(_selectors(sizes).reshape(taps, -1), "selectors"))
+    flat = graph.op("MatMul", rows, _selectors(graph, sizes))
     matrices = graph.op("Reshape", flat, graph.ints(channels, prod(sizes.size_in), sizes.positions))
     images = graph.op("Transpose", graph.op("Reshape", x, graph.ints(0, 0, -1)), perm=[1, 0, 2])
     results = graph.op("Transpose", graph.op("MatMul", images, matrices), perm=[1, 0, 2])
@@ -35,15 +35,25 @@ def small_depthwise(graph: Graph, node: Node) -> bool:
     return True
 
 
-def _selectors(sizes: Geometry) -> Array:
-    """S[t], [taps, *size_in, *size_out]."""
-    found = np.zeros((len(sizes.taps), *sizes.size_in, *sizes.size_out), np.float32)
-    for index, tap in enumerate(sizes.taps):
-        for out in product(*(range(size) for size in sizes.size_out)):
-            place = tuple(
-                o * s + t * d - b
-                for o, s, t, d, b in zip(out, sizes.stride, tap, sizes.dilation, sizes.begin, strict=True)
-            )
-            if all(0 <= p < size for p, size in zip(place, sizes.size_in, strict=True)):
-                found[(index, *place, *out)] = 1.0
+def _selectors(graph: Graph, sizes: Geometry) -> str:
+    """S, [taps, positions in * positions out]."""
+    total, rank = "", sizes.rank
+    for axis in range(rank):
+        shape = [1] * (3 * rank)
+        shape[axis], shape[rank + axis], shape[2 * rank + axis] = _sizes(sizes, axis)
+        along = graph.constant(_seen_along(sizes, axis).reshape(shape), "selector")
+        total = graph.op("Mul", total, along) if total else along
+    flat = graph.ints(prod(sizes.kernel), prod(sizes.size_in) * sizes.positions)
+    return graph.op("Reshape", total, flat)
+
+
+def _sizes(sizes: Geometry, axis: int) -> tuple[int, int, int]:
+    return sizes.kernel[axis], sizes.size_in[axis], sizes.size_out[axis]
+
+
+def _seen_along(sizes: Geometry, axis: int) -> Array:
+    """[tap, place in, place out] along one axis: 1 where this tap of this output sees this input."""
+    taps, places, outs = (np.arange(size) for size in _sizes(sizes, axis))
+    seen = outs * sizes.stride[axis] + taps[:, None] * sizes.dilation[axis] - sizes.begin[axis]
+    found: Array = (seen[:, None, :] == places[None, :, None]).astype(np.float32)
     return found
