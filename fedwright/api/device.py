@@ -1,10 +1,9 @@
 """`fedwright.Device`: the agent inside a program of one's own, such as the loop of a camera."""
 
-import threading
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from fedwright.api.background import Background
 from fedwright.api.data import source_of
 from fedwright.cli.device import default_device
 from fedwright.device_runtime.agent import Agent
@@ -15,7 +14,7 @@ from fedwright.protocol.address import DEVICE_USER, find_login, split_password
 STOP_S = 60.0
 
 
-class Device:
+class Device(Background):
     """An agent in a thread of this process, with a process beside it that trains; use it in a `with` block.
 
     broker: mqtt://host:1883, mqtts://host:8883. data: `fedwright.Dataset`, a pair (x, y), or a source such as
@@ -37,24 +36,8 @@ class Device:
             login=find_login(given, options.pop("password_file", None), user=DEVICE_USER, environment={}),
             **options,
         )
+        super().__init__(f"device-{name}")
         self._agent: Agent | None = None
-        self._ready = threading.Event()
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._serve, name=f"device-{name}")
-
-    def __enter__(self) -> "Device":
-        """Connect and serve; what is wrong with broker or data is raised here."""
-        self._thread.start()
-        self._ready.wait()
-        self._raise()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-        if error is None:
-            self._raise()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the device is dismissed or, with once = True, the run is over; False when it still serves."""
@@ -68,18 +51,8 @@ class Device:
             self._agent.stop()
         self._thread.join(STOP_S)
 
-    def _serve(self) -> None:
-        try:
-            with open_agent(self.config) as agent:
-                self._agent = agent
-                self._ready.set()
-                agent.run()
-        except Exception as err:  # noqa: BLE001 - raised again in the thread of whoever waits
-            self._failure = err
-        finally:
-            self._ready.set()
-
-    def _raise(self) -> None:
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+    def _work(self) -> None:
+        with open_agent(self.config) as agent:
+            self._agent = agent
+            self._begun.set()
+            agent.run()

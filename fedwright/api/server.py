@@ -2,11 +2,11 @@
 
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, cast
 
+from fedwright.api.background import Background
 from fedwright.api.results import run_result
 from fedwright.api.runs import Run
 from fedwright.api.starter import config_with
@@ -48,7 +48,7 @@ class _StoppableLink:
         return getattr(self._link, name)
 
 
-class Server:
+class Server(Background):
     """A run in a thread of this process; use it in a `with` block, or call `run`.
 
     config: the path of a TOML file, or settings by section: {"method": {"name": "hasa"}, "run": {"rounds": 4}}.
@@ -62,6 +62,7 @@ class Server:
         rounds: int | None = None,
         on_event: Callable[[events.Event], None] = events.ignore,
     ) -> None:
+        super().__init__("fedwright-server")
         if isinstance(config, Mapping):
             read, text = config_with(config, where=WHERE)
         else:
@@ -72,10 +73,7 @@ class Server:
         self._text = mask(text)
         self._on_event = on_event
         self._asked = threading.Event()
-        self._ready = threading.Event()
         self._link: Link | None = None
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._serve, name="fedwright-server")
 
     @property
     def folder(self) -> Path:
@@ -95,7 +93,7 @@ class Server:
         with plain_storage_errors(folder_of(self.config).store), ExitStack() as stack:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._link = open_link(self.config.fleet, self.folder, stack, watch=lambda up: None, as_json=True)
-            self._ready.set()
+            self._begun.set()
             link = cast(Link, _StoppableLink(self._link, self._asked))
             execute(self.config, self._text, link=link, observer=self._on_event)
         return self.result()
@@ -103,20 +101,6 @@ class Server:
     def result(self) -> Run:
         """What the run came to so far."""
         return Run(self.config, run_result(open_run(self.folder)))
-
-    def __enter__(self) -> "Server":
-        """Start serving; what is wrong with the broker is raised here."""
-        self._thread.start()
-        self._ready.wait()
-        self._raise()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-        if error is None:
-            self._raise()
 
     def wait(self, timeout_s: float | None = None) -> Run:
         """Wait until the run is over or `stop` was called; TimeoutError when neither comes in time."""
@@ -135,17 +119,6 @@ class Server:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _serve(self) -> None:
-        try:
+    def _work(self) -> None:
+        with suppress(_Stopped):
             self.run()
-        except _Stopped:
-            pass
-        except Exception as err:  # noqa: BLE001 - raised again in the thread of whoever waits
-            self._failure = err
-        finally:
-            self._ready.set()
-
-    def _raise(self) -> None:
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
