@@ -26,6 +26,8 @@ from fedwright.server_runtime.zoo.graph_blocks import NORMS, graph_units
 
 STITCHED, DENSE, CLASSES = "stitched:", "dense:", "classes"
 BETWEEN, NUMBER = "|", "#"
+# What layers of torch raise for an input that they cannot take; attention asserts its width.
+MISFITS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, AssertionError)
 
 _POINTWISE: dict[int, type[nn.Conv1d] | type[nn.Conv2d]] = {1: nn.Conv1d, 2: nn.Conv2d}
 
@@ -67,9 +69,9 @@ def _states(blocks: Sequence[nn.Module], whole: nn.Module, shape: Shape) -> list
     with torch.no_grad():
         try:
             for block in blocks:
-                states.append(block(states[-1]))
+                states.append(block.forward(states[-1]))
             same = torch.allclose(states[-1], whole(states[0]), atol=1e-4)
-        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as err:
+        except MISFITS as err:
             raise ConfigError("its layers do not work one after another") from err
     if not same:
         raise ConfigError("its forward pass does more than its layers one after another")
@@ -121,8 +123,9 @@ def _takes_vectors(block: nn.Module, x: Tensor, y: Tensor) -> bool:
     """Whether a block makes of a flat vector what it makes of x: it flattens it anyway, or multiplies it."""
     try:
         with torch.no_grad():
-            made = block(x.flatten(1))
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+            # Not by calling the block: a traced one would print what it raises.
+            made = block.forward(x.flatten(1))
+    except MISFITS:
         return False
     return made.shape == y.shape and torch.allclose(made, y, atol=1e-4)
 

@@ -81,8 +81,9 @@ def test_a_job_goes_on_with_the_round_in_which_it_was_interrupted(
     place = tmp_path / "kept.json"
     rounds = []
 
-    def watched(config: RunConfig, text: str, **options: Any) -> Simulated:
+    def watched(config: RunConfig, text: str, *, observer: events.Observer, **options: Any) -> Simulated:
         def observe(event: Any) -> None:
+            observer(event)
             if isinstance(event, events.RoundClosed):
                 rounds.append(event.round)
                 if len(rounds) == 2:

@@ -48,14 +48,13 @@ every_method = pytest.mark.parametrize("name", NAMES, ids=lambda name: name.rpar
 OWN = {kind: f"python:helpers.own_models:{kind}" for kind in ("cnn", "transformer", "mlp")}
 # Methods that cannot take such a model, and what they say.
 REFUSED = {
-    ("adapters-private", "cnn"): r"has no adapters.*LoraLinear",
-    ("adapters-private", "mlp"): r"has no adapters.*LoraLinear",
-    ("adapters-private", "transformer"): r"has no adapters.*LoraLinear",
+    ("adapters-private", "cnn"): r"has no adapters; name the layers .* in method\.targets",
+    ("adapters-private", "mlp"): r"has no adapters; name the layers .* in method\.targets",
+    ("adapters-private", "transformer"): r"has no adapters; name the layers .* in method\.targets",
     ("fedbn", "mlp"): r"cannot be divided into private layers and shared ones",
-    ("fedgh", "transformer"): r"cannot be cut into blocks, so it gives no head; make it an nn\.Sequential",
-    ("hyperflora", "cnn"): r"has no adapters.*LoraLinear",
-    ("hyperflora", "mlp"): r"has no adapters.*LoraLinear",
-    ("hyperflora", "transformer"): r"has no adapters.*LoraLinear",
+    ("hyperflora", "cnn"): r"has no adapters; name the layers .* in method\.targets",
+    ("hyperflora", "mlp"): r"has no adapters; name the layers .* in method\.targets",
+    ("hyperflora", "transformer"): r"has no adapters; name the layers .* in method\.targets",
     ("scalefl", "cnn"): r"needs a model of the zoo with exits.*use cnn-exits",
     ("scalefl", "mlp"): r"needs a model of the zoo with exits.*use cnn-exits",
     ("scalefl", "transformer"): r"needs a model of the zoo with exits.*use cnn-exits",

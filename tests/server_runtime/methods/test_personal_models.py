@@ -147,7 +147,7 @@ def test_fedgh_gives_unlike_models_one_head_and_steps_it_on_class_means() -> Non
 
 def test_fedgh_needs_a_run_model_with_a_head() -> None:
     with pytest.raises(ConfigError, match="cannot be cut"):
-        make(FedGH, FedGHParams(), model="python:helpers.own_module:make_tangled")
+        make(FedGH, FedGHParams(), model="python:helpers.own_module:make_branching")
 
 
 def test_fedkemf_lets_models_teach_each_other_and_fuses_the_common_one() -> None:
