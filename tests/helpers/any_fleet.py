@@ -135,7 +135,8 @@ def spoilt(values: dict[str, np.ndarray], kind: str, size: float) -> dict[str, n
             changed[name] = value.copy()
             changed[name].reshape(-1)[:1] = size
         elif kind == "noise":
-            changed[name] = (size * rng.standard_normal(value.shape)).astype(value.dtype)
+            with np.errstate(over="ignore"):
+                changed[name] = (size * rng.standard_normal(value.shape)).astype(value.dtype)
         else:
             changed[name] = np.full_like(value, size)
     return changed
