@@ -4,6 +4,8 @@ What a group must remember is optimizer state, which begins at zero with every t
 ends with the weights that go back to the server.
 """
 
+from abc import ABC, abstractmethod
+
 from fedwright.server_runtime.artifacts.autodiff.graph import Graph, Value
 from fedwright.server_runtime.artifacts.optimizer import Stepper
 from fedwright.server_runtime.spec import Objective, Structure
@@ -19,7 +21,7 @@ def make_stepper(graph: Graph, structure: Structure) -> Stepper:
     return EnvelopeStepper(graph, structure) if objective.envelope else Stepper(graph, structure.optimizer)
 
 
-class _GroupedStepper(Stepper):
+class _GroupedStepper(Stepper, ABC):
     """Plain SGD that counts its steps inside a group and remembers a value of every parameter."""
 
     def __init__(self, graph: Graph, structure: Structure) -> None:
@@ -28,9 +30,9 @@ class _GroupedStepper(Stepper):
         self._count = graph.add_input(Value(COUNT, ()))
         self._begin()
 
+    @abstractmethod
     def _begin(self) -> None:
         """Append what all parameters share."""
-        raise NotImplementedError
 
     def _mixed(self, share: str, one: str, other: str) -> str:
         """share * one + (1 - share) * other, for a share of 0 or 1"""

@@ -10,6 +10,7 @@ Differs: the head is the last layer with one row per class. FedBN keeps every ki
 included. Devices that never train have the server's private layers, which are those of the beginning.
 """
 
+from abc import abstractmethod
 from dataclasses import replace
 
 from msgspec import structs
@@ -38,9 +39,9 @@ class PrivateLayers(FedAvg):
                 f" {'all' if self._private else 'none'} of its tensors would be private; choose another model"
             )
 
+    @abstractmethod
     def private_names(self, setting: Setting) -> frozenset[str]:
         """The tensors that a device keeps to itself."""
-        raise NotImplementedError
 
     def _assignment(self, device: str, round_number: int) -> Assignment:
         whole = super()._assignment(device, round_number)
