@@ -192,6 +192,10 @@ class SimulateSection:
     )
     devices: int = field(default=20, metadata=hint("how many devices; 'owner' makes one per person or publication"))
     bystanders: int = field(default=0, metadata=hint("how many of them, the last ones, never train"))
+    hostile: int = field(default=0, metadata=hint("how many of them, the first ones, do what `attack` says"))
+    attack: Literal["sign-flip", "scale", "random", "label-flip", "back-door"] = field(
+        default="sign-flip", metadata=hint("sign-flip, scale, random, label-flip or back-door")
+    )
     alpha: float = field(default=0.5, metadata=hint("of the Dirichlet partitions; smaller is less alike"))
     per_device: int = field(default=2, metadata=hint("shards, or classes, of each device"))
     least: int = field(default=10, metadata=hint("rows that every device gets at least (dirichlet)"))
@@ -217,6 +221,7 @@ class SimulateSection:
         """Check values."""
         check_range("devices", self.devices, low=1, high=100_000)
         check_range("bystanders", self.bystanders, low=0, high=self.devices - 1)
+        check_range("hostile", self.hostile, low=0, high=self.devices)
         check_range("alpha", self.alpha, above=0)
         check_range("per_device", self.per_device, low=1)
         check_range("least", self.least, low=1)

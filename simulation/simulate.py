@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from fedwright.protocol.messages import Recipe, Report
 from fedwright.protocol.support.files import replace_file
 from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.check_run import check_hidden
-from fedwright.server_runtime.config import RunConfig
+from fedwright.server_runtime.config import RunConfig, SimulateSection
 from fedwright.server_runtime.methods.base import Method, MethodState, Tensors
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.channel import Channel
@@ -116,7 +116,16 @@ def simulate(
         devices = folder.path / "devices"
         hidden = hide_counts(reports, devices) if config.simulate.hide_counts else {}
         paths = (Path(data), folder.blobs.absolute(), devices.absolute())
-        place = WorkerSetup(*paths, dealt.classes, dealt.shares, free, config.simulate.backend, dealt.class_names)
+        place = WorkerSetup(
+            *paths,
+            dealt.classes,
+            dealt.shares,
+            free,
+            config.simulate.backend,
+            dealt.class_names,
+            frozenset(hostile_devices(config.simulate, list(reports))),
+            config.simulate.attack,
+        )
         processes = config.simulate.processes
         folder.blobs.mkdir(parents=True, exist_ok=True)
         with WorkerPool(dealt, place, processes=os.cpu_count() or 1 if processes is None else processes) as pool:
@@ -138,6 +147,11 @@ def simulate(
                 config, text, runs.FleetAccess(talk, watch, begin, sync=False, public=public, kind="simulated")
             )
     return Simulated(outcome, watch.evaluations, watch.round_s, folder.path)
+
+
+def hostile_devices(section: SimulateSection, devices: Sequence[str]) -> list[str]:
+    """Those of the devices that are hostile: the first of them."""
+    return sorted(devices)[: section.hostile]
 
 
 def _on_torch(place: WorkerSetup, begin: Callable[[Method, Planner], None]) -> Callable[[Method, Planner], None]:

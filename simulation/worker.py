@@ -25,6 +25,7 @@ from fedwright.protocol.artifact import Artifact
 from fedwright.protocol.blobs import BlobStore, make_ref
 from fedwright.protocol.errors import BadArtifact, BadBlob, FedwrightError, OverBudget
 from fedwright.protocol.messages import Recipe, Refusal, Task, Update
+from fedwright.simulation.attacks import Attack, spoil_change, spoil_rows
 from fedwright.simulation.dealing import rows_of
 from fedwright.simulation.partition import Share
 
@@ -44,7 +45,10 @@ Part = Literal["val", "test", "val before", "test before", "val after", "test af
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """Where a process finds data and blobs; `free_bytes` of each device is checked against what a task needs."""
+    """Where a process finds data and blobs; `free_bytes` of each device is checked against what a task needs.
+
+    hostile: devices that do what `attack` says.
+    """
 
     data: Path
     blobs: Path
@@ -54,6 +58,8 @@ class WorkerSetup:
     free_bytes: Mapping[str, int]
     backend: Literal["portable", "torch"] = "portable"
     class_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    hostile: frozenset[str] = frozenset()
+    attack: Attack = "sign-flip"
 
     @property
     def structures(self) -> Path:
@@ -110,6 +116,9 @@ class Worker:
         except FedwrightError as err:
             return Refusal(task.task, "failed", str(err))
         ref = None
+        if result.tensors and device in self._place.hostile:
+            spoilt = spoil_change(dict(result.tensors), self._place.attack, seed=task.recipe.seed)
+            result = replace(result, tensors=spoilt)
         if result.tensors:
             blob = ErrorFeedback(self._folder(device)).encode(task, result.tensors, result.masks)
             self._blobs.put_bytes(blob)
@@ -156,7 +165,10 @@ class Worker:
         folder = self._folder(device)
         checkpoint = Checkpoint(folder / "checkpoint", every_s=NEVER_S)
         tools = Tools(make_trainer, check, checkpoint, PersonalLayers(folder))
-        return run_task(task, inputs, self.data(device), tools=tools, should_stop=lambda: False)
+        data = self.data(device)
+        if device in self._place.hostile:
+            data = spoil_rows(data, self._place.attack)
+        return run_task(task, inputs, data, tools=tools, should_stop=lambda: False)
 
     def _trainer(self, artifact: Artifact, sides: Tensors, frozen: Tensors) -> Trainer:
         """A trainer for the artifact, as new; its sessions are kept for the next task of the same structure."""

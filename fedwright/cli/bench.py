@@ -28,6 +28,7 @@ SUITES = {
         "predicted against measured steps and memory of whole models",
     ),
     "fuzz": ("suites.fuzz", "a million hostile examples for every decoder"),
+    "hostile": ("suites.hostile", "lying devices, by how updates are put together"),
     "chaos": ("suites.chaos", "kills and cuts at random moments, against a run left in peace"),
     "soak": ("suites.soak", "memory of server, devices and broker over thousands of rounds"),
     "edges": ("suites.edges", "what reaches the host, with and without edge servers"),
