@@ -141,7 +141,7 @@ class Agent:
             log.info("reported to fleet %s; waiting for a task", self._home.fleet)
         for download in self._downloads.values():
             download.lost_link()
-        self._send_answer()
+        self._send_reply()
 
     def _report(self) -> None:
         entry = self._have.journal.entry
@@ -204,13 +204,13 @@ class Agent:
         known = entry is not None and entry.task.task == task.task
         if not known and not self._have.journal.is_finished(task.task):
             if self._put_off(task):
-                self._send_answer()
+                self._send_reply()
                 return
             self._drop_work()
             self._have.journal.accept(task)
         self._send(Ack(task.task))
         if known:
-            self._send_answer()
+            self._send_reply()
         self._begin()
 
     def _put_off(self, task: Task) -> bool:
@@ -288,7 +288,7 @@ class Agent:
             work, self._work = self._work, None
             self._finish_work(work)
         elif now - self._answered_s >= (HELD_RESEND_S if self._held else RESEND_S):
-            self._send_answer()
+            self._send_reply()
 
     def _finish_work(self, work: Future[Done | Refusal]) -> None:
         entry = self._have.journal.entry
@@ -305,7 +305,7 @@ class Agent:
             return
         outcome = work.result()
         try:
-            self._answer(outcome if isinstance(outcome, Refusal) else self._update(entry.task, outcome))
+            self._reply(outcome if isinstance(outcome, Refusal) else self._update(entry.task, outcome))
         except (DeviceError, OSError) as failed:
             self._refuse_for(failed)
 
@@ -315,7 +315,7 @@ class Agent:
         if entry is None:
             return
         self._downloads.clear()
-        self._answer(refusal_of(entry.task.task, err))
+        self._reply(refusal_of(entry.task.task, err))
 
     def _update(self, task: Task, done: Done) -> Update:
         stats = structs.replace(
@@ -331,14 +331,14 @@ class Agent:
             ref = self._uploads.offer_file(Path(done.blob), chunk_bytes=task.weights.chunk_bytes)
         return Update(task=task.task, round=task.round, stats=stats, tensors=ref)
 
-    def _answer(self, answer: Update | Refusal) -> None:
+    def _reply(self, answer: Update | Refusal) -> None:
         entry = self._have.journal.entry
         if entry is not None and isinstance(answer, Refusal):
             log.warning("%s: task refused: %s", entry.task.title, answer.detail)
         self._have.journal.answer(answer)
-        self._send_answer()
+        self._send_reply()
 
-    def _send_answer(self) -> None:
+    def _send_reply(self) -> None:
         """Send the answer that the server has not acknowledged yet, its tensors inline when they are small."""
         entry = self._have.journal.entry
         if entry is None or entry.answer is None:

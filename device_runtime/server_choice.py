@@ -47,7 +47,7 @@ class ServerChoice:
         self._latest: dict[type, codec.Order] = {}
         self._newest_s: float | None = None
         self._newest_since_s = 0.0
-        self._said = 0
+        self._sent = 0
 
     @property
     def fleet(self) -> str:
@@ -66,8 +66,8 @@ class ServerChoice:
 
     def wrap(self, message: Message) -> tuple[bytes, bytes | memoryview]:
         """A message of this device in two parts, numbered after those before it."""
-        self._said += 1
-        who, order = self._identity, codec.Order(sequence=self._said)
+        self._sent += 1
+        who, order = self._identity, codec.Order(sequence=self._sent)
         return codec.encode_parts(message, sender=who.device, boot=who.boot, sign=who.sign, order=order)
 
     def open(self, topic: str, payload: bytes | memoryview) -> Envelope | None:

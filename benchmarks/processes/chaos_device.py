@@ -26,7 +26,7 @@ def main() -> int:
     moments.before(Agent, "_tend", "training", when=_is_training)
     moments.before(Agent, "_finish_work", "trained")
     moments.before(Uploads, "answer", "uploading")
-    moments.after(Agent, "_send_answer", "update sent", when=_has_answered)
+    moments.after(Agent, "_send_reply", "update sent", when=_has_answered)
     moments.before(Agent, "_take_ack", "acknowledged")
     return command()
 

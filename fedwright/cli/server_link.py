@@ -52,8 +52,8 @@ def open_link(
     if fleet.broker == EMBEDDED:
         own = stack.enter_context(own_broker(fleet, folder / "broker"))
         if not as_json:
-            log.info("broker: %s", own.said)
-        say(f"broker: {own.said}", as_json=as_json)
+            log.info("broker: %s", own.summary)
+        say(f"broker: {own.summary}", as_json=as_json)
         _show_join(own.join, own.join_file, as_json=as_json)
         link = connect(own.url, client_id=name, tls=own.tls, login=own.login, watch=watch)
     else:

@@ -7,7 +7,7 @@ others in it, and a sum over a batch of one is that sample.
 
 from collections.abc import Callable, Mapping, Sequence
 
-from fedwright.protocol.dataflow import maths, picks, shapes
+from fedwright.protocol.dataflow import maths, picks, shapes, stretching
 from fedwright.protocol.dataflow.dropout import Masks
 from fedwright.protocol.dataflow.values import Kind, Rows, Value, spoilt, with_dims
 from fedwright.protocol.errors import BadArtifact
@@ -55,14 +55,14 @@ RULES: dict[str, Rule] = {
     "Pad": shapes.pad,
     "Range": shapes.value_range,
     "Reshape": shapes.reshape,
-    "Resize": shapes.resize,
+    "Resize": stretching.resize,
     "ScatterElements": picks.scatter_elements,
     "Shape": shapes.shape,
     "Size": shapes.size,
     "Slice": shapes.piece,
     "Split": shapes.split,
     "Squeeze": shapes.squeeze,
-    "Tile": shapes.tile,
+    "Tile": stretching.tile,
     "TopK": maths.top,
     "Transpose": shapes.transpose,
     "Trilu": maths.triangle,

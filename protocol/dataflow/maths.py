@@ -268,7 +268,13 @@ def depth_to_space(node: Node, inputs: Sequence[Value]) -> list[Value]:
     data = inputs[0]
     if data.dims is None or data.rows_axis() not in (None, 0):
         return [spoilt(inputs, node.operator)]
-    return [data._replace(dims=(data.dims[0], *[None] * (len(data.dims) - 1)), numbers=None)]
+    block = whole(node, "blocksize", 1)
+    channels, *places = (dim if isinstance(dim, int) else None for dim in data.dims[1:])
+    if node.operator == "DepthToSpace":
+        made = [channels and channels // block**2, *(place and place * block for place in places)]
+    else:
+        made = [channels and channels * block**2, *(place and place // block for place in places)]
+    return [data._replace(dims=(data.dims[0], *made), numbers=None)]
 
 
 def triangle(node: Node, inputs: Sequence[Value]) -> list[Value]:

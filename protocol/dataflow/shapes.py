@@ -332,34 +332,6 @@ def pad(node: Node, inputs: Sequence[Value]) -> list[Value]:
     return [with_dims(inputs[:1], dims, "Pad")]
 
 
-def tile(node: Node, inputs: Sequence[Value]) -> list[Value]:
-    """Copies side by side, but not of the samples."""
-    data, repeats = inputs[0], fixed_numbers(inputs[1])
-    if data.dims is None or repeats is None or len(repeats) != len(data.dims):
-        return [spoilt(inputs, "Tile")]
-    dims: list[Dim] = []
-    for dim, times in zip(data.dims, repeats, strict=True):
-        if isinstance(dim, Rows) and times != 1:
-            return [spoilt(inputs, "Tile copies the samples")]
-        dims.append(dim * times if isinstance(dim, int) else dim)
-    return [data._replace(dims=tuple(dims), numbers=None)]
-
-
-def resize(node: Node, inputs: Sequence[Value]) -> list[Value]:
-    """Another size of images, by factors or sizes that stand in the graph."""
-    data = inputs[0]
-    scales = inputs[2].scales if len(inputs) > 2 else None
-    crops = node.attributes.get("coordinate_transformation_mode") == "tf_crop_and_resize"
-    if data.dims is None or not scales or len(scales) != len(data.dims) or crops or "axes" in node.attributes:
-        return [spoilt(inputs, "Resize")]
-    dims: list[Dim] = []
-    for dim, scale in zip(data.dims, scales, strict=True):
-        if isinstance(dim, Rows) and scale != 1:
-            return [spoilt(inputs, "Resize along the samples")]
-        dims.append(int(dim * scale) if isinstance(dim, int) else dim)
-    return [with_dims(inputs[:1], dims, "Resize")]
-
-
 def where(node: Node, inputs: Sequence[Value]) -> list[Value]:
     """One of two, entry by entry; of numbers of a shape too."""
     made = broadcast(inputs, "Where")

@@ -143,7 +143,7 @@ class Edge:
             self._announce(update)
             self._up.send(update)
         for row in self._rows.due_answers():
-            self._announce(row.said)
+            self._announce(row.reply)
             self._up.carry(row.device, row.answer or b"")
 
     def _announce(self, answer: Update | Refusal | None) -> None:

@@ -48,7 +48,7 @@ class TaskRow:
         return body if isinstance(body, Task) else None
 
     @cached_property
-    def said(self) -> Update | Refusal | None:
+    def reply(self) -> Update | Refusal | None:
         """The device's answer."""
         body = None if self.answer is None else codec.decode(self.answer).body
         return body if isinstance(body, Update | Refusal) else None

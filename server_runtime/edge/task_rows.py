@@ -103,7 +103,7 @@ class TaskRows:
             return []
         self._store.save(replace(row, answer=payload, state="done"))
         spent: list[BlobRef | None] = [] if row.task is None else [*own_blobs(row.task)]
-        spent.append(row.said.tensors if isinstance(row.said, Update) else None)
+        spent.append(row.reply.tensors if isinstance(row.reply, Update) else None)
         update = self._store.bundle(row.bundle)
         if update is not None and all(self._is_done(part.task) for part in update.parts):
             spent.append(update.tensors)
@@ -235,15 +235,15 @@ class TaskRows:
         """The usable answers among rows; one that cannot be read goes up by itself, for the host to judge."""
         found = []
         for row in rows:
-            if row.state != "answered" or row.task is None or not isinstance(row.said, Update):
+            if row.state != "answered" or row.task is None or not isinstance(row.reply, Update):
                 continue
             try:
-                self._reader.read(row.task, row.said)
+                self._reader.read(row.task, row.reply)
             except (BadUpdate, BadBlob) as err:
                 log.warning("device %s: %s; the host decides", row.device, err)
                 self._send_alone(row.id)
                 continue
-            found.append(PooledReply(row.device, row.task, row.said))
+            found.append(PooledReply(row.device, row.task, row.reply))
         return found
 
     def _send_alone(self, task: str) -> None:
@@ -273,7 +273,7 @@ class TaskRows:
         for row in self._store.rows():
             if row.state != "done":
                 needed += [] if row.task is None else blobs_of(row.task)
-                needed.append(row.said.tensors if isinstance(row.said, Update) else None)
+                needed.append(row.reply.tensors if isinstance(row.reply, Update) else None)
         names = {ref.sha256 for ref in needed if ref is not None}
         return sorted({ref.sha256 for ref in spent if ref is not None} - names)
 

@@ -69,7 +69,7 @@ class AsynchronousCoordinator(RoundRunner):
         while self._version <= self._options.rounds:
             self._hand_out(method)
             self._tracker.poll(heard_s + self._options.deadline_s)
-            updates = [(p, r) for p, r in self._tracker.answered() if r.outcome == "update"]
+            updates = [(p, r) for p, r in self._tracker.new_replies() if r.outcome == "update"]
             self._buffer += updates
             if updates:
                 heard_s = self._tracker.clock()
@@ -81,7 +81,7 @@ class AsynchronousCoordinator(RoundRunner):
             while len(self._buffer) >= (self._options.buffer or 1) and self._version <= self._options.rounds:
                 self._advance(method)
         self._tracker.call_in([planned.task.task for planned in self._tracker.out()], detail="the run is over")
-        self._tracker.answered()
+        self._tracker.new_replies()
         evaluate_fleet(self._tracker, self._store, self._planner, method=method, options=self._options, left=self._left)
 
     def _restore(self, method: Method) -> None:

@@ -70,7 +70,7 @@ def collect(
     require_quorum(store.replies(position), quorum, position.round)
     late = [planned.task.task for planned in tracker.out()]
     tracker.call_in(late, detail=f"no answer within {options.deadline_s:.0f} s")
-    tracker.answered()
+    tracker.new_replies()
 
 
 def what_is_sent(plan: list[Planned]) -> tuple[tuple[str, str, str], ...]:

@@ -71,7 +71,7 @@ class TaskTracker:
         self._out: dict[str, _Out] = {}
         self._arriving: dict[str, list[Update]] = {}
         self._answered: list[tuple[Planned, Reply]] = []
-        self._said: list[tuple[str, Answer]] = []
+        self._answers: list[tuple[str, Answer]] = []
         self._idle = IdleDevices()
         self.speeds = Speeds()
         self.offer_less: OfferLess = lambda planned, refusal: None
@@ -139,7 +139,7 @@ class TaskTracker:
             self._channel.acknowledge(planned.device, planned.task.task, problem=detail)
             self.observe(events.TaskFailed(planned.task.round, planned.device, detail, planned.task.evaluation))
 
-    def answered(self) -> list[tuple[Planned, Reply]]:
+    def new_replies(self) -> list[tuple[Planned, Reply]]:
         """Tasks that ended since the last call, in the order in which that became durable."""
         answered, self._answered = self._answered, []
         return answered
@@ -151,10 +151,10 @@ class TaskTracker:
             self._channel.ask(device, structs.replace(ask, boot=boot, class_names=list(self.run_data.class_names)))
         return boot is not None
 
-    def said(self) -> list[tuple[str, Answer]]:
+    def new_answers(self) -> list[tuple[str, Answer]]:
         """What devices have answered since the last call."""
-        said, self._said = self._said, []
-        return said
+        answers, self._answers = self._answers, []
+        return answers
 
     def dismiss_all(self, reason: str) -> None:
         """Tell every present device that the run is over."""
@@ -173,7 +173,7 @@ class TaskTracker:
             elif isinstance(event.message, Gone):
                 self._take_gone(event)
             elif isinstance(event.message, Answer):
-                self._said.append((event.device, event.message))
+                self._answers.append((event.device, event.message))
             else:
                 self._take_reply(event.device, event.message)
         for device in self._registry.settle(now_s=self.clock()):

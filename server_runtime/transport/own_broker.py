@@ -28,12 +28,12 @@ PORTS_TRIED = 20
 class OwnBroker:
     """A broker that runs, how the server itself gets in, and how a device does.
 
-    said: what was done, for screen and log. join: the line for a device; it may hold a password, so it is for a
+    summary: what was done, for screen and log. join: the line for a device; it may hold a password, so it is for a
     person's screen only. join_file: where its owner finds it again; None when it holds no secret.
     """
 
     url: str
-    said: str
+    summary: str
     join: str = field(repr=False)
     join_file: Path | None
     login: Login | None = None
@@ -73,7 +73,7 @@ def _with_passwords(fleet: FleetSection, folder: Path, stack: ExitStack) -> OwnB
     write_private(folder / "join", join + "\n")
     return OwnBroker(
         url=broker.url,
-        said=f"{taken}started {broker.kind} for the network at {url}; it asks for a password and ends with the run",
+        summary=f"{taken}started {broker.kind} for the network at {url}; it asks for a password and ends with the run",
         join=join,
         join_file=folder / "join",
         login=Login(SERVER_NAME, passwords.users[SERVER_NAME]),
@@ -90,8 +90,8 @@ def _with_certificates(fleet: FleetSection, folder: Path, stack: ExitStack) -> O
     stack.enter_context(_reloading(broker, [tls.acl, files / CRL]))
     return OwnBroker(
         url=f"mqtts://{_certified_host(tls.cert)}:{port}",
-        said=f"started {broker.kind} for the network on port {port}; it lets in who has a certificate of {trust} and "
-        f"ends with the run; copy a folder of {trust / 'devices'} to each device",
+        summary=f"started {broker.kind} for the network on port {port}; it lets in who has a certificate of {trust} "
+        f"and ends with the run; copy a folder of {trust / 'devices'} to each device",
         join="fedwright device run --bundle FOLDER --data npz:data.npz",
         join_file=None,
         tls=enroll_server(authority),

@@ -1,9 +1,12 @@
 """An agent steps back behind the board's own programs, unless its owner says otherwise."""
 
 import os
+import signal
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -16,7 +19,9 @@ from fedwright.device_runtime.config import AgentConfig
 def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Runs an agent that does nothing, started with a priority; returns how far it steps back from there."""
     np.savez(tmp_path / "d.npz", x=np.zeros((20, 3), np.float32), y=np.arange(20) % 2)
-    monkeypatch.setattr(start, "_run", lambda config, resources: None)
+    monkeypatch.setattr(start, "open_agent", lambda config: nullcontext(MagicMock()))
+    # It must not take the signals of this process.
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
 
     def run(started: int, **asked: Any) -> int:
         taken: list[int] = []

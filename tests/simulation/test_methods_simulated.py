@@ -25,17 +25,26 @@ PARAMS: dict[str, dict[str, Any]] = {
     "hyperflora": {"pretrain_rounds": 2, "exchanges": 1},
     "adapters-private": {"pretrain_rounds": 2},
     "hasa": {"budget": 0.6, "most": 1.0, "least": 0.4},
+    "per-fedavg": {"inner_rate": 0.05},
+    "pfedme": {"strength": 1.0, "rate": 1.0, "inner_steps": 2},
+}
+# They do without momentum, or step in groups.
+TRAIN: dict[str, dict[str, Any]] = {
+    "per-fedavg": {"learning_rate": 0.3},
+    "pfedme": {"learning_rate": 0.2},
+    "scaffold": {"learning_rate": 0.3},
 }
 
 
 def run(folder: Path, method: str, **changes: Any) -> Simulated:
     """A short simulation of a method on the model it is meant for."""
     model = METHODS[method].model
+    train = {"batch": 16, "learning_rate": 0.05, "epochs": 3, "optimizer": {"momentum": 0.9}}
     config, text = make_config(
         folder,
         rounds=3,
         model={"model": model},
-        train={"batch": 16, "learning_rate": 0.05, "epochs": 3, "optimizer": {"momentum": 0.9}},
+        train={**train, **TRAIN.get(method, {})},
         method={"name": method, **PARAMS.get(method, {}), **changes},
         public={"rows": 60 if METHODS[method].needs_public else 0},
     )

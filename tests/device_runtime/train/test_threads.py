@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -93,10 +94,13 @@ def test_the_same_number_of_threads_gives_the_same_bytes(threads: int) -> None:
 
 
 def holdings_of(config: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> Resources:
-    got = []
-    monkeypatch.setattr(start, "_run", lambda config, resources: got.append(resources))
-    start.run_agent(config)
-    return got[0]
+    got: list[Resources] = []
+    monkeypatch.setattr(start, "_connect", lambda config: (MagicMock(), MagicMock()))
+    monkeypatch.setattr(
+        start, "Agent", lambda link, identity, resources, **options: got.append(resources) or MagicMock()
+    )
+    with start.open_agent(config):
+        return got[0]
 
 
 def test_an_agent_reports_its_owners_limits_and_the_profile_for_its_threads(

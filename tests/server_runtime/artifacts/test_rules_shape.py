@@ -31,6 +31,10 @@ LAYERS = {
         lambda g: g.op("Pad", "x", g.ints(0, 1, 2, 0, 0, 1)),
         lambda x: torch.nn.functional.pad(x, (2, 1, 1, 0)),
     ),
+    "resize": (
+        lambda g: g.op("Resize", "x", "", g.constant(np.array([1, 1, 2], np.float32)), mode="linear"),
+        lambda x: torch.nn.functional.interpolate(x, scale_factor=2, mode="linear"),
+    ),
     "crop": (lambda g: g.op("Pad", "x", g.ints(0, -1, 0, 0, 0, -2)), lambda x: x[:, 1:, :-2]),
 }
 

@@ -56,7 +56,7 @@ def test_a_device_gets_in_with_what_the_line_says(tmp_path: Path, monkeypatch: p
         connect(own.url, client_id="server", login=own.login).close()
 
     assert (config.fleet, config.data) == ("north", "npz:data.npz")
-    assert password not in own.said + repr(own)
+    assert password not in own.summary + repr(own)
     assert own.join_file is not None
     assert own.join_file.read_text() == own.join + "\n"
     assert own.join_file.stat().st_mode & 0o777 == 0o600
@@ -93,7 +93,7 @@ def test_a_usual_port_that_is_taken_makes_way_for_the_next_and_is_kept(
         taken.listen()
         with own_broker(FleetSection(), tmp_path / "broker") as own:
             port = int((tmp_path / "broker" / "port").read_text())
-            assert own.said.startswith(f"port {first} is in use by another program, so started ")
+            assert own.summary.startswith(f"port {first} is in use by another program, so started ")
             assert f":{port} " in own.join
     with own_broker(FleetSection(), tmp_path / "broker") as again:
         assert again.join == own.join

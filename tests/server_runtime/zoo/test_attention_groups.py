@@ -94,14 +94,18 @@ class Inside(Projections):
         return self.head(self.out(mixed.reshape(mixed.shape[0], mixed.shape[1], -1)).mean(1))
 
 
-class Chunked(nn.Module):
-    """Queries, keys and values of one projection, in chunks; heads of width 4."""
+class Packed(nn.Module):
+    """Queries, keys and values of one projection."""
 
     def __init__(self) -> None:
         super().__init__()
         self.packed = nn.Linear(FEATURES, 36)
         self.out = nn.Linear(12, 6)
         self.head = nn.Linear(6, 4)
+
+
+class Chunked(Packed):
+    """Taken apart in chunks; heads of width 4."""
 
     def forward(self, x: Tensor) -> Tensor:
         parts = self.packed(x).chunk(3, dim=-1)
@@ -110,14 +114,8 @@ class Chunked(nn.Module):
         return self.head(self.out(mixed.transpose(1, 2).flatten(2)).mean(1))
 
 
-class Unbound(nn.Module):
-    """The same by a view of five axes and `unbind`, as vision transformers write it; three heads of any width."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.packed = nn.Linear(FEATURES, 36)
-        self.out = nn.Linear(12, 6)
-        self.head = nn.Linear(6, 4)
+class Unbound(Packed):
+    """By a view of five axes and `unbind`, as vision transformers write it; three heads of any width."""
 
     def forward(self, x: Tensor) -> Tensor:
         packed = self.packed(x).reshape(x.shape[0], x.shape[1], 3, 3, -1).permute(2, 0, 3, 1, 4)
