@@ -1,4 +1,4 @@
-"""How many devices a round waits for: none that was turned away, and none that a whole wait has missed."""
+"""How many devices a round waits for, so that no device that will not come can keep a run from going on."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Attendance:
-    """What is known of devices that will not come, so that none of them can keep a run from going on."""
+    """Who was turned away, and how many were waited for in vain."""
 
     _turned_away: set[str] = field(default_factory=set)
     _given_up: int = 0
@@ -19,14 +19,17 @@ class Attendance:
         """A device that fits is here."""
         self._turned_away.discard(device)
 
+    @property
+    def is_spoilt(self) -> bool:
+        """Whether a device was turned away that may be one of those who are waited for."""
+        return bool(self._turned_away)
+
     def give_up(self, wanted: int, present: Collection[str]) -> None:
         """The others were waited for in vain; from now on so many are enough."""
         self._given_up = wanted - len(present)
 
-    def needed(self, wanted: int, present: Collection[str], *, least: int | None) -> int:
-        """How many must be here where `wanted` are asked for and `least` will do; None: nothing less than wanted."""
-        if least is None:
-            return wanted
+    def needed(self, wanted: int, present: Collection[str]) -> int:
+        """How many must be here where `wanted` are asked for; all of them again once they were."""
         if len(present) >= wanted:
             self._given_up = 0
-        return min(wanted, max(least, 1, wanted - max(len(self._turned_away), self._given_up)))
+        return wanted - self._given_up

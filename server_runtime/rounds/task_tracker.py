@@ -85,19 +85,19 @@ class TaskTracker:
     ) -> dict[str, Report]:
         """Wait until enough devices are present; NoQuorum when they do not come in time.
 
-        least: so few will do where others were turned away, or (began) once the time is over: who was in a run before
-        and left must not end it.
+        least: so few will do once the time is over, where others were turned away, or (began) were in the run before.
         """
         deadline, told = self.clock() + timeout_s, False
-        while len(self.present()) < (needed := self._attendance.needed(wanted, self.present(), least=least)):
+        while len(self.present()) < (needed := self._attendance.needed(wanted, self.present())):
             if not told:
                 self.observe(events.Waiting(needed, tuple(self.present())))
             told = True
-            if self.clock() < deadline:
-                self.poll(deadline)
+            self.poll(deadline)
+            if self.clock() < deadline or len(self.present()) >= needed:
                 continue
             here = f"only {len(self.present())} of {needed} devices are present after {timeout_s:.0f} s"
-            if not began or len(self.present()) < max(1, least or needed):
+            forgiven = least is not None and (began or self._attendance.is_spoilt)
+            if not forgiven or len(self.present()) < max(1, least or 1):
                 raise NoQuorum(f"{here}; start more devices or lower fleet.devices")
             self._attendance.give_up(wanted, self.present())
             self.observe(events.Warned(f"{here}; the run goes on with them"))

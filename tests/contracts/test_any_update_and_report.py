@@ -41,7 +41,7 @@ folder = "{folder}"
 rounds = {rounds}
 [fleet]
 devices = 5
-join_timeout_s = 30
+join_timeout_s = 0.2
 [model]
 model = "{model}"
 [method]

@@ -187,6 +187,8 @@ class Server:
         self, broker: LinkMaker, folder: Path, *, devices: int, chunk_bytes: int = LARGE_CHUNK_BYTES, **options: Any
     ) -> None:
         self.chunk_bytes = chunk_bytes
+        # How long to wait for the first devices, where rounds should not wait as long.
+        self.first_wait_s: float | None = None
         self.broker = broker
         self.folder = folder
         self.store = MemoryRoundStore()
@@ -209,7 +211,7 @@ class Server:
             reader = UpdateReader(planner)
             channel = DeviceChannel(link, FLEET, blobs=blobs)
             tracker = TaskTracker(channel, planner, store=self.store, reader=reader, observer=observe)
-            tracker.gather(self.options.devices, timeout_s=self.options.join_timeout_s)
+            tracker.gather(self.options.devices, timeout_s=self.first_wait_s or self.options.join_timeout_s)
             coordinate(tracker, planner, store=self.store, reader=reader, options=self.options).run(method, SPEC)
             tracker.dismiss_all("done")
         finally:

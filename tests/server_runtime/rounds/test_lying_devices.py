@@ -75,6 +75,7 @@ class Liar:
 def play(broker: Any, folder: Any, liar: Liar, *, method: Any = None, **options: Any) -> Any:
     """A run of two honest devices and the liar, to its end."""
     server = Server(broker, folder, devices=3, **{"rounds": 2, **options})
+    server.first_wait_s = WAIT_S
     with agents(broker, folder, "a", "b"):
         ended = server.run(method=method)
         liar.join()
@@ -211,10 +212,10 @@ def test_a_large_change_is_held_to_the_median_of_its_round(broker: Any, tmp_path
     assert moved < 5
 
 
-def test_a_device_that_does_not_fit_is_not_waited_for(broker: Any, tmp_path: Path) -> None:
+def test_a_device_that_does_not_fit_is_given_up(broker: Any, tmp_path: Path) -> None:
     summary = DataSummary(samples=24, holdout=8, input_shape=[FEATURES + 1], classes=CLASSES)
     liar = Liar(broker, "liar", said=report(data=summary))
-    server, _ = play(broker, tmp_path, liar)
+    server, _ = play(broker, tmp_path, liar, join_timeout_s=0.5)
 
     assert [event.round for event in server.seen(events.RoundClosed)] == [1, 2]
     assert [event.device for event in server.seen(events.DeviceTurnedAway)] == ["liar"]
@@ -230,7 +231,7 @@ class Turncoat(Liar):
 
 
 def test_a_device_that_reports_something_else_later_is_turned_away_then(broker: Any, tmp_path: Path) -> None:
-    server, _ = play(broker, tmp_path, Turncoat(broker, "liar"))
+    server, _ = play(broker, tmp_path, Turncoat(broker, "liar"), join_timeout_s=0.5)
 
     assert [event.round for event in server.seen(events.RoundClosed)] == [1, 2]
     assert [event.device for event in server.seen(events.DeviceTurnedAway)] == ["liar"]
