@@ -12,7 +12,7 @@ Array = NDArray[Any]
 Attack = Literal["sign-flip", "scale", "random", "label-flip", "back-door"]
 
 # How much longer a flipped, scaled or random change is than the honest one.
-FLIPPED, SCALED, RANDOM = 3.0, 100.0, 5.0
+FLIPPED, SCALED, RANDOM = 3.0, 20.0, 5.0
 # The class that a stamped example is to be taken for, and the side of the stamp.
 TARGET, STAMP = 0, 3
 

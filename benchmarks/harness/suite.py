@@ -20,6 +20,7 @@ import tomllib
 
 from fedwright.benchmarks.harness.kept_jobs import place_of
 from fedwright.benchmarks.harness.sent_models import SentModels
+from fedwright.protocol.errors import RoundError
 from fedwright.protocol.support.files import replace_file
 from fedwright.server_runtime.config import config_from_dict
 from fedwright.server_runtime.evaluate.metrics import fleet_summary, paired
@@ -36,6 +37,7 @@ class Job:
     """One simulation: a name, a seed, a config as data, and which share of the training rows it uses.
 
     watch: makes something that sees the method after every measured round, and says in the end what it saw.
+    may_fail: a run that cannot go on is a result too, without measurements.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Job:
     share: float = 1.0
     parts: tuple[Part, ...] = ("test",)
     watch: "Callable[[Job, Dealt], Watcher] | None" = None
+    may_fail: bool = False
 
 
 class Watcher(Protocol):
@@ -165,7 +168,12 @@ def run_job(job: Job, begun: Path | None = None) -> Finished:
             dealt = thin(dealt, job.share, seed=job.seed)
         watcher = None if job.watch is None else job.watch(job, dealt)
         sent = SentModels(folder_of(config).blobs)
-        found = simulate(config, json.dumps(data), observer=sent, dealt=dealt, parts=job.parts, look=watcher)
+        try:
+            found = simulate(config, json.dumps(data), observer=sent, dealt=dealt, parts=job.parts, look=watcher)
+        except RoundError:
+            if not job.may_fail:
+                raise
+            return Finished(job.name, job.seed, [], {}, [])
     seen = {"entries": sent.most, **({} if watcher is None else watcher.seen())}
     outcome = found.outcome
     return Finished(job.name, job.seed, found.evaluations, outcome.devices, outcome.metrics, seen, found.round_s)

@@ -59,11 +59,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     }
     if "back-door" in suite["attacks"]:
         tables["back-door: stamped examples in percent that are taken for the attackers' class"] = [
-            {"choice": choice, "0": 100 * mean(job.seen["back door"] for job in runs[name_of(choice)])}
-            | {
-                str(n): 100 * mean(job.seen["back door"] for job in runs[name_of(choice, "back-door", n)])
-                for n in suite["hostile"]
-            }
+            {"choice": choice, "0": _fooled(runs[name_of(choice)])}
+            | {str(n): _fooled(runs[name_of(choice, "back-door", n)]) for n in suite["hostile"]}
             for choice in found["choices"]
         ]
     return {"seeds": seeds, "tables": tables, "checks": checks(found, runs)}
@@ -88,12 +85,14 @@ def jobs_of(found: Mapping[str, Any], seed: int) -> list[Job]:
         for attack, hostile in cases:
             simulate = {"hostile": hostile} | ({} if attack == PEACE else {"attack": attack})
             config = merged(found["config"], scale, {"update": update, "simulate": simulate})
-            jobs.append(Job(name_of(choice, attack, hostile), seed, config, watch=BackDoor))
+            jobs.append(Job(name_of(choice, attack, hostile), seed, config, watch=BackDoor, may_fail=attack != PEACE))
     return jobs
 
 
 def honest_accuracy(job: Finished, hostile: int) -> float:
-    """Mean accuracy at the end of the devices that did not lie."""
+    """Mean accuracy at the end of the devices that did not lie; 0 for a run that was brought to an end before."""
+    if not job.evaluations:
+        return 0.0
     last = job.evaluations[-1].devices
     honest = sorted(last, key=lambda device: device.device)[hostile:]
     return 100 * mean(device.accuracy for device in honest if device.n)
@@ -108,6 +107,10 @@ def lost(runs: Runs, choice: str, attack: str, hostile: int) -> float:
 def _row(runs: Runs, choice: str, attack: str, numbers: list[int]) -> dict[str, Any]:
     row: dict[str, Any] = {"choice": choice, "0": mean(honest_accuracy(job, 0) for job in runs[name_of(choice)])}
     return row | {str(n): mean(honest_accuracy(job, n) for job in runs[name_of(choice, attack, n)]) for n in numbers}
+
+
+def _fooled(jobs: list[Finished]) -> float:
+    return 100 * mean(job.seen["back door"] for job in jobs if job.seen)
 
 
 def checks(found: Mapping[str, Any], runs: Runs) -> list[dict[str, Any]]:

@@ -50,7 +50,11 @@ def test_honest_devices_alone_are_counted() -> None:
     assert hostile.honest_accuracy(finished("x", 0.5), 0) == pytest.approx(45)
 
 
-def test_a_job_runs_and_says_what_a_stamp_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_was_brought_to_an_end_counts_as_nothing() -> None:
+    assert hostile.honest_accuracy(Finished("x", 1, [], {}, []), 1) == 0
+
+
+def test_a_job_runs_and_says_what_a_stamp_does() -> None:
     job = next(job for job in hostile.jobs_of(FOUND, seed=1) if job.name == "median back-door 1")
     config: Any = {name: dict(section) for name, section in job.config.items()}
     config["run"]["rounds"] = 1
