@@ -14,13 +14,12 @@ from pathlib import Path
 
 from msgspec import structs
 
-from fedwright import __version__
-from fedwright.device_runtime import facts
-from fedwright.device_runtime.refusals import refusal_of
+from fedwright.device_runtime.answers import refusal_of, update_of
 from fedwright.device_runtime.resources import Resources
 from fedwright.device_runtime.run_task import Stopped, inputs_of
 from fedwright.device_runtime.runner import Crashed, Done
 from fedwright.device_runtime.server_choice import DeviceIdentity, ServerChoice
+from fedwright.device_runtime.status import StatusTeller
 from fedwright.device_runtime.store.journal import JournalEntry
 from fedwright.protocol.blobs import Download, inlined
 from fedwright.protocol.errors import BadBlob, BadMessage, DeviceError, IdentityTaken
@@ -38,7 +37,6 @@ from fedwright.protocol.messages import (
     Lost,
     Message,
     Refusal,
-    Report,
     Task,
     Update,
 )
@@ -84,7 +82,10 @@ class Agent:
         # A task that came before the server's word on the last update, and when.
         self._next: tuple[Task, float] | None = None
         self._warned = False
+        # Facts of the data that the run asked for.
+        self._asked: tuple[str, ...] = ()
         self._home = ServerChoice(identity, clock=clock)
+        self._status = StatusTeller(resources, clock=clock)
 
     def run(self) -> None:
         """Serve until dismissed; IdentityTaken or DeviceError when the server turned this device away."""
@@ -145,21 +146,7 @@ class Agent:
 
     def _report(self) -> None:
         entry = self._have.journal.entry
-        self._send(
-            Report(
-                agent=__version__,
-                board=self._have.board,
-                free_bytes=self._have.runner.free_bytes(),
-                data=self._have.told,
-                task=None if entry is None else entry.task.task,
-                trains=self._have.trains,
-                profile=self._have.profile,
-                round_s=self._have.round_s,
-                round_bytes=self._have.round_bytes,
-                model=self._have.model,
-                **({} if self._have.hidden is None else self._have.hidden.offer()),
-            )
-        )
+        self._send(self._have.report(self._asked, None if entry is None else entry.task.task))
 
     def _take(self, received: Received) -> None:
         try:
@@ -178,6 +165,7 @@ class Agent:
             self._take_chunk(body)
         elif isinstance(body, Get):
             for message in self._uploads.answer(body):
+                self._status.sent(message)
                 self._send(message, reliable=False)
         elif isinstance(body, Ack):
             self._take_ack(body)
@@ -187,7 +175,7 @@ class Agent:
     def _take_rare(self, body: Message) -> None:
         """Messages that are not part of a task's ordinary way."""
         if isinstance(body, Challenge):
-            self._report()
+            self._take_challenge(body)
         elif isinstance(body, Lost) and body.sha256 in self._downloads:
             self._refuse_for(BadBlob(f"the server no longer holds blob {body.sha256[:12]}"))
         elif isinstance(body, Held):
@@ -196,6 +184,20 @@ class Agent:
             self._take_dismiss(body)
         elif isinstance(body, Ask) and self._have.hidden is not None and body.boot == self._identity.boot:
             self._send(self._have.hidden.answer(body))
+
+    def _take_challenge(self, challenge: Challenge) -> None:
+        """Say who is here, with what a run asks of the data as far as the owner lets it be told."""
+        if set(challenge.tell) - set(self._asked):
+            allowed = [fact for fact in challenge.tell if self._have.may_tell(fact)]
+            withheld = [fact for fact in challenge.tell if fact not in allowed]
+            log.info(
+                "the run asks for %s of the data; told: %s; kept back by the policy: %s",
+                ", ".join(challenge.tell),
+                ", ".join(allowed) or "nothing",
+                ", ".join(withheld) or "nothing",
+            )
+        self._asked = tuple(challenge.tell)
+        self._report()
 
     def _take_task(self, task: Task) -> None:
         if task.boot != self._identity.boot:
@@ -210,6 +212,9 @@ class Agent:
             self._have.journal.accept(task)
         self._send(Ack(task.task))
         if known:
+            # A server that comes with it again may have started anew and forgotten what was asked of it.
+            for download in self._downloads.values():
+                download.lost_link()
             self._send_reply()
         self._begin()
 
@@ -289,6 +294,9 @@ class Agent:
             self._finish_work(work)
         elif now - self._answered_s >= (HELD_RESEND_S if self._held else RESEND_S):
             self._send_reply()
+        status = self._status.due(self._downloads.values(), working=self._work is not None)
+        if status is not None:
+            self._send(status, reliable=False)
 
     def _finish_work(self, work: Future[Done | Refusal]) -> None:
         entry = self._have.journal.entry
@@ -318,18 +326,10 @@ class Agent:
         self._reply(refusal_of(entry.task.task, err))
 
     def _update(self, task: Task, done: Done) -> Update:
-        stats = structs.replace(
-            done.stats,
-            # The process that trained says its own.
-            peak_rss_bytes=done.stats.peak_rss_bytes + facts.peak_rss_bytes(),
-            bytes_up=self._link.sent_bytes,
-            bytes_down=self._link.received_bytes,
-        )
-        ref = None
-        if done.blob:
-            # The server's choice of chunk holds both ways: some brokers take only small messages.
-            ref = self._uploads.offer_file(Path(done.blob), chunk_bytes=task.weights.chunk_bytes)
-        return Update(task=task.task, round=task.round, stats=stats, tensors=ref)
+        # The server's choice of chunk holds both ways: some brokers take only small messages.
+        chunk_bytes = task.weights.chunk_bytes
+        ref = self._uploads.offer_file(Path(done.blob), chunk_bytes=chunk_bytes) if done.blob else None
+        return update_of(task, done.stats, ref, self._link)
 
     def _reply(self, answer: Update | Refusal) -> None:
         entry = self._have.journal.entry

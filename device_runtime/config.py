@@ -38,6 +38,7 @@ class AgentConfig:
     hide_counts: nothing of the data's content is told; the device takes part in sums that hide its counts.
     login: as whom to connect to a broker that asks for a password; password_file: where a service reads it again.
     policy: what the owner lets any server ask; None: the file at its usual place, if there is one.
+    tell: facts of the data that are told although no run asked (data_summary.FACTS), as earlier releases did.
     round_s, round_mb: the most seconds of work and MB both ways that a round may take; the server plans within them.
     """
 
@@ -68,6 +69,7 @@ class AgentConfig:
     login: Login | None = None
     password_file: Path | None = None
     policy: Path | None = None
+    tell: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check values."""

@@ -16,6 +16,7 @@ from fedwright.device_runtime import facts
 from fedwright.device_runtime.config import AgentConfig
 from fedwright.protocol.class_names import shown
 from fedwright.protocol.errors import FedwrightError
+from fedwright.protocol.support.files import lock_folder
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -224,12 +225,25 @@ def _certificate(config: AgentConfig) -> list[Finding]:
     return [Finding("ok", f"certificate of {bundle.info.device}, good until {last}")]
 
 
+def is_served(config: AgentConfig) -> bool:
+    """Whether an enrolled agent runs here: a broker lets its certificate in once, and we would throw it out."""
+    folder = config.state / config.fleet / config.device
+    if config.bundle is None or not folder.is_dir():
+        return False
+    lock = lock_folder(folder)
+    if lock is not None:
+        lock.close()
+    return lock is None
+
+
 def _broker(config: AgentConfig) -> Finding:
     if not config.broker:
         return Finding("warn", "broker not tried", "give it with --broker mqtt://host:1883")
     try:
         from fedwright.protocol.link import connect
 
+        if is_served(config):
+            return Finding("ok", f"broker {config.broker} not tried: the agent that runs here has the one connection")
         connect(config.broker, client_id=f"{config.device}-doctor", tls=config.tls(), login=config.login).close()
     except ImportError as err:
         return Finding("fail", f"broker not tried, {err.name} is missing", _INSTALL)
@@ -249,6 +263,10 @@ def _data(config: AgentConfig) -> Finding:
         return Finding("fail", f"data not tried, {err.name} is missing", _INSTALL)
     except FedwrightError as err:
         return Finding("fail", f"data: {err}", "mend the data or give another source with --data")
+    if not found.input_shape:
+        return Finding(
+            "ok", f"no data, only classes ({config.data.partition(':')[2]}): it gets a model and never trains"
+        )
     shape = "x".join(str(size) for size in found.input_shape)
     counts = f"{len(found.y)} samples of {shape}, {len(found.y_holdout)} held out, {found.classes} classes"
     if found.class_names:

@@ -22,6 +22,8 @@ ROOT = Path("/")
 
 # cgroup v1 writes a number near 2^63 when there is no limit.
 _NO_LIMIT = 2**60
+# What counts as used in a control group, yet is given back by the kernel when a process asks for more.
+_RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
 
 # Distributions that install the package `onnxruntime`.
 RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-training-cpu", "onnxruntime-training")
@@ -256,20 +258,22 @@ def _group_limits(root: Path) -> Iterator[tuple[int, int]]:
         _, _, rest = line.partition(":")
         controllers, _, group = rest.partition(":")
         if not controllers:
-            yield from _limits_above(root / "sys/fs/cgroup", group, ("memory.max", "memory.current", "inactive_file"))
+            yield from _limits_above(root / "sys/fs/cgroup", group, ("memory.max", "memory.current"))
         elif "memory" in controllers.split(","):
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            yield from _limits_above(root / "sys/fs/cgroup/memory", group, names)
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            yield from _limits_above(root / "sys/fs/cgroup/memory", group, names, below="total_")
 
 
-def _limits_above(top: Path, group: str, names: tuple[str, str, str]) -> Iterator[tuple[int, int]]:
+def _limits_above(top: Path, group: str, names: tuple[str, str], *, below: str = "") -> Iterator[tuple[int, int]]:
+    """The same for one hierarchy; `below` begins the names of figures that count the groups inside."""
     # Inside a container the path names a place that is not there, and the limit stands at the top.
     inner = Path(group.lstrip("/"))
     for folder in (top / inner, *(top / parent for parent in inner.parents)):
-        limit, used = (_number(folder / name) for name in names[:2])
+        limit, used = (_number(folder / name) for name in names)
         if limit is not None and used is not None and limit < _NO_LIMIT:
-            cache = _field(folder / "memory.stat", names[2], separator=" ") or "0"
-            yield int(limit), int(used) - (int(cache) if cache.isdigit() else 0)
+            found = (_field(folder / "memory.stat", below + name, separator=" ") or "" for name in _RECLAIMABLE)
+            cache = sum(int(value) for value in found if value.isdigit())
+            yield int(limit), max(0, int(used) - cache)
 
 
 def _text(path: Path) -> str | None:

@@ -10,9 +10,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from fedwright.protocol.data_summary import FACTS
 from fedwright.protocol.errors import ConfigError, PolicyRefused
 from fedwright.protocol.messages import Recipe, Returns, Task
 
+# What runs may ask of the data; which classes there are is always told (protocol/data_summary.py).
+TELLS = tuple(FACTS)
 RETURNS = ("delta", "weights", "class_means", "logits", "evaluation")
 POLICY_NAME = "policy.toml"
 SYSTEM_POLICY = Path("/etc/fedwright") / POLICY_NAME
@@ -25,6 +28,11 @@ EXAMPLE = """# What servers may ask of this device. No server can change it; `fe
 # What may be sent back: delta and weights of a model, class_means, logits on public rows, evaluation (how many of the
 # held-out samples are right). What a server asks for beyond this is refused.
 returns = ["delta", "weights", "class_means", "logits", "evaluation"]
+
+# What may be told of the data where a run asks for it: class_counts (how many samples of each class), word_counts,
+# pixel_std (how much pixels vary), descriptor (a mean of random features). Which classes there are, how many samples
+# and of which shape is always told. tells = [] keeps all else here.
+tells = ["class_counts", "word_counts", "pixel_std", "descriptor"]
 
 # A step learns from at least so many samples; smaller batches are refused, and what is left over at the end of an
 # epoch is left out of it. One sample alone in a step is as good as sent.
@@ -57,6 +65,7 @@ class Policy:
     """The owner's word; the defaults are those of a device without a policy file."""
 
     returns: tuple[str, ...] = RETURNS
+    tells: tuple[str, ...] = TELLS
     least_batch: int = 1
     least_per_mean: int = 2
     least_samples: int = 1
@@ -69,9 +78,10 @@ class Policy:
 
     def __post_init__(self) -> None:
         """Check values."""
-        wrong = sorted(set(self.returns) - set(RETURNS))
-        if wrong:
-            raise ConfigError(f"returns names {wrong[0]!r}; valid are {', '.join(RETURNS)}")
+        for name, valid in (("returns", RETURNS), ("tells", TELLS)):
+            wrong = sorted(set(getattr(self, name)) - set(valid))
+            if wrong:
+                raise ConfigError(f"{name} names {wrong[0]!r}; valid are {', '.join(valid)}")
         for name in ("least_batch", "least_per_mean", "least_samples"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)} but must be at least 1")
@@ -111,7 +121,9 @@ class Policy:
         for entry in fields(self):
             value = getattr(self, entry.name)
             text = ", ".join(value) if isinstance(value, tuple) else value
-            shown.append(f"{entry.name}: {'no limit' if value in ((), None) else text}")
+            # Of what may leave the device an empty list is none; of hours and operators it is no limit.
+            nothing = "nothing" if entry.name in ("returns", "tells") else "no limit"
+            shown.append(f"{entry.name}: {nothing if value in ((), None) else text}")
         return shown
 
 

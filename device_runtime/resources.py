@@ -1,7 +1,9 @@
 """What a device has, whatever it is asked to do."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
+from fedwright import __version__
 from fedwright.device_runtime.describe.hidden_counts import HiddenCounts
 from fedwright.device_runtime.owner_rules import OwnerRules
 from fedwright.device_runtime.runner import TaskRunner
@@ -10,7 +12,8 @@ from fedwright.device_runtime.store.journal import Journal
 from fedwright.device_runtime.store.personal_layers import PersonalLayers
 from fedwright.device_runtime.store.residual import ErrorFeedback
 from fedwright.protocol.blobs import BlobStore
-from fedwright.protocol.messages import Board, DataSummary, Task
+from fedwright.protocol.data_summary import FACTS, DataSummary, held_back, told
+from fedwright.protocol.messages import Board, Report, Task
 from fedwright.protocol.task_blobs import blobs_of
 
 
@@ -18,7 +21,8 @@ from fedwright.protocol.task_blobs import blobs_of
 class Resources:
     """What the device has: its board, its disk and who trains for it.
 
-    told: what it says about its data. profile: what it measured of itself, as JSON.
+    told: what it can say about its data; unasked: facts of it that it tells although no run asked. profile: what it
+    measured of itself, as JSON.
     hidden: its part in sums of counts that it does not tell. model: the architecture that it wants to keep.
     round_s, round_bytes: what its owner lets a round take; owner: what else.
     """
@@ -38,6 +42,30 @@ class Resources:
     round_bytes: int | None = None
     model: str = ""
     owner: OwnerRules | None = None
+    unasked: tuple[str, ...] = ()
+
+    def report(self, asked: Collection[str], task: str | None) -> Report:
+        """What the server hears of this device; asked: facts of the data that its run wants to know."""
+        wanted = {*asked, *self.unasked}
+        facts = [fact for fact in FACTS if fact in wanted and self.may_tell(fact)]
+        return Report(
+            agent=__version__,
+            board=self.board,
+            free_bytes=self.runner.free_bytes(),
+            data=told(self.told, facts),
+            task=task,
+            trains=self.trains,
+            profile=self.profile,
+            round_s=self.round_s,
+            round_bytes=self.round_bytes,
+            model=self.model,
+            would_tell=[fact for fact in held_back(self.told, facts) if self.may_tell(fact)],
+            **({} if self.hidden is None else self.hidden.offer()),
+        )
+
+    def may_tell(self, fact: str) -> bool:
+        """Whether the owner agrees to a fact of the data being told."""
+        return self.owner is None or fact in self.owner.policy.tells
 
     def check(self, task: Task, link_bytes: int) -> None:
         """Raise DeviceError for a task that this device must not begin; link_bytes: sent and received in this life."""

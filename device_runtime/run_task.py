@@ -55,6 +55,20 @@ def unchanged_means(means: Array, counts: Array, run_names: Sequence[str]) -> tu
     return means, counts
 
 
+@dataclass
+class StepsDone:
+    """How far the training of a task is; `tell` hears of every step."""
+
+    done: int = 0
+    of: int = 0
+    tell: Callable[[int, int], None] = lambda done, of: None
+
+    def note(self, done: int, of: int) -> None:
+        """So many steps are done."""
+        self.done, self.of = done, of
+        self.tell(done, of)
+
+
 @dataclass(frozen=True)
 class Tools:
     """What a device works with, the same for every task."""
@@ -68,6 +82,7 @@ class Tools:
     class_mean_noise: MeanNoise = unchanged_means
     policy: Policy = field(default_factory=Policy)
     interrupt: Interrupt | None = None
+    steps: StepsDone = field(default_factory=StepsDone)
 
 
 @dataclass(frozen=True)
@@ -237,8 +252,11 @@ def _train(task: Task, trainer: Trainer, data: LocalData, *, tools: Tools, shoul
         trainer.restore(start.slots)
     first = None if start is None else start.loss_first
 
+    whole = total_steps(task.recipe, len(data.y))
+
     def on_step(step: int, result: StepResult) -> None:
         nonlocal first
+        tools.steps.note(step, whole)
         first = result.loss if first is None else first
         if checkpoint.due():
             checkpoint.save(task.task, step, first, trainer.snapshot())

@@ -7,8 +7,8 @@ from typing import Protocol
 from msgspec import Struct
 
 from fedwright.device_runtime import facts
+from fedwright.device_runtime.answers import refusal_of
 from fedwright.device_runtime.equipment import Equipment
-from fedwright.device_runtime.refusals import refusal_of
 from fedwright.device_runtime.run_task import Inputs, Stopped, run_task
 from fedwright.protocol.messages import Refusal, Stats, Task
 
@@ -43,6 +43,10 @@ class TaskRunner(Protocol):
         """Memory that a task may take."""
         ...
 
+    def progress(self) -> tuple[int, int]:
+        """Steps of training that are done of the task that runs, and how many it has; zeros before the first."""
+        ...
+
     def close(self) -> None:
         """End what runs; nothing can be run after."""
         ...
@@ -57,11 +61,16 @@ class InProcessRunner:
 
     def run(self, task: Task, inputs: Inputs, *, should_stop: Callable[[], bool]) -> Done | Refusal:
         """Do a task to its end."""
+        self.equipment.tools.steps.note(0, 0)
         return do_task(self.equipment, task, inputs, should_stop=lambda: self._closed or should_stop())
 
     def free_bytes(self) -> int:
         """Memory that a task may take."""
         return facts.free_bytes()
+
+    def progress(self) -> tuple[int, int]:
+        """Steps of training that are done, and how many there are."""
+        return self.equipment.tools.steps.done, self.equipment.tools.steps.of
 
     def close(self) -> None:
         """End what runs; nothing can be run after."""

@@ -125,6 +125,7 @@ def arguments(config: AgentConfig) -> list[str]:
         "--round-mb": config.round_mb,
         "--noise": config.noise_ratio or None,
         "--model": config.model or None,
+        "--tell": ",".join(config.tell) or None,
     }
     for option, value in optional.items():
         if value is not None:

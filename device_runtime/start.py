@@ -112,11 +112,12 @@ def _resources(config: AgentConfig, folder: Path, journal: Journal, runner: Trai
         personal=PersonalLayers(folder),
         checkpoint=Checkpoint(folder / "checkpoint"),
         runner=runner,
-        trains=config.trains,
+        trains=config.trains and runner.ready.summary.samples > 0,
         profile=profiles[0].to_json() if profiles else None,
         round_s=config.round_s,
         round_bytes=None if config.round_mb is None else int(config.round_mb * MB),
         model=config.model,
+        unasked=config.tell,
     )
     if not config.hide_counts:
         return resources

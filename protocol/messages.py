@@ -9,7 +9,13 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
+from fedwright.protocol.data_summary import DataSummary as DataSummary
 from fedwright.protocol.field_types import ClassNames, Count, Id, Key, Seconds, Sha256, Text
+from fedwright.protocol.side_messages import Carried as Carried
+from fedwright.protocol.side_messages import Held as Held
+from fedwright.protocol.side_messages import Here as Here
+from fedwright.protocol.side_messages import Recall as Recall
+from fedwright.protocol.side_messages import Status as Status
 
 VERSION = 1
 
@@ -49,28 +55,6 @@ class Board(Struct, frozen=True):
     clock_hz: Count = 0
 
 
-class DataSummary(Struct, frozen=True):
-    """What a device says about its data, and nothing more.
-
-    score_counts: how often each word occurs. pixel_std: mean spread of an image's pixels. descriptor: random features.
-    class_names: what the device calls its classes, which are in this order in all that is told here; empty when it
-    keeps that to itself, None when its labels are numbers. input_dtype: of the samples, empty when it is not told.
-    number_descriptor: of whole numbers, what `descriptor` would be if they were measured and not word numbers.
-    """
-
-    samples: Count
-    holdout: Count
-    input_shape: Annotated[list[Annotated[int, Meta(ge=1, le=1_000_000)]], Meta(max_length=8)]
-    classes: Annotated[int, Meta(ge=1, le=1_000_000)]
-    class_counts: Annotated[list[Count], Meta(max_length=1_000_000)] | None = None
-    score_counts: Annotated[list[Count], Meta(max_length=1_000_000)] | None = None
-    pixel_std: Annotated[float, Meta(ge=0)] | None = None
-    descriptor: Annotated[list[float], Meta(max_length=4096)] | None = None
-    class_names: ClassNames | None = None
-    input_dtype: Text = ""
-    number_descriptor: Annotated[list[float], Meta(max_length=4096)] | None = None
-
-
 class Report(Struct, tag="report", frozen=True):
     """Device → server: I am here; this is what I am and what I hold."""
 
@@ -92,6 +76,8 @@ class Report(Struct, tag="report", frozen=True):
     # Offered by a device that hides its counts: its part in secure sums, and how many words those must have room for.
     sum_key: Key | None = None
     sum_words: Annotated[int, Meta(ge=0, le=500_000)] = 0
+    # Facts of the data that it does not tell here and would if a run asked for them (data_summary.FACTS).
+    would_tell: Annotated[list[Text], Meta(max_length=64)] = []
 
 
 class Recipe(Struct, frozen=True):
@@ -177,6 +163,8 @@ class Task(Struct, tag="task", frozen=True):
     passing: bool = False
     # All classes of the run in its order, where they have names; the device numbers its labels by them.
     class_names: ClassNames = []
+    # The device says what it is at (Status) no oftener than once in so many seconds; 0: not at all.
+    status_s: Seconds = 0.0
 
     @property
     def run_key(self) -> str:
@@ -278,7 +266,13 @@ class Lost(Struct, tag="lost", frozen=True):
 
 
 class Challenge(Struct, tag="challenge", frozen=True):
-    """Server → device id: whoever is alive under this id, answer with a report."""
+    """Server → device id: whoever is alive under this id, answer with a report; tell: what it should also say.
+
+    profile: measure yourself first, when there is nothing else to do; an agent of before just reports.
+    """
+
+    profile: bool = False
+    tell: Annotated[list[Text], Meta(max_length=64)] = []
 
 
 class Dismiss(Struct, tag="dismiss", frozen=True):
@@ -325,25 +319,6 @@ class Answer(Struct, tag="answer", frozen=True):
     problem: Text = ""
 
 
-class Carried(Struct, tag="carried", frozen=True):
-    """Edge ↔ server: an envelope from or to a device of this edge, byte for byte, so that signatures stay whole."""
-
-    device: Id
-    payload: Annotated[bytes, Meta(max_length=8 * 1024 * 1024)]
-
-
-class Held(Struct, tag="held", frozen=True):
-    """Edge → device: your answer to task `of` is durable here; the server's acknowledgement will follow."""
-
-    of: Id
-
-
-class Recall(Struct, tag="recall", frozen=True):
-    """Server → edge: do not count on task `of` any longer; it is answered or goes another way."""
-
-    of: Id
-
-
 class Shown(Struct, tag="shown", frozen=True):
     """Edge → server → the other edges of a stage: what they need of this edge's clusters, to link theirs with them.
 
@@ -353,10 +328,6 @@ class Shown(Struct, tag="shown", frozen=True):
     stage: Id
     edge: Id
     clusters: BlobRef | None = None
-
-
-class Here(Struct, tag="here", frozen=True):
-    """Edge → its devices, from time to time, and server → edge that reported: I am alive."""
 
 
 Message = (
@@ -378,6 +349,7 @@ Message = (
     | Here
     | Ask
     | Answer
+    | Status
 )
 
 

@@ -15,6 +15,11 @@ def check_name(name: str, *, what: str) -> str:
     return name
 
 
+def of_fleet(fleet: str) -> str:
+    """What all topics of a fleet begin with."""
+    return f"fedwright/{fleet}/"
+
+
 def up(fleet: str, device: str) -> str:
     """Where a device speaks to the server."""
     return f"fedwright/{fleet}/up/{device}"

@@ -13,6 +13,7 @@ class Uploads:
     def __init__(self, store: BlobStore) -> None:
         self._store = store
         self._chunk_bytes: dict[str, int] = {}
+        self._chunks: dict[str, int] = {}
 
     def offer(self, source: bytes | Path, *, chunk_bytes: int = LARGE_CHUNK_BYTES, inline: bool = True) -> BlobRef:
         """Store a blob and describe it; it stays until `withdraw`."""
@@ -29,12 +30,21 @@ class Uploads:
 
     def serve(self, ref: BlobRef) -> None:
         """Answer for a blob that is in the store already, as after a restart."""
-        self._chunk_bytes[ref.sha256] = ref.chunk_bytes
+        self._chunk_bytes[ref.sha256], self._chunks[ref.sha256] = ref.chunk_bytes, len(ref.chunks)
         self._store.pin(ref.sha256)
+
+    def count(self, sha256: str) -> int:
+        """How many chunks a blob has; 0 for one that is not offered."""
+        return self._chunks.get(sha256, 0)
+
+    def serves(self, sha256: str) -> bool:
+        """Whether a blob is answered for."""
+        return sha256 in self._chunk_bytes
 
     def withdraw(self, sha256: str) -> None:
         """Stop answering for a blob."""
         self._chunk_bytes.pop(sha256, None)
+        self._chunks.pop(sha256, None)
         self._store.unpin(sha256)
 
     def answer(self, get: Get, *, limit: int = ANSWER_CHUNKS) -> Iterator[Chunk | Lost]:

@@ -31,7 +31,9 @@ class RunSection:
     seed: int = field(default=1, metadata=hint("every random number of the run derives from this"))
     rounds: int = field(default=10, metadata=hint("how many rounds to train"))
     folder: str = field(default="runs", metadata=hint("where runs keep their state; relative to the current folder"))
-    keep_states: int = field(default=5, metadata=hint("after how many of the last rounds `server rollback` can go on"))
+    keep_states: int = field(
+        default=5, metadata=hint("after how many of the last rounds, beside the best one, `server rollback` can go on")
+    )
 
     def __post_init__(self) -> None:
         """Check values."""
@@ -201,6 +203,7 @@ class SimulateSection:
     least: int = field(default=10, metadata=hint("rows that every device gets at least (dirichlet)"))
     least_classes: int = field(default=1, metadata=hint("classes that every device gets at least (dirichlet)"))
     rows: int | None = field(default=None, metadata=hint("use only so many training examples"))
+    skip_rows: int = field(default=0, metadata=hint("leave so many training examples out before those"))
     val_ratio: float = field(default=0.0, metadata=hint("share of each device's rows to choose settings by; 0 = none"))
     profiles: str | None = field(default=None, metadata=hint("a fleet of `fedwright profiles`, or its TOML file"))
     backend: Literal["portable", "torch"] = field(
@@ -226,6 +229,7 @@ class SimulateSection:
         check_range("per_device", self.per_device, low=1)
         check_range("least", self.least, low=1)
         check_range("least_classes", self.least_classes, low=1)
+        check_range("skip_rows", self.skip_rows, low=0)
         check_range("val_ratio", self.val_ratio, low=0, high=0.7)
         check_range("evaluate_every", self.evaluate_every, low=0)
         check_range("edges", self.edges, low=0, high=self.devices)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,6 +22,7 @@ from fedwright.server_runtime.artifacts.export import model_inputs
 from fedwright.server_runtime.artifacts.pretrained import start_from
 from fedwright.server_runtime.artifacts.standalone import export_model
 from fedwright.server_runtime.config import ModelSection, RunConfig
+from fedwright.server_runtime.fleet.admission import is_without_data
 from fedwright.server_runtime.fleet.class_names import RunData, fleet_names, largest_believed
 from fedwright.server_runtime.fleet.device_keys import DeviceKeys
 from fedwright.server_runtime.fleet.epoch import next_epoch
@@ -48,7 +50,9 @@ from fedwright.server_runtime.run_folder.folder import RunFolder, claim_folder, 
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Structure
 from fedwright.server_runtime.transport.device_channel import DeviceChannel
-from fedwright.server_runtime.transport.edge_routes import MaySpeak, anybody
+from fedwright.server_runtime.transport.edge_routes import ANYBODY, EdgeRights
+from fedwright.server_runtime.watch.live import shown_live
+from fedwright.server_runtime.watch.missed_events import missed_events
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +93,7 @@ def execute(
 
     def talk(blobs: BlobStore) -> Channel:
         channel = DeviceChannel(
-            link, config.fleet.name, blobs=blobs, sign=_signer(config), may_speak=_may_speak(config)
+            link, config.fleet.name, blobs=blobs, sign=_signer(config), edge_rights=_edge_rights(config)
         )
         if config.fleet.trust is not None:
             channel.gate = Gate(Path(config.fleet.trust))
@@ -106,10 +110,15 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
     with plain_storage_errors(folder.store), ExitStack() as stack:
         folder.path.mkdir(parents=True, exist_ok=True)
         stack.enter_context(claim_folder(folder))
-        observer = stack.enter_context(audited(folder.path, fleet.observer, config=text, sync=fleet.sync))
+        observer = stack.enter_context(
+            audited(folder.path, fleet.observer, config=text, about=_about(config, fleet.kind), sync=fleet.sync)
+        )
         observer = stack.enter_context(noticed(folder.path, observer))
+        observer = stack.enter_context(shown_live(folder.path, observer))
         store = stack.enter_context(closing(SqliteRoundStore(folder.store, sync=fleet.sync)))
         record = record_run(store, folder, config, text, kind=fleet.kind)
+        for event in missed_events(folder.path, store):
+            observer(event)
         blobs = BlobStore(folder.blobs, sync=fleet.sync)
         builder = Builder(folder.artifacts)
         planner = _planner(config, builder, blobs, identity=record.identity)
@@ -138,6 +147,21 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
         return RunOutcome(records, metrics, model)
 
 
+def _about(config: RunConfig, kind: Kind) -> dict[str, Any]:
+    """What the audit log says of a run that begins or goes on, for those who read nothing else of it."""
+    return {
+        "run": config.run.name,
+        "kind": kind,
+        "method": config.method.name,
+        "model": config.model.model,
+        "rounds": config.run.rounds,
+        "devices": config.fleet.devices,
+        "sample_ratio": config.fleet.sample_ratio,
+        "deadline_s": config.fleet.deadline_s,
+        "seed": config.run.seed,
+    }
+
+
 def coordinate(
     tracker: TaskTracker, planner: Planner, *, store: RoundStore, reader: UpdateReader, options: RoundOptions
 ) -> Coordinator | AsynchronousCoordinator:
@@ -151,7 +175,7 @@ def infer_spec(section: ModelSection, reports: Mapping[str, Report]) -> tuple[Mo
 
     Of numbers of classes the largest counts that the median bears out; who claims more is turned away.
     """
-    shapes = [tuple(report.data.input_shape) for _, report in sorted(reports.items())]
+    shapes = [tuple(r.data.input_shape) for _, r in sorted(reports.items()) if not is_without_data(r)]
     shape = section.input_shape or max(shapes, key=shapes.count)
     fitting = {device: report for device, report in reports.items() if tuple(report.data.input_shape) == shape}
     names = fleet_names(section.classes, fitting)
@@ -288,13 +312,16 @@ def _signer(config: RunConfig) -> codec.Sign | None:
     return authority.sign
 
 
-def _may_speak(config: RunConfig) -> MaySpeak:
+def _edge_rights(config: RunConfig) -> EdgeRights:
     """An edge speaks for the devices that were enrolled for it; without enrolment every edge is believed."""
     if config.fleet.trust is None:
-        return anybody
+        return ANYBODY
     trust = Path(config.fleet.trust)
-    # Devices may be enrolled while a run goes on, so the list is read anew.
-    return lambda edge, device: device in read_edges(trust).get(edge, [])
+    # Edges and devices may be enrolled while a run goes on, so the list is read anew.
+    return EdgeRights(
+        is_enrolled=lambda edge: edge in read_edges(trust) or (trust / "edges" / edge).is_dir(),
+        may_speak=lambda edge, device: device in read_edges(trust).get(edge, []),
+    )
 
 
 def _initial(config: RunConfig, module: torch.nn.Module, spec: ModelSpec) -> Tensors:

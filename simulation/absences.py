@@ -76,7 +76,6 @@ class FrailFleet(LocalFleet):
         super().__init__(reports, pool, devices=devices, hidden=hidden)
         self._frailty = frailty
         self._next = frailty.first
-        self._reports = dict(reports)
         self._away: set[str] = set()
         self._out: set[str] = set()
         self._turned = False
@@ -110,4 +109,4 @@ class FrailFleet(LocalFleet):
         left, back = sorted(away - self._away), sorted(self._away - away)
         self._away = away
         gone: list[Heard | Pulled] = [Heard(device, BOOT, Gone()) for device in left]
-        return gone + [Heard(device, BOOT, self._reports[device]) for device in back]
+        return gone + [self.reported(device) for device in back]

@@ -22,6 +22,8 @@ from fedwright.simulation.partition import Share, Split
 
 Array = NDArray[Any]
 TEST_RATIO = 0.2
+# So many training examples are taken for one of a data set's own test examples.
+TESTS = 5
 
 
 @dataclass(frozen=True)
@@ -73,17 +75,41 @@ def deal(section: SimulateSection, *, seed: int, public: PublicSection | None = 
     split = Split(val=section.val_ratio, test=TEST_RATIO)
     if section.data is not None:
         return _deal_own(section, section.data, seed=seed, split=split)
-    tests = None if section.rows is None else max(1, section.rows // 5)
-    data = datasets.load(section.dataset, limit=Limit(train=section.rows, test=tests))
+    data = _load(section)
     if data.kind == "graph":
         raise ConfigError(f"data set {section.dataset} is one graph, which cannot be dealt row by row; choose another")
     if section.partition == "owner":
-        return _by_given_owner(data)
+        return _by_given_owner(data, split)
     x, y = np.concatenate([data.x_train, data.x_test]), np.concatenate([data.y_train, data.y_test]).astype(np.int64)
     if public is not None and public.data == section.dataset + HOLDOUT:
         x, y = data.x_train, data.y_train.astype(np.int64)
     rng = np.random.default_rng(derive_seed(seed, "partition"))
     return Dealt(x, y, len(data.classes), _shares(section, y, rng, split))
+
+
+def _load(section: SimulateSection) -> DataSet:
+    """The part of a data set that the section names; a fifth as many rows of its test set as of the others."""
+    skip, rows = section.skip_rows, section.rows
+    if not skip:
+        tests = None if rows is None else max(1, rows // TESTS)
+        return datasets.load(section.dataset, limit=Limit(train=rows, test=tests))
+    if section.partition == "owner":
+        raise ConfigError("simulate.skip_rows would leave out whole owners; leave it out, or choose another partition")
+    limit = Limit() if rows is None else Limit(train=skip + rows, test=max(1, skip // TESTS) + max(1, rows // TESTS))
+    data = datasets.load(section.dataset, limit=limit)
+    if len(data.y_train) < skip + (rows or 1):
+        raise ConfigError(
+            f"simulate.skip_rows {skip} and rows {rows} are more than the {len(data.y_train)} examples of "
+            f"{section.dataset}; take fewer"
+        )
+    behind, tested = slice(skip, None), slice(max(1, skip // TESTS), None)
+    return replace(
+        data,
+        x_train=data.x_train[behind],
+        y_train=data.y_train[behind],
+        x_test=data.x_test[tested],
+        y_test=data.y_test[tested],
+    )
 
 
 def _deal_own(section: SimulateSection, source: str, *, seed: int, split: Split) -> Dealt:
@@ -161,8 +187,12 @@ def _shares(section: SimulateSection, y: Array, rng: np.random.Generator, split:
     return ways.by_few_classes(y, devices, classes_each=section.per_device, rng=rng, split=split)
 
 
-def _by_given_owner(data: DataSet) -> Dealt:
-    """One device per owner; a data set's own division into train, val and test is kept."""
+def _by_given_owner(data: DataSet, split: Split) -> Dealt:
+    """One device per owner; a data set's own division into train, val and test is kept.
+
+    Without rows to choose by in the data set, the last of each owner's training rows of every class are those: rows
+    that follow one another in time are alike.
+    """
     if data.owner_train is None or data.owner_test is None:
         raise ConfigError(f"data set {data.name} does not say who made each example; choose another partition")
     parts = [(data.x_train, data.y_train, data.owner_train), None, (data.x_test, data.y_test, data.owner_test)]
@@ -174,12 +204,21 @@ def _by_given_owner(data: DataSet) -> Dealt:
         starts.append(at)
         at += 0 if part is None else len(part[1])
     ids = list(ways.by_owner(np.asarray(data.owner_train, np.int64), data.owners, rng=np.random.default_rng(0)))
+    y = np.concatenate([part[1] for part in present]).astype(np.int64)
     shares = {}
     for device, owner in zip(ids, np.unique(data.owner_train).tolist(), strict=True):
         rows = [
             np.empty(0, np.int64) if part is None else start + np.flatnonzero(part[2] == owner)
             for part, start in zip(parts, starts, strict=True)
         ]
+        if split.val and not len(rows[1]):
+            rows[:2] = _last_of_each_class(rows[0], y, split.val)
         shares[device] = Share(*rows)
-    x = np.concatenate([part[0] for part in present])
-    return Dealt(x, np.concatenate([part[1] for part in present]).astype(np.int64), len(data.classes), shares)
+    return Dealt(np.concatenate([part[0] for part in present]), y, len(data.classes), shares)
+
+
+def _last_of_each_class(rows: Array, y: Array, ratio: float) -> list[Array]:
+    """Rows in two parts; the second has this share of every class, its last rows."""
+    own = [rows[y[rows] == label] for label in np.unique(y[rows])]
+    last = np.concatenate([part[len(part) - int(ratio * len(part)) :] for part in own])
+    return [rows[~np.isin(rows, last)], np.sort(last)]

@@ -72,8 +72,9 @@ class EdgedFleet:
         self._tasks: dict[str, tuple[str, Task]] = {}
         self._answers: dict[str, Update | None] = {}
 
-    def challenge(self, device: str) -> None:
-        """Nobody claims another's id here."""
+    def challenge(self, device: str, tell: Sequence[str] = ()) -> None:
+        """See LocalFleet."""
+        self._fleet.challenge(device, tell)
 
     def assign(self, device: str, boot: str, task: Task) -> None:
         """Have the task done and remember which pool it belongs to."""

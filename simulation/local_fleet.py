@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
+from fedwright.device_runtime.answers import refusal_of
 from fedwright.device_runtime.describe.hidden_counts import HiddenCounts
-from fedwright.device_runtime.refusals import refusal_of
 from fedwright.device_runtime.store.personal_layers import PersonalLayers
 from fedwright.device_runtime.store.residual import ErrorFeedback
 from fedwright.device_runtime.train.loop import Evaluation
 from fedwright.protocol.blobs import BlobStore
+from fedwright.protocol.data_summary import held_back, told
 from fedwright.protocol.errors import DeviceError, FedwrightError
 from fedwright.protocol.messages import Ask, BlobRef, Dismiss, Refusal, Report, Task, Update
 from fedwright.protocol.task_blobs import common_blobs, own_blobs
@@ -81,12 +82,23 @@ class LocalFleet:
         self._hidden = hidden or {}
         self._devices = devices
         self._done: queue.SimpleQueue[tuple[str, Future[Update | Refusal]]] = queue.SimpleQueue()
-        self._events: list[Heard | Pulled] = [Heard(device, BOOT, report) for device, report in reports.items()]
+        # All that devices could tell; what they do tell is up to the run, as with real ones.
+        self._whole = dict(reports)
+        self._asked: dict[str, tuple[str, ...]] = {}
+        self._events: list[Heard | Pulled] = [self.reported(device) for device in reports]
         self._has: dict[str, set[str]] = {device: set() for device in reports}
         self._sizes: dict[str, tuple[int, int]] = dict.fromkeys(reports, (0, 0))
 
-    def challenge(self, device: str) -> None:
-        """Nobody claims another's id here."""
+    def challenge(self, device: str, tell: Sequence[str] = ()) -> None:
+        """The device reports again, with these facts of its data."""
+        self._asked[device] = tuple(tell)
+        self._events.append(self.reported(device))
+
+    def reported(self, device: str) -> Heard:
+        """A device's report, with those facts of its data that the run asked for."""
+        whole, asked = self._whole[device], self._asked.get(device, ())
+        report = structs.replace(whole, data=told(whole.data, asked), would_tell=held_back(whole.data, asked))
+        return Heard(device, BOOT, report)
 
     def assign(self, device: str, boot: str, task: Task) -> None:
         """Have the task done; what a device would fetch is counted."""

@@ -45,7 +45,7 @@ def histograms(runs: Runs, names: Sequence[str]) -> Figure:
     for axis, (label, own) in zip(axes, runs.items(), strict=True):
         groups: list[list[float]] = [[] for _ in names]
         for job in own:
-            for place, device in enumerate(job.evaluations[-1].devices):
+            for place, device in enumerate(job.on("test")[-1].devices):
                 groups[place % len(names)].append(100 * device.accuracy)
         axis.hist(groups, bins=BINS.tolist(), stacked=True, label=list(names))
         axis.set(title=label, xlabel="accuracy in percent", ylabel="devices")

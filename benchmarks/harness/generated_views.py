@@ -1,4 +1,4 @@
-"""What a suite looks at in a method beside each device's accuracy: the union model, masks, prototypes, own training."""
+"""What a suite looks at in a method beside each device's accuracy: the union model, masks, prototypes."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from fedwright.server_runtime import zoo
 from fedwright.server_runtime.methods.base import Method, Tensors
 from fedwright.server_runtime.methods.baselines.fiarse import Fiarse
 from fedwright.server_runtime.methods.framp.method import Framp
-from fedwright.server_runtime.seeds import derive_seed, number_of
+from fedwright.server_runtime.seeds import number_of
 from fedwright.server_runtime.spec import ModelSpec
 from fedwright.simulation.dealing import Dealt
 
@@ -45,11 +45,9 @@ class ModelView:
             if number == int(self.job.config["run"]["rounds"]):
                 self._seen["late"] = self._prototypes(method)
                 self._seen["union"] = [self._union(method, level) for level in range(self.sizes)]
-                if isinstance(method, Fiarse | Framp):
-                    self._seen["tuned"] = {device: self._tuned(method, device) for device in self.dealt.shares}
 
     def seen(self) -> dict[str, Any]:
-        """Union accuracy per size, mask coverage, prototypes early and late, accuracy after own training."""
+        """Union accuracy per size, mask coverage, prototypes early and late."""
         counts = [own for _, own in sorted(self._chosen.items())]
         covered = [float((own > 0).mean()) for own in counts]
         return {**self._seen, "coverage": covered, "curves": [cumulative(own) for own in counts]}
@@ -87,20 +85,6 @@ class ModelView:
                 found.append({"class": label, "device": device, "mean": mean})
         return found
 
-    def _tuned(self, method: Method, device: str) -> float:
-        """Accuracy of a device's part after one epoch on its own data, as in a round."""
-        share, train = self.dealt.shares[device], self.job.config["train"]
-        model = load(*method.model_of(device))
-        rng = np.random.default_rng(derive_seed(self.job.seed, "own training", device))
-        tune(
-            model,
-            self.dealt.x[share.train],
-            self.dealt.y[share.train],
-            batches=np.array_split(rng.permutation(len(share.train)), -(-len(share.train) // int(train["batch"]))),
-            rate=float(train["learning_rate"]),
-        )
-        return accuracy(model, self.dealt.x[share.test], self.dealt.y[share.test])
-
 
 def masked_model(method: Method, device: str) -> Tensors | None:
     """A device's model at full size with zeros outside its mask; None for methods without masks."""
@@ -130,22 +114,6 @@ def embed(model: nn.Module, x: Array) -> Array:
 def accuracy(model: nn.Module, x: Array, y: Array) -> float:
     """Share of the rows that are classified right."""
     return float((predict(model, x).argmax(axis=1) == y).mean())
-
-
-def tune(model: nn.Module, x: Array, y: Array, *, batches: list[Array], rate: float) -> None:
-    """SGD over batches of rows; entries that are zero stay so."""
-    kept = {name: (value != 0) | (value.ndim < 2) for name, value in model.named_parameters()}
-    model.train()
-    for rows in batches:
-        logits = _last(model(torch.from_numpy(np.asarray(x[rows]))))
-        loss = nn.functional.cross_entropy(logits, torch.from_numpy(y[rows]))
-        model.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        with torch.no_grad():
-            for name, value in model.named_parameters():
-                if value.grad is not None:
-                    value.sub_(rate * value.grad * kept[name])
-    model.eval()
 
 
 def cumulative(counts: Array) -> list[float]:

@@ -14,6 +14,7 @@ import fedwright
 from fedwright.simulation.datasets.files import cache_folder
 
 _open: list[Path] = []
+SUITES = ".benchmarks.suites."
 
 
 @contextmanager
@@ -29,25 +30,34 @@ def keeping(suite: str) -> Iterator[None]:
 
 
 def place_of(job: Any) -> Path | None:
-    """Where the result of a job is kept, or None outside of such a block; another program has another place."""
-    watch = None if job.watch is None else job.watch.__qualname__
-    return place_named([job.name, job.seed, job.config, job.share, job.parts, watch])
+    """Where the result of a job is kept, or None outside of such a block; another program has another place.
+
+    Of the suites only the one that watches the job counts: what others make of their results changes nothing here.
+    """
+    watch, module = (None, "") if job.watch is None else (job.watch.__qualname__, job.watch.__module__)
+    suite = module.rpartition(".")[2] if SUITES in module else ""
+    return _place([job.name, job.seed, job.config, job.share, job.parts, watch], _program(suite))
 
 
 def place_named(words: Any) -> Path | None:
     """The same for any job that these words, as JSON has them, tell from all others."""
+    return _place(words, _program(None))
+
+
+def _place(words: Any, program: str) -> Path | None:
     if not _open:
         return None
-    text = json.dumps([_program(), words], sort_keys=True)
+    text = json.dumps([program, words], sort_keys=True)
     return _open[-1] / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 
-@lru_cache(maxsize=1)
-def _program() -> str:
-    """A digest of all sources: what another version of the program found is not taken for its own."""
+@lru_cache(maxsize=4)
+def _program(suite: str | None) -> str:
+    """A digest of all sources, or of those with one suite at most: what another version found is not taken for ours."""
     digest = hashlib.sha256()
     for path in program_files():
-        digest.update(path.read_bytes())
+        if suite is None or path.parent.name != "suites" or path.stem == suite:
+            digest.update(path.read_bytes())
     return digest.hexdigest()
 
 

@@ -3,7 +3,6 @@
 import json
 import math
 import multiprocessing
-import os
 import shutil
 import statistics
 import tempfile
@@ -20,6 +19,7 @@ import tomllib
 
 from fedwright.benchmarks.harness.kept_jobs import place_of
 from fedwright.benchmarks.harness.sent_models import SentModels
+from fedwright.device_runtime.facts import cores
 from fedwright.protocol.errors import RoundError
 from fedwright.protocol.support.files import replace_file
 from fedwright.server_runtime.config import config_from_dict
@@ -38,6 +38,8 @@ class Job:
 
     watch: makes something that sees the method after every measured round, and says in the end what it saw.
     may_fail: a run that cannot go on is a result too, without measurements.
+    form_of: whose settings it runs with where they were searched, if not those of its own name; fixed: settings of its
+    method that no search replaces, because they make it what it is.
     """
 
     name: str
@@ -47,6 +49,8 @@ class Job:
     parts: tuple[Part, ...] = ("test",)
     watch: "Callable[[Job, Dealt], Watcher] | None" = None
     may_fail: bool = False
+    form_of: str = ""
+    fixed: tuple[str, ...] = ()
 
 
 class Watcher(Protocol):
@@ -81,7 +85,11 @@ class Finished:
 
     def curve(self, part: Part, figure: str) -> list[float]:
         """One figure of the fleet over the rounds that were measured."""
-        return [summary(entry)[figure] for entry in self.evaluations if entry.part == part]
+        return [summary(entry)[figure] for entry in self.on(part)]
+
+    def on(self, part: Part) -> list[FleetEvaluation]:
+        """The measurements on one part of the devices' data, in order."""
+        return [entry for entry in self.evaluations if entry.part == part]
 
 
 def summary(entry: FleetEvaluation) -> dict[str, float]:
@@ -91,9 +99,10 @@ def summary(entry: FleetEvaluation) -> dict[str, float]:
 
 
 def read_suite(name: str, *, quick: bool) -> dict[str, Any]:
-    """A suite's file; with `quick` the keys of its table [quick] replace those of [suite]."""
+    """A suite's file; with `quick` the keys of its table [quick] replace those of [suite], which stay in "whole"."""
     text = resources.files("fedwright.benchmarks").joinpath("suites", f"{name}.toml").read_text(encoding="utf-8")
     found = tomllib.loads(text)
+    found["whole"] = dict(found["suite"])
     if quick:
         found["suite"] |= found.get("quick", {})
     return found
@@ -109,11 +118,11 @@ def merged(base: Mapping[str, Any], *changes: Mapping[str, Any]) -> dict[str, An
 
 
 def run_jobs(jobs: Sequence[Job], *, processes: int | None = None) -> list[Finished]:
-    """All jobs, in their order; as many at a time as there are cores, so that no core waits for a slow device."""
+    """All jobs, in their order; as many at a time as there are cores for this process (`taskset`)."""
     from rich.console import Console
     from rich.progress import Progress
 
-    count = min(len(jobs), processes or os.cpu_count() or 1)
+    count = min(len(jobs), processes or cores())
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(count, context, initializer=_use_one_thread)
     with Progress(console=Console(stderr=True)) as progress, pool:

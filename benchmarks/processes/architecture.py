@@ -106,7 +106,7 @@ def torch_steps(module: nn.Module, batch: dict[str, Any], dtype: torch.dtype) ->
         optimizer.zero_grad()
         logits = twin(x.to(dtype) if x.is_floating_point() else x)
         loss = functional.cross_entropy(logits.flatten(0, -2), labels)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
     old = dict(module.named_parameters())

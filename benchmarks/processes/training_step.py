@@ -72,7 +72,7 @@ def torch_step(folder: Path, threads: int) -> Step:
     def step() -> object:
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(module(*batch.values()), labels)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         return float(loss.detach())
 

@@ -2,12 +2,14 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedwright.benchmarks.harness.fedconv_watch import GLOBAL, GlobalAccuracy, accuracy, whole_test
+from fedwright.benchmarks.harness.search import tuned
 from fedwright.benchmarks.harness.suite import (
     Finished,
     Job,
@@ -51,7 +53,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     seeds = seeds_of(found["suite"], args.seeds)
     jobs = [job for seed in seeds for job in _jobs(found, seed)]
     runs: dict[tuple[str, str], list[Finished]] = {}
-    for job, done in zip(jobs, run_jobs(jobs), strict=True):
+    for job, done in zip(jobs, run_jobs(tuned(args.suite, jobs)), strict=True):
         label, _, division = job.name.partition(" | ")
         runs.setdefault((label, division), []).append(done)
     divisions = [division for label, division in runs if label == CONV]
@@ -80,12 +82,25 @@ def _jobs(found: Mapping[str, Any], seed: int) -> list[Job]:
         for division in divisions
         for label, params in found["params"].items()
     ]
-    middle = f"alpha {suite['ablation_alpha']:g}" if suite["alphas"] else "by person"
+    middle = _middle(suite)
     for label, change in found["ablations"].items():
-        jobs.append(_job(found, label, {"name": CONV, **found["params"][CONV], **change}, middle, seed))
+        if label in suite.get("parts", found["ablations"]):
+            own = _job(found, label, {"name": CONV, **found["params"][CONV], **change}, middle, seed)
+            jobs.append(replace(own, form_of=CONV, fixed=tuple(change)))
     if suite["sensitivity"]:
         jobs += _sensitivity_jobs(found, middle, seed)
     return jobs
+
+
+def search_jobs(found: Mapping[str, Any]) -> list[Job]:
+    """What settings are searched for: every method, on the division that has all parts."""
+    middle = _middle(found["suite"])
+    return [replace(_job(found, label, own, middle, 1), name=label) for label, own in found["params"].items()]
+
+
+def _middle(suite: Mapping[str, Any]) -> str:
+    """The division of the data on which FedConv's parts are compared."""
+    return f"alpha {suite['ablation_alpha']:g}" if suite["alphas"] else "by person"
 
 
 def _job(
@@ -97,7 +112,7 @@ def _job(
     change: Mapping[str, Any] | None = None,
 ) -> Job:
     config = merged(_config(found, division), {"method": {"name": label, **params}}, change or {})
-    return Job(f"{label} | {division}", seed, config, parts=PARTS, watch=GlobalAccuracy)
+    return Job(f"{label} | {division}", seed, config, parts=PARTS, watch=GlobalAccuracy, form_of=label)
 
 
 def _config(found: Mapping[str, Any], division: str) -> dict[str, Any]:
@@ -121,7 +136,7 @@ def _sensitivity_jobs(found: Mapping[str, Any], division: str, seed: int) -> lis
     for devices in wanted["devices"]:
         own = {**params, "name": CONV}
         jobs.append(_job(found, f"devices {devices}", own, division, seed, {"simulate": {"devices": devices}}))
-    return jobs
+    return [replace(job, form_of=CONV) for job in jobs]
 
 
 def server_alone(found: Mapping[str, Any], division: str, seed: int) -> float:
@@ -178,7 +193,7 @@ def accuracy_rows(
 def ablation_rows(found: Mapping[str, Any], runs: Runs, divisions: Sequence[str]) -> list[dict[str, Any]]:
     """FedConv whole, then without one part at a time."""
     middle = next(division for label, division in runs if label in found["ablations"])
-    labels = [CONV, *found["ablations"]]
+    labels = [CONV, *(label for label in found["ablations"] if (label, middle) in runs)]
     return [
         {
             "form": label,

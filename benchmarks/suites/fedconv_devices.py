@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from fedwright.benchmarks.harness.fedconv_watch import GLOBAL, GlobalAccuracy
+from fedwright.benchmarks.harness.search import tuned
 from fedwright.benchmarks.harness.suite import (
     Finished,
     Job,
@@ -33,7 +34,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     seeds = seeds_of(found["suite"], args.seeds)
     jobs = [job for seed in seeds for job in jobs_of(found, seed)]
     runs: dict[str, list[Finished]] = {}
-    for job, done in zip(jobs, run_jobs(jobs), strict=True):
+    for job, done in zip(jobs, run_jobs(tuned(args.suite, jobs)), strict=True):
         runs.setdefault(job.name, []).append(done)
     tables = {
         "personalisation": personal_rows(found, runs),
@@ -56,6 +57,12 @@ def jobs_of(found: Mapping[str, Any], seed: int) -> list[Job]:
     return jobs
 
 
+def search_jobs(found: Mapping[str, Any]) -> list[Job]:
+    """What settings are searched for: FedConv and the other methods."""
+    labels = [CONV, *(label for label, own in found["forms"].items() if "name" in own)]
+    return [_job(found, label, found["forms"][label], 1) for label in labels]
+
+
 def _job(
     found: Mapping[str, Any],
     name: str,
@@ -67,9 +74,11 @@ def _job(
     dealt = {key: suite[key] for key in ("devices", "rows", "alpha")}
     sections = {"run": {"rounds": suite["rounds"]}, "public": {"rows": suite["public"]}, "simulate": dealt}
     # A form of FedConv is its parameters with some of them changed.
-    method = params if "name" in params else {"name": CONV, **found["params"], **params}
+    conv = "name" not in params
+    method = {"name": CONV, **found["params"], **params} if conv else params
     config = merged(found["config"], sections, {"method": method}, change or {})
-    return Job(name, seed, config, parts=PARTS, watch=GlobalAccuracy)
+    fixed = tuple(params) if conv else ()
+    return Job(name, seed, config, parts=PARTS, watch=GlobalAccuracy, form_of=str(method["name"]), fixed=fixed)
 
 
 def figure(own: Sequence[Finished], part: Part) -> list[float]:

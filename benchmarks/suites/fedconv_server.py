@@ -87,7 +87,7 @@ def _ordinary(specs: Sequence[ModelSpec], examples: Examples) -> None:
         optimizer = torch.optim.Adam(module.parameters(), 1e-3)
         for rows in torch.split(examples.fit, BATCH):
             optimizer.zero_grad()
-            functional.cross_entropy(module(examples.x[rows]), examples.y[rows]).backward()  # type: ignore[no-untyped-call]
+            functional.cross_entropy(module(examples.x[rows]), examples.y[rows]).backward()
             optimizer.step()
 
 

@@ -6,9 +6,21 @@ from pathlib import Path
 from typing import Any
 
 from fedwright.benchmarks.harness.generated_views import ModelView
-from fedwright.benchmarks.harness.suite import Finished, Job, check, mean, merged, read_suite, run_jobs, seeds_of
+from fedwright.benchmarks.harness.search import form_of, tuned
+from fedwright.benchmarks.harness.suite import (
+    Finished,
+    Job,
+    check,
+    mean,
+    merged,
+    paired_row,
+    read_suite,
+    run_jobs,
+    seeds_of,
+)
 from fedwright.server_runtime.seeds import number_of
 from fedwright.simulation.dealing import Dealt
+from fedwright.simulation.worker import Part
 
 Runs = Mapping[str, list[Finished]]
 Wanted = Callable[[int], bool]
@@ -16,7 +28,8 @@ Wanted = Callable[[int], bool]
 # Single measurements move by several points; the mean of the last ones does not.
 LATE = 3
 SIZES = 4
-TUNED = ", then own training"
+# Models as their method leaves them; in the end also after one more round of own training, for all methods.
+PARTS: tuple[Part, ...] = ("test", "test after")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -27,13 +40,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     shares = [float(share) for share in found["sizes"]["shares"]]
     unseen = unseen_devices(found["suite"])
     rows = [row_of(label, own, shares, unseen) | paper(found["paper"], label) for label, own in runs.items()]
-    rows += [_tuned_row(label, runs[label], shares, unseen) for label in ("framp", "fiarse")]
     result: dict[str, Any] = {
         "seeds": seeds,
         "tables": {
             "accuracy in percent, mean of the last measurements": rows,
             "share of all entries that devices of a size ever had": _coverage(runs, shares),
-            "framp - other in points, 1/64 and local": signs(runs, unseen),
+            "framp - other in points, paired seeds": signs(runs, unseen),
         },
         "checks": checks(runs, SIZES, unseen),
     }
@@ -52,8 +64,13 @@ def view(job: Job, dealt: Dealt) -> ModelView:
 def finished_runs(found: Mapping[str, Any], seeds: list[int]) -> dict[str, list[Finished]]:
     """All jobs of the suite, by label."""
     jobs = jobs_of(found, seeds)
-    done = run_jobs(jobs)
+    done = run_jobs(tuned("framp-fashion", jobs))
     return {label: [job for job in done if job.name == label] for label in dict.fromkeys(job.name for job in jobs)}
+
+
+def search_jobs(found: Mapping[str, Any]) -> list[Job]:
+    """What settings are searched for: methods; a form of one takes its method's."""
+    return [job for job in jobs_of(found, [1]) if not job.form_of]
 
 
 def jobs_of(found: Mapping[str, Any], seeds: list[int]) -> list[Job]:
@@ -68,8 +85,11 @@ def jobs_of(found: Mapping[str, Any], seeds: list[int]) -> list[Job]:
     for seed in seeds:
         for label in suite.get("only", found["params"]):
             model = found["models"].get(label, found["config"]["model"]["model"])
-            own = {"method": {"name": label, **found["params"][label]}, "model": {"model": model}}
-            jobs.append(Job(label, seed, merged(found["config"], scale, own), watch=view))
+            params = found["params"][label]
+            own = {"method": {"name": label, **params}, "model": {"model": model}}
+            jobs.append(
+                Job(label, seed, merged(found["config"], scale, own), parts=PARTS, watch=view, **form_of(params))
+            )
     return jobs
 
 
@@ -82,11 +102,17 @@ def late(own: Finished, wanted: Wanted) -> float:
     """Mean accuracy in percent over the last measurements of the devices whose number is wanted; 0 without any."""
     values = [
         device.accuracy
-        for entry in own.evaluations[-LATE:]
+        for entry in own.on("test")[-LATE:]
         for device in entry.devices
         if device.n and wanted(number_of(device.device, own.seed))
     ]
     return 100 * mean(values) if values else 0.0
+
+
+def after(own: Finished, wanted: Wanted) -> float:
+    """Mean accuracy in percent of the devices whose number is wanted, after own training at the end."""
+    last = own.on("test after")[-1].devices
+    return 100 * mean(device.accuracy for device in last if device.n and wanted(number_of(device.device, own.seed)))
 
 
 def row_of(label: str, own: list[Finished], shares: list[float], unseen: int) -> dict[str, Any]:
@@ -95,6 +121,9 @@ def row_of(label: str, own: list[Finished], shares: list[float], unseen: int) ->
     for level, share in enumerate(shares):
         row[f"{share:.3g}"] = mean(late(job, of_size(level, len(shares), unseen)) for job in own)
     row["unseen"] = mean(late(job, lambda number: number >= unseen) for job in own)
+    if own[0].on("test after"):
+        row["local after"] = mean(after(job, lambda number: number < unseen) for job in own)
+        row["unseen after"] = mean(after(job, lambda number: number >= unseen) for job in own)
     unions = [mean(job.seen["union"]) for job in own if "union" in job.seen]
     row["union"] = 100 * mean(unions) if unions else None
     return row
@@ -104,23 +133,6 @@ def paper(table: Mapping[str, list[float]], label: str) -> dict[str, Any]:
     """The paper's figures for a row, where it has them."""
     names = ("paper local", "paper 1/64", "paper union")
     return dict(zip(names, table.get(label, [None] * len(names)), strict=True))
-
-
-def _tuned_row(label: str, own: list[Finished], shares: list[float], unseen: int) -> dict[str, Any]:
-    """Parts after one epoch on each device's own data: of FIARSE, what personalisation alone is worth."""
-    tuned = {
-        (job.seed, number_of(device, job.seed)): 100 * value
-        for job in own
-        for device, value in job.seen["tuned"].items()
-    }
-
-    def group(wanted: Wanted) -> float:
-        return mean(value for (_, number), value in tuned.items() if wanted(number))
-
-    row: dict[str, Any] = {"method": label + TUNED, "local": group(lambda number: number < unseen)}
-    for level, share in enumerate(shares):
-        row[f"{share:.3g}"] = group(of_size(level, len(shares), unseen))
-    return row | {"unseen": group(lambda number: number >= unseen)}
 
 
 def _coverage(runs: Runs, shares: list[float]) -> list[dict[str, Any]]:
@@ -144,17 +156,20 @@ def ahead(runs: Runs, other: str, wanted: Wanted) -> list[float]:
 
 
 def signs(runs: Runs, unseen: int) -> list[dict[str, Any]]:
-    """Paired differences over seeds, their least and greatest."""
+    """FRAMP against every other, seed by seed: devices of the least size, all that train, those that never do."""
+    groups: dict[str, Wanted] = {
+        "1/64": of_size(SIZES - 1, SIZES, unseen),
+        "local": lambda number: number < unseen,
+        "unseen": lambda number: number >= unseen,
+    }
     rows = []
-    for other in runs:
-        if other != "framp":
-            small = ahead(runs, other, of_size(SIZES - 1, SIZES, unseen))
-            local = mean(ahead(runs, other, lambda number: number < unseen))
-            sign = "+" if min(small) > 0 else "-" if max(small) < 0 else "?"
-            rows.append(
-                {"other": other, "1/64": mean(small), "least": min(small), "most": max(small), "sign": sign}
-                | {"local": local}
-            )
+    for other in (label for label in runs if label != "framp"):
+        for group, wanted in groups.items():
+            ours, theirs = ([late(job, wanted) for job in runs[label]] for label in ("framp", other))
+            rows.append({"other": other, "devices": group, "own training": "before", **paired_row(ours, theirs)})
+            if group != "1/64":
+                ours, theirs = ([after(job, wanted) for job in runs[label]] for label in ("framp", other))
+                rows.append({"other": other, "devices": group, "own training": "after", **paired_row(ours, theirs)})
     return rows
 
 

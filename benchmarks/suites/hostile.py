@@ -2,12 +2,23 @@
 
 import argparse
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedwright.benchmarks.harness.suite import Finished, Job, check, mean, merged, read_suite, run_jobs, seeds_of
+from fedwright.benchmarks.harness.suite import (
+    Finished,
+    Job,
+    check,
+    mean,
+    merged,
+    read_suite,
+    reported,
+    run_jobs,
+    seeds_of,
+)
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.methods.base import Method
 from fedwright.simulation.attacks import TARGET, stamped
@@ -51,28 +62,32 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     runs: dict[str, list[Finished]] = {}
     for job in finished:
         runs.setdefault(job.name, []).append(job)
-    tables = {
-        f"{attack}: accuracy in percent of honest devices": [
-            _row(runs, choice, attack, suite["hostile"]) for choice in found["choices"]
-        ]
-        for attack in suite["attacks"]
-    }
-    if "back-door" in suite["attacks"]:
-        tables["back-door: stamped examples in percent that are taken for the attackers' class"] = [
-            {"choice": choice, "0": _fooled(runs[name_of(choice)])}
-            | {str(n): _fooled(runs[name_of(choice, "back-door", n)]) for n in suite["hostile"]}
+    tables: dict[str, list[dict[str, Any]]] = {}
+    for view in suite["views"]:
+        for attack in suite["attacks"]:
+            tables[f"{view} data, {attack}: accuracy in percent of honest devices"] = [
+                _row(runs, choice, view, attack, suite["hostile"]) for choice in found["choices"]
+            ]
+        tables[f"{view} data: attacks that cost at most {LOSS:g} points, by how many devices"] = [
+            {"choice": choice} | {str(n): _held(runs, choice, view, n, suite["attacks"]) for n in suite["hostile"]}
             for choice in found["choices"]
         ]
+        if "back-door" in suite["attacks"]:
+            tables[f"{view} data, back-door: stamped examples in percent taken for the attackers' class"] = [
+                {"choice": choice, "0": _fooled(runs[name_of(choice, view)])}
+                | {str(n): _fooled(runs[name_of(choice, view, "back-door", n)]) for n in suite["hostile"]}
+                for choice in found["choices"]
+            ]
     return {"seeds": seeds, "tables": tables, "checks": checks(found, runs)}
 
 
-def name_of(choice: str, attack: str = PEACE, hostile: int = 0) -> str:
+def name_of(choice: str, view: str, attack: str = PEACE, hostile: int = 0) -> str:
     """What a job is called."""
-    return f"{choice} {attack} {hostile}"
+    return f"{choice} {view} {attack} {hostile}"
 
 
 def jobs_of(found: Mapping[str, Any], seed: int) -> list[Job]:
-    """Every choice in peace, and under every attack by every number of devices."""
+    """In every view: every choice in peace, and under every attack by every number of devices."""
     suite = found["suite"]
     scale = {
         "run": {"rounds": suite["rounds"]},
@@ -81,11 +96,11 @@ def jobs_of(found: Mapping[str, Any], seed: int) -> list[Job]:
     }
     cases = [(PEACE, 0), *((attack, n) for attack in suite["attacks"] for n in suite["hostile"])]
     jobs = []
-    for choice, update in found["choices"].items():
-        for attack, hostile in cases:
-            simulate = {"hostile": hostile} | ({} if attack == PEACE else {"attack": attack})
-            config = merged(found["config"], scale, {"update": update, "simulate": simulate})
-            jobs.append(Job(name_of(choice, attack, hostile), seed, config, watch=BackDoor, may_fail=attack != PEACE))
+    for view, choice, (attack, hostile) in product(suite["views"], found["choices"], cases):
+        simulate = {"hostile": hostile} | found["views"][view] | ({} if attack == PEACE else {"attack": attack})
+        config = merged(found["config"], scale, {"update": found["choices"][choice], "simulate": simulate})
+        name = name_of(choice, view, attack, hostile)
+        jobs.append(Job(name, seed, config, watch=BackDoor, may_fail=attack != PEACE))
     return jobs
 
 
@@ -98,30 +113,48 @@ def honest_accuracy(job: Finished, hostile: int) -> float:
     return 100 * mean(device.accuracy for device in honest if device.n)
 
 
-def lost(runs: Runs, choice: str, attack: str, hostile: int) -> float:
+def lost(runs: Runs, choice: str, view: str, attack: str, hostile: int) -> float:
     """Points that honest devices lose beside the plain mean left in peace."""
-    pairs = zip(runs[name_of("plain")], runs[name_of(choice, attack, hostile)], strict=True)
+    pairs = zip(runs[name_of("plain", view)], runs[name_of(choice, view, attack, hostile)], strict=True)
     return mean(honest_accuracy(peace, hostile) - honest_accuracy(own, hostile) for peace, own in pairs)
 
 
-def _row(runs: Runs, choice: str, attack: str, numbers: list[int]) -> dict[str, Any]:
-    row: dict[str, Any] = {"choice": choice, "0": mean(honest_accuracy(job, 0) for job in runs[name_of(choice)])}
-    return row | {str(n): mean(honest_accuracy(job, n) for job in runs[name_of(choice, attack, n)]) for n in numbers}
+def _row(runs: Runs, choice: str, view: str, attack: str, numbers: list[int]) -> dict[str, Any]:
+    row: dict[str, Any] = {"choice": choice, "0": mean(honest_accuracy(job, 0) for job in runs[name_of(choice, view)])}
+    return row | {str(n): _reached(runs[name_of(choice, view, attack, n)], n) for n in numbers}
 
 
-def _fooled(jobs: list[Finished]) -> float:
-    return 100 * mean(job.seen["back door"] for job in jobs if job.seen)
+def _reached(jobs: list[Finished], hostile: int) -> float | str:
+    """Accuracy, or that one of the runs did not get to its last round."""
+    if not all(job.evaluations for job in jobs):
+        return "ended"
+    return mean(honest_accuracy(job, hostile) for job in jobs)
+
+
+def _held(runs: Runs, choice: str, view: str, hostile: int, attacks: list[str]) -> str:
+    held = sum(lost(runs, choice, view, attack, hostile) <= LOSS for attack in attacks)
+    return f"{held} of {len(attacks)}"
+
+
+def _fooled(jobs: list[Finished]) -> float | str:
+    seen = [job.seen["back door"] for job in jobs if job.seen]
+    return 100 * mean(seen) if seen else "ended"
 
 
 def checks(found: Mapping[str, Any], runs: Runs) -> list[dict[str, Any]]:
-    """The most that each robust choice loses to any attack by as many devices as it promises to outlast."""
+    """What the recommended choice loses to each attack, that no run was brought to an end, and that attacks do harm."""
     suite = found["suite"]
+    best, view, most = suite["recommended"], suite["views"][0], max(suite["hostile"])
     made = []
-    for choice, most in found["most"].items():
-        cases = [(attack, n) for attack in suite["attacks"] for n in suite["hostile"] if n <= most]
-        worst = max(lost(runs, choice, attack, n) for attack, n in cases)
-        name = f"{choice}: points lost at most to any attack by up to {most} of {suite['devices']} devices"
+    for attack in suite["attacks"]:
+        worst = max(lost(runs, best, view, attack, n) for n in suite["hostile"])
+        name = f"{best}, {view} data, {attack}: points lost at most to up to {most} of {suite['devices']} devices"
         made.append(check(name, worst, f"<= {LOSS:g}", holds=worst <= LOSS))
-    harm = max(lost(runs, "plain", attack, n) for attack in suite["attacks"] for n in suite["hostile"])
+    ended = sum(not job.evaluations for jobs in runs.values() for job in jobs)
+    made.append(check("runs that an attack brought to an end", ended, "0", holds=not ended))
+    harm = max(lost(runs, "plain", view, attack, n) for attack in suite["attacks"] for n in suite["hostile"])
     made.append(check("plain mean: points lost to the worst attack", harm, "> 10", holds=harm > 10))
+    for other in suite["views"][1:]:
+        worst = max(lost(runs, best, other, attack, n) for attack in suite["attacks"] for n in suite["hostile"])
+        made.append(reported(f"{best}, {other} data: points lost to the worst attack", worst))
     return made

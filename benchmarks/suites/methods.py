@@ -6,7 +6,7 @@ from typing import Any
 
 from fedwright.benchmarks.harness.budget_views import budget_views
 from fedwright.benchmarks.harness.real_fleet import link_overhead
-from fedwright.benchmarks.harness.search import chosen, search, tuned
+from fedwright.benchmarks.harness.search import chosen, tuned
 from fedwright.benchmarks.harness.suite import (
     Finished,
     Job,
@@ -69,11 +69,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def search_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """The same number of trials for every method, on rows that this suite does not test on, at other seeds."""
-    found = read_suite("methods", quick=args.quick)
-    found["suite"] |= found["search"].get("scale", {})
-    return search(found, jobs_of(found, seed=1))
+def search_jobs(found: Mapping[str, Any]) -> list[Job]:
+    """What settings are searched for: every method."""
+    return jobs_of(found, seed=1)
 
 
 def jobs_of(found: Mapping[str, Any], seed: int) -> list[Job]:
@@ -92,7 +90,7 @@ def job_config(found: Mapping[str, Any], name: str) -> dict[str, Any]:
             "run": {"rounds": suite["rounds"]},
             "model": {"model": model},
             "method": {"name": name, **params},
-            "simulate": {"devices": suite["devices"], "rows": suite["rows"]},
+            "simulate": {key: suite[key] for key in ("devices", "rows", "val_ratio") if key in suite},
         },
     )
 

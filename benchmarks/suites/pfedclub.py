@@ -3,12 +3,14 @@
 import argparse
 import importlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from fedwright.benchmarks.harness.search import form_of, tuned
 from fedwright.benchmarks.harness.suite import (
     Finished,
     Job,
@@ -19,11 +21,13 @@ from fedwright.benchmarks.harness.suite import (
     read_suite,
     run_jobs,
     seeds_of,
+    standard_error,
 )
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.methods.base import Method
 from fedwright.server_runtime.methods.shared.teachers import TeacherMethod, load
 from fedwright.simulation.dealing import Dealt
+from fedwright.simulation.worker import Part
 
 # Setting -> label -> one finished job per seed.
 Runs = Mapping[str, Mapping[str, list[Finished]]]
@@ -31,6 +35,8 @@ Runs = Mapping[str, Mapping[str, list[Finished]]]
 CLUB, LIMITED, HR = "pfedclub", "pfedclub+", "pfedhr"
 NO_ORDER, NO_COMPLETION = "no order", "no completion"
 LATE = 2
+# A device's own model; and for all methods at the same moment what its next training begins with and what that makes.
+PARTS: tuple[Part, ...] = ("test", "test before", "test after")
 # The paper's teachers of its smallest model have 4.8 and 1.5 times its size.
 MUCH = 2.0
 
@@ -39,7 +45,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Tables and checks of one suite; with --json also the figure of model sizes beside it."""
     found = read_suite(args.suite, quick=args.quick)
     seeds = seeds_of(found["suite"], args.seeds)
-    runs = finished_runs(found, seeds)
+    runs = finished_runs(args.suite, found, seeds)
     tables = {setting: rows(by, found["paper"].get(setting, {})) for setting, by in runs.items()}
     tables["accuracy, pfedclub - other in points, paired seeds"] = difference_rows(runs)
     tables["change of size per device"] = size_rows(runs)
@@ -52,10 +58,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def finished_runs(found: Mapping[str, Any], seeds: list[int]) -> dict[str, dict[str, list[Finished]]]:
+def finished_runs(suite: str, found: Mapping[str, Any], seeds: list[int]) -> dict[str, dict[str, list[Finished]]]:
     """All methods of all settings over all seeds."""
     jobs = [job for setting in found["suite"]["settings"] for job in jobs_of(found, setting, seeds)]
-    done = run_jobs(jobs)
+    done = run_jobs(tuned(suite, jobs))
     runs: dict[str, dict[str, list[Finished]]] = {}
     for job in done:
         setting, _, label = job.name.partition(": ")
@@ -81,8 +87,20 @@ def jobs_of(found: Mapping[str, Any], setting: str, seeds: list[int]) -> list[Jo
             # A method with one model for all takes the run's.
             method = {"name": label, **({} if params.pop("shared", False) else models), **params}
             config = merged(found["config"], scale, {"method": method})
-            jobs.append(Job(f"{setting}: {label}", seed, config, float(suite["share"]), watch=TeacherWatch))
+            form = form_of(params) or {"form_of": label}
+            name, share = f"{setting}: {label}", float(suite["share"])
+            jobs.append(Job(name, seed, config, share, parts=PARTS, watch=TeacherWatch, **form))
     return jobs
+
+
+def search_jobs(found: Mapping[str, Any]) -> list[Job]:
+    """What settings are searched for: every method of the first setting that has it; a form takes its method's."""
+    jobs: dict[str, Job] = {}
+    for setting in found["suite"]["settings"]:
+        for job in jobs_of(found, setting, [1]):
+            if not job.fixed:
+                jobs.setdefault(job.form_of, replace(job, name=job.form_of))
+    return list(jobs.values())
 
 
 class TeacherWatch:
@@ -123,7 +141,7 @@ class TeacherWatch:
 
 def late_accuracy(own: Finished) -> float:
     """Mean accuracy of the devices in percent over the last measurements."""
-    return 100 * mean(device.accuracy for entry in own.evaluations[-LATE:] for device in entry.devices if device.n)
+    return 100 * mean(device.accuracy for entry in own.on("test")[-LATE:] for device in entry.devices if device.n)
 
 
 def teachers(own: list[Finished]) -> list[dict[str, Any]]:
@@ -160,7 +178,9 @@ def _row(label: str, own: list[Finished], paper: Mapping[str, float]) -> dict[st
     return {
         "method": label,
         "accuracy %": mean(values),
-        "spread": float(np.std(values)),
+        "error": standard_error(values),
+        "before own training": 100 * mean(job.curve("test before", "mean")[-1] for job in own),
+        "after own training": 100 * mean(job.curve("test after", "mean")[-1] for job in own),
         "paper accuracy %": paper.get(label),
         "teacher %": teacher_accuracy(own),
         "φ": size_change(own),
@@ -185,11 +205,11 @@ def difference_rows(runs: Runs) -> list[dict[str, Any]]:
     """pFedClub against every other method in every setting, seed by seed."""
     rows = []
     for setting, by in runs.items():
-        ours = [late_accuracy(job) for job in by[CLUB]]
-        for label, own in by.items():
-            if label != CLUB:
-                theirs = [late_accuracy(job) for job in own]
-                rows.append({"setting": setting, "other": label, **paired_row(ours, theirs)})
+        for label in (label for label in by if label != CLUB):
+            ours, theirs = ([late_accuracy(job) for job in by[one]] for one in (CLUB, label))
+            rows.append({"setting": setting, "other": label, "model": "own", **paired_row(ours, theirs)})
+            ours, theirs = ([100 * job.curve("test after", "mean")[-1] for job in by[one]] for one in (CLUB, label))
+            rows.append({"setting": setting, "other": label, "model": "after own training", **paired_row(ours, theirs)})
     return rows
 
 

@@ -4,11 +4,14 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from fedwright.benchmarks.harness.search import search, tuned
+from fedwright.benchmarks.harness.search import tuned
 from fedwright.benchmarks.harness.suite import Finished, Job, check, mean, merged, read_suite, run_jobs, seeds_of
 from fedwright.server_runtime.seeds import number_of
+from fedwright.simulation.worker import Part
 
 Runs = Mapping[str, list[Finished]]
+# Models as their method leaves them, on rows to test on.
+UNTRAINED: tuple[Part, ...] = ("test", "test before")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -27,10 +30,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return {"seeds": seeds, "tables": tables, "checks": checks(runs, shares)}
 
 
-def search_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """The same number of trials for every method, on rows that this suite does not test on, at other seeds."""
-    found = read_suite("sizes-fashion", quick=args.quick)
-    return search(found, jobs_of(found, seed=1))
+def search_jobs(found: Mapping[str, Any]) -> list[Job]:
+    """What settings are searched for: every method."""
+    return jobs_of(found, seed=1)
 
 
 def jobs_of(found: Mapping[str, Any], seed: int) -> list[Job]:
@@ -42,14 +44,19 @@ def jobs_of(found: Mapping[str, Any], seed: int) -> list[Job]:
         "simulate": {"devices": suite["devices"], "rows": suite["rows"]},
     }
     return [
-        Job(method, seed, merged(found["config"], scale, {"method": {"name": method, **found["params"][method]}}))
+        Job(
+            method,
+            seed,
+            merged(found["config"], scale, {"method": {"name": method, **found["params"][method]}}),
+            parts=("test", "test after"),
+        )
         for method in suite["methods"]
     ]
 
 
 def by_size(own: Finished, sizes: int) -> list[float]:
     """Mean accuracy of the devices of each size after the last round."""
-    last = next(entry for entry in reversed(own.evaluations) if entry.part == "test").devices
+    last = next(entry for entry in reversed(own.evaluations) if entry.part in UNTRAINED).devices
     groups: list[list[float]] = [[] for _ in range(sizes)]
     for device in last:
         if device.n:
@@ -63,6 +70,7 @@ def _row(method: str, own: list[Finished], shares: list[float]) -> dict[str, Any
     for level, share in enumerate(shares):
         row[f"{share:.3g}"] = 100 * mean(found[level] for found in sizes)
     row["mean"] = 100 * mean(job.curve("test", "mean")[-1] for job in own)
+    row["after own training"] = 100 * mean(job.curve("test after", "mean")[-1] for job in own)
     row["worst"] = 100 * mean(job.curve("test", "worst")[-1] for job in own)
     sent = [record.bytes_up / max(1, record.rounds) for job in own for record in job.devices.values()]
     row["upload kB"] = mean(sent) / 1e3

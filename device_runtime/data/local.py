@@ -39,6 +39,11 @@ class LocalData:
     def summary(self, *, counts: bool = True) -> DataSummary:
         """What a report says about this data set."""
         whole = self.x.dtype.kind in "iu"
+        if not self.input_shape:
+            # Nothing but the classes is known of data that is not there.
+            names = list(self.class_names) if self.class_names else None
+            held = list(self.class_counts) if counts else None
+            return DataSummary(0, 0, [], self.classes, class_counts=held, class_names=names, counted=False)
         return DataSummary(
             samples=len(self.y),
             holdout=len(self.y_holdout),

@@ -3,7 +3,7 @@
 A plain path is guessed by its suffix. Options follow a question mark: `npz:data.npz?classes=10`,
 `csv:data.csv?label=species&shape=1,8,8`. An installed package may offer further schemes in the entry-point group
 `fedwright.sources`: each a function of the place and the options, which takes out of the options those that it knows.
-Whatever the source, the result is checked here.
+Whatever the source, the result is checked here. `classes:3,7` is no data but what classes there would be.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedwright.device_runtime.data import tables
+from fedwright.device_runtime.data.bystander import CLASSES, only_classes
 from fedwright.device_runtime.data.labels import count_classes, numbered
 from fedwright.device_runtime.data.local import Array, Labels, LocalData, Raw
 from fedwright.protocol.errors import DataError
@@ -32,6 +33,8 @@ def load(source: str, *, holdout_ratio: float, seed: int) -> LocalData:
     if not 0 <= holdout_ratio < 1:
         raise DataError(f"holdout ratio {holdout_ratio} must be at least 0 and below 1")
     scheme, place, options = parse(source)
+    if scheme == CLASSES:
+        return only_classes(place)
     classes = _integer_option(options, "classes")
     raw = _reader(scheme)(place, options)
     if options:
@@ -46,6 +49,8 @@ def load(source: str, *, holdout_ratio: float, seed: int) -> LocalData:
 def parse(source: str) -> tuple[str, str, Options]:
     """Scheme, place and options of a source."""
     head, colon, rest = source.partition(":")
+    if head == CLASSES and colon:
+        return head, rest, {}
     if not colon or (head not in READERS and _plugin(head) is None):
         head, rest = _guess(source), source
     place, _, query = rest.partition("?")
@@ -57,7 +62,7 @@ def parse(source: str) -> tuple[str, str, Options]:
 def absolute(source: str) -> str:
     """The same source, independent of the present folder."""
     scheme, place, _ = parse(source)
-    if scheme == "python" or (scheme not in READERS and not Path(place).expanduser().exists()):
+    if scheme in ("python", CLASSES) or (scheme not in READERS and not Path(place).expanduser().exists()):
         return source
     _, mark, query = source.partition("?")
     return f"{scheme}:{Path(place).expanduser().absolute()}{mark}{query}"

@@ -130,7 +130,7 @@ class TorchTrainer:
         if self._penalty is not None:
             loss = loss + self._penalty(self._module, rows, embedding, arrays, self._sides)
         self._optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         if self._options.clip_norm is not None:
             nn.utils.clip_grad_norm_(self._trained.values(), self._options.clip_norm)
         self._optimizer.step()

@@ -11,6 +11,8 @@ import queue
 import signal
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from msgspec import structs
@@ -27,6 +29,7 @@ from fedwright.device_runtime.training_process.messages import (
     LogLine,
     Ready,
     StartProcess,
+    StepsNews,
     Stop,
     TaskEnded,
     ToProcess,
@@ -39,6 +42,8 @@ from fedwright.protocol.messages import Refusal
 
 # When memory runs out for all, this process goes first and not the agent.
 OOM_SCORE = "800"
+# How often the agent hears how far a task is.
+NEWS_S = 0.5
 
 
 class _Handler(logging.Handler):
@@ -103,9 +108,24 @@ def main(arguments: list[str]) -> None:
         answers.write(Unfit(type(err).__name__, str(err)))
         return
     answers.write(Ready(summary, equipment.told, facts.process_room_bytes()))
+    equipment.tools.steps.tell = _news(answers)
     told = _Orders(orders, equipment, stop)
     while True:
         answers.write(TaskEnded(_done(equipment, told, limits), facts.process_room_bytes()))
+
+
+def _news(answers: FrameWriter) -> Callable[[int, int], None]:
+    """Tells the agent of steps, but not of each."""
+    told_s = -NEWS_S
+
+    def tell(done: int, of: int) -> None:
+        nonlocal told_s
+        now_s = time.monotonic()
+        if now_s - told_s >= NEWS_S:
+            told_s = now_s
+            answers.write(StepsNews(done, of))
+
+    return tell
 
 
 def _done(equipment: Equipment, told: _Orders, limits: TaskLimits) -> Done | Refusal | None:

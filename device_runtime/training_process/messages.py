@@ -59,6 +59,13 @@ class LogLine(Struct, tag="log", frozen=True):
     text: str
 
 
+class StepsNews(Struct, tag="steps", frozen=True):
+    """Process → agent, from time to time: how many steps of the task are done."""
+
+    done: int
+    of: int
+
+
 class TaskEnded(Struct, tag="ended", frozen=True):
     """Process → agent: the task is over; without an outcome because it was told to stop."""
 
@@ -67,7 +74,7 @@ class TaskEnded(Struct, tag="ended", frozen=True):
 
 
 ToProcess = StartProcess | Begin | Stop
-FromProcess = Ready | Unfit | LogLine | TaskEnded
+FromProcess = Ready | Unfit | LogLine | StepsNews | TaskEnded
 Kind = TypeVar("Kind")
 
 

@@ -25,6 +25,7 @@ from fedwright.device_runtime.training_process.messages import (
     LogLine,
     Ready,
     StartProcess,
+    StepsNews,
     Stop,
     TaskEnded,
     Unfit,
@@ -106,6 +107,7 @@ class TrainingProcess:
         self._process: _Process | None = None
         self._busy = False
         self._room_bytes: int | None = None
+        self._steps = StepsNews(0, 0)
         self.ready = self._start()
 
     @property
@@ -145,6 +147,10 @@ class TrainingProcess:
         free = facts.free_bytes()
         return free if self._room_bytes is None else min(free, self._room_bytes)
 
+    def progress(self) -> tuple[int, int]:
+        """Steps of training that are done, and how many there are."""
+        return self._steps.done, self._steps.of
+
     def close(self) -> None:
         """End what runs at once; nothing can be run after."""
         self._closed.set()
@@ -176,10 +182,13 @@ class TrainingProcess:
     def _outcome(self, begin: Begin, should_stop: Callable[[], bool]) -> Done | Refusal:
         process = self._process
         assert process is not None
+        self._steps = StepsNews(0, 0)
         process.say(begin)
         asked_s: float | None = None
         try:
             while not isinstance(said := process.hear(POLL_S), TaskEnded):
+                if isinstance(said, StepsNews):
+                    self._steps = said
                 if not should_stop():
                     continue
                 if asked_s is None:

@@ -184,18 +184,20 @@ def _report(args: argparse.Namespace) -> int:
 def _search(args: argparse.Namespace) -> int:
     """Choose a suite's settings on validation rows, and keep what was tried beside the suites."""
     from fedwright.benchmarks.harness.kept_jobs import keeping
+    from fedwright.benchmarks.harness.search import search, search_file
 
     names = args.suites[1:]
     if len(names) != 1 or names[0] not in present_suites():
         raise ConfigError(f"search takes one suite, such as: fedwright bench search methods; got {names}")
     module = importlib.import_module(present_suites()[names[0]][0])
-    if not hasattr(module, "search_settings"):
+    if not hasattr(module, "search_jobs"):
         raise ConfigError(f"suite {names[0]} has no settings to search; see benchmarks/search for those that have")
+    found = search_file(names[0], quick=args.quick)
     with keeping(f"{names[0]} search"):
-        found = _described(names[0], module.search_settings(args))
+        result = _described(names[0], search(found, module.search_jobs(found)))
     target = args.json or SEARCHES / f"{names[0]}.json"
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(found, indent=1) + "\n")
+    target.write_text(json.dumps(result, indent=1) + "\n")
     print(target)
     return 0
 

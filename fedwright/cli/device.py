@@ -26,6 +26,7 @@ EXAMPLES = """examples:
 
 RUN_EXAMPLE = """example:
   fedwright device run --broker mqtt://host:1883 --data npz:data.npz --device pi-07
+  fedwright device run --broker mqtt://host:1883 --classes 3,7          no data: get a model for these classes
 
 data sources:
   npz:file.npz             arrays x, y (optional x_holdout, y_holdout, classes: how many, or their names)
@@ -34,6 +35,7 @@ data sources:
   images:folder            one folder per class, called by its name
   python:module:function   a function that returns (x, y), in this folder or installed
   scheme:place             what an installed package reads (entry points fedwright.sources)
+  classes:3,7              no data, only which classes there are: the same as --classes 3,7
   options after a question mark: ?classes=10, csv also ?label=NAME&shape=1,28,28
 """
 
@@ -95,7 +97,17 @@ def _agent_options(parser: argparse.ArgumentParser, *, required: bool) -> None:
         help=f"the broker's password (default: {PASSWORD_VARIABLE}, if set)",
     )
     add("--policy", type=Path, metavar="FILE", help="what servers may ask (default: ~/.config/fedwright/policy.toml)")
-    add("--data", required=required, default="", metavar="SOURCE", help="where this device's data is")
+    data = parser.add_mutually_exclusive_group(required=required)
+    data.add_argument("--data", default="", metavar="SOURCE", help="where this device's data is")
+    data.add_argument(
+        "--classes", default="", metavar="LIST", help="no data: get a model for these classes, such as 3,7 or cat,dog"
+    )
+    add(
+        "--tell",
+        default="",
+        metavar="LIST",
+        help="facts of the data to tell unasked, for servers of earlier releases that do not ask",
+    )
     add("--device", metavar="ID", help=f"id in the fleet (default: the bundle's, else {default_device()})")
     add("--fleet", help="fleet to join (default: the bundle's, else default)")
     add("--edge", action="append", default=[], metavar="NAME", help="edge server instead of a fleet; others take over")
@@ -143,7 +155,8 @@ def config_of(args: argparse.Namespace) -> AgentConfig:
         password_file=args.password_file,
         policy=args.policy,
         device=args.device or device,
-        data=args.data,
+        data=f"classes:{args.classes}" if args.classes else args.data,
+        tell=_facts(args.tell),
         fleet=fleet,
         further=tuple(further),
         patience_s=args.patience,
@@ -166,6 +179,19 @@ def config_of(args: argparse.Namespace) -> AgentConfig:
         model=args.model,
         hide_counts=args.hide_counts,
     )
+
+
+def _facts(text: str) -> tuple[str, ...]:
+    # The doctor must work where msgspec is what is missing.
+    if not text:
+        return ()
+    from fedwright.protocol.data_summary import FACTS
+
+    facts = tuple(filter(None, text.split(",")))
+    wrong = sorted(set(facts) - set(FACTS))
+    if wrong:
+        raise ConfigError(f"--tell has {wrong[0]!r}; it may list {', '.join(FACTS)}")
+    return facts
 
 
 def _with_broker(config: AgentConfig) -> AgentConfig:
@@ -214,6 +240,7 @@ def _policy(args: argparse.Namespace) -> int:
 
 
 def _profile(args: argparse.Namespace) -> int:
+    from fedwright.device_runtime.doctor import is_served
     from fedwright.device_runtime.profiler.link import measure_link
     from fedwright.device_runtime.profiler.profile import measure_profile
     from fedwright.device_runtime.profiler.store import PROFILE_NAME, save_profile
@@ -225,7 +252,7 @@ def _profile(args: argparse.Namespace) -> int:
     found = measure_profile(threads=config.threads or 1, provider=config.provider, progress=shown)
     if shown is not None:
         print(file=sys.stderr)
-    if config.broker:
+    if config.broker and not is_served(config):
         found = replace(
             found, link=measure_link(config.broker, device=config.device, tls=config.tls(), login=config.login)
         )

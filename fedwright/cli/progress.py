@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from fedwright.protocol.messages import Stats
+    from fedwright.protocol.messages import Stats, Status
     from fedwright.server_runtime.rounds.events import (
         DeviceJoined,
         DeviceLost,
@@ -51,6 +51,8 @@ class Progress:
         self._lost: dict[str, str] = {}
         self._accuracy: dict[str, float] = {}
         self._seconds: dict[str, float] = {}
+        # What busy devices are at by their own word.
+        self._at: dict[str, str] = {}
         self._live = (
             Live(get_renderable=self._render, console=self._console, refresh_per_second=4, transient=True)
             if self._console.is_terminal and not silent
@@ -76,6 +78,7 @@ class Progress:
             self._wait(event)
         elif isinstance(event, events.StagePlanned):
             self._headline = "measuring" if event.evaluation else f"round {event.round} of {self._rounds}"
+            self._at.clear()
             for device in event.devices:
                 (self._lost if device in self._lost else self._states)[device] = BUSY[event.evaluation]
         elif isinstance(event, events.UpdateTaken):
@@ -89,6 +92,8 @@ class Progress:
         elif isinstance(event, events.RoundClosed):
             self._closed = event.round
             self._say(round_line(event, self._rounds))
+        elif isinstance(event, events.DeviceStatus):
+            self._at[event.device] = status_line(event.status)
         else:
             self._take_fate(event)
 
@@ -125,7 +130,9 @@ class Progress:
         # What it was at goes on when it comes back.
         before = self._lost.pop(device, self._states.get(device, "joined"))
         self._states[device] = before
-        said = "came back" if known else f"joined with {event.report.data.samples} samples"
+        data = event.report.data
+        has = f"{data.samples} samples" if data.input_shape else "classes alone, no data"
+        said = "came back" if known else f"joined with {has}"
         self._say(f"{device} {said} ({self._count()})")
 
     def _lose(self, device: str) -> None:
@@ -172,9 +179,19 @@ class Progress:
         for device, state in sorted(self._states.items())[:SHOWN]:
             accuracy = f"{self._accuracy[device]:.1%}" if device in self._accuracy else ""
             seconds = f"{self._seconds[device]:.1f}" if device in self._seconds else ""
-            table.add_row(device, Text.from_markup(state), accuracy, seconds)
+            shown = self._at.get(device, state) if state in BUSY else state
+            table.add_row(device, Text.from_markup(shown), accuracy, seconds)
         more = len(self._states) - SHOWN
         return Group(head, table, Text(f"and {more} more")) if more > 0 else Group(head, table)
+
+
+def status_line(status: "Status") -> str:
+    """What a device is at, in a few words."""
+    if not status.of:
+        return status.state
+    if status.state == "training":
+        return f"training step {status.done}/{status.of}"
+    return f"{status.state} {status.done / status.of:.0%}"
 
 
 def _place(event: "TaskFailed | LessOffered") -> str:

@@ -115,7 +115,7 @@ def _add_rollback(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         "rollback",
         "take the last rounds of a run back",
         "example:\n  fedwright server rollback runs/run --to 12\n\n"
-        "`fedwright server status` says which rounds a run can go back to (run.keep_states of them are kept);\n"
+        "`fedwright server status` says which rounds a run can go back to: the last run.keep_states and the best one;\n"
         "`fedwright server resume` then goes on from there. What devices keep to themselves is not taken back.",
     )
     rollback.add_argument("run_folder", metavar="RUN", type=Path, help="the folder of the run")

@@ -25,6 +25,7 @@ class Link(Protocol):
       comes back; without it the message MAY be dropped.
     - `receive` MUST return messages of one sender and topic in the order they were sent.
     - After a reconnect all subscriptions MUST stand again, and `connects` MUST have grown.
+    - A `branch` MUST get what comes on topics with its prefix, and nobody else; it ends with its link.
     - The last will MUST be published by the broker when the process dies without `close`.
     """
 
@@ -46,6 +47,10 @@ class Link(Protocol):
     @property
     def received_bytes(self) -> int:
         """Payload bytes taken from the broker so far."""
+        ...
+
+    def branch(self, prefix: str) -> "Link":
+        """A second reader over the same connection, of topics that begin so."""
         ...
 
     def subscribe(self, pattern: str) -> None:

@@ -57,11 +57,12 @@ class Inbox:
 
 
 class InboxLink:
-    """What a link is made of besides its broker: an inbox that others put into, and what it counts."""
+    """What a link is made of besides its broker: inboxes that others put into, and what it counts."""
 
     def __init__(self) -> None:
         """connects grows once the link is up with all its subscriptions; bytes are those of payloads."""
         self._inbox = Inbox()
+        self._branches: dict[str, Inbox] = {}
         self.connects = 0
         self.sent_bytes = 0
         self.received_bytes = 0
@@ -73,3 +74,16 @@ class InboxLink:
     def wake(self) -> None:
         """Make a waiting or the next `receive` return None at once."""
         self._inbox.wake()
+
+    def _branch_inbox(self, prefix: str) -> Inbox:
+        """From now on what comes on topics that begin so goes there."""
+        return self._branches.setdefault(prefix, Inbox())
+
+    def _sort_in(self, received: Received, *, reliable: bool) -> bool:
+        """Put a message where its topic belongs; False when its reader is too far behind."""
+        found = (inbox for prefix, inbox in self._branches.items() if received.topic.startswith(prefix))
+        return next(found, self._inbox).put(received, reliable=reliable)
+
+    def _wake_all(self) -> None:
+        for inbox in (self._inbox, *self._branches.values()):
+            inbox.wake()

@@ -4,6 +4,7 @@ import threading
 
 from fedwright.protocol.errors import LinkError
 from fedwright.protocol.link.base import Buffer, Received
+from fedwright.protocol.link.branch import Branch
 from fedwright.protocol.link.inbox import InboxLink
 
 
@@ -90,6 +91,10 @@ class MemoryLink(InboxLink):
         """Whether the broker is reachable now."""
         return self._open and self._broker.running
 
+    def branch(self, prefix: str) -> Branch:
+        """A second reader on this link, of topics that begin so."""
+        return Branch(self, self._branch_inbox(prefix))
+
     def subscribe(self, pattern: str) -> None:
         """Receive what is published on topics that match the pattern."""
         with self._broker._lock:
@@ -118,7 +123,7 @@ class MemoryLink(InboxLink):
 
     def _come_up(self) -> None:
         self.connects += 1
-        self._inbox.wake()
+        self._wake_all()
 
     def _send_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -126,7 +131,7 @@ class MemoryLink(InboxLink):
             self.send(topic, payload)
 
     def _deliver(self, message: Received, reliable: bool) -> None:
-        if any(matches(pattern, message.topic) for pattern in self._patterns) and self._inbox.put(
+        if any(matches(pattern, message.topic) for pattern in self._patterns) and self._sort_in(
             message, reliable=reliable
         ):
             self.received_bytes += len(message.payload)

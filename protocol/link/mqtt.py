@@ -21,6 +21,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from fedwright.protocol.address import PASSWORD_VARIABLE, Address, Login, parse_url, with_login
 from fedwright.protocol.errors import ConfigError, LinkError
 from fedwright.protocol.link.base import Buffer, Received, Watch
+from fedwright.protocol.link.branch import Branch
 from fedwright.protocol.link.inbox import InboxLink
 from fedwright.protocol.link.paho_client import LeanClient
 from fedwright.protocol.link.security import TlsFiles
@@ -35,6 +36,10 @@ KEEPALIVE_S = 20
 # Each link draws its own delays, so that a large fleet does not come back all at once.
 FIRST_DELAY_S = (0.1, 0.5)
 LAST_DELAY_S = (15.0, 30.0)
+# A connection that breaks sooner was thrown out; after so many the next ones are tried ever more seldom, until one
+# has lasted.
+SHORT_S, LASTING_S = 2.0, 60.0
+SHORT_ONES = 3
 CLOSE_FLUSH_S = 5.0
 # No clock that was ever set shows a time before this project began: the first second of 2024.
 NO_CLOCK_BEFORE_S = 1_704_067_200
@@ -46,6 +51,8 @@ V5_DISCONNECT = b"\xe0\0"
 # CONNACK codes for "unsupported protocol version" of MQTT 3.1.1 and 5.
 V5_UNKNOWN = (0x01, 0x84)
 CHECK_LOGIN = f"check the password ({PASSWORD_VARIABLE} or --password-file), or the certificate and its access list"
+
+CHECK_COPIES = "check that no other process or board uses the same certificate: each may connect once"
 
 
 class _Refused(Exception):
@@ -71,6 +78,9 @@ class MqttLink(InboxLink):
         self._watch = watch
         self._closing = False
         self._lost_s: float | None = None
+        self._up_s = 0.0
+        self._short_ones = 0
+        self._delays_s = random.uniform(*FIRST_DELAY_S), random.uniform(*LAST_DELAY_S)
         self._lock = threading.Lock()
         self._patterns: list[str] = []
         self._unacknowledged: set[int] = set()
@@ -84,6 +94,10 @@ class MqttLink(InboxLink):
         self._connected = False
         self._warned_full = False
         self._client = self._make_client(address, client_id, will, tls)
+
+    def branch(self, prefix: str) -> Branch:
+        """A second reader on this connection; what comes on topics that begin so goes to it alone."""
+        return Branch(self, self._branch_inbox(prefix))
 
     def _make_client(
         self, address: Address, client_id: str, will: tuple[str, bytes] | None, tls: TlsFiles
@@ -99,7 +113,7 @@ class MqttLink(InboxLink):
         )
         client.connect_timeout = CONNECT_TIMEOUT_S
         client.max_queued_messages_set(0)
-        client.reconnect_delay_set(random.uniform(*FIRST_DELAY_S), random.uniform(*LAST_DELAY_S))  # type: ignore[arg-type]
+        client.reconnect_delay_set(*self._delays_s)  # type: ignore[arg-type]
         if address.password is not None:
             client.username_pw_set(address.user, address.password)
         if will is not None:
@@ -204,7 +218,7 @@ class MqttLink(InboxLink):
             self._lost_s = self._refused = None
             self._watch(True)
         if self.connects > 1:
-            self._inbox.wake()
+            self._wake_all()
         self._answered.set()
 
     def _on_connect(self, client: paho.Client, _data: Any, _flags: Any, reason: ReasonCode, _props: Any) -> None:
@@ -216,6 +230,7 @@ class MqttLink(InboxLink):
             self._answered.set()
             return
         self._connected = True
+        self._up_s = time.monotonic()
         self._resubscribing = set()
         for pattern in list(self._patterns):
             _, mid = client.subscribe(pattern, qos=1)
@@ -224,7 +239,9 @@ class MqttLink(InboxLink):
         if not self._resubscribing:
             self._came_up()
 
-    def _on_disconnect(self, _client: paho.Client, _data: Any, _flags: Any, reason: ReasonCode, _props: Any) -> None:
+    def _on_disconnect(self, client: paho.Client, _data: Any, _flags: Any, reason: ReasonCode, _props: Any) -> None:
+        if self._connected:
+            self._slow_down(client, time.monotonic() - self._up_s)
         self._connected = False
         self._failed = True
         if self.connects and self._lost_s is None and not self._closing:
@@ -232,6 +249,18 @@ class MqttLink(InboxLink):
             log.warning("the broker at %s is gone (%s); trying until it is back", self._address, reason)
             self._watch(False)
         self._answered.set()
+
+    def _slow_down(self, client: paho.Client, lasted_s: float) -> None:
+        """Two that have one certificate throw each other out; let that not keep the broker busy."""
+        if lasted_s >= LASTING_S:
+            self._short_ones = 0
+        elif lasted_s < SHORT_S:
+            self._short_ones += 1
+        if self._short_ones == SHORT_ONES:
+            log.warning("the broker at %s ends connections as soon as they stand; %s", self._address, CHECK_COPIES)
+        first_s, last_s = self._delays_s
+        grown_s = min(last_s, first_s * 2.0 ** max(0, self._short_ones - SHORT_ONES + 1))
+        client.reconnect_delay_set(grown_s, last_s)  # type: ignore[arg-type]
 
     def _on_subscribe(self, _client: paho.Client, _data: Any, mid: int, _reasons: Any, _props: Any) -> None:
         if mid in self._resubscribing:
@@ -250,7 +279,7 @@ class MqttLink(InboxLink):
 
     def _put(self, received: Received, *, reliable: bool) -> None:
         self.received_bytes += len(received.payload)
-        if not self._inbox.put(received, reliable=reliable):
+        if not self._sort_in(received, reliable=reliable):
             if not self._warned_full:
                 log.warning("messages arrive faster than they are read; dropped one on %s", received.topic)
             self._warned_full = True

@@ -41,7 +41,11 @@ class BrokerTls:
     """Certificates that are void."""
 
     def listener(self, port: int, host: str) -> list[str]:
-        """Lines of a mosquitto configuration; the name in a certificate is the user of the access list."""
+        """Lines of a mosquitto configuration; the name in a certificate is the user of the access list.
+
+        It is the client id, too, whatever a client calls itself: nobody throws out another one or takes its session,
+        and one certificate has one connection and one queue at the broker.
+        """
         return [
             f"listener {port} {host}",
             f"cafile {self.ca.resolve()}",
@@ -50,6 +54,7 @@ class BrokerTls:
             "tls_version tlsv1.2",
             "require_certificate true",
             "use_identity_as_username true",
+            "use_username_as_clientid true",
             "allow_anonymous false",
             f"acl_file {self.acl.resolve()}",
             *([f"crlfile {self.crl.resolve()}"] if self.crl else []),

@@ -53,11 +53,11 @@ def quiet_tracing() -> Iterator[None]:
 
 def _whole(value: Any, name: str) -> int:
     """A number that is known while tracing."""
-    return int(symbolic_helper._get_const(value, "i", name))  # type: ignore[no-untyped-call]
+    return int(symbolic_helper._get_const(value, "i", name))
 
 
 def _wholes(value: Any, name: str) -> list[int]:
-    return list(symbolic_helper._get_const(value, "is", name))  # type: ignore[no-untyped-call]
+    return list(symbolic_helper._get_const(value, "is", name))
 
 
 def _constant(g: Any, value: Any) -> Any:
@@ -192,7 +192,7 @@ def _rms_norm(g: Any, x: Any, normalized_shape: Any, weight: Any = None, eps: An
     axes = [-1 - i for i in range(len(_wholes(normalized_shape, "normalized_shape")))]
     small = torch.finfo(torch.float32).eps
     if eps is not None and not symbolic_helper._is_none(eps):
-        small = float(symbolic_helper._get_const(eps, "f", "eps"))  # type: ignore[no-untyped-call]
+        small = float(symbolic_helper._get_const(eps, "f", "eps"))
     mean = g.op("ReduceMean", g.op("Mul", x, x), axes_i=axes, keepdims_i=1)
     y = g.op("Div", x, g.op("Sqrt", g.op("Add", mean, _constant(g, small))))
     return y if weight is None or symbolic_helper._is_none(weight) else g.op("Mul", y, weight)

@@ -33,10 +33,10 @@ def use_safe_convolutions() -> Library:
 
     That holds for all modules and functions that convolve, a user's own too; exported graphs stay as they were.
     """
-    library = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    library = Library("aten", "IMPL")
     kernels = {"conv2d": _conv2d, "conv2d.padding": _conv2d, "conv_transpose2d.input": _conv_transpose2d}
     for name, kernel in kernels.items():
-        library.impl(name, kernel, "AutogradCPU")  # type: ignore[no-untyped-call]
+        library.impl(name, kernel, "AutogradCPU")
     return library
 
 

@@ -115,7 +115,7 @@ def tune(
             optimizer.zero_grad(set_to_none=True)
             _backward(build(theta), members, rows)
             if extra is not None:
-                extra(theta).backward()  # type: ignore[no-untyped-call]
+                extra(theta).backward()
             optimizer.step()
         now = _held_out(theta, build, members)
         better = now < least

@@ -31,6 +31,8 @@ def robust_weights(combine: Combine, updates: Sequence[Mapping[str, Array]]) -> 
     if combine.kind == "similarity":
         return list(map(float, similarity_weights(products.cosines())))
     hostile = int(combine.hostile_ratio * len(updates))
+    if combine.kind == "majority":
+        return list(map(float, majority_weights(products.distances(), count=len(updates) - hostile)))
     count = 1 if combine.kind == "krum" else max(1, len(updates) - hostile)
     return list(map(float, krum_weights(products.distances(), hostile=hostile, count=count)))
 
@@ -87,6 +89,23 @@ def krum_weights(distances: Floats, *, hostile: int, count: int) -> Floats:
     np.fill_diagonal(others, np.inf)
     near = max(1, size - hostile - 2)
     scores = np.sort(others, axis=1)[:, :near].sum(axis=1)
+    weights = np.zeros(size)
+    weights[np.argsort(scores, kind="stable")[:count]] = 1.0
+    return weights
+
+
+def majority_weights(distances: Floats, *, count: int) -> Floats:
+    """1 for the `count` updates to which a majority lies nearest, 0 for the others.
+
+    score_i = the distance to the floor(n / 2)-th nearest other, so that with its sender a majority lies within it.
+    Liars in the minority have an honest one among so many: how close they keep to one another does not help them,
+    while Krum's sum of distances rewards it.
+    """
+    size = len(distances)
+    others = distances.copy()
+    np.fill_diagonal(others, np.inf)
+    middle = max(1, size // 2) - 1
+    scores = np.partition(others, middle, axis=1)[:, middle]
     weights = np.zeros(size)
     weights[np.argsort(scores, kind="stable")[:count]] = 1.0
     return weights

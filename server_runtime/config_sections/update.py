@@ -28,11 +28,14 @@ class UpdateSection:
     combine: Kind = field(
         default="mean",
         metadata=hint(
-            "mean, or where devices may be hostile: trimmed_mean, median, krum, multi_krum, similarity, norm_bound"
+            "mean, or where devices may be hostile: majority, multi_krum, krum, similarity, trimmed_mean, median, "
+            "norm_bound"
         ),
     )
     trim_ratio: float = field(default=0.1, metadata=hint("share that trimmed_mean leaves out at each end"))
-    hostile_ratio: float = field(default=0.25, metadata=hint("share of devices that krum and multi_krum outlast"))
+    hostile_ratio: float = field(
+        default=0.25, metadata=hint("share of devices that majority, krum and multi_krum may leave out")
+    )
     evaluate: bool = field(default=True, metadata=hint("devices measure the model before and after they train it"))
     class_means: bool = field(
         default=False, metadata=hint("devices send class means too, to edges that exchange", was="features")

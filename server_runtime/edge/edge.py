@@ -45,6 +45,7 @@ from fedwright.protocol.messages import (
     Refusal,
     Report,
     Shown,
+    Status,
     Task,
     Update,
 )
@@ -242,7 +243,7 @@ class Edge:
             if self._reports.get(device, ("", b""))[0] == event.boot:
                 del self._reports[device]
             self._up.carry(device, event.payload)
-        elif isinstance(message, Answer):
+        elif isinstance(message, Answer | Status):
             self._up.carry(device, event.payload)
         elif isinstance(message, Update) and message.tensors is not None and self._is_wanted(message):
             self._arriving.setdefault(message.tensors.sha256, []).append(event)

@@ -44,12 +44,15 @@ def run_edge(config: EdgeConfig, *, started: Callable[[Edge], None] = lambda edg
     verify, sign = (None, None) if bundle is None else (bundle.verify, bundle.sign)
     presence = Presence(fleet, name, boot, edge_board(), verify, sign)
     with ExitStack() as stack:
-        host, devices = config.host, config.devices if config.devices.broker else config.host
+        host, devices = config.host, config.devices
         up = connect(host.broker, client_id=f"{name}-up", will=will, tls=tls, login=_login(host, bundle))
         stack.callback(up.close)
-        url = devices.broker or host.broker
-        down = connect(url, client_id=f"{name}-down", tls=tls, login=_login(devices, bundle))
-        stack.callback(down.close)
+        if devices.broker is None or devices.broker == host.broker:
+            # A broker lets one certificate in once.
+            down = up.branch(topics.of_fleet(name))
+        else:
+            down = connect(devices.broker, client_id=f"{name}-down", tls=tls, login=_login(devices, bundle))
+            stack.callback(down.close)
         serve(config, presence, up=up, down=down, started=started)
 
 

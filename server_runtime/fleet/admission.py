@@ -26,7 +26,7 @@ _SPANS = ("train_s", "cpu_s", "task_s", "train_cpu_s", "energy_j", "loss_first",
 def report_problem(report: Report, spec: ModelSpec, run_data: RunData | None = None) -> str | None:
     """Why a device cannot take part in a run of this model; None when it can."""
     shape = tuple(report.data.input_shape)
-    if shape != spec.input_shape:
+    if shape != spec.input_shape and not is_without_data(report):
         return f"its data has shape {list(shape)} but the run needs {list(spec.input_shape)}; give it other data"
     problem = (run_data or RunData()).problem(report)
     if problem is not None:
@@ -37,6 +37,11 @@ def report_problem(report: Report, spec: ModelSpec, run_data: RunData | None = N
             f"fix its labels or set model.classes"
         )
     return None
+
+
+def is_without_data(report: Report) -> bool:
+    """Whether a device says only which classes it will meet; it has nothing to learn from or to measure with."""
+    return not report.data.input_shape and not report.data.samples and not report.trains
 
 
 def check_stats(stats: Stats, recipe: Recipe) -> None:

@@ -231,6 +231,14 @@ class Method(ABC):
     def restore_planning(self, state: MethodState) -> None:
         """Know again what was learned when the plan was made."""
 
+    def wanted_facts(self) -> tuple[str, ...]:
+        """What it reads of devices' data beyond their classes: names of `protocol.data_summary.FACTS`.
+
+        Devices are asked for these and for nothing else, and tell what their owners agree to: `report.data` MUST be
+        read as one that may lack them. Without counts `class_counts` has 1 for every class that there is.
+        """
+        return ()
+
     def wanted_sum(self, reports: Mapping[str, Report]) -> SumRequest | None:
         """The sum of counts to ask of the devices that are here; None, MUST be None when all is known."""
         return None
@@ -247,7 +255,7 @@ class Method(ABC):
         return None
 
     def compared(self, device: str, update: CheckedUpdate) -> tuple[Hashable, Tensors] | None:
-        """A change as krum, multi_krum and similarity compare it: among which others, and its entries.
+        """A change as krum, multi_krum, majority and similarity compare it: among which others, and its entries.
 
         Entries are those of the whole model, NaN where the device has none. None: it is not averaged with others'.
         """

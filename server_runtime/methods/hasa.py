@@ -118,6 +118,14 @@ class Hasa(SubmodelMethod):
         spec = self.setting.spec
         return np.dtype(model_inputs(zoo.create(spec, seed=0), spec)[0].dtype).kind in "iu"
 
+    def wanted_facts(self) -> tuple[str, ...]:
+        """What scores are made of; sums that hide counts need none of it."""
+        if self._params.rule in ("uniform", "size") or self._params.secure_sum:
+            return ()
+        return {"counts": ("class_counts", "word_counts"), "pixels": ("pixel_std",), "features": ("descriptor",)}[
+            self._params.score
+        ]
+
     def take_sum(self, summed: SumResult) -> None:
         """Keep the sum and the scores."""
         self._summed = SumResult(summed.pooled, {**self._summed.scores, **summed.scores})
@@ -144,7 +152,7 @@ class Hasa(SubmodelMethod):
             return DeviceData(data.samples, cap)
         if self._params.secure_sum:
             return DeviceData(data.samples, cap, (self._hidden_score(device),))
-        values: Sequence[float] | None = data.class_counts if data.score_counts is None else data.score_counts
+        values: Sequence[float] | None = data.known_counts if data.score_counts is None else data.score_counts
         if self._params.score == "pixels":
             values = None if data.pixel_std is None else (data.pixel_std,)
         elif self._params.score == "features":
@@ -152,7 +160,8 @@ class Hasa(SubmodelMethod):
         if not values or (self._params.score == "counts" and not any(values)):
             what = {"counts": "class counts", "pixels": "pixels", "features": "features"}[self._params.score]
             raise ConfigError(
-                f"device {device} reports no {what} to score; choose another method.score or the rule 'size'"
+                f"device {device} reports no {what} to score; let its owner agree (`tells` in its policy.toml), choose "
+                f"another method.score or the rule 'size'"
                 + ("" if report.sum_key is None else ", or set method.secure_sum = true")
             )
         return DeviceData(data.samples, cap, tuple(map(float, values)))

@@ -95,19 +95,24 @@ class Absorber:
     _earlier: dict[str, ChangeSize] = field(default_factory=dict)
 
     def absorb(self, method: Method, incoming: Sequence[Incoming], stage: Stage) -> Absorbed:
-        """Fold in all that can be; RoundError when the method fails without any update."""
-        left = list(incoming)
-        while True:
+        """Fold in all that can be; where that is nothing and the method fails at it, it stays where it was.
+
+        RoundError when nothing came and the method fails at that.
+        """
+        left, done = list(incoming), None
+        while done is None:
             try:
                 done = self._attempt(method, left, stage)
             except Unusable as err:
-                left = self._without_culprits(method, left, stage, err)
+                if incoming and not left:
+                    done = Absorbed([], {})
+                else:
+                    left = self._without_culprits(method, left, stage, err)
                 stage.restart()
-            else:
-                self._remember(left, stage)
-                self.reader.forget(planned.task.task for one in incoming for planned in one.tasks)
-                refs = [one.update.tensors for one in incoming]
-                return replace(done, tensors={ref.sha256 for ref in refs if ref is not None})
+        self._remember(left, stage)
+        self.reader.forget(planned.task.task for one in incoming for planned in one.tasks)
+        refs = [one.update.tensors for one in incoming]
+        return replace(done, tensors={ref.sha256 for ref in refs if ref is not None})
 
     def _attempt(self, method: Method, incoming: Sequence[Incoming], stage: Stage) -> Absorbed:
         """One try from the start of the stage to its end; Unusable when it fails."""

@@ -30,7 +30,6 @@ from fedwright.server_runtime.rounds.stage import (
     planning_notes,
     restore_planning,
     spent_blobs,
-    what_is_sent,
 )
 from fedwright.server_runtime.rounds.store.base import Closed, Planned, Position, Reply, RoundStore
 from fedwright.server_runtime.rounds.task_tracker import TaskTracker
@@ -62,6 +61,7 @@ class AsynchronousCoordinator(RoundRunner):
     def run(self, method: Method, spec: ModelSpec) -> None:
         """All versions that are still to be made, then one evaluation on every device that is present."""
         self._tracker.admit(spec)
+        self._tracker.want(method.wanted_facts())
         self._tracker.offer_less = smaller_tasks(method, self._planner)
         self._restore(method)
         self._gather()
@@ -136,7 +136,7 @@ class AsynchronousCoordinator(RoundRunner):
         plan = self._planner.plan(position, assignments, emissions)
         self._store.save_plan(position, plan, notes=planning_notes(method))
         self._stage += 1
-        self._tracker.observe(events.StagePlanned(self._version, tuple(assignments), False, what_is_sent(plan)))
+        self._tracker.announce(position, tuple(assignments), plan)
         self._tracker.hand_out(plan)
 
     def _advance(self, method: Method) -> None:

@@ -11,16 +11,18 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import to_builtins
 
 from fedwright import __version__
 from fedwright.protocol.address import mask
+from fedwright.protocol.messages import Report
 from fedwright.protocol.support.unreadable import UNREADABLE
 from fedwright.server_runtime.rounds import events
 
@@ -95,7 +97,7 @@ def _last_line(file: int) -> tuple[str, int]:
 def facts_of(event: events.Event) -> tuple[str, dict[str, Any]] | None:
     """What the log says of an event; None for what nobody has to answer for."""
     if isinstance(event, events.DeviceJoined):
-        return "joined", {"device": event.device, "samples": event.report.data.samples, "agent": event.report.agent}
+        return "joined", {"device": event.device, **_board(event.report)}
     if isinstance(event, events.DeviceLost):
         return "lost", {"device": event.device}
     if isinstance(event, events.DeviceTurnedAway):
@@ -103,17 +105,26 @@ def facts_of(event: events.Event) -> tuple[str, dict[str, Any]] | None:
     if isinstance(event, events.LessOffered):
         return "offered less", {**_place(event), "detail": event.detail}
     if isinstance(event, events.UpdateTaken):
-        return "accepted", {**_place(event), "samples": event.stats.samples, "blob": event.blob}
+        stats = {name: value for name, value in to_builtins(event.stats).items() if value is not None}
+        known = {"samples": event.stats.samples, "blob": event.blob, "seconds": round(event.seconds, 3)}
+        return "accepted", {**_place(event), **known, "stats": stats}
     if isinstance(event, events.TaskFailed):
         return event.outcome, {**_place(event), "detail": event.detail}
     if isinstance(event, events.StagePlanned):
         sent = {device: list(what) for device, *what in event.sent}
-        return "sent", {"round": event.round, "evaluation": event.evaluation, "to": sent or list(event.devices)}
+        known = {"to": sent or list(event.devices), "offers": to_builtins(dict(event.offers))}
+        return "sent", {"round": event.round, "evaluation": event.evaluation, **known}
     if isinstance(event, events.RoundClosed):
-        return "round closed", {"round": event.round, "metrics": event.metrics}
+        return "round closed", {"round": event.round, "metrics": event.metrics, "seconds": round(event.seconds, 3)}
     if isinstance(event, events.Warned):
         return event.fate, {"device": event.device, "detail": event.text}
     return None
+
+
+def _board(report: Report) -> dict[str, Any]:
+    """What is written of a device that joined: the board, and how much data, never what is in it."""
+    known = {"samples": report.data.samples, "agent": report.agent, "free_bytes": report.free_bytes}
+    return {**known, "trains": report.trains, "board": to_builtins(report.board)}
 
 
 def _place(event: events.LessOffered | events.UpdateTaken | events.TaskFailed) -> dict[str, Any]:
@@ -141,9 +152,17 @@ def _user() -> str:
 
 @contextmanager
 def audited(
-    folder: Path, observer: events.Observer, *, config: str = "", sync: bool = True
+    folder: Path,
+    observer: events.Observer,
+    *,
+    config: str = "",
+    about: Mapping[str, Any] | None = None,
+    sync: bool = True,
 ) -> Iterator[events.Observer]:
-    """Inside the block everything that the observer hears goes into the folder's log first; config: its text."""
+    """Inside the block everything that the observer hears goes into the folder's log first.
+
+    config: its text, of which the hash is kept. about: what else to say of a run that begins or goes on.
+    """
     log = AuditLog(folder / AUDIT, sync=sync)
     ended = "stopped"
 
@@ -157,7 +176,7 @@ def audited(
         observer(event)
 
     try:
-        log.append("began", **orderer(), config=hashlib.sha256(config.encode()).hexdigest())
+        log.append("began", **orderer(), config=hashlib.sha256(config.encode()).hexdigest(), about=dict(about or {}))
         log.flush()
         yield observe
         ended = "complete"

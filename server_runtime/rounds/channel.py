@@ -1,5 +1,6 @@
 """How the rounds speak with devices, whoever carries it."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from fedwright.protocol.messages import Ask, BlobRef, Dismiss, Task
@@ -10,8 +11,8 @@ from fedwright.server_runtime.transport.upload_puller import Pulled
 class Channel(Protocol):
     """What the tracker needs of whoever speaks with the devices: a channel over a link, or a fleet in this process."""
 
-    def challenge(self, device: str) -> None:
-        """Ask whoever is alive under this id to report."""
+    def challenge(self, device: str, tell: Sequence[str] = ()) -> None:
+        """Ask whoever is alive under this id to report, with these facts of its data."""
         ...
 
     def assign(self, device: str, boot: str, task: Task) -> None:

@@ -21,13 +21,20 @@ from fedwright.server_runtime.rounds.pooled_tasks import PoolTerms, merged_tasks
 from fedwright.server_runtime.rounds.retry import smaller_tasks
 from fedwright.server_runtime.rounds.round_runner import RoundRunner
 from fedwright.server_runtime.rounds.secure_sum import ask_sum
+from fedwright.server_runtime.rounds.spoilt_rounds import (
+    ADVICE,
+    SPOILT,
+    Verdicts,
+    has_learnt,
+    lately_believed,
+    no_quorum,
+)
 from fedwright.server_runtime.rounds.stage import (
     collect,
     evaluate_fleet,
     fleet_metrics,
     outdated_states,
     planning_notes,
-    require_quorum,
     restore_planning,
     spent_blobs,
 )
@@ -42,6 +49,7 @@ class Coordinator(RoundRunner):
     def run(self, method: Method, spec: ModelSpec) -> None:
         """All rounds that are still to be done, then one evaluation on every device that is present."""
         self._tracker.admit(spec)
+        self._tracker.want(method.wanted_facts())
         self._tracker.offer_less = smaller_tasks(method, self._planner)
         start = self._restore(method)
         for number in range(start.round, self._options.rounds + 1):
@@ -71,8 +79,10 @@ class Coordinator(RoundRunner):
             collect(self._tracker, self._store, position=position, plan=plan, options=self._options, quorum=quorum)
             # Devices without the memory for their task were given smaller ones, which are in the plan by now.
             plan = sorted(self._store.plan(position) or plan, key=lambda planned: planned.device)
-            done = self._absorb(method, position, plan)
-            require_quorum(self._store.replies(position), quorum, number)
+            done = None if self._is_spoilt(position, plan) else self._absorb(method, position, plan)
+            if done is None or self._is_spoilt(position, plan):
+                self._leave_out(method, position, plan, began_s=began_s)
+                return
             relays = {relay.device: relay.assignment for relay in done.relays}
             if not relays:
                 break
@@ -142,13 +152,39 @@ class Coordinator(RoundRunner):
         tasks: dict[str, list[Planned]] = {}
         for planned in plan:
             tasks.setdefault(planned.device, []).append(planned)
-        lost = {task for task, reply in replies.items() if reply.outcome != "update"}
+        # A rejected update is an answer, but for a run that ended because there were no others from its start.
+        answers = {"update", "rejected"} if has_learnt(self._store.closed()) else {"update"}
+        if Verdicts.of(plan, replies).believed:
+            answers.add("rejected")
+        lost = {task for task, reply in replies.items() if reply.outcome not in answers}
         failed = [own for own in tasks.values() if all(planned.task.task in lost for planned in own)]
         if len(tasks) - len(failed) >= quorum:
             return plan
         more = [self._planner.afresh(own[0], own[-1]) for own in failed]
         self._store.extend_plan(position, more)
         return [*plan, *more]
+
+    def _is_spoilt(self, position: Position, plan: list[Planned]) -> bool:
+        """Whether most updates of a round cannot be believed; what is passed on inside of it may get lost."""
+        verdicts = Verdicts.of(plan, self._store.replies(position))
+        if position.stage or not verdicts.rejected:
+            return False
+        return verdicts.is_spoilt(lately_believed(self._store, position.round, verdicts.believed | verdicts.rejected))
+
+    def _leave_out(self, method: Method, position: Position, plan: list[Planned], *, began_s: float) -> None:
+        """Close a spoilt round; NoQuorum where nothing of any device could be believed since the run began."""
+        replies = self._store.replies(position)
+        verdicts = Verdicts.of(plan, replies)
+        self._rejected |= verdicts.rejected
+        trainers = {device for device, report in self._tracker.present().items() if report.trains}
+        if not has_learnt(self._store.closed()) and not verdicts.believed and trainers <= self._rejected:
+            raise no_quorum(replies, position.round, "no update that can be believed from any device")
+        fate = self._keep_or_go_back(method)
+        self._tracker.observe(events.Warned(f"most updates of a round cannot be believed, so {fate}; {ADVICE}"))
+        metrics = {**fleet_metrics(replies), "updates": 0.0, SPOILT: 1.0}
+        self._reader.forget(planned.task.task for planned in plan)
+        self._close(method, position, plan, done=Absorbed([], metrics))
+        self._tracker.observe(events.RoundClosed(position.round, metrics, self._tracker.clock() - began_s))
 
     def _absorb(self, method: Method, position: Position, plan: list[Planned]) -> Absorbed:
         """Fold in the stage's updates in the order of device ids, and close the round unless something is passed on."""

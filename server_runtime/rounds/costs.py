@@ -1,11 +1,38 @@
-"""What a round cost the devices that took part: multiply-accumulates and bytes."""
+"""What a round is expected to take of its devices, and what it cost them."""
 
 from collections.abc import Callable, Mapping, Sequence
 
 from fedwright.protocol.artifact import Manifest
+from fedwright.protocol.errors import BadArtifact
+from fedwright.protocol.predictor import need_bytes
 from fedwright.protocol.task_blobs import own_blobs
+from fedwright.server_runtime.fleet.speeds import Speeds
+from fedwright.server_runtime.rounds.events import Offer
 from fedwright.server_runtime.rounds.store.base import Planned, Reply
 from fedwright.server_runtime.spec import Structure
+from fedwright.server_runtime.zoo import width_of
+
+
+def offers_of(plan: Sequence[Planned], manifest: Callable[[Structure], Manifest], speeds: Speeds) -> dict[str, Offer]:
+    """What each device is sent, and what that is expected to take there."""
+    return {planned.device: _offer(planned, manifest(planned.assignment.structure), speeds) for planned in plan}
+
+
+def _offer(planned: Planned, manifest: Manifest, speeds: Speeds) -> Offer:
+    recipe, spec = planned.task.recipe, planned.assignment.structure.spec
+    try:
+        predicted = speeds.predict(planned.device, manifest, batch=recipe.batch)
+    except BadArtifact:
+        # What a device measured of itself does not fit this graph.
+        predicted = None
+    return Offer(
+        width=width_of(spec),
+        rank=max((size for group, size in spec.sizes if "rank" in group), default=0),
+        macs=manifest.macs,
+        bytes_down=sum(ref.size_bytes for ref in own_blobs(planned.task)),
+        need_bytes=need_bytes(manifest, recipe.batch),
+        step_s=None if predicted is None else predicted.step_s,
+    )
 
 
 def round_cost(

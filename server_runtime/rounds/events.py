@@ -1,9 +1,9 @@
 """What the coordinator tells an observer while it runs; progress bars and dashboards live on these."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
-from fedwright.protocol.messages import Report, Stats
+from fedwright.protocol.messages import Report, Stats, Status
 
 
 @dataclass(frozen=True)
@@ -39,16 +39,33 @@ class DeviceTurnedAway:
 
 
 @dataclass(frozen=True)
+class Offer:
+    """What a device is sent, and what that is expected to take there.
+
+    width: share of the channels. rank: of its adapters, 0 without any. bytes_down: of its own blobs. need_bytes: of
+    memory. step_s: of one step of training, None where nothing is known of the device's speed.
+    """
+
+    width: float
+    rank: int
+    macs: int
+    bytes_down: int
+    need_bytes: int
+    step_s: float | None = None
+
+
+@dataclass(frozen=True)
 class StagePlanned:
     """Tasks of a stage are durable and go out now. `evaluation` marks the measurement after the round.
 
-    sent: the device, the task's id and the blob of its weights, for each.
+    sent: the device, the task's id and the blob of its weights, for each. offers: by device.
     """
 
     round: int
     devices: tuple[str, ...]
     evaluation: bool
     sent: tuple[tuple[str, str, str], ...] = ()
+    offers: Mapping[str, Offer] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -71,6 +88,15 @@ class UpdateTaken:
     seconds: float
     evaluation: bool = False
     blob: str = ""
+
+
+@dataclass(frozen=True)
+class DeviceStatus:
+    """What a device is at with the task it has; not kept."""
+
+    round: int
+    device: str
+    status: Status
 
 
 @dataclass(frozen=True)
@@ -110,6 +136,7 @@ Event = (
     | StagePlanned
     | LessOffered
     | UpdateTaken
+    | DeviceStatus
     | TaskFailed
     | RoundClosed
     | Warned

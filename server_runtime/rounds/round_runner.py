@@ -7,6 +7,7 @@ from fedwright.server_runtime.methods.base import Method, MethodState
 from fedwright.server_runtime.rounds.absorber import Absorber
 from fedwright.server_runtime.rounds.leave_out import LeftOutDevices
 from fedwright.server_runtime.rounds.planner import Planner
+from fedwright.server_runtime.rounds.spoilt_rounds import best_round, best_state, in_a_row
 from fedwright.server_runtime.rounds.stage import RoundOptions, restore_newest
 from fedwright.server_runtime.rounds.store.base import RoundStore
 from fedwright.server_runtime.rounds.task_tracker import TaskTracker
@@ -33,6 +34,8 @@ class RoundRunner:
         self._left = LeftOutDevices(tracker.observe)
         self._absorber = Absorber(tracker, reader, options.norm_factor, options.combine)
         self._first = b""
+        # Devices of which nothing was believed yet.
+        self._rejected: set[str] = set()
 
     def _gather(self) -> dict[str, Report]:
         """Wait for the devices that a round should have; a run that began goes on with a quorum of them."""
@@ -43,12 +46,20 @@ class RoundRunner:
 
     def _resume(self, method: Method) -> bool:
         """Continue from the last closed stage; False when there is none, and then this is where `_restart` goes."""
-        resumed = restore_newest(method, self._store, self._planner)
-        if not resumed:
-            self._first = method.state().to_bytes()
-        return resumed
+        self._first = method.state().to_bytes()
+        return restore_newest(method, self._store, self._planner)
 
     def _restart(self, method: Method) -> None:
         """Undo what the method did since a stage was closed."""
         if not restore_newest(method, self._store, self._planner):
             method.restore(MethodState.read(self._first))
+
+    def _keep_or_go_back(self, method: Method) -> str:
+        """Put a method where a spoilt round leaves it; returns that in words."""
+        self._restart(method)
+        closed = self._store.closed()
+        best, state = best_round(closed), best_state(closed)
+        if not in_a_row(closed) or best is None or (state is not None and not self._planner.blobs.has(state)):
+            return "the model stays as it was"
+        method.restore(MethodState.read(self._first if state is None else self._planner.blobs.path(state)))
+        return f"the run goes back to the model {f'of round {best}' if state else 'that it began with'}"

@@ -3,16 +3,19 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedwright.protocol.errors import NoQuorum
 from fedwright.protocol.task_blobs import own_blobs
 from fedwright.server_runtime.blocks.robust import Combine
 from fedwright.server_runtime.methods.base import Method, MethodState
-from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.evaluation import evaluation_plan
 from fedwright.server_runtime.rounds.leave_out import LeftOutDevices
 from fedwright.server_runtime.rounds.planner import Planner
+from fedwright.server_runtime.rounds.size_limits import lower_median
+from fedwright.server_runtime.rounds.spoilt_rounds import LOSS_BEFORE, best_state, require_quorum
 from fedwright.server_runtime.rounds.store.base import Closed, Planned, Position, Reply, RoundStore, evaluation_after
 from fedwright.server_runtime.rounds.task_tracker import TaskTracker
+
+# For how many times the median device's held-out samples one device may speak.
+MOST_HOLDOUT = 10
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class RoundOptions:
     class_means: devices behind edges send them too, for what edges do with them.
     weight_cap: no device counts for more than so many times the samples of the median one. norm_factor: no change is
     longer than so many times the median of its stage. combine: which updates count. keep_states: how many rounds can
-    be taken back.
+    be taken back; the one with the least loss stays beside them.
     """
 
     rounds: int
@@ -62,31 +65,15 @@ def collect(
     # A device has several tasks in the plan when it was offered less or asked again.
     devices = tuple(dict.fromkeys(planned.device for planned in plan))
     sent = [planned for planned in plan if planned.task.task not in replies]
-    tracker.observe(events.StagePlanned(position.round, devices, position.is_evaluation, what_is_sent(sent)))
+    tracker.announce(position, devices, sent)
     tracker.hand_out(sent)
     deadline = tracker.clock() + options.deadline_s
     while tracker.out() and tracker.clock() < deadline:
         tracker.poll(deadline)
-    require_quorum(store.replies(position), quorum, position.round)
+    require_quorum(store.plan(position) or plan, store.replies(position), quorum, position.round)
     late = [planned.task.task for planned in tracker.out()]
     tracker.call_in(late, detail=f"no answer within {options.deadline_s:.0f} s")
     tracker.new_replies()
-
-
-def what_is_sent(plan: list[Planned]) -> tuple[tuple[str, str, str], ...]:
-    """As StagePlanned tells it."""
-    return tuple((planned.device, planned.task.task, planned.task.weights.sha256) for planned in plan)
-
-
-def require_quorum(replies: Mapping[str, Reply], quorum: int, number: int) -> None:
-    """Raise NoQuorum when a stage has fewer updates than it needs."""
-    updates = sum(reply.outcome == "update" for reply in replies.values())
-    if updates < quorum:
-        problems = "; ".join(sorted({reply.detail for reply in replies.values() if reply.detail}))
-        raise NoQuorum(
-            f"round {number} got {updates} of the {quorum} updates it needs "
-            f"({problems or 'no answer before the deadline'}); mend the devices, then resume the run"
-        )
 
 
 def evaluate_fleet(
@@ -110,12 +97,13 @@ def evaluate_fleet(
 
 
 def outdated_states(closed: Sequence[Closed], keep: int) -> set[str]:
-    """Blobs of states that nothing can go back to: not the newest, nor those after the last `keep` rounds."""
+    """Blobs of states that nothing can go back to: not the best, nor those after the last `keep` rounds."""
     last = {one.position.round: one.state for one in closed}
-    kept = {last[number] for number in sorted(last)[-keep:]}
+    kept = {last[number] for number in sorted(last)[-keep:]} | {best_state(closed)}
     # Those of earlier rounds went when their time came.
     recent = [one for one in closed if one.position.round >= closed[-1].position.round - keep - 1]
-    return {one.state for one in recent} - kept
+    no_longer_best = best_state(closed[:-1])
+    return ({one.state for one in recent} | ({no_longer_best} if no_longer_best else set())) - kept
 
 
 def restore_newest(method: Method, store: RoundStore, planner: Planner) -> bool:
@@ -147,15 +135,26 @@ def spent_blobs(planned: Planned, reply: Reply | None) -> list[str]:
 
 
 def fleet_metrics(replies: Mapping[str, Reply]) -> dict[str, float]:
-    """Accuracy of the model that was sent out and of what the devices made of it, over all held-out samples."""
+    """Accuracy of the model that was sent out and of what the devices made of it, and losses of the median device.
+
+    Accuracy is over all held-out samples, as far as they are not many times those of the median device.
+    """
     stats = [reply.update.stats for reply in replies.values() if reply.update is not None]
     metrics = {"updates": float(len(stats))}
-    holdout = sum(s.holdout for s in stats)
+    held_out = [one for one in stats if one.holdout]
+    most = MOST_HOLDOUT * lower_median([one.holdout for one in held_out]) if held_out else 0
     for name in ("correct_before", "correct_after"):
-        counts = [getattr(s, name) for s in stats if getattr(s, name) is not None]
-        if counts and holdout:
-            metrics[name.replace("correct", "accuracy")] = sum(counts) / holdout
-    losses = [s.loss_last for s in stats if s.loss_last is not None]
-    if losses:
-        metrics["loss"] = sum(losses) / len(losses)
+        shares = [
+            (getattr(one, name) / one.holdout, min(one.holdout, most))
+            for one in held_out
+            if getattr(one, name) is not None
+        ]
+        if shares:
+            metrics[name.replace("correct", "accuracy")] = sum(share * n for share, n in shares) / sum(
+                n for _, n in shares
+            )
+    for name, figure in (("loss", "loss_last"), (LOSS_BEFORE, "loss_first")):
+        losses = [getattr(one, figure) for one in stats if getattr(one, figure) is not None]
+        if losses:
+            metrics[name] = lower_median(losses)
     return metrics

@@ -2,14 +2,14 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from msgspec import structs
 
 from fedwright.protocol.errors import BadBlob, BadUpdate, NoQuorum
-from fedwright.protocol.messages import Answer, Ask, Dismiss, Gone, Refusal, Report, Update, Why
-from fedwright.server_runtime.fleet.admission import check_stats, report_problem
+from fedwright.protocol.messages import Answer, Ask, Dismiss, Gone, Refusal, Report, Status, Update, Why
+from fedwright.server_runtime.fleet.admission import check_stats, is_without_data, report_problem
 from fedwright.server_runtime.fleet.attendance import Attendance
 from fedwright.server_runtime.fleet.class_names import RunData
 from fedwright.server_runtime.fleet.registry import Registry
@@ -18,9 +18,10 @@ from fedwright.server_runtime.fleet.upload_limits import most_bytes
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.believed_samples import IdleDevices, believed, believed_pool
 from fedwright.server_runtime.rounds.channel import Channel
+from fedwright.server_runtime.rounds.costs import offers_of
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.pooled_tasks import is_pool
-from fedwright.server_runtime.rounds.store.base import Planned, Reply, RoundStore
+from fedwright.server_runtime.rounds.store.base import Planned, Position, Reply, RoundStore
 from fedwright.server_runtime.rounds.update_reader import UpdateReader
 from fedwright.server_runtime.spec import ModelSpec
 from fedwright.server_runtime.transport.device_channel import Heard
@@ -68,6 +69,7 @@ class TaskTracker:
         self._attendance = Attendance()
         self._spec: ModelSpec | None = None
         self.run_data = RunData()
+        self._wanted: tuple[str, ...] = ()
         self._out: dict[str, _Out] = {}
         self._arriving: dict[str, list[Update]] = {}
         self._answered: list[tuple[Planned, Reply]] = []
@@ -77,8 +79,23 @@ class TaskTracker:
         self.offer_less: OfferLess = lambda planned, refusal: None
 
     def present(self) -> dict[str, Report]:
-        """Reports of the devices that are here now."""
-        return {device: report for device, report in self._registry.present().items() if not report.edge}
+        """Reports of the devices that are here now, but for those that have not yet told what the run asks for."""
+        present = self._registry.present()
+        return {d: report for d, report in present.items() if not report.edge and not self._untold(report)}
+
+    def _enough(self, needed: int) -> bool:
+        """Whether so many are here, one of them with data: a run of bystanders alone has nothing to learn from."""
+        present = self.present()
+        return len(present) >= needed and not all(map(is_without_data, present.values()))
+
+    def want(self, facts: Sequence[str]) -> None:
+        """From now on devices are asked for these facts of their data; their owners may let them keep some back."""
+        self._wanted = tuple(facts)
+        for device in (device for device, report in self._registry.present().items() if self._untold(report)):
+            self._channel.challenge(device, self._wanted)
+
+    def _untold(self, report: Report) -> bool:
+        return any(fact in self._wanted for fact in report.would_tell)
 
     def gather(
         self, wanted: int, *, timeout_s: float, least: int | None = None, began: bool = False
@@ -88,16 +105,16 @@ class TaskTracker:
         least: so few will do once the time is over, where others were turned away, or (began) were in the run before.
         """
         deadline, told = self.clock() + timeout_s, False
-        while len(self.present()) < (needed := self._attendance.needed(wanted, self.present())):
+        while not self._enough(needed := self._attendance.needed(wanted, self.present())):
             if not told:
                 self.observe(events.Waiting(needed, tuple(self.present())))
             told = True
             self.poll(deadline)
-            if self.clock() < deadline or len(self.present()) >= needed:
+            if self.clock() < deadline or self._enough(needed):
                 continue
             here = f"only {len(self.present())} of {needed} devices are present after {timeout_s:.0f} s"
             forgiven = least is not None and (began or self._attendance.is_spoilt)
-            if not forgiven or len(self.present()) < max(1, least or 1):
+            if not forgiven or not self._enough(max(1, least or 1)):
                 raise NoQuorum(f"{here}; start more devices or lower fleet.devices")
             self._attendance.give_up(wanted, self.present())
             self.observe(events.Warned(f"{here}; the run goes on with them"))
@@ -108,6 +125,12 @@ class TaskTracker:
         self._spec = spec
         for device, report in self.present().items():
             self._turn_away_misfit(device, report)
+
+    def announce(self, position: Position, devices: tuple[str, ...], sent: list[Planned]) -> None:
+        """Tell the observer what goes out now."""
+        offers = offers_of(sent, self._planner.manifest, self.speeds)
+        known = tuple((planned.device, planned.task.task, planned.task.weights.sha256) for planned in sent)
+        self.observe(events.StagePlanned(position.round, devices, position.is_evaluation, known, offers))
 
     def hand_out(self, plan: Iterable[Planned]) -> None:
         """Send tasks; they stay out until they are answered or called in."""
@@ -174,6 +197,8 @@ class TaskTracker:
                 self._take_gone(event)
             elif isinstance(event.message, Answer):
                 self._answers.append((event.device, event.message))
+            elif isinstance(event.message, Status):
+                self._take_status(event.device, event.message)
             else:
                 self._take_reply(event.device, event.message)
         for device in self._registry.settle(now_s=self.clock()):
@@ -184,13 +209,15 @@ class TaskTracker:
         newcomer = self._registry.newcomer_boot(device)
         report = self._idle.read(device, self.run_data.read(report), self.observe)
         verdict = self._registry.hear(device, boot, report, now_s=self.clock())
+        if self._registry.boot(device) == boot and self._untold(report):
+            self._channel.challenge(device, self._wanted)
         if verdict == "joined":
             self._welcome(device)
         elif verdict == "known" and self._registry.boot(device) == boot and not report.edge:
             # The same device says something else of itself than when it came.
             self._turn_away_misfit(device, report)
         elif verdict == "contested":
-            self._channel.challenge(device)
+            self._channel.challenge(device, self._wanted)
         elif verdict == "taken":
             reason = f"another live device already uses the id {device}; give this one another --device"
             self._dismiss(device, newcomer, "identity_taken", reason)
@@ -224,6 +251,11 @@ class TaskTracker:
     def _take_gone(self, event: Heard) -> None:
         if self._registry.lose(event.device, event.boot):
             self.observe(events.DeviceLost(event.device))
+
+    def _take_status(self, device: str, status: Status) -> None:
+        out = self._out.get(status.task)
+        if out is not None and out.planned.device == device:
+            self.observe(events.DeviceStatus(out.planned.task.round, device, status))
 
     def _take_reply(self, device: str, reply: Update | Refusal) -> None:
         out = self._out.get(reply.task)

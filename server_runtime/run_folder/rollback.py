@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ConfigError
+from fedwright.server_runtime.rounds.audit import AUDIT, AuditLog, orderer
 from fedwright.server_runtime.rounds.stage import spent_blobs
 from fedwright.server_runtime.rounds.store.base import Closed, RoundStore
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
@@ -47,6 +48,8 @@ def rollback(path: Path, number: int) -> int:
         # Ids of tasks that follow must be others, or devices would take them for those that they have done.
         store.update_run(replace(record, rollbacks=record.rollbacks + 1))
         store.roll_back(number)
+        with closing(AuditLog(path / AUDIT)) as audit:
+            audit.append("rolled back", to=number, **orderer())
         for sha256 in spent - {closed.state for closed in store.closed()}:
             blobs.remove(sha256)
         return max(ends) - number

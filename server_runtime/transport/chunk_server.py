@@ -1,5 +1,6 @@
 """Answers requests for chunks; a chunk that several devices want at the same time goes out once, to all of them."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,6 +10,11 @@ from fedwright.protocol.uploads import Uploads
 
 # Requests for a blob that a whole fleet needs are held back this long, so that they meet.
 GATHER_S = 0.05
+
+# Nobody needs a blob more often in a minute; what a link loses is asked for again.
+MOST_TIMES = 8
+MOST_LOST = 256
+MINUTE_S = 60.0
 
 Send = Callable[[str | None, Chunk | Lost], None]
 """Sends to one device, or to all (None)."""
@@ -31,13 +37,18 @@ class ChunkServer:
         self._clock = clock
         self._common: set[str] = set()
         self._wanted: dict[str, _Wanted] = {}
+        # Chunks that each device asked for, of each blob, in this minute.
+        self._asked: Counter[tuple[str, str]] = Counter()
+        self._since_s = clock()
 
     def offer_common(self, sha256: str) -> None:
         """From now on requests for this blob are gathered."""
         self._common.add(sha256)
 
     def request(self, device: str, get: Get) -> None:
-        """Answer a request now, or a moment later together with those of other devices."""
+        """Answer a request now, or a moment later together with those of other devices; not the same for ever."""
+        if not self._is_needed(device, get):
+            return
         if get.sha256 not in self._common:
             for message in self._uploads.answer(get):
                 self._send(device, message)
@@ -61,3 +72,13 @@ class ChunkServer:
             for index, askers in self._wanted.pop(sha256).askers.items():
                 for message in self._uploads.answer(Get(sha256, [index])):
                     self._send(askers[0] if len(askers) == 1 else None, message)
+
+    def _is_needed(self, device: str, get: Get) -> bool:
+        """Whether a device may still need what it asks for; a word from it must not cost us the link of all others."""
+        if self._clock() - self._since_s >= MINUTE_S:
+            self._since_s = self._clock()
+            self._asked.clear()
+        chunks = self._uploads.count(get.sha256)
+        asked = (device, get.sha256 if chunks else "")
+        self._asked[asked] += min(len(get.chunks), ANSWER_CHUNKS) if chunks else 1
+        return self._asked[asked] <= (MOST_TIMES * max(chunks, ANSWER_CHUNKS) if chunks else MOST_LOST)

@@ -31,6 +31,7 @@ from fedwright.protocol.messages import (
     Refusal,
     Report,
     Shown,
+    Status,
     Task,
     Update,
 )
@@ -39,7 +40,7 @@ from fedwright.protocol.uploads import Uploads
 from fedwright.server_runtime.fleet.revocation import Gate
 from fedwright.server_runtime.transport.chunk_server import ChunkServer
 from fedwright.server_runtime.transport.cluster_relay import ClusterRelay
-from fedwright.server_runtime.transport.edge_routes import EdgeRoutes, MaySpeak, VerifyDevice, anybody
+from fedwright.server_runtime.transport.edge_routes import ANYBODY, EdgeRights, EdgeRoutes, VerifyDevice
 from fedwright.server_runtime.transport.message_limits import MessageLimits
 from fedwright.server_runtime.transport.upload_puller import Pulled, UploadPuller
 
@@ -48,6 +49,12 @@ log = logging.getLogger(__name__)
 SERVER = "server"
 # A device acknowledges a task as soon as it is in its journal; silence this long means it was not heard.
 RESEND_S = 5.0
+# Whoever floods us does not keep the coordinator from looking at its deadlines.
+TAKING_S = 0.25
+# Of so many devices the log has a line; where anybody may give himself an id there may be any number.
+MOST_WARNED = 1000
+# How many devices a second say what they are at; of a large fleet each does so the more seldom.
+STATUSES_PER_S = 50
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,7 @@ class Heard:
 
     device: str
     boot: str
-    message: Report | Update | Refusal | Gone | Answer
+    message: Report | Update | Refusal | Gone | Answer | Status
     payload: bytes = b""
 
 
@@ -79,13 +86,13 @@ class DeviceChannel:
         *,
         blobs: BlobStore,
         sign: codec.Sign | None = None,
-        may_speak: MaySpeak = anybody,
+        edge_rights: EdgeRights = ANYBODY,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.boot = codec.new_id()
         self.order = codec.Order()
         """Of what was said last; a server that signs gives it the epoch of its life."""
-        self._edges = EdgeRoutes(may_speak)
+        self._edges = EdgeRoutes(edge_rights)
         self.gate = Gate()
         """Whom to ignore; replaced where there is a list of them."""
         self._link = link
@@ -102,6 +109,8 @@ class DeviceChannel:
         # Tasks that went to an edge: for which device, to which edge.
         self._at: dict[str, tuple[str, str]] = {}
         self._warned: set[str] = set()
+        # Devices that had a task in this life of the server.
+        self._served: set[str] = set()
         self._limits = MessageLimits(enrolled=sign is not None, clock=clock)
         link.subscribe(topics.up_all(fleet))
         self.challenge_all()
@@ -114,9 +123,9 @@ class DeviceChannel:
         """Ask every device that is alive to report."""
         self._link.send(topics.shared(self._fleet), self._encode(Challenge()))
 
-    def challenge(self, device: str) -> None:
-        """Ask whoever is alive under this id to report."""
-        self._send(device, Challenge())
+    def challenge(self, device: str, tell: Sequence[str] = ()) -> None:
+        """Ask whoever is alive under this id to report, with these facts of its data."""
+        self._send(device, Challenge(tell=list(tell)))
 
     def assign(self, device: str, boot: str, task: Task) -> None:
         """Send a task to one boot of a device until it is acknowledged."""
@@ -128,7 +137,9 @@ class DeviceChannel:
         weights = inlined(self._blobs, task.weights) if edge is None else task.weights
         # A device that has gone elsewhere since the plan was made is no longer waited for by the edge it left.
         pool = task.pool if task.pool is not None and task.pool.edge == edge else None
-        task = structs.replace(task, boot=boot, weights=weights, pool=pool)
+        self._served.add(device)
+        status_s = max(1.0, len(self._served) / STATUSES_PER_S)
+        task = structs.replace(task, boot=boot, weights=weights, pool=pool, status_s=status_s)
         self._outgoing[task.task] = _Outgoing(device, task, self._clock())
         if edge is not None:
             self._at[task.task] = (device, edge)
@@ -207,10 +218,11 @@ class DeviceChannel:
         self._tend()
         due_s = self._serving.due_s()
         received = self._link.receive(0.0 if events else timeout_s if due_s is None else min(timeout_s, due_s))
+        until_s = self._clock() + TAKING_S
         while received is not None:
             self._take(received, events)
             events += self._pulling.events()
-            received = self._link.receive(0.0) if len(events) < 64 else None
+            received = self._link.receive(0.0) if len(events) < 64 and self._clock() < until_s else None
         for event in events:
             if isinstance(event, Pulled) and not event.problem:
                 self._showing.pulled(event.sha256)
@@ -234,20 +246,17 @@ class DeviceChannel:
 
     def _open(self, device: str, payload: Buffer) -> Envelope | None:
         """What a device or an edge says; None when it is not to be heard."""
-        if self.gate.bars(device):
+        if self.gate.bars(device) or self._limits.is_muted(device):
             return None
         try:
             envelope = self._edges.decoded(device, payload)
         except BadMessage as err:
-            self._warn(device, str(err))
+            self._waste(device, str(err))
             return None
         if envelope.sender != device:
-            self._warn(device, f"message claims to be from {envelope.sender}")
+            self._waste(device, f"message claims to be from {envelope.sender}")
             return None
-        # What an edge carries counts for its devices.
-        if not self._edges.is_edge(device) and self._is_too_much(device, envelope.body, len(payload)):
-            return None
-        return envelope
+        return None if self._is_too_much(device, envelope.body, len(payload)) else envelope
 
     def _take(self, received: Received, events: list[Heard | Pulled]) -> None:
         device = topics.device_of(received.topic)
@@ -255,7 +264,7 @@ class DeviceChannel:
         if envelope is None:
             return
         body = envelope.body
-        if isinstance(body, Report | Update | Refusal | Gone | Answer):
+        if isinstance(body, Report | Update | Refusal | Gone | Answer | Status):
             self._take_word(device, None, envelope, bytes(received.payload), events)
         elif isinstance(body, Carried):
             self._take_carried(device, body, events)
@@ -264,7 +273,9 @@ class DeviceChannel:
         elif isinstance(body, Ack):
             self._outgoing.pop(body.of, None)
         elif isinstance(body, Get):
-            self._serving.request(device, body)
+            # Of a blob that is here a resumed server has not got to the task yet; the device asks again.
+            if self._uploads.serves(body.sha256) or not self._blobs.has(body.sha256):
+                self._serving.request(device, body)
         elif isinstance(body, Chunk | Lost):
             self._pulling.take(device, body)
 
@@ -272,7 +283,7 @@ class DeviceChannel:
         try:
             envelope = self._edges.open(edge, carried)
         except BadMessage as err:
-            self._warn(edge, str(err))
+            self._waste(edge, str(err))
             return
         stale = self._edges.is_stale(carried.device, edge, envelope)
         if not stale and not self._is_too_much(carried.device, envelope.body, len(carried.payload)):
@@ -280,19 +291,29 @@ class DeviceChannel:
 
     def _is_too_much(self, device: str, message: Message, size_bytes: int) -> bool:
         """Whether a device says more than it may; that is said once."""
-        problem = self._limits.problem(device, message, size_bytes)
+        problem = self._limits.problem(device, message, size_bytes, edge=self._edges.is_edge(device))
         if problem is not None:
-            self._warn(device, problem)
+            self._waste(device, problem)
         return problem is not None
+
+    def _waste(self, device: str, problem: str) -> None:
+        """A message was not worth reading; a device that sends many of them is not read for a while."""
+        self._limits.waste(device)
+        self._warn(device, problem)
 
     def _take_word(
         self, device: str, edge: str | None, envelope: Envelope, payload: bytes, events: list[Heard | Pulled]
     ) -> None:
         """A report, an answer or the end of a connection, straight from a device or by way of an edge."""
         body = envelope.body
-        if not isinstance(body, Report | Update | Refusal | Gone | Answer) or self.gate.bars(device):
+        if not isinstance(body, Report | Update | Refusal | Gone | Answer | Status) or self.gate.bars(device):
             return
         self.gate.note(device, envelope.boot)
+        if isinstance(body, Report) and body.edge and (edge is not None or not self._edges.rights.is_enrolled(device)):
+            self._waste(
+                device, "it reports as an edge and was not enrolled as one; see `fedwright server enroll --edge`"
+            )
+            return
         if isinstance(body, Report) and body.edge:
             self._edges.hear(device, envelope.boot)
             self._showing.back(device)
@@ -359,6 +380,7 @@ class DeviceChannel:
         return codec.encode(message, sender=SERVER, boot=self.boot, sign=self._sign, order=self.order)
 
     def _warn(self, device: str, problem: str) -> None:
-        level = logging.DEBUG if device in self._warned else logging.WARNING
-        self._warned.add(device)
+        level = logging.DEBUG if device in self._warned or len(self._warned) >= MOST_WARNED else logging.WARNING
+        if level == logging.WARNING:
+            self._warned.add(device)
         log.log(level, "device %s: %s (further such messages are logged at debug level)", device, problem)

@@ -15,10 +15,21 @@ VerifyDevice = Callable[[str, bytes, bytes], bool]
 """Whether a device signed a message."""
 
 
-def anybody(edge: str, device: str) -> bool:
+def anybody(*names: str) -> bool:
     """Without enrolment every edge is believed (development only)."""
-    del edge, device
+    del names
     return True
+
+
+@dataclass(frozen=True)
+class EdgeRights:
+    """Who was enrolled as an edge, and for which devices each may speak."""
+
+    is_enrolled: Callable[[str], bool] = anybody
+    may_speak: MaySpeak = anybody
+
+
+ANYBODY = EdgeRights()
 
 
 @dataclass(frozen=True)
@@ -39,7 +50,7 @@ class Passage:
 class EdgeRoutes:
     """The edges that reported and the devices behind each."""
 
-    may_speak: MaySpeak = anybody
+    rights: EdgeRights = ANYBODY
     # None takes a device's word unsigned (development only).
     verify_device: VerifyDevice | None = None
     _boots: dict[str, str] = field(default_factory=dict)
@@ -77,7 +88,7 @@ class EdgeRoutes:
 
     def open(self, edge: str, carried: Carried) -> Envelope:
         """What a device says through its edge; BadMessage when the edge has no right to carry it."""
-        if not self.may_speak(edge, carried.device):
+        if not self.rights.may_speak(edge, carried.device):
             raise BadMessage(
                 f"it speaks for {carried.device}, which is not enrolled for it; enroll the device with --edge {edge}"
             )

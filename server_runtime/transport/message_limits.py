@@ -4,12 +4,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fedwright.protocol.messages import Chunk, Get, Message, Report
+from fedwright.protocol.messages import Carried, Chunk, Get, Message, Report, Shown
 
 MINUTE_S = 60.0
 # A device reports when it connects or is asked to, and says a word twelve times a minute when it is not heard.
 REPORTS_PER_MINUTE = 60
 WORDS_PER_MINUTE = 1200
+# What an edge carries counts for its devices, and for the edge only so much.
+CARRIED_WORD = 0.01
+# Messages that were not worth reading; a device that sends more is not read until it has been silent for a while.
+WASTE_PER_MINUTE = 300
 # Counts of a vocabulary of 200,000 words; decoded, numbers take eight times as much.
 REPORT_BYTES = 1024**2
 # Where anybody may give himself an id: how many ids there are, and what their large reports take together.
@@ -20,11 +24,20 @@ STRANGERS_BYTES = 16 * 1024**2
 
 @dataclass
 class _Budget:
-    """Words that a device may still say, of all kinds and of reports, as of a moment."""
+    """Words that a device may still say, of all kinds, of reports and in vain, as of a moment."""
 
     at_s: float
     words: float = WORDS_PER_MINUTE
     reports: float = REPORTS_PER_MINUTE
+    waste: float = WASTE_PER_MINUTE
+
+    def refill(self, now_s: float) -> None:
+        """Time gives back what was spent."""
+        share = (now_s - self.at_s) / MINUTE_S
+        self.at_s = now_s
+        self.words = min(WORDS_PER_MINUTE, self.words + share * WORDS_PER_MINUTE)
+        self.reports = min(REPORTS_PER_MINUTE, self.reports + share * REPORTS_PER_MINUTE)
+        self.waste = min(WASTE_PER_MINUTE, self.waste + share * WASTE_PER_MINUTE)
 
 
 class MessageLimits:
@@ -34,32 +47,41 @@ class MessageLimits:
         self.enrolled = enrolled
         self._clock = clock
         self._budgets: dict[str, _Budget] = {}
+        self._crowd = _Budget(clock())
         self._large: dict[str, int] = {}
 
-    def problem(self, device: str, message: Message, size_bytes: int) -> str | None:
+    def problem(self, device: str, message: Message, size_bytes: int, *, edge: bool = False) -> str | None:
         """Why a message is not taken; None when it is. Pieces of blobs are asked for, and so not counted."""
         if isinstance(message, Chunk | Get):
             return None
-        budget = self._budgets.get(device)
-        if budget is None:
-            if not self.enrolled and len(self._budgets) >= STRANGERS:
-                return f"it is one more than {STRANGERS} devices that nobody enrolled; enroll them"
-            budget = self._budgets[device] = _Budget(self._clock())
-        if not self._spend(budget, isinstance(message, Report)):
+        budget = self._budget(device)
+        if budget is self._crowd:
+            return f"it is one more than {STRANGERS} devices that nobody enrolled; enroll them"
+        word = CARRIED_WORD if edge and isinstance(message, Carried | Shown) else 1.0
+        if budget.words < word or (isinstance(message, Report) and budget.reports < 1):
             return "it says more in a minute than a device has to say; what is too much is not heard"
+        budget.words -= word
+        budget.reports -= isinstance(message, Report)
         return self._size_problem(device, size_bytes) if isinstance(message, Report) else None
 
-    def _spend(self, budget: _Budget, reports: bool) -> bool:
-        now_s = self._clock()
-        share = (now_s - budget.at_s) / MINUTE_S
-        budget.at_s = now_s
-        budget.words = min(WORDS_PER_MINUTE, budget.words + share * WORDS_PER_MINUTE)
-        budget.reports = min(REPORTS_PER_MINUTE, budget.reports + share * REPORTS_PER_MINUTE)
-        if budget.words < 1 or (reports and budget.reports < 1):
-            return False
-        budget.words -= 1
-        budget.reports -= reports
-        return True
+    def waste(self, device: str) -> None:
+        """A message of a device was not worth reading."""
+        self._budget(device).waste -= 1
+
+    def is_muted(self, device: str) -> bool:
+        """Whether a device said so much in vain that its messages are not even read now."""
+        full = not self.enrolled and len(self._budgets) >= STRANGERS
+        return (device in self._budgets or full) and self._budget(device).waste < 1
+
+    def _budget(self, device: str) -> _Budget:
+        """What a device has left; the crowd of strangers that are too many shares one budget."""
+        budget = self._budgets.get(device)
+        if budget is None and not self.enrolled and len(self._budgets) >= STRANGERS:
+            budget = self._crowd
+        elif budget is None:
+            budget = self._budgets[device] = _Budget(self._clock())
+        budget.refill(self._clock())
+        return budget
 
     def _size_problem(self, device: str, size_bytes: int) -> str | None:
         if size_bytes > REPORT_BYTES:

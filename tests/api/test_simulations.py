@@ -34,7 +34,8 @@ class Points(nn.Module):
         self.head = nn.Linear(16, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(torch.relu(self.body(x)))
+        answer: torch.Tensor = self.head(torch.relu(self.body(x)))
+        return answer
 
 
 def examples(count: int = 240) -> tuple[np.ndarray, np.ndarray]:

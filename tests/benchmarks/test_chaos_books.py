@@ -19,6 +19,7 @@ from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.pooled_tasks import checked_update
 from fedwright.server_runtime.rounds.store.base import Planned, Position
 from helpers.fleet import Server, agents, report, setting
+from helpers.present import present
 from helpers.resume import Killed
 from helpers.tiny_artifact import start_weights
 
@@ -93,7 +94,7 @@ def test_a_server_that_dies_and_resumes_folds_every_update_in_once(tmp_path: Pat
             server.run(observer=die, method=make())
         server.run(method=make())
 
-    planned = [planned.task.task for number in (1, 2) for planned in server.store.plan(Position(number, 0))]
+    planned = [planned.task.task for number in (1, 2) for planned in present(server.store.plan(Position(number, 0)))]
     state = MethodState.read(BlobStore(tmp_path / "server-blobs").path(server.store.closed()[-1].state))
     assert reckon(planned, state.record(BOOKS, list[str])) == (0, 0)
     assert len(planned) == 4

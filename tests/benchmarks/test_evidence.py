@@ -139,13 +139,25 @@ def test_a_search_tries_as_much_for_all_and_never_looks_at_test_rows(monkeypatch
 
     jobs = [Job(name, 1, with_method(name=name), parts=("test",)) for name in ("fedavg", "fedprox")]
 
-    found = searches.search({"search": SEARCH}, jobs)
+    found = searches.search({"search": SEARCH, "whole": {"seeds": 3, "rows": 500}}, jobs)
 
     assert {job.parts for job in asked} == {("val",)}
     assert {job.seed for job in asked} == {searches.FIRST_SEED}
+    assert {job.config["simulate"]["skip_rows"] for job in asked} == {500}
     assert [one["method"] for one in found["tried"]] == ["fedavg", "fedavg", "fedprox", "fedprox"]
     assert found["chosen"]["fedavg"]["train"] == {"learning_rate": 0.1}
     assert found["chosen"]["fedprox"]["params"] == {"mu": 0.01}
+
+
+def test_rows_and_seeds_that_are_reported_are_not_searched() -> None:
+    reported = deal(SimulateSection(rows=300, devices=3), seed=1)
+    searched = deal(SimulateSection(rows=300, skip_rows=300, devices=3, val_ratio=0.2), seed=101)
+
+    assert not {row.tobytes() for row in reported.x} & {row.tobytes() for row in searched.x}
+    with pytest.raises(ConfigError, match="are more than the 1438 examples"):
+        deal(SimulateSection(rows=300, skip_rows=1400, devices=3), seed=1)
+    with pytest.raises(ConfigError, match="searches begin at 101"):
+        searches.search_seeds({"search": SEARCH, "whole": {"seeds": 101}})
 
 
 def test_uneven_efforts_are_refused() -> None:

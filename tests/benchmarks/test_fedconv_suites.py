@@ -124,8 +124,13 @@ def test_nothing_is_equal_without_a_common_width() -> None:
 
 
 def test_the_motion_suite_is_split_by_person(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    monkeypatch.setattr(fedconv, "run_jobs", lambda jobs: [seen.append(job) or finished(job) for job in jobs])
+    seen: list[Job] = []
+
+    def run_jobs(jobs: list[Job]) -> list[Finished]:
+        seen.extend(jobs)
+        return [finished(job) for job in jobs]
+
+    monkeypatch.setattr(fedconv, "run_jobs", run_jobs)
     monkeypatch.setattr(fedconv, "server_alone", lambda found, division, seed: 0.5)
     found = fedconv.run(Namespace(suite="fedconv-har", quick=True, seeds=1, json=None))
     assert {job.config["simulate"]["partition"] for job in seen} == {"owner"}
@@ -136,7 +141,7 @@ def test_the_global_model_is_measured_on_all_test_rows() -> None:
     shares = {"a": SimpleNamespace(test=np.array([0, 1])), "b": SimpleNamespace(test=np.array([3]))}
     dealt = SimpleNamespace(x=np.eye(4, 2, dtype=np.float32), y=np.array([0, 1, 1, 0]), shares=shares)
     spec = ModelSpec("mlp", (2,), 2)
-    watcher = GlobalAccuracy(None, cast(Any, dealt))
+    watcher = GlobalAccuracy(cast(Any, None), cast(Any, dealt))
     weights = {name: np.zeros_like(value) for name, value in initial_weights(zoo.create(spec, seed=0)).items()}
     weights["head.bias"] = np.array([1, 0], np.float32)
     watcher(cast(Any, SimpleNamespace(model_of=lambda device: (spec, weights))), 1)

@@ -31,7 +31,8 @@ def runs(under_attack: float) -> dict[str, list[Finished]]:
 def test_every_job_is_a_config() -> None:
     jobs = hostile.jobs_of(FOUND, seed=1)
 
-    assert len(jobs) == len(FOUND["choices"]) * (1 + 5 * len(FOUND["suite"]["hostile"]))
+    suite = FOUND["suite"]
+    assert len(jobs) == len(suite["views"]) * len(FOUND["choices"]) * (1 + 5 * len(suite["hostile"]))
     assert len({job.name for job in jobs}) == len(jobs)
     for job in jobs:
         assert config_from_dict(job.config, where=job.name).simulate.hostile <= 4
@@ -41,7 +42,7 @@ def test_every_job_is_a_config() -> None:
 def test_a_robust_choice_must_not_lose_more_than_three_points(under_attack: float, holds: bool) -> None:
     checks = hostile.checks(FOUND, runs(under_attack))
 
-    assert [each["holds"] for each in checks] == [holds] * 3 + [True]
+    assert [each["holds"] for each in checks] == [holds] * 5 + [True] * 2
     assert checks[0]["value"] == pytest.approx(80 - 100 * under_attack)
 
 
@@ -54,8 +55,20 @@ def test_a_run_that_was_brought_to_an_end_counts_as_nothing() -> None:
     assert hostile.honest_accuracy(Finished("x", 1, [], {}, []), 1) == 0
 
 
+def test_a_run_that_was_brought_to_an_end_is_called_so_and_fails_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = runs(0.78)
+    made["mean alike sign-flip 4"] = [Finished("mean alike sign-flip 4", 1, [], {}, [])]
+    monkeypatch.setattr(hostile, "run_jobs", lambda jobs: [run[0] for run in made.values()])
+
+    found = hostile.run(Namespace(quick=True, seeds=1))
+
+    rows = found["tables"]["alike data, sign-flip: accuracy in percent of honest devices"]
+    assert {row["choice"]: row["4"] for row in rows}["mean"] == "ended"
+    assert [one["holds"] for one in found["checks"] if "to an end" in one["name"]] == [False]
+
+
 def test_a_job_runs_and_says_what_a_stamp_does() -> None:
-    job = next(job for job in hostile.jobs_of(FOUND, seed=1) if job.name == "median back-door 1")
+    job = next(job for job in hostile.jobs_of(FOUND, seed=1) if job.name == "median alike back-door 1")
     config: Any = {name: dict(section) for name, section in job.config.items()}
     config["run"]["rounds"] = 1
     config["model"]["model"] = "cnn-small"
@@ -71,5 +84,5 @@ def test_tables_have_a_row_for_every_choice(monkeypatch: pytest.MonkeyPatch) -> 
 
     found = hostile.run(Namespace(quick=True, seeds=1))
 
-    assert len(found["tables"]) == 6
+    assert len(found["tables"]) == 7
     assert all(len(rows) == len(FOUND["choices"]) for rows in found["tables"].values())

@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -12,6 +13,7 @@ from fedwright.server_runtime.config import SimulateSection, config_from_dict
 from fedwright.server_runtime.methods.shared.teachers import BoardLimits, Teacher
 from fedwright.simulation.dealing import deal
 from fedwright.simulation.simulate import DeviceAccuracy, FleetEvaluation
+from fedwright.simulation.worker import Part
 
 
 def finished(
@@ -30,7 +32,8 @@ def finished(
         entry = {"round": 1, "device": "d-0", "accuracy": teacher, "change": change, "parameters": 1000}
         seen = {"teachers": [entry, {**entry, "round": 2}]}
     metrics = [] if server_s is None else [{"server_s": server_s}]
-    return Finished(label, seed, [FleetEvaluation(1, "test", own)], {}, metrics, seen)
+    parts: tuple[Part, ...] = ("test", "test before", "test after")
+    return Finished(label, seed, [FleetEvaluation(1, part, own) for part in parts], {}, metrics, seen)
 
 
 @pytest.mark.parametrize("quick", [False, True])
@@ -104,7 +107,7 @@ def test_the_picture_of_sizes_is_listed(
     by: dict[str, list[Finished]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     main = read_suite("pfedclub-fashion", quick=True)["suite"]["settings"][0]
-    monkeypatch.setattr(pfedclub, "finished_runs", lambda found, seeds: {main: by})
+    monkeypatch.setattr(pfedclub, "finished_runs", lambda suite, found, seeds: {main: by})
     found = pfedclub.run(Namespace(suite="pfedclub-fashion", quick=True, seeds=1, json=tmp_path / "result.json"))
     assert found["pictures"] == ["result.sizes.png"]
     assert (tmp_path / "result.sizes.png").exists()
@@ -137,7 +140,7 @@ def test_sizes_are_listed_and_drawn(by: dict[str, list[Finished]], tmp_path: Pat
 def test_teachers_are_measured_on_their_pupils_test_rows() -> None:
     method = pfedclub_server.fleet(1)
     dealt = deal(SimulateSection("digits", partition="iid", devices=1, rows=100), seed=1)
-    watch = pfedclub.TeacherWatch(None, dealt)
+    watch = pfedclub.TeacherWatch(cast(Any, None), dealt)
     watch(method, 1)
     assert watch.seen() == {"teachers": []}
     spec = method.spec_of("mlp")

@@ -10,6 +10,7 @@ from fedwright.benchmarks.suites import predictor as suite
 from fedwright.benchmarks.suites.predictor import Pass
 from fedwright.device_runtime.profiler.measure import ProbeTime
 from fedwright.protocol.predictor import expected_bytes, need_bytes
+from helpers.present import present
 
 
 def test_shares_by_hand() -> None:
@@ -69,7 +70,7 @@ def test_the_memory_of_a_small_model_is_measured_in_a_process_of_its_own() -> No
 
     case, need = suite.Case(name, width, 16, artifact, (1.0, 1.0)), need_bytes(artifact.manifest, 16)
 
-    peak = suite._peak_bytes(case, need)
+    peak = present(suite._peak_bytes(case, need))
 
     assert suite._peak_bytes(case, need // 8) is None
     assert 0.6 < expected_bytes(artifact.manifest, 16) / peak < 1.6

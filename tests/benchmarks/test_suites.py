@@ -30,6 +30,7 @@ def finished(
         entries.append(FleetEvaluation(number, "val", tuple(own)))
         own = [DeviceAccuracy(d, round(100 * accuracy), 100, np.log(10 - 10 * accuracy)) for d in DEVICES]
         entries.append(FleetEvaluation(number, "test", tuple(own)))
+    entries.append(FleetEvaluation(len(val), "test after", entries[-1].devices))
     records = {d: DeviceRecord(d, samples=10, width=width) for d in DEVICES}
     return Finished(name, seed, entries, records, [])
 

@@ -20,7 +20,8 @@ class Spectrum(nn.Module):
     """What no rule covers."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.fft.fft(x).real
+        answer: torch.Tensor = torch.fft.fft(x).real
+        return answer
 
 
 def _network(layer: nn.Module) -> nn.Module:

@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from fedwright.cli.device import config_of
 from fedwright.cli.main import build_parser, main
 from fedwright.protocol.address import Login
-from fedwright.server_runtime.config import FleetSection
+from fedwright.server_runtime.config import FleetSection, RunConfig
 
 SECRET = "open-sesame"
 CONFIG = """
@@ -94,7 +95,12 @@ def test_a_run_keeps_its_config_without_the_password(
     from fedwright.cli import server
 
     kept: list[tuple[FleetSection, str]] = []
-    monkeypatch.setattr(server, "_execute", lambda config, text, _, **again: kept.append((config.fleet, text)) or 0)
+
+    def keep(config: RunConfig, text: str, *_: Any, **__: Any) -> int:
+        kept.append((config.fleet, text))
+        return 0
+
+    monkeypatch.setattr(server, "_execute", keep)
     file = tmp_path / "run.toml"
     file.write_text(CONFIG.format(folder=tmp_path / "runs", secret=SECRET, port=1883))
 

@@ -216,3 +216,32 @@ def test_bytes_are_counted(pair: tuple[Link, Link]) -> None:
     assert sender.sent_bytes == 1235
     assert receiver.received_bytes == 1234
     assert sender.received_bytes == 0
+
+
+def test_a_branch_and_its_link_each_get_their_own_topics(pair: tuple[Link, Link]) -> None:
+    sender, stem = pair
+    branch = stem.branch("u/")
+    branch.subscribe("u/#")
+
+    for topic in ("t/1", "u/1", "t/2", "u/2"):
+        sender.send(topic, b"x")
+
+    assert [message.topic for message in take(branch, 2)] == ["u/1", "u/2"]
+    assert [message.topic for message in take(stem, 2)] == ["t/1", "t/2"]
+    assert (branch.connected, branch.connects, branch.received_bytes) == (True, stem.connects, stem.received_bytes)
+
+
+def test_both_readers_of_a_link_hear_that_it_came_back(bench: Bench, pair: tuple[Link, Link]) -> None:
+    sender, stem = pair
+    branch = stem.branch("u/")
+    branch.subscribe("u/#")
+    before = branch.connects
+
+    bench.kill()
+    bench.restart()
+    wait_until(lambda: branch.connects > before and sender.connected)
+    sender.send("u/1", b"x")
+    sender.send("t/1", b"x")
+
+    assert [message.topic for message in take(branch, 1)] == ["u/1"]
+    assert [message.topic for message in take(stem, 1)] == ["t/1"]

@@ -19,6 +19,7 @@ from fedwright.server_runtime.public_data.examples import PublicData
 from fedwright.server_runtime.spec import ModelSpec
 from helpers.fleet import report, setting
 from helpers.outside_package import HALF_STEP, write_half_step
+from helpers.present import present
 
 COUNTS = {"a": [8, 8, 8, 0], "b": [1, 1, 12, 10], "c": [6, 6, 6, 6]}
 SHAPE, CLASSES = (1, 8, 8), 4
@@ -110,7 +111,7 @@ def test_a_method_says_what_it_is(name: str) -> None:
     assert METHODS[name].summary
     module = __import__(METHODS[name].method.__module__, fromlist=["x"])
     for word in ("Paper:", "Implemented:", "Left out:", "Differs:"):
-        assert word in module.__doc__, f"the ledger of {name} lacks {word}"
+        assert word in present(module.__doc__), f"the ledger of {name} lacks {word}"
 
 
 @every_pair

@@ -26,6 +26,7 @@ from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.server_runtime.rounds.store.memory import MemoryRoundStore
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.spec import ModelSpec, Objective, Structure
+from helpers.present import present
 
 SPEC = ModelSpec("cnn", (1, 8, 8), 10, sizes=(("conv1", 4),))
 RECIPE = Recipe(batch=8, learning_rate=0.1, seed=3)
@@ -183,7 +184,7 @@ def test_a_smaller_task_joins_the_plan_together_with_the_refusal(store: RoundSto
 
     assert store.save_reply(Reply("t1", "refused", detail="no"), retry=planned("a", "t3")) is True
     assert store.save_reply(Reply("t1", "refused", detail="no"), retry=planned("a", "t4")) is False
-    assert [entry.task.task for entry in store.plan(Position(1, 0))] == ["t1", "t2", "t3"]
+    assert [entry.task.task for entry in present(store.plan(Position(1, 0)))] == ["t1", "t2", "t3"]
     assert store.is_open("t3")
     store.save_reply(Reply("t3", "update", update=update("t3")))
     assert store.replies(Position(1, 0)).keys() == {"t1", "t3"}
@@ -212,7 +213,7 @@ def test_an_update_is_kept_without_the_bytes_that_are_a_blob(store: RoundStore) 
     store.save_replies([Reply("t2", "update", update=structs.replace(update("t2"), tensors=inline))])
 
     assert inline.inline == b"delta"
-    assert [reply.update.tensors for reply in store.replies(Position(1, 0)).values()] == [
+    assert [present(reply.update).tensors for reply in store.replies(Position(1, 0)).values()] == [
         structs.replace(inline, inline=None)
     ] * 2
 
@@ -252,7 +253,7 @@ def test_what_is_forgotten_is_gone_but_for_what_stays_of_each_device(store: Roun
     store.forget(["a1", "b1", "measured", "lost"], {"a": remnant})
 
     assert store.remnants() == {"a": remnant}
-    assert [one.task.task for one in store.plan(Position(1, 0))] == ["c1"]
+    assert [one.task.task for one in present(store.plan(Position(1, 0)))] == ["c1"]
     assert store.plan(evaluation_after(1)) is None
     assert store.notes(Position(2, 0)) == b"notes"
     assert store.reply("b1") is None

@@ -49,11 +49,9 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def make_trainer(case: tuple[ModelSpec, Optimizer, Path], backend: str) -> Trainer:
     spec, optimizer, folder = case
-    makers = {
-        "portable": lambda: trainer_contract.make_trainer(folder, "portable"),
-        "torch": lambda: TorchTrainer(zoo.create(spec, seed=2), optimizer),
-    }
-    return makers[backend]()
+    if backend == "torch":
+        return TorchTrainer(zoo.create(spec, seed=2), optimizer)
+    return trainer_contract.make_trainer(folder, backend)
 
 
 @pytest.mark.parametrize("backend", ["portable", "torch"])

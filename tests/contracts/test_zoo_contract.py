@@ -83,7 +83,8 @@ def batch_for(model: ZooModel, size: int) -> tuple[torch.Tensor, ...]:
 
 def logits_of(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
     out = model(*batch)
-    return out[-1] if isinstance(out, tuple) else out
+    answer: torch.Tensor = out[-1] if isinstance(out, tuple) else out
+    return answer
 
 
 def arrays(model: nn.Module) -> dict[str, np.ndarray]:

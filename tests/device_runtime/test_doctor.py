@@ -12,7 +12,8 @@ import pytest
 
 from fedwright.device_runtime import doctor, facts
 from fedwright.device_runtime.config import AgentConfig
-from fedwright.device_runtime.doctor import Finding
+from fedwright.device_runtime.doctor import Finding, _broker, is_served
+from fedwright.protocol.support.files import lock_folder
 
 
 @pytest.fixture
@@ -132,3 +133,17 @@ def test_a_provider_that_the_runtime_lacks_is_found(healthy: AgentConfig, monkey
     lacking = find(doctor.diagnose(replace(healthy, provider="cuda")), "CUDAExecutionProvider")
     assert (lacking.level, lacking.remedy) == ("fail", "give another --provider")
     assert find(doctor.diagnose(replace(healthy, provider="auto")), "provider auto").level == "ok"
+
+
+def test_the_connection_of_an_agent_that_runs_here_is_left_alone(tmp_path: Path) -> None:
+    config = AgentConfig(broker="mqtts://nowhere.invalid", device="pi", data="", state=tmp_path, bundle=tmp_path)
+    folder = tmp_path / config.fleet / config.device
+    folder.mkdir(parents=True)
+
+    assert not is_served(config)
+    lock = lock_folder(folder)
+    assert lock is not None
+    with lock:
+        assert is_served(config)
+        assert _broker(config).level == "ok"
+    assert not is_served(config)

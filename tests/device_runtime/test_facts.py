@@ -135,6 +135,31 @@ def test_memory_under_a_control_group_of_version_1_in_a_container(tmp_path: Path
     assert facts.free_bytes(tmp_path) == 0
 
 
+@pytest.mark.parametrize(
+    ("group", "folder", "names", "below"),
+    [
+        pytest.param("0::/pi\n", "sys/fs/cgroup/pi", ("memory.max", "memory.current"), "", id="version 2"),
+        pytest.param(
+            "4:memory:/pi\n",
+            "sys/fs/cgroup/memory/pi",
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+            "total_",
+            id="version 1",
+        ),
+    ],
+)
+def test_files_that_the_kernel_keeps_in_memory_are_free(
+    tmp_path: Path, group: str, folder: str, names: tuple[str, str], below: str
+) -> None:
+    # Of 190 MB used, 30 + 120 + 10 are files and names of files; files that are locked or in shared memory are not.
+    shares = {"inactive_file": 30, "active_file": 120, "slab_reclaimable": 10, "unevictable": 5, "shmem": 7}
+    stat = "".join(f"{below}{name} {size}000000\n" for name, size in shares.items())
+    limits = {f"{folder}/{names[0]}": "200000000\n", f"{folder}/{names[1]}": "190000000\n"}
+    tree(tmp_path, {**MEMORY, "proc/self/cgroup": group, **limits, f"{folder}/memory.stat": stat})
+
+    assert facts.free_bytes(tmp_path) == 170_000_000
+
+
 def test_a_data_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree(tmp_path, {**MEMORY, "proc/self/status": "VmData:\t  100000 kB\nVmHWM:\t 7 kB\n"})
     limits = {resource.RLIMIT_DATA: (300_000 * 1024, -1), resource.RLIMIT_AS: (resource.RLIM_INFINITY, -1)}

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from fedwright.cli.main import main
+from fedwright.device_runtime.answers import refusal_of
 from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.doctor import diagnose
 from fedwright.device_runtime.equipment import EquipmentSettings, limits_of
 from fedwright.device_runtime.owner_rules import OwnerRules
 from fedwright.device_runtime.policy import EXAMPLE, Policy, read_policy
-from fedwright.device_runtime.refusals import refusal_of
 from fedwright.device_runtime.run_task import _enough
 from fedwright.protocol.errors import ConfigError, PolicyRefused
 from fedwright.protocol.messages import BlobRef, Recipe, Returns, Task

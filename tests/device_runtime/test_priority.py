@@ -25,7 +25,12 @@ def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]
 
     def run(started: int, **asked: Any) -> int:
         taken: list[int] = []
-        monkeypatch.setattr(os, "nice", lambda step: taken.append(step) or started + sum(taken))
+
+        def nice(step: int) -> int:
+            taken.append(step)
+            return started + sum(taken)
+
+        monkeypatch.setattr(os, "nice", nice)
         data, state = f"npz:{tmp_path / 'd.npz'}", tmp_path / "state"
         start.run_agent(AgentConfig("mqtt://h:1", "pi", data, state=state, **asked))
         return sum(taken)

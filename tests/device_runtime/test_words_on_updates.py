@@ -16,6 +16,7 @@ from fedwright.protocol.blobs import make_ref
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.protocol.messages import Ack, Recipe, Returns, Task, Update
 from helpers.fleet import FLEET, WAIT_S, Running
+from helpers.present import present
 from helpers.tiny_artifact import make_artifact, start_weights
 
 RETURNS = Returns(codec="int8")
@@ -67,7 +68,7 @@ def device(tmp_path: Path) -> Iterator[Served]:
 def changes(update: Update) -> dict[str, NDArray[Any]]:
     """What an update changes."""
     manifest = make_artifact().manifest
-    return deltas.decode(update.tensors.inline, returned_shapes(manifest, RETURNS))
+    return deltas.decode(present(present(update.tensors).inline), returned_shapes(manifest, RETURNS))
 
 
 @pytest.mark.parametrize("problem", ["", "too late"], ids=["used", "not used"])

@@ -26,6 +26,7 @@ from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.simulation.simulate import Simulated, simulate
 from helpers.fleet import FLEET, WAIT_S, Running
 from helpers.image_folders import draw, write_folder
+from helpers.present import present
 from helpers.resume import final_state
 from helpers.served import served_config, start_agents
 from helpers.simulation import make_config, run_agents, run_hiding_agents
@@ -100,7 +101,7 @@ def run_both(
 def names_of(folder: Path) -> tuple[str, ...]:
     store = SqliteRoundStore(folder / "run/rounds.sqlite")
     try:
-        return store.run().class_names
+        return present(store.run()).class_names
     finally:
         store.close()
 

@@ -32,6 +32,7 @@ from fedwright.server_runtime.zoo import width_of
 from fedwright.simulation.dealing import deal
 from fedwright.simulation.edged_fleet import in_turn
 from fedwright.simulation.simulate import simulate
+from helpers.present import present
 from helpers.simulation import local_data, make_config
 from helpers.tools import require_tool
 
@@ -221,7 +222,7 @@ def test_edges_that_show_each_other_their_clusters_may_be_killed(tmp_path: Path)
     assert [stage.metrics["updates"] for stage in closed] == [4, 4, 4, 4]
     assert set(Counter(task for stage in closed for task in stage.absorbed).values()) == {1}
     store = EdgeStore(tmp_path / "edges/edge-1/edge.sqlite")
-    seen = msgspec.msgpack.decode(store.note(OTHERS), type=dict[str, Shown])
+    seen = msgspec.msgpack.decode(present(store.note(OTHERS)), type=dict[str, Shown])
     store.close()
     assert seen.keys() == {"edge-2"}
 
@@ -248,12 +249,12 @@ def test_boards_choose_their_shrinkage_ratios_behind_two_edges(tmp_path: Path) -
     store = SqliteRoundStore(tmp_path / "run/rounds.sqlite")
     plan, replies = store.plan(Position(1, 0)), store.replies(Position(1, 0))
     store.close()
-    ratios = [width_of(planned.assignment.structure.spec) for planned in plan]
+    ratios = [width_of(planned.assignment.structure.spec) for planned in present(plan)]
     assert dict(zip(BOARDS, ratios, strict=True)) == {
         "raspberry-pi-4": 0.5,
         "jetson-nano": 0.5,
         "jetson-tx2": 0.75,
         "laptop": 1.0,
     }
-    assert {planned.task.pool.edge for planned in plan} == set(EDGES)
+    assert {present(planned.task.pool).edge for planned in present(plan)} == set(EDGES)
     assert all(reply.outcome == "update" for reply in replies.values())

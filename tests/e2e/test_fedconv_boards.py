@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from msgspec import structs
 from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.emulate.device import agent_command
 from fedwright.device_runtime.emulate.fleet import EmulatedFleet
-from fedwright.device_runtime.emulate.profiles import load_profile
+from fedwright.device_runtime.emulate.profiles import DeviceProfile, ProfileValue, load_profile
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.messages import Report
 from fedwright.server_runtime.config import RunConfig
@@ -20,9 +21,13 @@ from fedwright.simulation.dealing import Dealt, deal
 from helpers.resume import Links, execute, final_state, simulated_state
 from helpers.simulation import local_data, make_config, public_file
 
-BOARDS = ("raspberry-pi-4", "jetson-nano", "jetson-tx2", "laptop")
-# A step of so many samples takes 1.6, 2.2, 3.3 or 4.4 GB; the Nano's agent has 2.1, the Pi's and the TX2's have 4.3.
-BATCH = 65_536
+NAMES = ("raspberry-pi-4", "jetson-nano", "jetson-tx2", "laptop")
+# A step of so many samples is said to take 211, 287, 423 or 559 MB. The boards have an eighth of their memory: the
+# Nano's agent 268 MB, the Pi's and the TX2's 537, so that no host has too little.
+BATCH = 8192
+SCALE = 8
+# About what an agent and its training process take of the limit themselves, whatever the board.
+OWN_BYTES = 80_000_000
 WIDTHS = {"device-0": 0.75, "device-1": 0.25, "device-2": 0.75, "device-3": 1.0}
 METHOD = {
     "name": "fedconv",
@@ -34,12 +39,21 @@ METHOD = {
 }
 
 
+def board(name: str) -> DeviceProfile:
+    """A board with a part of its memory."""
+    profile = load_profile(name)
+    return replace(profile, agent_bytes=ProfileValue(profile.memory_bytes // SCALE, "derived", "this test"))
+
+
+BOARDS = tuple(board(name) for name in NAMES)
+
+
 @contextmanager
 def boards(folder: Path, broker: str, config: RunConfig) -> Iterator[EmulatedFleet]:
     """Real agents in processes with the memory and the speed of their boards."""
     data = local_data(deal(config.simulate, seed=config.run.seed))
     with EmulatedFleet(folder / "logs") as fleet:
-        for (device, own), board in zip(data.items(), BOARDS, strict=True):
+        for (device, own), profile in zip(data.items(), BOARDS, strict=True):
             path = folder / f"{device}.npz"
             np.savez(path, x=own.x, y=own.y, x_holdout=own.x_holdout, y_holdout=own.y_holdout, classes=own.classes)
             agent = AgentConfig(
@@ -51,7 +65,8 @@ def boards(folder: Path, broker: str, config: RunConfig) -> Iterator[EmulatedFle
                 threads=1,
                 once=True,
             )
-            fleet.start(device, board, agent_command(agent))
+            limited = ProfileValue(profile.memory_bytes + OWN_BYTES, "derived", "this test")
+            fleet.start(device, replace(profile, agent_bytes=limited), agent_command(agent))
         yield fleet
 
 
@@ -75,7 +90,7 @@ def test_boards_choose_their_ratios_and_a_killed_server_ends_the_same(
     make = simulation.make_reports
 
     def with_memory(run: RunConfig, dealt: Dealt) -> dict[str, Report]:
-        memory = {d: load_profile(board).memory_bytes for d, board in zip(dealt.shares, BOARDS, strict=True)}
+        memory = {d: profile.memory_bytes for d, profile in zip(dealt.shares, BOARDS, strict=True)}
         return {d: structs.replace(report, free_bytes=memory[d]) for d, report in make(run, dealt).items()}
 
     monkeypatch.setattr(simulation, "make_reports", with_memory)

@@ -19,6 +19,7 @@ from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.run import RunOutcome
 from fedwright.simulation.dealing import deal
 from helpers.fleet import Running
+from helpers.present import present
 from helpers.resume import Links, execute, final_state, simulated_state
 from helpers.simulation import local_data, make_config
 
@@ -67,9 +68,9 @@ def planned_and_stats(folder: Path) -> list[tuple[str, Position, Task, Stats]]:
     try:
         positions = [*(closed.position for closed in store.closed()), evaluation_after(ROUNDS)]
         return [
-            (planned.device, position, planned.task, store.replies(position)[planned.task.task].update.stats)
+            (planned.device, position, planned.task, present(store.replies(position)[planned.task.task].update).stats)
             for position in positions
-            for planned in store.plan(position)
+            for planned in present(store.plan(position))
         ]
     finally:
         store.close()
@@ -114,7 +115,7 @@ def test_bystanders_only_ever_get_a_merged_model_and_the_base_travels_once(tmp_p
     }
     assert bytes_down[2] - bytes_down[1] > 4 * BASE
     assert bytes_down[3] - bytes_down[2] < 4 * BASE / 2
-    frozen = {task.frozen.sha256 for _, at, task, _ in rounds if at.round > 1}
+    frozen = {present(task.frozen).sha256 for _, at, task, _ in rounds if at.round > 1}
     assert len(frozen) == 1
 
 

@@ -22,6 +22,7 @@ from fedwright.simulation.dealing import deal
 from fedwright.simulation.edged_fleet import in_turn
 from helpers.data_files import save_points
 from helpers.edges import run_edges
+from helpers.present import present
 from helpers.resume import Killed, Links, die_after, final_state, state_of
 from helpers.served import served_config, start_agents
 from helpers.simulation import local_data, make_config, run_agents
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.broker
 def record_of(folder: Path) -> RunRecord:
     store = SqliteRoundStore(folder / "rounds.sqlite")
     try:
-        return store.run()
+        return present(store.run())
     finally:
         store.close()
 

@@ -57,7 +57,8 @@ class Spy:
 def notes(folder: Path) -> dict[str, Any]:
     store = SqliteRoundStore(folder / "run/rounds.sqlite")
     try:
-        return msgspec.json.decode(MethodState.read(store.notes(Position(1, 0))).records["roster"])
+        answer: dict[str, Any] = msgspec.json.decode(MethodState.read(store.notes(Position(1, 0))).records["roster"])
+        return answer
     finally:
         store.close()
 

@@ -1,6 +1,6 @@
 """A fleet in this process that trains nothing: honest devices send small changes, the others what a test drew."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,8 @@ class AnyFleet:
 
     def assign(self, device: str, boot: str, task: Task) -> None:
         """The device answers."""
-        said = self._answers.get(device, honest)(task, wanted_tensors(task, self._blobs))
+        answer: Answer = self._answers.get(device, honest)
+        said = answer(task, wanted_tensors(task, self._blobs))
         if isinstance(said, tuple):
             stats, values = said
             ref = None
@@ -84,7 +85,7 @@ class AnyFleet:
         del device
         return None
 
-    def challenge(self, device: str) -> None:
+    def challenge(self, device: str, tell: Sequence[str] = ()) -> None:
         """Nobody claims another's id."""
 
     def withdraw(self, task: str) -> None:

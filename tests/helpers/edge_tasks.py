@@ -20,6 +20,7 @@ from fedwright.server_runtime.rounds.pooled_tasks import PoolTerms, with_pools
 from fedwright.server_runtime.rounds.store.base import Position
 from fedwright.server_runtime.spec import Structure
 from helpers.fleet import SPEC, TinyBuilder, setting
+from helpers.present import present
 from helpers.tiny_artifact import make_artifact, start_weights
 
 DEADLINE_S = 100.0
@@ -113,6 +114,6 @@ class EdgeTasks:
 
     def value(self, update: Update) -> float:
         """What a pooled update changes every weight by."""
-        values = tensors.load(self.blobs.path(update.tensors.sha256))
+        values = tensors.load(self.blobs.path(present(update.tensors).sha256))
         [value] = {round(float(entry), 5) for tensor in values.values() for entry in tensor.reshape(-1)}
         return value

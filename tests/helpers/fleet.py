@@ -156,6 +156,7 @@ class Running:
             runner=changes.get("runner") or InProcessRunner(Equipment(data, self.tools, residual, folder / device)),
             trains=changes.get("trains", True),
             hidden=changes.get("hidden"),
+            owner=changes.get("owner"),
         )
         self.boot = codec.new_id()
         fleet = changes.get("fleet", FLEET)

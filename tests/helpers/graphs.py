@@ -55,7 +55,8 @@ class Stepper:
     def predict(self, batch: Tensors) -> list[Any]:
         """Logits and embedding."""
         feed = {n: batch[n] for n in self.manifest.eval_batch} | {n: self.slots[n] for n in self.manifest.eval_slots}
-        return self.evaluation.run([self.manifest.logits, self.manifest.embedding], feed)
+        answer: list[Any] = self.evaluation.run([self.manifest.logits, self.manifest.embedding], feed)
+        return answer
 
 
 def structure_of(module_input: tuple[int, ...], classes: int, **parts: Any) -> Structure:

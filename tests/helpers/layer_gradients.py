@@ -76,4 +76,5 @@ def relative_error(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) 
     for name, array in wanted.items():
         assert found[name].shape == array.shape, f"{name} has shape {found[name].shape}, not {array.shape}"
     distance = sum(float(((found[name] - array) ** 2).sum()) for name, array in wanted.items())
-    return (distance / sum(float((array**2).sum()) for array in wanted.values())) ** 0.5
+    answer: float = (distance / sum(float((array**2).sum()) for array in wanted.values())) ** 0.5
+    return answer

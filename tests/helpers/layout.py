@@ -50,6 +50,7 @@ SERVER_LAYERS = [
     "config",
     "transport",
     "rounds",
+    "watch",
     "run_folder",
     "run",
     "run_reader",

@@ -23,7 +23,8 @@ class Tangled(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Logits."""
         flat = x.flatten(1)
-        return self.two(flat + self.one(flat))
+        answer: torch.Tensor = self.two(flat + self.one(flat))
+        return answer
 
 
 def make_tangled(*, input_shape: tuple[int, int, int], classes: int) -> nn.Module:
@@ -41,7 +42,8 @@ class Branching(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Logits."""
         flat = x.flatten(1)
-        return self.one(flat) if flat.sum() > 0 else self.two(flat)
+        answer: torch.Tensor = self.one(flat) if flat.sum() > 0 else self.two(flat)
+        return answer
 
 
 def make_branching(*, input_shape: tuple[int, int, int], classes: int) -> nn.Module:
@@ -55,7 +57,8 @@ class Parallel(Branching):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Logits."""
         flat = x.flatten(1)
-        return self.one(flat) + self.two(flat)
+        answer: torch.Tensor = self.one(flat) + self.two(flat)
+        return answer
 
 
 def make_parallel(*, input_shape: tuple[int, int, int], classes: int) -> nn.Module:
@@ -97,7 +100,8 @@ class Written(nn.Module):
         x = torch.relu(self.wide(x)).mean((2, 3))
         x = x.view(x.size(0), -1)
         x = nn.functional.dropout(nn.functional.linear(x, self.mixing), 0.5, self.training)
-        return self.head(torch.relu(x))
+        answer: torch.Tensor = self.head(torch.relu(x))
+        return answer
 
 
 def make_written(*, input_shape: tuple[int, int, int], classes: int) -> nn.Module:

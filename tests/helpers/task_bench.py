@@ -14,6 +14,7 @@ from fedwright.protocol import tensors
 from fedwright.protocol.blobs import make_ref
 from fedwright.protocol.messages import Recipe, Returns, Task
 from helpers.fleet import make_data
+from helpers.present import present
 from helpers.tiny_artifact import make_artifact, start_weights
 
 
@@ -46,7 +47,7 @@ class Bench:
 
 def wait_for_work(pid: Any) -> None:
     """Wait until a process has been busy for a while."""
-    begin_s, until_s = process_cpu_s(pid), time.monotonic() + 20
-    while process_cpu_s(pid) - begin_s < 0.3:
+    begin_s, until_s = present(process_cpu_s(pid)), time.monotonic() + 20
+    while present(process_cpu_s(pid)) - begin_s < 0.3:
         assert time.monotonic() < until_s, "it does nothing"
         os.sched_yield()

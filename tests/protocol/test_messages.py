@@ -57,7 +57,7 @@ def test_the_data_of_a_chunk_are_not_copied() -> None:
     message[-4:] = b"DATA"
 
     assert isinstance(chunk, Chunk)
-    assert chunk.data == b"DATA"
+    assert bytes(chunk.data) == b"DATA"
 
 
 @given(st.binary(max_size=400))

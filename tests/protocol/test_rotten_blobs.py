@@ -1,6 +1,7 @@
 """Blobs whose bytes changed on the disk are noticed, set aside and fetched again."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -76,8 +77,8 @@ def test_a_rotten_blob_is_fetched_again(store: BlobStore, ref: BlobRef) -> None:
 def test_each_blob_is_hashed_once_in_a_life(store: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     sha256 = store.put_bytes(DATA)
     reborn = BlobStore(store.folder)
-    hashed = []
-    monkeypatch.setattr("fedwright.protocol.blobs.make_ref", lambda *a, **k: hashed.append(a) or make_ref(*a, **k))
+    counted = Mock(wraps=make_ref)
+    monkeypatch.setattr("fedwright.protocol.blobs.make_ref", counted)
 
     for _ in range(3):
         assert reborn.has(sha256)
@@ -85,4 +86,4 @@ def test_each_blob_is_hashed_once_in_a_life(store: BlobStore, monkeypatch: pytes
         reborn.read(sha256)
         store.path(sha256)
 
-    assert hashed == [(store.folder / sha256,)]
+    assert [once.args for once in counted.call_args_list] == [(store.folder / sha256,)]

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -14,6 +15,7 @@ from fedwright.simulation import absences
 from fedwright.simulation.absences import FrailFleet, Frailty, away_ratio, away_ratios, is_away
 from fedwright.simulation.simulate import simulate
 from helpers.fleet import report
+from helpers.present import present
 from helpers.resume import Killed, die_after, final_state, in_folder
 from helpers.simulation import make_config
 
@@ -34,7 +36,7 @@ def test_devices_are_away_in_their_share_of_the_rounds() -> None:
 
 
 def test_who_is_waited_for_in_vain_comes_back(tmp_path: Path) -> None:
-    fleet = FrailFleet({device: report() for device in "ab"}, None, Frailty({"a": 1.0}, 1), devices=tmp_path)
+    fleet = FrailFleet({device: report() for device in "ab"}, cast(Any, None), Frailty({"a": 1.0}, 1), devices=tmp_path)
 
     first = [(event.device, type(event.message)) for event in fleet.poll(0.0) if isinstance(event, Heard)]
     second = [(event.device, type(event.message)) for event in fleet.poll(0.0) if isinstance(event, Heard)]
@@ -47,7 +49,9 @@ def test_who_is_waited_for_in_vain_comes_back(tmp_path: Path) -> None:
 def taking_part(folder: Path, rounds: int) -> list[set[str]]:
     store = SqliteRoundStore(folder / "run/rounds.sqlite")
     try:
-        return [{planned.device for planned in store.plan(Position(number, 0))} for number in range(1, rounds + 1)]
+        return [
+            {planned.device for planned in present(store.plan(Position(number, 0)))} for number in range(1, rounds + 1)
+        ]
     finally:
         store.close()
 

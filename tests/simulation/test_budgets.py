@@ -17,6 +17,7 @@ from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.simulation import simulate as simulations
 from fedwright.simulation.dealing import Dealt
 from fedwright.simulation.simulate import make_reports, simulate
+from helpers.present import present
 from helpers.simulation import make_config
 
 METHOD = {"name": "fedrolex", "levels": {"sizes": [1.0, 0.5, 0.25], "choose": "budget"}}
@@ -29,7 +30,7 @@ def widths(folder: Path, number: int = 1) -> dict[str, float]:
         plan = store.plan(Position(number, 0))
     finally:
         store.close()
-    return {planned.device: zoo.width_of(planned.assignment.structure.spec) for planned in plan}
+    return {planned.device: zoo.width_of(planned.assignment.structure.spec) for planned in present(plan)}
 
 
 def refusals(seen: list[Any]) -> list[Any]:

@@ -13,6 +13,7 @@ from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.store.base import Position
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.simulation.simulate import simulate
+from helpers.present import present
 from helpers.simulation import make_config
 
 ROUNDS = 2
@@ -41,7 +42,7 @@ def least_need(folder: Path) -> int:
     builder = Builder(folder / "run/artifacts")
     return min(
         need_bytes(builder.build(planned.assignment.structure).manifest, planned.assignment.recipe.batch)
-        for planned in plan
+        for planned in present(plan)
     )
 
 

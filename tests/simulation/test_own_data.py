@@ -13,6 +13,7 @@ from fedwright.server_runtime.config import RunConfig
 from fedwright.simulation.dealing import deal, local_data, reserve
 from fedwright.simulation.simulate import simulate
 from helpers.image_folders import write_folder
+from helpers.present import present
 from helpers.simulation import make_config
 
 
@@ -87,10 +88,10 @@ def test_public_rows_of_named_devices_are_in_one_numbering(tmp_path: Path) -> No
     )
     whole = deal(config.simulate, seed=1)
     rest, public = reserve(whole, config.public, seed=1)
-    assert public.class_names == ("ant", "cat", "fox")
+    assert present(public).class_names == ("ant", "cat", "fox")
     # The bright bar stands in the line that the first letter chooses: a, c, f are 97, 99, 102.
-    lines = public.x[:, 0].sum(axis=2).argmax(axis=1)
-    assert lines.tolist() == [[97 % 8, 99 % 8, 102 % 8][label] for label in public.y]
+    lines = present(public).x[:, 0].sum(axis=2).argmax(axis=1)
+    assert lines.tolist() == [[97 % 8, 99 % 8, 102 % 8][label] for label in present(present(public).y)]
     assert sum(len(share.train) for share in rest.shares.values()) == 64 - 30
 
 

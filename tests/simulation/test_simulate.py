@@ -20,6 +20,7 @@ from fedwright.server_runtime.rounds.store.base import Position
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.simulation.dealing import deal
 from fedwright.simulation.simulate import Simulated, make_reports, simulate
+from helpers.present import present
 from helpers.resume import Killed, die_after, final_state, in_folder, state_of
 from helpers.simulation import local_data, make_config, run_agents
 
@@ -57,7 +58,7 @@ def weights_bytes(folder: Path) -> int:
     """Bytes of the weights that were sent out first; the server's own state stays whole."""
     store = SqliteRoundStore(folder / "rounds.sqlite")
     try:
-        return store.plan(Position(1, 0))[0].task.weights.size_bytes
+        return present(store.plan(Position(1, 0)))[0].task.weights.size_bytes
     finally:
         store.close()
 

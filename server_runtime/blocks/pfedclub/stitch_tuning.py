@@ -163,7 +163,7 @@ def tune(candidates: Sequence[Candidate], x: Tensor, y: Tensor | None, tuning: T
     for _ in range(tuning.epochs):
         for rows in _batches(len(x), tuning.batch, rng):
             optimizer.zero_grad()
-            common.loss(rows).backward()  # type: ignore[no-untyped-call]
+            common.loss(rows).backward()
             optimizer.step()
     for candidate in open_ones:
         _freeze(candidate)

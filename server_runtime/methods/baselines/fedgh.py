@@ -66,7 +66,7 @@ class FedGH(PersonalModels):
                 " that ends with a linear layer, or choose one of the zoo"
             )
         own = [(zoo.spelled(spec), index) for index in range(blocks - 1)]
-        return replace(spec, model=spell([*own, (self.setting.spec.model, self._pieces - 1)]), sizes=())
+        return replace(spec, model=spell([*own, (zoo.spelled(self.setting.spec), self._pieces - 1)]), sizes=())
 
     def assignment(self, device: str, round_number: int) -> Assignment:
         """What a device does this round; it also says what its features are."""

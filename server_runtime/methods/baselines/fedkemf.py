@@ -109,7 +109,7 @@ class FedKEMF(PersonalModels):
                 said = functional.log_softmax(student(self._public[rows]), dim=1)
                 loss = functional.kl_div(said, target[rows], reduction="batchmean")
                 optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 optimizer.step()
         self._knowledge = initial_weights(student)
         return {"fusion_loss": float(loss.detach())}

@@ -81,6 +81,10 @@ class Framp(Method):
         """Take in the descriptors."""
         self._descriptors.meet(reports)
 
+    def wanted_facts(self) -> tuple[str, ...]:
+        """φ(D_i), unless models are written from something else."""
+        return ("descriptor",) if self._params.describe in ("features", "updated") else ()
+
     def assign(self, reports: Mapping[str, Report], round_number: int) -> dict[str, Assignment]:
         """Write all models of the round at once and choose each device's part."""
         self.meet(reports)

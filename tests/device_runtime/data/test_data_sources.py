@@ -30,7 +30,7 @@ def test_npz_is_split_into_disjoint_parts_that_depend_on_the_seed(tmp_path: Path
     assert np.array_equal(one.x, again.x)
     assert not np.array_equal(one.x_holdout, other.x_holdout)
     assert (one.classes, one.input_shape, sum(one.class_counts)) == (3, (2,), 8)
-    assert (one.x.dtype, one.y.dtype) == (np.float32, np.int64)
+    assert (one.x.dtype, one.y.dtype) == (np.dtype(np.float32), np.dtype(np.int64))
     assert one.y.tolist() == [int(row) // 2 % 3 for row in one.x[:, 0]]
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fedwright.device_runtime import data
 from fedwright.device_runtime.data import images, pixels
 from fedwright.protocol.errors import DataError
+from helpers.present import present
 
 
 def chunk(kind: bytes, body: bytes) -> bytes:
@@ -57,7 +58,8 @@ def png(
 
 
 def up_minus(above: NDArray[Any], corner: NDArray[Any]) -> NDArray[Any]:
-    return above - corner
+    answer: NDArray[Any] = above - corner
+    return answer
 
 
 def picture(channels: int, seed: int = 0, height: int = 6, width: int = 5) -> NDArray[Any]:
@@ -70,13 +72,13 @@ def picture(channels: int, seed: int = 0, height: int = 6, width: int = 5) -> ND
 def test_png_with_every_filter(colour: int, channels: int, kept: int) -> None:
     image = picture(channels)
     found = pixels.read_png(png(image, colour, filters=(0, 1, 2, 3, 4)), where="here")
-    assert np.array_equal(pixels.to_channels(found), np.moveaxis(image[..., :kept], 2, 0))
+    assert np.array_equal(pixels.to_channels(present(found)), np.moveaxis(image[..., :kept], 2, 0))
 
 
 def test_png_palette_gives_colours() -> None:
     index = np.array([[[0], [1]], [[1], [0]]], np.uint8)
     found = pixels.read_png(png(index, 3, palette=bytes([1, 2, 3, 40, 50, 60])), where="here")
-    assert found[0].tolist() == [[1, 2, 3], [40, 50, 60]]
+    assert present(found)[0].tolist() == [[1, 2, 3], [40, 50, 60]]
 
 
 @pytest.mark.parametrize("kind", [{"depth": 16}, {"interlace": 1}], ids=["16 bit", "interlaced"])

@@ -161,7 +161,7 @@ def test_a_table_of_whole_numbers_stays_whole(
 def test_fractions_in_one_part_make_both_fractions(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", x=np.ones((4, 2), int), y=[0, 1, 0, 1], x_holdout=X[:1], y_holdout=[0])
     found = load(tmp_path / "d.npz")
-    assert (found.x.dtype, found.x_holdout.dtype) == (np.float32, np.float32)
+    assert (found.x.dtype, found.x_holdout.dtype) == (np.dtype(np.float32), np.dtype(np.float32))
 
 
 def test_words_are_counted_in_texts_and_classes_in_labels() -> None:

@@ -20,6 +20,7 @@ from fedwright.server_runtime.methods.baselines.fedavg import FedAvg
 from fedwright.server_runtime.methods.params.submodels import FedAvgParams
 from fedwright.simulation.simulate import simulate
 from helpers.fleet import Server, make_data, setting
+from helpers.present import present
 from helpers.simulation import make_config, run_hiding_agents
 
 COUNTS = {"a": [3, 0, 1], "b": [0, 4], "c": [1, 1, 5]}
@@ -45,7 +46,9 @@ def ask(fleet: dict[str, HiddenCounts]) -> Ask:
 def test_three_devices_add_up(fleet: dict[str, HiddenCounts], ask: Ask) -> None:
     parts = {device: from_bytes(hidden.answer(ask).masked, 3) for device, hidden in fleet.items()}
     opened = {d: hidden.answer(structs.replace(ask, stage="open", present=[*COUNTS])) for d, hidden in fleet.items()}
-    total = unmasked(parts, {d: answer.own for d, answer in opened.items()}, {d: a.pairs for d, a in opened.items()})
+    total = unmasked(
+        parts, {d: present(answer.own) for d, answer in opened.items()}, {d: a.pairs for d, a in opened.items()}
+    )
     np.testing.assert_array_equal(total, [4, 5, 6])
 
 

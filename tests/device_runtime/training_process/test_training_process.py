@@ -21,6 +21,7 @@ from fedwright.device_runtime.training_process.parent import TrainingProcess
 from fedwright.protocol.errors import DataError
 from fedwright.protocol.messages import Refusal
 from helpers.hostile_graphs import dividing, endless, huge
+from helpers.present import present
 from helpers.task_bench import Bench, wait_for_work
 
 # The round of a kept process may cost this much more than its task does.
@@ -122,9 +123,9 @@ def test_closing_ends_an_endless_graph_at_once(bench: Any, process: Any) -> None
 
 def test_a_round_in_a_kept_process_costs_hardly_more_than_its_task(bench: Any, process: Any) -> None:
     process.run(*bench.task(name="t1"), should_stop=never)
-    before_s = process_cpu_s(process.pid) + time.process_time()
+    before_s = present(process_cpu_s(process.pid)) + time.process_time()
     done = process.run(*bench.task(name="t2"), should_stop=never)
-    round_s = process_cpu_s(process.pid) + time.process_time() - before_s
+    round_s = present(process_cpu_s(process.pid)) + time.process_time() - before_s
 
     assert round_s - done.stats.train_cpu_s < ROUND_CPU_S
     assert 0 < done.stats.cpu_s < round_s + 0.01
@@ -154,7 +155,7 @@ def test_the_process_dies_with_its_agent(bench: Any) -> None:
     agent = subprocess.Popen(
         [sys.executable, "-c", AGENT, settings], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    process = psutil.Process(int(agent.stdout.readline()))
+    process = psutil.Process(int(present(agent.stdout).readline()))
     agent.kill()
     agent.communicate()
 

@@ -21,6 +21,7 @@ from fedwright.server_runtime.fleet.trust import enroll, revoke
 from fedwright.server_runtime.transport.own_broker import own_broker
 from helpers.data_files import save_points
 from helpers.links import wait_until
+from helpers.present import present
 from helpers.tools import require_tool
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
@@ -71,8 +72,8 @@ def test_devices_with_keys_of_their_own_complete_a_run(
     with ExitStack() as stack:
         stack.callback(listener.wait)
         stack.callback(listener.terminate)
-        stack.enter_context(listener.stdout)
-        serves = listener.stdout.readline().split(" on port ")[1].partition(";")[0]
+        stack.enter_context(present(listener.stdout))
+        serves = present(listener.stdout).readline().split(" on port ")[1].partition(";")[0]
         for line in lines:
             assert main(["device", "enroll", "--server", f"127.0.0.1:{serves}", "--token", line[-1]]) == 0
         with pytest.raises(LinkError, match="unknown or was used before"):

@@ -3,7 +3,7 @@
 import select
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import cast
 
@@ -16,6 +16,7 @@ from fedwright.protocol.link import Received, connect, paho_client
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.link.paho_client import AHEAD_BYTES, LARGE_BYTES, LeanClient, split_publish
 from helpers.links import take
+from helpers.present import present
 
 V311, V5 = MQTTProtocolVersion.MQTTv311, MQTTProtocolVersion.MQTTv5
 VERSIONS = pytest.mark.parametrize("version", [V311, V5], ids=["3.1.1", "5"])
@@ -47,7 +48,7 @@ class Wire:
 
     def read(self) -> None:
         """Read as paho's loop does: while the system has bytes."""
-        while select.select([self.client._sock], [], [], 0)[0]:
+        while select.select([present(self.client._sock)], [], [], 0)[0]:
             assert self.client.loop_read() == MQTTErrorCode.MQTT_ERR_SUCCESS
 
     def close(self) -> None:
@@ -119,10 +120,11 @@ def test_what_came_at_once_is_read_at_once(wire: Wire, version: MQTTProtocolVers
 def test_the_bytes_sent_are_those_of_paho(version: MQTTProtocolVersion) -> None:
     head, tail = b"head", bytes(range(256)) * 4096
     sent = []
-    for publish in (
+    ways: list[Callable[[LeanClient], object]] = [
         lambda client: client.publish_parts("a/b", head, memoryview(tail)),
         lambda client: client.publish("a/b", head + tail, qos=0),
-    ):
+    ]
+    for publish in ways:
         wire = Wire(version)
         # A message that does not fit into the system's buffers goes out in many parts.
         cast(socket.socket, wire.client._sock).setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 20_000)

@@ -19,6 +19,7 @@ from fedwright.server_runtime.artifacts import builder as builder_module
 from fedwright.server_runtime.artifacts.builder import Builder, build, initial_weights
 from fedwright.server_runtime.spec import ModelSpec, Optimizer, Structure
 from helpers.graphs import Stepper, relative_error, structure_of, torch_gradients
+from helpers.present import present
 
 SPEC = ModelSpec("lenet", (1, 28, 28), 10)
 
@@ -34,7 +35,8 @@ class Small(nn.Module):
         self.head = nn.Linear(4 * 16, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.drop(torch.relu(self.norm(self.conv(x))).flatten(1)))
+        answer: torch.Tensor = self.head(self.drop(torch.relu(self.norm(self.conv(x))).flatten(1)))
+        return answer
 
 
 def _batch(count: int, seed: int = 0) -> dict[str, np.ndarray]:
@@ -171,8 +173,8 @@ def test_running_statistics_follow_torch_and_evaluation_uses_them() -> None:
         stepper.step(batch, learning_rate=0.0)
         twin(torch.from_numpy(batch["x"]))
 
-    np.testing.assert_allclose(stepper.slots["norm.running_var"], twin.norm.running_var.numpy(), rtol=1e-5)
-    np.testing.assert_allclose(stepper.slots["norm.running_mean"], twin.norm.running_mean.numpy(), atol=1e-6)
+    np.testing.assert_allclose(stepper.slots["norm.running_var"], present(twin.norm.running_var).numpy(), rtol=1e-5)
+    np.testing.assert_allclose(stepper.slots["norm.running_mean"], present(twin.norm.running_mean).numpy(), atol=1e-6)
     logits, embedding = stepper.predict(batch)
     with torch.no_grad():
         wanted = twin.eval()(torch.from_numpy(batch["x"])).numpy()
@@ -205,7 +207,9 @@ def test_only_the_head_trains_over_a_frozen_base() -> None:
     # the frozen layers work as in evaluation, so their statistics stand still
     twin = copy.deepcopy(module).eval()
     nn.functional.cross_entropy(twin(torch.from_numpy(batch["x"])), torch.from_numpy(batch["y"])).backward()
-    np.testing.assert_allclose(weights["head.weight"] - stepper.slots["head.weight"], twin.head.weight.grad, atol=1e-6)
+    np.testing.assert_allclose(
+        weights["head.weight"] - stepper.slots["head.weight"], present(twin.head.weight.grad), atol=1e-6
+    )
     assert len(artifact.train) < 20_000
 
 
@@ -222,7 +226,8 @@ def test_shared_parameters_train_as_one() -> None:
             self.two.weight = self.one.weight
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(torch.tanh(self.two(torch.tanh(self.one(x)))))
+            answer: torch.Tensor = self.head(torch.tanh(self.two(torch.tanh(self.one(x)))))
+            return answer
 
     torch.manual_seed(3)
     module = Tied()
@@ -253,7 +258,8 @@ def test_a_parameter_that_the_loss_does_not_reach_is_kept_as_it_is() -> None:
             self.body, self.head = nn.Linear(32, 500), nn.Linear(500, 3)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(torch.sign(self.body(x.flatten(1))))
+            answer: torch.Tensor = self.head(torch.sign(self.body(x.flatten(1))))
+            return answer
 
     module = Detached()
     weights = initial_weights(module)
@@ -283,7 +289,8 @@ def test_an_operator_without_a_rule_is_named_with_its_module() -> None:
 def test_an_operator_that_cannot_be_exported_is_named() -> None:
     class Odd(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.special.bessel_j0(x)
+            answer: torch.Tensor = torch.special.bessel_j0(x)
+            return answer
 
     with pytest.raises(UnsupportedOperator, match="bessel_j0"):
         build(structure_of((2, 4, 4), 3), nn.Sequential(nn.Flatten(), nn.Linear(32, 3), Odd()))

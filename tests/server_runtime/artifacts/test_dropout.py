@@ -65,7 +65,8 @@ class Probe(nn.Module):
         self.drop = nn.Dropout(ratio)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.drop(x * self.scale)
+        answer: torch.Tensor = self.drop(x * self.scale)
+        return answer
 
 
 def _mask(rows: int, width: int, ratio: float, seed: int) -> np.ndarray:

@@ -45,7 +45,8 @@ class Gate(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.conv(x)
-        return x + h * torch.sigmoid(self.squeeze(h.mean((2, 3), keepdim=True)))
+        answer: torch.Tensor = x + h * torch.sigmoid(self.squeeze(h.mean((2, 3), keepdim=True)))
+        return answer
 
 
 class Raised(nn.Module):
@@ -56,7 +57,8 @@ class Raised(nn.Module):
         self.norm = norm
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.norm(x + 20.0)
+        answer: torch.Tensor = self.norm(x + 20.0)
+        return answer
 
 
 class Channels(nn.Module):
@@ -67,7 +69,8 @@ class Channels(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        answer: torch.Tensor = self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return answer
 
 
 def _groups(width: int) -> nn.Module:

@@ -24,7 +24,8 @@ class Around(nn.Module):
         self.last = nn.Linear(places, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.layer(self.stem(x)).flatten(1))
+        answer: torch.Tensor = self.last(self.layer(self.stem(x)).flatten(1))
+        return answer
 
 
 def _resized(**settings: object) -> Map:
@@ -104,7 +105,8 @@ class Places(nn.Module):
         h = h * angles.cos()[None, :, None, :]
         mask = torch.ones(x.size(1), x.size(1), dtype=torch.bool).tril()
         scores = torch.einsum("bihd,bjhd->bhij", h, h).masked_fill(~mask, float("-inf"))
-        return self.out(torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), h).flatten(2))
+        answer: torch.Tensor = self.out(torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), h).flatten(2))
+        return answer
 
 
 def test_a_decoder_without_a_part_called_head() -> None:

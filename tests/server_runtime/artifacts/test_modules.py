@@ -24,7 +24,8 @@ class Attention(nn.Module):
         self.head = nn.Linear(8, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.attention(x, x, x, need_weights=False)[0].mean(1))
+        answer: torch.Tensor = self.head(self.attention(x, x, x, need_weights=False)[0].mean(1))
+        return answer
 
 
 class Causal(nn.Module):
@@ -42,7 +43,8 @@ class Causal(nn.Module):
         q, k, v = self.qkv(x).chunk(3, -1)
         scores = torch.einsum("bik,bjk->bij", q, k) / 8**0.5
         weights = scores.masked_fill(self.mask, float("-inf")).softmax(-1)
-        return self.head(torch.einsum("bij,bjk->bik", weights, v))
+        answer: torch.Tensor = self.head(torch.einsum("bij,bjk->bik", weights, v))
+        return answer
 
 
 class Positions(nn.Module):
@@ -56,7 +58,8 @@ class Positions(nn.Module):
         self.head = nn.Linear(8, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head((self.embed(x) + self.places).mul(self.shift).amax(1))
+        answer: torch.Tensor = self.head((self.embed(x) + self.places).mul(self.shift).amax(1))
+        return answer
 
 
 class Graph(nn.Module):
@@ -72,7 +75,8 @@ class Graph(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.linear(x)
         sources, targets = self.edges
-        return self.head(torch.relu(h.index_add(1, targets, h[:, sources]).flatten(0, 0).mean(1)))
+        answer: torch.Tensor = self.head(torch.relu(h.index_add(1, targets, h[:, sources]).flatten(0, 0).mean(1)))
+        return answer
 
 
 class Cell(nn.Module):
@@ -87,7 +91,8 @@ class Cell(nn.Module):
         state = torch.zeros(x.size(0), 6, dtype=x.dtype)
         for step in range(x.size(1)):
             state = torch.tanh(self.read(x[:, step]) + self.keep(state))
-        return self.head(state)
+        answer: torch.Tensor = self.head(state)
+        return answer
 
 
 class Mixed(nn.Module):
@@ -104,7 +109,8 @@ class Mixed(nn.Module):
         h = self.slope(h) + functional.softplus(h) + torch.clamp(h, -0.5, 0.5) + functional.elu(h)
         h = torch.maximum(h, h.flip(1)) - torch.minimum(h[..., ::2].repeat_interleave(2, -1), h)
         h = functional.normalize(h, dim=-1) + torch.where(h > 0, h, 0.1 * h)
-        return self.two(torch.cat([h[:, :2], h[:, 3:]], 1).amax(1) + h.std(1) + h.pow(2).sum(1).sqrt())
+        answer: torch.Tensor = self.two(torch.cat([h[:, :2], h[:, 3:]], 1).amax(1) + h.std(1) + h.pow(2).sum(1).sqrt())
+        return answer
 
 
 def _encoder(norm_first: bool) -> nn.Module:

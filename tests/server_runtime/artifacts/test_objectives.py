@@ -27,7 +27,8 @@ class Net(nn.Module):
         self.head = nn.Linear(8, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.encoder(x))
+        answer: torch.Tensor = self.head(self.encoder(x))
+        return answer
 
 
 class TwoExits(nn.Module):

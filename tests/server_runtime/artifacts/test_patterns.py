@@ -20,7 +20,8 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         scores = self.query(x) @ self.key(x).transpose(1, 2) / 2.0
-        return self.head((scores.softmax(-1) @ self.value(x)).mean(1))
+        answer: torch.Tensor = self.head((scores.softmax(-1) @ self.value(x)).mean(1))
+        return answer
 
 
 def test_gelu_is_one_group_that_needs_only_its_input() -> None:

@@ -77,7 +77,8 @@ def test_last_state_against_torch(output: int) -> None:
         ours = {"weight_ih_l0": w[0], "weight_hh_l0": r[0], "bias_ih_l0": b[0, :16], "bias_hh_l0": b[0, 16:]}
         weights = {name: torch.cat([rows.chunk(4)[i] for i in (0, 2, 3, 1)]) for name, rows in ours.items()}
         _, last = torch.func.functional_call(torch.nn.LSTM(2, 4).double(), weights, (x,))
-        return last[output - 1]
+        answer: torch.Tensor = last[output - 1]
+        return answer
 
     assert relative_error(found, torch_gradients(reference, arrays)) < 1e-4
 

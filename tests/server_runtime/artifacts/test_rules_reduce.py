@@ -15,7 +15,7 @@ from helpers.layer_gradients import layer_gradients, relative_error, torch_gradi
 SHAPES = st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 5))
 AXES = st.sampled_from([(0,), (1,), (-1,), (1, 2), (0, 2), (0, 1, 2)])
 
-BY_ATTRIBUTE = {
+BY_ATTRIBUTE: dict[str, Callable[[torch.Tensor, tuple[int, ...], bool], torch.Tensor]] = {
     "ReduceMean": lambda x, axes, keep: x.mean(axes, keep),
     "ReduceMax": lambda x, axes, keep: torch.amax(x, axes, keep),
     "ReduceMin": lambda x, axes, keep: torch.amin(x, axes, keep),

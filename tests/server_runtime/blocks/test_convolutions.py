@@ -14,6 +14,7 @@ from fedwright.server_runtime.artifacts.export import export
 from fedwright.server_runtime.blocks.convolutions import use_safe_convolutions
 from fedwright.server_runtime.spec import ModelSpec
 from helpers import convolution_sweep
+from helpers.present import present
 from helpers.tools import missing
 
 CHECKER = "libc_malloc_debug.so.0"
@@ -63,7 +64,7 @@ def test_damage_would_be_seen() -> None:
 def test_every_second_point_is_convolved(shape: tuple[int, ...], padding: int | str) -> None:
     use_safe_convolutions()
     layer, x = nn.Conv2d(3, 5, 1, (2, 3), padding), torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    weight, bias = layer.weight.detach()[:, :, 0, 0], layer.bias.detach()
+    weight, bias = layer.weight.detach()[:, :, 0, 0], present(layer.bias).detach()
     expected = torch.einsum("oc,...chw->...ohw", weight, x[..., ::2, ::3]) + bias[:, None, None]
     torch.testing.assert_close(layer(x).detach(), expected)
 

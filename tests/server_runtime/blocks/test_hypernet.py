@@ -30,7 +30,8 @@ def rows(n: int, seed: int = 0) -> NDArray[Any]:
 
 def distance(net: Hypernet, row: NDArray[Any], final: dict[str, NDArray[Any]]) -> np.float32:
     made = net.generate(row[None])[0]
-    return np.sqrt(sum(((made[name] - final[name]) ** 2).sum() for name in final))
+    answer: np.float32 = np.sqrt(sum(((made[name] - final[name]) ** 2).sum() for name in final))
+    return answer
 
 
 def change_to(net: Hypernet, row: NDArray[Any], final: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

@@ -8,6 +8,7 @@ import torch
 
 from fedwright.server_runtime.blocks.fedconv.learned_weights import Weighing, divergences, equalised, penalty
 from fedwright.server_runtime.blocks.joint_tuning import Examples, Goal, Schedule, TunedModel, flat, tune, unflat
+from helpers.present import present
 
 
 def examples(targets: list[float]) -> Examples:
@@ -116,8 +117,8 @@ def test_weight_given_to_far_models_costs() -> None:
     found = weighing("layer")
     v = found.start().requires_grad_()
     penalty(found, v, torch.tensor([1.0, 0.0])).backward()
-    assert (v.grad[0, [0, 2]] > 0).all()
-    assert (v.grad[0, [1, 3]] < 0).all()
+    assert (present(v.grad)[0, [0, 2]] > 0).all()
+    assert (present(v.grad)[0, [1, 3]] < 0).all()
 
 
 def test_equal_scales_before_the_sum() -> None:

@@ -11,6 +11,7 @@ from hypothesis.strategies._internal.core import DataObject
 from fedwright.server_runtime.blocks.averaging import KEPT_PLANS, SelectiveMean
 from fedwright.server_runtime.blocks.regions import CHUNK, Region, _blocks, scratch_for
 from fedwright.server_runtime.blocks.slicing import Axis, random_plan, rolling_plan, take
+from helpers.present import present
 
 SHAPE = (12, 10, 3)
 
@@ -61,7 +62,7 @@ def test_long_tensors_are_added_in_pieces() -> None:
 
 def test_a_window_that_wraps_is_four_blocks_and_a_draw_is_none() -> None:
     plan = rolling_plan({"out": 64, "in": 64}, {"out": 40, "in": 40}, 50)
-    assert len(_blocks((plan["out"], plan["in"]), (64, 64))) == 4
+    assert len(present(_blocks((plan["out"], plan["in"]), (64, 64)))) == 4
     drawn = random_plan({"out": 64}, {"out": 32}, np.random.default_rng(0))["out"]
     assert _blocks((drawn, drawn), (64, 64)) is None
 

@@ -19,7 +19,8 @@ def combined(combine: Combine, *devices: tuple[Sequence[float], list[int]]) -> l
     mean = make_mean(combine, CURRENT, AXES)
     for values, kept in devices:
         mean.add({"w": np.array(values, np.float32)}, {"c": np.array(kept)}, 1.0)
-    return mean.result()["w"].tolist()
+    answer: list[float] = mean.result()["w"].tolist()
+    return answer
 
 
 def test_the_median_ignores_a_device_gone_mad() -> None:

@@ -71,3 +71,12 @@ def test_other_choices_do_not_weigh_whole_updates(kind: Any) -> None:
 
 def test_two_updates_have_no_majority() -> None:
     assert robust_weights(Combine("krum"), updates([1], [99])) == [1, 1]
+
+
+def test_accomplices_that_keep_close_do_not_outvote_a_majority() -> None:
+    # Four liars at one place; six honest ones 0.2 apart, each with five others within 1. A liar's fifth is at 3.2.
+    rows = [[4.0]] * 4 + [[0.2 * place] for place in range(6)]
+
+    found = robust_weights(Combine("majority", hostile_ratio=0.4), updates(*rows))
+
+    assert found == [0] * 4 + [1] * 6

@@ -20,18 +20,19 @@ from fedwright.server_runtime.blocks.slicing import (
     rolling_plan,
     take,
 )
+from helpers.present import present
 
 
 def test_flattened_map_keeps_whole_channels() -> None:
     kept = entries(Axis("c", inner=4), 12, {"c": np.array([0, 2])})
 
-    assert kept.tolist() == [0, 1, 2, 3, 8, 9, 10, 11]
+    assert present(kept).tolist() == [0, 1, 2, 3, 8, 9, 10, 11]
 
 
 def test_lstm_gates_keep_the_same_units_in_each_gate() -> None:
     kept = entries(Axis("hidden", outer=4), 12, {"hidden": np.array([0, 2])})
 
-    assert kept.tolist() == [0, 2, 3, 5, 6, 8, 9, 11]
+    assert present(kept).tolist() == [0, 2, 3, 5, 6, 8, 9, 11]
 
 
 def test_joined_axis_counts_on() -> None:
@@ -39,7 +40,7 @@ def test_joined_axis_counts_on() -> None:
 
     kept = entries(axis, 9, {"a": np.array([2]), "b": np.array([0, 3])})
 
-    assert kept.tolist() == [2, 3, 4, 5, 8]
+    assert present(kept).tolist() == [2, 3, 4, 5, 8]
 
 
 def test_group_not_in_the_plan_is_kept_whole() -> None:

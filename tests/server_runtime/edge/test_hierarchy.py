@@ -20,6 +20,7 @@ from fedwright.simulation.dealing import deal
 from fedwright.simulation.edged_fleet import in_turn
 from fedwright.simulation.simulate import simulate
 from helpers.edges import run_edges
+from helpers.present import present
 from helpers.simulation import local_data, make_config, run_agents
 
 FEDCONV = dict.fromkeys(("pretrain_epochs", "compress_epochs", "again_epochs", "dilate_epochs", "weigh_epochs"), 1)
@@ -108,8 +109,8 @@ def test_hierarchical_averages_are_flat_averages(
     # A device behind an edge that pools has the model of its pool as its own.
     for name in (name for name in flat if not name.startswith("own/")):
         np.testing.assert_allclose(state[name], flat[name], rtol=2e-5, atol=2e-6, err_msg=name)
-    pooled = [reply.update for reply in first_replies(tmp_path / "edges").values() if reply.update.parts]
-    assert sorted(len(update.parts) for update in pooled) == [2, 2]
+    pooled = [reply.update for reply in first_replies(tmp_path / "edges").values() if present(reply.update).parts]
+    assert sorted(len(present(update).parts) for update in pooled) == [2, 2]
 
 
 @pytest.mark.parametrize("update", [{"codec": "int8"}, {"clip_norm": 0.3}, {"keep_ratio": 0.2}], ids=str)
@@ -142,7 +143,7 @@ def test_methods_that_need_every_update_get_every_update(tmp_path: Path) -> None
     state, _ = play(tmp_path / "edges", edges=2, update={"combine": "median"})
 
     assert all(np.array_equal(state[name], flat[name]) for name in flat)
-    assert not any(reply.update.parts for reply in first_replies(tmp_path / "edges").values())
+    assert not any(present(reply.update).parts for reply in first_replies(tmp_path / "edges").values())
 
 
 def test_edges_pool_to_the_bytes_of_their_simulation(tmp_path: Path) -> None:
@@ -150,7 +151,11 @@ def test_edges_pool_to_the_bytes_of_their_simulation(tmp_path: Path) -> None:
     expected = simulated(tmp_path / "simulated", edges=2, devices=5)
 
     assert all(np.array_equal(state[name], expected[name]) for name in expected)
-    sizes = [len(reply.update.parts) for reply in first_replies(tmp_path / "edges").values() if reply.update.parts]
+    sizes = [
+        len(update.parts)
+        for update in (present(reply.update) for reply in first_replies(tmp_path / "edges").values())
+        if update.parts
+    ]
     assert sorted(sizes) == [2, 3]
     # The artifact, the state and the evaluated model: nothing of the pools is left.
     assert len(list((tmp_path / "simulated/run/blobs").iterdir())) <= 4
@@ -171,7 +176,7 @@ def test_a_mean_for_each_cluster_is_still_the_mean(tmp_path: Path) -> None:
 
     for name, value in flat.items():
         np.testing.assert_allclose(state[name], value, rtol=2e-5, atol=2e-6, err_msg=name)
-    updates = [reply.update for reply in first_replies(tmp_path / "edges").values()]
+    updates = [present(reply.update) for reply in first_replies(tmp_path / "edges").values()]
     assert [len(update.parts) for update in updates if update.parts] in ([1, 3], [3, 1], [2, 2])
 
 
@@ -200,7 +205,7 @@ def test_clusters_of_different_size_teach_each_other_and_the_host_sees_no_featur
     assert all(np.array_equal(state[name], expected[name]) for name in expected)
     changed = [name for name in expected if not np.array_equal(expected[name], without[name])]
     assert "head.weight" in changed
-    assert sum(len(reply.update.parts) for reply in first_replies(tmp_path / "edges").values()) == 4
+    assert sum(len(present(reply.update).parts) for reply in first_replies(tmp_path / "edges").values()) == 4
 
 
 RATIOS = {"name": "heterofl", "masked": False, "levels": {"sizes": [1.0, 0.5], "choose": "in_turn"}}
@@ -217,7 +222,8 @@ def test_an_edge_for_each_ratio_does_what_one_edge_for_all_does(tmp_path: Path, 
 
     store = SqliteRoundStore(tmp_path / "edges/run/rounds.sqlite")
     widths = {
-        (planned.task.pool.edge, planned.assignment.structure.spec.sizes) for planned in store.plan(Position(1, 0))
+        (present(planned.task.pool).edge, planned.assignment.structure.spec.sizes)
+        for planned in present(store.plan(Position(1, 0)))
     }
     store.close()
     assert len(widths) == 2
@@ -273,10 +279,10 @@ def test_clusters_of_an_edge_are_dilated_by_themselves_at_the_host(tmp_path: Pat
     state, _ = play(tmp_path / "edges", grouping=apart, **with_public(tmp_path, given))
     together = simulated(tmp_path / "simulated", **with_public(tmp_path, given))
 
-    updates = [reply.update for reply in first_replies(tmp_path / "edges").values() if reply.update.parts]
-    names = {update.cluster for update in updates}
+    updates = [reply.update for reply in first_replies(tmp_path / "edges").values() if present(reply.update).parts]
+    names = {present(update).cluster for update in updates}
     assert len(names) == 4
-    assert sum(len(update.parts) for update in updates) == 6
+    assert sum(len(present(update).parts) for update in updates) == 6
     kernels = {name.rpartition("/")[2] for name in state if name.startswith("dilate/")}
     # Two clusters of the smaller ratio, each with kernels of its own; without clusters there is one for the ratio.
     assert len(kernels) == 2
@@ -299,7 +305,7 @@ def test_an_exchange_trains_on_devices_with_or_without_edges(tmp_path: Path, edg
     assert all(value.any() for value in projections)
     # Nothing of an exchange is left: artifacts, the states and what is evaluated.
     store = SqliteRoundStore(tmp_path / "simulated/run/rounds.sqlite")
-    frozen = {planned.task.frozen.sha256 for planned in store.plan(Position(2, 1)) or []}
+    frozen = {present(planned.task.frozen).sha256 for planned in store.plan(Position(2, 1)) or []}
     store.close()
     assert frozen
     assert not frozen & {path.name for path in (tmp_path / "simulated/run/blobs").iterdir()}

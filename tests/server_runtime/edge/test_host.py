@@ -32,7 +32,9 @@ from fedwright.protocol.messages import (
 from fedwright.server_runtime.methods.base import Method
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.transport.device_channel import DeviceChannel, Heard
+from fedwright.server_runtime.transport.edge_routes import EdgeRights
 from helpers.fleet import FLEET, WAIT_S, Scripted, Server, report
+from helpers.present import present
 from helpers.tiny_artifact import start_weights
 
 STATS = Stats(samples=24, steps=6, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
@@ -122,8 +124,8 @@ def test_a_pooled_update_counts_for_all_its_tasks(tmp_path: Path) -> None:
         edge.join()
         edge.hear(Here)
         tasks = edge.tasks()
-        assert {task.pool.size for task in tasks.values()} == {2}
-        assert len({task.pool.key for task in tasks.values()}) == 1
+        assert {present(task.pool).size for task in tasks.values()} == {2}
+        assert len({present(task.pool).key for task in tasks.values()}) == 1
         edge.say(edge.update(*tasks.values()))
         assert sorted(edge.hear_for(Ack)[0] for _ in tasks) == ["a", "b"]
         finish(edge)
@@ -273,7 +275,8 @@ def exchange(tmp_path: Path) -> Iterator[tuple[MemoryBroker, DeviceChannel]]:
     broker = MemoryBroker()
     link = broker.link("server")
     allowed = {("one", "a")}
-    yield broker, DeviceChannel(link, FLEET, blobs=BlobStore(tmp_path), may_speak=lambda *pair: pair in allowed)
+    rights = EdgeRights(lambda name: name == "one", lambda *pair: pair in allowed)
+    yield broker, DeviceChannel(link, FLEET, blobs=BlobStore(tmp_path), edge_rights=rights)
     link.close()
 
 
@@ -287,6 +290,16 @@ def test_an_edge_speaks_for_its_own_devices_only(
 
     assert heard == ["one", "a"]
     assert "it speaks for b, which is not enrolled for it; enroll the device with --edge one" in caplog.text
+
+
+def test_a_device_does_not_make_itself_an_edge(
+    exchange: tuple[MemoryBroker, DeviceChannel], caplog: pytest.LogCaptureFixture
+) -> None:
+    broker, host = exchange
+    ScriptedEdge(broker, "a", "b").enter()
+
+    assert host.poll(0.1) == []
+    assert "it reports as an edge and was not enrolled as one" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from fedwright.protocol.messages import Ack, Refusal, Shown, Update
 from fedwright.server_runtime.edge.pooled_update import Plain, PooledReply, Reader
 from fedwright.server_runtime.edge.task_rows import PATIENCE_RATIO, PEERS_RATIO, RESEND_S, TaskRows
 from helpers.edge_tasks import DEADLINE_S, EdgeTasks
+from helpers.present import present
 
 
 @pytest.fixture
@@ -328,7 +329,8 @@ def test_an_edge_without_clusters_says_so(linking: Any, grouping: Plain) -> None
 def hostile_pool(bench: EdgeTasks, value: float, samples: int, **terms: Any) -> float:
     """What the mean of two honest devices and a hostile one is, under what the host says in its tasks."""
     tasks = {
-        device: structs.replace(task, pool=structs.replace(task.pool, **terms)) for device, task in bench.plan().items()
+        device: structs.replace(task, pool=structs.replace(present(task.pool), **terms))
+        for device, task in bench.plan().items()
     }
     bench.take(tasks)
     for device in "ab":

@@ -11,6 +11,7 @@ from fedwright.server_runtime.fleet.admission import report_problem
 from fedwright.server_runtime.fleet.class_names import RunData, check_classes, fleet_names, largest_believed
 from fedwright.server_runtime.spec import ModelSpec
 from helpers.fleet import report
+from helpers.present import present
 
 RUN = ("ant", "cat", "dog", "fox")
 
@@ -70,7 +71,7 @@ def test_plain_numbers_are_places_and_filled_up() -> None:
 )
 def test_reports_that_do_not_fit(run: RunData, given: Report, problem: str) -> None:
     spec = ModelSpec("mlp", (4,), 4)
-    assert problem in report_problem(given, spec, run)
+    assert problem in present(report_problem(given, spec, run))
     assert run.read(given) is given
 
 

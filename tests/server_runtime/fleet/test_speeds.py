@@ -10,6 +10,7 @@ from fedwright.protocol.operator_costs import FEATURES
 from fedwright.protocol.predictor import WORK_BATCHES, Profile
 from fedwright.server_runtime.fleet.speeds import Speeds
 from helpers.fleet import report
+from helpers.present import present
 from helpers.tiny_artifact import make_artifact
 
 ONE_CALL = (1.0, *[0.0] * (len(FEATURES) - 1))
@@ -30,20 +31,20 @@ def speeds() -> Speeds:
 
 
 def test_a_profile_predicts_until_real_times_refine_it(speeds: Speeds) -> None:
-    assert speeds.predict("pi", MANIFEST, batch=8).step_s == pytest.approx(0.01)
+    assert present(speeds.predict("pi", MANIFEST, batch=8)).step_s == pytest.approx(0.01)
 
     # Five steps in 0.1 s: twice as slow as it said.
     speeds.take("pi", MANIFEST, stats(0.1, 5), batch=8)
 
     found = speeds.predict("pi", MANIFEST, batch=8)
-    assert (found.step_s, found.high_s) == (pytest.approx(0.02), pytest.approx(0.024))
+    assert [present(found).step_s, present(found).high_s] == pytest.approx([0.02, 0.024])
 
 
 def test_the_same_profile_heard_again_forgets_nothing(speeds: Speeds) -> None:
     speeds.take("pi", MANIFEST, stats(0.1, 5), batch=8)
     speeds.hear("pi", report(profile=PROFILE.to_json()))
 
-    assert speeds.predict("pi", MANIFEST, batch=8).step_s == pytest.approx(0.02)
+    assert present(speeds.predict("pi", MANIFEST, batch=8)).step_s == pytest.approx(0.02)
 
 
 def test_a_device_without_a_readable_profile_has_no_prediction(speeds: Speeds) -> None:
@@ -57,10 +58,10 @@ def test_a_device_without_a_readable_profile_has_no_prediction(speeds: Speeds) -
 def test_a_device_without_a_profile_is_known_by_its_first_task(speeds: Speeds) -> None:
     speeds.take("old", MANIFEST, stats(0.1, 5), batch=8)
 
-    assert speeds.predict("old", MANIFEST, batch=8).step_s == pytest.approx(0.02)
+    assert present(speeds.predict("old", MANIFEST, batch=8)).step_s == pytest.approx(0.02)
     # Another graph with three times the calls takes three times as long.
     thrice = structs.replace(MANIFEST, work={"Mul": [3 * value for value in MANIFEST.work["Add"]]})
-    assert speeds.predict("old", thrice, batch=8).step_s == pytest.approx(0.06)
+    assert present(speeds.predict("old", thrice, batch=8)).step_s == pytest.approx(0.06)
 
 
 def test_the_link_of_a_profile_is_known(speeds: Speeds) -> None:
@@ -74,4 +75,4 @@ def test_the_link_of_a_profile_is_known(speeds: Speeds) -> None:
 def test_a_task_without_steps_teaches_nothing(speeds: Speeds) -> None:
     speeds.take("pi", MANIFEST, stats(1.0, 0), batch=8)
 
-    assert speeds.predict("pi", MANIFEST, batch=8).step_s == pytest.approx(0.01)
+    assert present(speeds.predict("pi", MANIFEST, batch=8)).step_s == pytest.approx(0.01)

@@ -21,6 +21,7 @@ from fedwright.server_runtime.methods.registry import find
 from fedwright.server_runtime.methods.shared.budget_fit import cost_of, fits, largest_fitting
 from fedwright.server_runtime.spec import ModelSpec, Optimizer
 from helpers.fleet import report
+from helpers.present import present
 
 BUILDER = Builder()
 CLASSES = 4
@@ -179,7 +180,7 @@ def test_what_a_device_really_took_counts_in_the_next_round() -> None:
     assert zoo.width_of(first.structure.spec) == 1.0
 
     # Eight steps of 0.15 s where one second is all there is.
-    manifest = born.manifest(first.structure)
+    manifest = present(born.manifest)(first.structure)
     speeds.take("d-0", manifest, structs.replace(STATS, steps=8, train_s=1.2), batch=8)
 
     second = method.assign({"d-0": told}, 2)["d-0"]

@@ -14,6 +14,7 @@ from fedwright.server_runtime import zoo
 from fedwright.server_runtime.rounds.store.base import Position, evaluation_after
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.simulation.dealing import deal
+from helpers.present import present
 from helpers.simulation import local_data, make_config, public_file, run_agents
 
 METHOD = {
@@ -42,17 +43,17 @@ def test_the_model_after_own_training_is_evaluated_and_exported(tmp_path: Path) 
     store = SqliteRoundStore(tmp_path / "run/rounds.sqlite")
     plan, replies = store.plan(Position(1, 0)), store.replies(Position(1, 0))
     closing = evaluation_after(1)
-    measured = {one.device: store.replies(closing)[one.task.task].update for one in store.plan(closing)}
+    measured = {one.device: store.replies(closing)[one.task.task].update for one in present(store.plan(closing))}
     state = tensors.load(BlobStore(tmp_path / "run/blobs").path(store.closed()[-1].state))
     store.close()
-    for planned in plan:
+    for planned in present(plan):
         update = replies[planned.task.task].update
         # As the device itself found it after its training.
-        assert measured[planned.device].stats.correct_before == update.stats.correct_after
+        assert present(measured[planned.device]).stats.correct_before == present(update).stats.correct_after
         runs.export_device(config, planned.device, tmp_path / "model.onnx")
         own = data[planned.device]
         said = ort.InferenceSession(tmp_path / "model.onnx").run(None, {"x": own.x_holdout})[0]
-        assert int((said.argmax(1) == own.y_holdout).sum()) == update.stats.correct_after
+        assert int((said.argmax(1) == own.y_holdout).sum()) == present(update).stats.correct_after
         module = zoo.create(planned.assignment.structure.spec, seed=0).eval()
         prefix = f"own/{planned.device}/"
         kept = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

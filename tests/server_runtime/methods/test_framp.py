@@ -24,6 +24,7 @@ from fedwright.server_runtime.methods.shared.submodels import count_params
 from fedwright.server_runtime.spec import ModelSpec, Objective, Structure
 from fedwright.simulation.simulate import simulate
 from helpers.fleet import report, setting
+from helpers.present import present
 from helpers.simulation import make_config
 
 SPEC = ModelSpec("cnn-gn", (1, 8, 8), 4)
@@ -231,9 +232,12 @@ def test_a_budget_chooses_the_largest_channels_that_fit() -> None:
     assert dict(assignments["d-1"].structure.spec.sizes) == {"conv1": 8, "conv2": 16, "fc1": 32}
     refusal = Refusal("task", "over_budget", "", 10**6, 1)
     offered = method.shrink("d-1", assignments["d-1"], refusal)
-    assert count_params(offered.structure.spec) < count_params(assignments["d-1"].structure.spec)
-    assert method.emit("d-1", offered).weights["head.weight"].shape[1] == dict(offered.structure.spec.sizes)["fc1"]
-    assert method.shrink("d-1", offered, refusal) is None
+    assert count_params(present(offered).structure.spec) < count_params(assignments["d-1"].structure.spec)
+    assert (
+        method.emit("d-1", present(offered)).weights["head.weight"].shape[1]
+        == dict(present(offered).structure.spec.sizes)["fc1"]
+    )
+    assert method.shrink("d-1", present(offered), refusal) is None
 
 
 def test_without_personalisation_everyone_gets_the_same() -> None:

@@ -27,6 +27,7 @@ from fedwright.server_runtime.methods.shared.personal_models import PersonalMode
 from fedwright.server_runtime.public_data.examples import PublicData
 from fedwright.server_runtime.spec import ModelSpec
 from helpers.fleet import report, setting
+from helpers.present import present
 
 SHAPE, CLASSES = (1, 16, 16), 4
 STATS = Stats(samples=10, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
@@ -66,11 +67,13 @@ def test_fedmd_averages_logits_and_sends_the_mean_to_all() -> None:
     first = method.assign(FLEET, 1)
     for device, value in (("d-0", 1.0), ("d-1", 3.0)):
         relay = method.absorb(device, CheckedUpdate(nothing(method, device, first[device]), STATS, first[device]))
-        assert relay.device == device
-        assert relay.assignment.returns.logits == 12
-        assert not relay.assignment.recipe.public
-        tensors = nothing(method, device, relay.assignment) | {PUBLIC_LOGITS: np.full((12, CLASSES), value, np.float32)}
-        assert method.absorb(device, CheckedUpdate(tensors, STATS, relay.assignment)) is None
+        assert present(relay).device == device
+        assert present(relay).assignment.returns.logits == 12
+        assert not present(relay).assignment.recipe.public
+        tensors = nothing(method, device, present(relay).assignment) | {
+            PUBLIC_LOGITS: np.full((12, CLASSES), value, np.float32)
+        }
+        assert method.absorb(device, CheckedUpdate(tensors, STATS, present(relay).assignment)) is None
     method.advance()
     plan = method.assign(FLEET, 2)["d-1"]
     assert plan.recipe.public
@@ -156,12 +159,12 @@ def test_fedkemf_lets_models_teach_each_other_and_fuses_the_common_one() -> None
     assert plans["d-1"].structure.objective.teacher == method.setting.spec
     for device, step in (("d-0", 1.0), ("d-1", 3.0)):
         relay = method.absorb(device, CheckedUpdate(nothing(method, device, plans[device]), STATS, plans[device]))
-        network = relay.assignment.structure
+        network = present(relay).assignment.structure
         assert (network.spec, network.objective.teacher) == (method.setting.spec, method.specs[device])
-        sent = method.emit(device, relay.assignment)
+        sent = method.emit(device, present(relay).assignment)
         assert {n.removeprefix("teacher/") for n in sent.sides} == method.weights[device].keys()
         moved = {n: np.full_like(v, step) for n, v in sent.weights.items()}
-        method.absorb(device, CheckedUpdate(moved, STATS, relay.assignment))
+        method.absorb(device, CheckedUpdate(moved, STATS, present(relay).assignment))
     method.advance()
     knowledge = method.emit("d-0", plans["d-0"]).sides
     for name, value in method.setting.initial.items():

@@ -8,7 +8,7 @@ import pytest
 from fedwright.protocol.messages import Refusal
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.export import initial_weights
-from fedwright.server_runtime.methods.base import Setting
+from fedwright.server_runtime.methods.base import Assignment, Setting
 from fedwright.server_runtime.methods.baselines.fedrolex import FedRolex
 from fedwright.server_runtime.methods.registry import METHODS
 from fedwright.server_runtime.spec import ModelSpec, Optimizer
@@ -26,7 +26,7 @@ def method() -> Any:
 
 
 def test_each_refusal_brings_the_next_smaller_submodel_and_in_the_end_nothing(method: FedRolex) -> None:
-    assignment = method.assign({"pi-0": report()}, 1)["pi-0"]
+    assignment: Assignment | None = method.assign({"pi-0": report()}, 1)["pi-0"]
     widths, sizes = [], []
     while assignment is not None:
         widths.append(zoo.width_of(assignment.structure.spec))

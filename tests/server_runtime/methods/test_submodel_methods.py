@@ -74,7 +74,8 @@ def play(
 
 def moved(method: SubmodelMethod, before: dict[str, NDArray[Any]], name: str) -> np.ndarray:
     """How far a tensor of the global model has moved."""
-    return np.round(method.weights[name] - before[name], 5)
+    answer: np.ndarray = np.round(method.weights[name] - before[name], 5)
+    return answer
 
 
 def test_heterofl_averages_the_nested_part_over_both() -> None:

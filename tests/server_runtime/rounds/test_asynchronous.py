@@ -43,7 +43,9 @@ def test_the_model_advances_although_one_device_never_answers(broker: MemoryBrok
     assert all(e.metrics["updates"] == 2 for e in server.seen(events.RoundClosed))
 
 
-def test_an_update_from_an_older_model_counts_less(broker: MemoryBroker, tmp_path: Path) -> None:
+def test_an_update_from_an_older_model_counts_less(
+    broker: MemoryBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = Server(broker, tmp_path, devices=2, rounds=2, buffer=1, deadline_s=1.0)
     fast, slow = Scripted(broker, "fast"), Scripted(broker, "slow")
     method = FedAvg(FedAvgParams(), setting())
@@ -54,7 +56,7 @@ def test_an_update_from_an_older_model_counts_less(broker: MemoryBroker, tmp_pat
         weights.append(update.weight)
         return absorb(device, update)
 
-    method.absorb = weighed
+    monkeypatch.setattr(method, "absorb", weighed)
 
     def play(device: Scripted, value: float, before: Event) -> None:
         task = device.hear(Task)

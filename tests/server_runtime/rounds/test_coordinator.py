@@ -43,7 +43,8 @@ def answer(device: Scripted, values: dict[str, np.ndarray]) -> Ack:
     task = device.hear(Task)
     device.say(Ack(task.task))
     device.say(Update(task.task, task.round, STATS, make_ref(tensors.save(values))))
-    return device.hear(Ack)
+    answer: Ack = device.hear(Ack)
+    return answer
 
 
 def in_background(action: Callable[..., Any]) -> Thread:

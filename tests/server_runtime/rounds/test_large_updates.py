@@ -15,6 +15,7 @@ from fedwright.server_runtime.fleet.upload_limits import HEADER_BYTES, most_byte
 from fedwright.server_runtime.rounds import events
 from helpers.edges import RunningEdge
 from helpers.fleet import FLEET, WAIT_S, Scripted, Server, agents, report
+from helpers.present import present
 from helpers.tiny_artifact import make_artifact, start_weights
 
 STATS = Stats(samples=10, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
@@ -24,7 +25,7 @@ def words_until(device: Scripted, kind: type) -> list[Any]:
     """All that a device is told up to the first message of a kind."""
     words: list[Any] = []
     while not words or not isinstance(words[-1], kind):
-        words.append(codec.decode(device.link.receive(WAIT_S).payload).body)
+        words.append(codec.decode(present(device.link.receive(WAIT_S)).payload).body)
     return words
 
 

@@ -13,6 +13,7 @@ from fedwright.protocol.messages import Recipe
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.store.base import Position, evaluation_after
 from helpers.fleet import Running, Server, agents
+from helpers.present import present
 
 
 @pytest.fixture
@@ -20,7 +21,9 @@ def broker() -> MemoryBroker:
     return MemoryBroker()
 
 
-def test_a_device_whose_memory_shrinks_is_offered_less_in_the_same_round(broker: MemoryBroker, tmp_path: Path) -> None:
+def test_a_device_whose_memory_shrinks_is_offered_less_in_the_same_round(
+    broker: MemoryBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     free = {"bytes": 10**9}
 
     def check(artifact: Artifact, recipe: Recipe) -> None:
@@ -34,7 +37,7 @@ def test_a_device_whose_memory_shrinks_is_offered_less_in_the_same_round(broker:
     server = Server(broker, tmp_path, devices=2, rounds=2)
     # A kept trainer was checked already, so this device makes a new one for every task.
     small = Running(broker, "small", tmp_path, check=check)
-    small.tools.kept.put = lambda *_, **__: None
+    monkeypatch.setattr(small.tools.kept, "put", lambda *_, **__: None)
     with agents(broker, tmp_path, "a"):
         server.run(observer=another_program_starts)
     small.stop()
@@ -42,7 +45,7 @@ def test_a_device_whose_memory_shrinks_is_offered_less_in_the_same_round(broker:
     batches = [
         [
             planned.assignment.recipe.batch
-            for planned in server.store.plan(Position(number, 0))
+            for planned in present(server.store.plan(Position(number, 0)))
             if planned.device == "small"
         ]
         for number in (1, 2)
@@ -73,7 +76,7 @@ def test_offers_of_less_survive_the_death_of_the_server(tmp_path: Path) -> None:
                     server.run(observer=die)
             states.append(server.run().state().tensors)
         small.stop()
-        offered = [planned for planned in server.store.plan(Position(1, 0)) if planned.device == "small"]
+        offered = [planned for planned in present(server.store.plan(Position(1, 0))) if planned.device == "small"]
         assert [planned.assignment.recipe.batch for planned in offered] == [8, 4, 2]
 
     for name, value in states[0].items():
@@ -81,7 +84,7 @@ def test_offers_of_less_survive_the_death_of_the_server(tmp_path: Path) -> None:
 
 
 def test_a_device_that_cannot_measure_in_large_batches_is_offered_smaller_ones(
-    broker: MemoryBroker, tmp_path: Path
+    broker: MemoryBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def check(artifact: Artifact, recipe: Recipe) -> None:
         if recipe.epochs == 0 and recipe.batch > 2:
@@ -90,15 +93,15 @@ def test_a_device_that_cannot_measure_in_large_batches_is_offered_smaller_ones(
     server = Server(broker, tmp_path, devices=2, rounds=1)
     # A trainer that is kept from the round was checked already.
     small = Running(broker, "small", tmp_path, check=check)
-    small.tools.kept.put = lambda *_, **__: None
+    monkeypatch.setattr(small.tools.kept, "put", lambda *_, **__: None)
     with agents(broker, tmp_path, "a"):
         server.run()
     small.stop()
 
     last = evaluation_after(1)
     plan, replies = server.store.plan(last), server.store.replies(last)
-    offered = [planned for planned in plan if planned.device == "small"]
+    offered = [planned for planned in present(plan) if planned.device == "small"]
     assert [planned.assignment.recipe.batch for planned in offered] == [8, 4, 2]
     assert [replies[planned.task.task].outcome for planned in offered] == ["refused", "refused", "update"]
     assert len({planned.task.weights.sha256 for planned in offered}) == 1
-    assert replies[offered[-1].task.task].update.stats.correct_before is not None
+    assert present(replies[offered[-1].task.task].update).stats.correct_before is not None

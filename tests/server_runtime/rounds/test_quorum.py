@@ -21,6 +21,7 @@ from fedwright.server_runtime.methods.params.submodels import FedAvgParams
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.store.base import Position
 from helpers.fleet import WAIT_S, Running, Scripted, Server, agents, setting
+from helpers.present import present
 from helpers.tiny_artifact import start_weights
 
 STATS = Stats(samples=10, steps=1, train_s=0.1, cpu_s=0.1, peak_rss_bytes=1)
@@ -65,7 +66,7 @@ def measure(task: Task) -> Update:
 
 
 def ids(server: Server) -> list[str]:
-    return [planned.task.task for planned in server.store.plan(Position(1, 0))]
+    return [planned.task.task for planned in present(server.store.plan(Position(1, 0)))]
 
 
 @pytest.mark.parametrize("fail", [refuse, send_nonsense], ids=["refused", "rejected"])
@@ -118,7 +119,7 @@ def test_a_device_that_was_offered_less_begins_anew_with_its_first_task(broker: 
     with agents(broker, tmp_path, "a"):
         server.run()
 
-    batches = [planned.task.recipe.batch for planned in server.store.plan(Position(1, 0))]
+    batches = [planned.task.recipe.batch for planned in present(server.store.plan(Position(1, 0)))]
     assert batches == [8, 4, 2, 1, 8]
 
 

@@ -41,7 +41,11 @@ class Fleet:
         self.said: list[Answer] = []
         self._events = [Heard(device, BOOT, report()) for device in everyone]
         self.tracker = TaskTracker(
-            cast(Any, self), None, store=MemoryRoundStore(), reader=None, observer=self.events.append
+            cast(Any, self),
+            cast(Any, None),
+            store=MemoryRoundStore(),
+            reader=cast(Any, None),
+            observer=self.events.append,
         )
         self.tracker.gather(len(everyone), timeout_s=1.0)
 

@@ -9,7 +9,7 @@ import pytest
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.messages import Chunk, Get, Lost
 from fedwright.protocol.uploads import Uploads
-from fedwright.server_runtime.transport.chunk_server import GATHER_S, ChunkServer
+from fedwright.server_runtime.transport.chunk_server import GATHER_S, MINUTE_S, MOST_LOST, MOST_TIMES, ChunkServer
 
 BLOB = bytes(range(256)) * 16
 
@@ -63,3 +63,21 @@ def test_a_repeated_request_is_answered_again(bench: SimpleNamespace) -> None:
 def test_a_blob_that_was_never_offered_is_reported_lost(bench: SimpleNamespace) -> None:
     bench.serving.request("a", Get("0" * 64, [0]))
     assert bench.sent == [("a", Lost("0" * 64))]
+
+
+def test_nobody_gets_a_blob_again_and_again(bench: SimpleNamespace) -> None:
+    for _ in range(1000):
+        bench.serving.request("greedy", Get(bench.ref.sha256, [0, 1, 2, 3] * 16))
+    bench.serving.request("honest", Get(bench.ref.sha256, [0]))
+
+    assert indices(bench.sent) == [("greedy", index) for index in [0, 1, 2, 3] * 16 * MOST_TIMES] + [("honest", 0)]
+    bench.now_s = MINUTE_S
+    bench.serving.request("greedy", Get(bench.ref.sha256, [3]))
+    assert indices(bench.sent)[-1] == ("greedy", 3)
+
+
+def test_requests_for_what_is_not_here_are_answered_so_often(bench: SimpleNamespace) -> None:
+    for number in range(2 * MOST_LOST):
+        bench.serving.request("greedy", Get(f"{number:064x}", [0]))
+
+    assert len(bench.sent) == MOST_LOST

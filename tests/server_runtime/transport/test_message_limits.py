@@ -4,17 +4,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from fedwright.protocol import codec, topics
 from fedwright.protocol.blobs import BlobStore
+from fedwright.protocol.link.base import Received
 from fedwright.protocol.link.memory import MemoryBroker
-from fedwright.protocol.messages import Ack, Board, Chunk, DataSummary, Report
+from fedwright.protocol.messages import Ack, Board, Carried, Chunk, DataSummary, Report
 from fedwright.server_runtime.transport import message_limits as module
 from fedwright.server_runtime.transport.device_channel import DeviceChannel
 from fedwright.server_runtime.transport.message_limits import (
     REPORT_BYTES,
     REPORTS_PER_MINUTE,
     STRANGERS_BYTES,
+    WASTE_PER_MINUTE,
     WORDS_PER_MINUTE,
     MessageLimits,
 )
@@ -113,3 +116,57 @@ def test_a_device_that_reports_again_takes_no_more_room() -> None:
     size = STRANGERS_BYTES // 20
 
     assert all(limits.problem("a", report(), size) is None for _ in range(30))
+
+
+def test_a_device_that_talks_in_vain_is_not_even_read(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    decoded = bench.server._edges.decoded
+
+    def noted(device: str, payload: Any) -> Any:
+        read.append(device)
+        return decoded(device, payload)
+
+    monkeypatch.setattr(bench.server._edges, "decoded", noted)
+    for _ in range(3 * WASTE_PER_MINUTE):
+        bench.link.send(topics.up(FLEET, "loud"), b"junk")
+    bench.say("quiet", report())
+
+    assert bench.heard() == ["quiet"]
+    assert read == ["loud"] * WASTE_PER_MINUTE + ["quiet"]
+    bench.now_s = 60.0
+    bench.say("loud", report())
+    assert bench.heard() == ["loud"]
+
+
+def test_a_flood_does_not_keep_the_coordinator_waiting(tmp_path: Path) -> None:
+    class Flood:
+        """A link on which messages come as fast as they are read; the clock goes on with each."""
+
+        connects = 0
+        now_s = 0.0
+
+        def subscribe(self, pattern: str) -> None: ...
+
+        def send(self, *words: Any, **options: Any) -> None: ...
+
+        def receive(self, timeout_s: float) -> Received:
+            self.now_s += 0.01
+            assert self.now_s < 60, "poll does not return"
+            return Received(topics.up(FLEET, "loud"), b"junk")
+
+    flood: Any = Flood()
+    server = DeviceChannel(flood, FLEET, blobs=BlobStore(tmp_path), clock=lambda: flood.now_s)
+
+    assert server.poll(0.5) == []
+
+
+def test_an_edge_carries_much_but_reports_like_anybody(bench: Any) -> None:
+    for _ in range(2 * REPORTS_PER_MINUTE):
+        bench.say("edge", structs.replace(report(), edge=True))
+    for number in range(2 * WORDS_PER_MINUTE):
+        device = f"d{number % 40}"
+        bench.say("edge", Carried(device, codec.encode(report(), sender=device, boot="b")))
+
+    heard = bench.heard()
+    assert heard.count("edge") == REPORTS_PER_MINUTE
+    assert len(heard) == REPORTS_PER_MINUTE + 2 * WORDS_PER_MINUTE

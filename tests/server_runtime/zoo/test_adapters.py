@@ -10,6 +10,7 @@ from fedwright.server_runtime.spec import ModelSpec, Optimizer, Structure
 from fedwright.server_runtime.zoo import MODELS, adapter_names, create
 from fedwright.server_runtime.zoo.adapter_models import with_rank, without_adapters
 from helpers.graphs import Stepper, relative_error, torch_gradients
+from helpers.present import present
 
 SPECS = {
     "mlp-lora": ModelSpec("mlp-lora", (12,), 5),
@@ -66,7 +67,7 @@ def test_gradients_of_adapters_are_torchs(name: str) -> None:
 @TWINNED
 def test_a_merged_model_computes_the_same(name: str) -> None:
     spec = SPECS[name]
-    module, plain = trained(spec).eval(), create(without_adapters(spec), seed=0).eval()
+    module, plain = trained(spec).eval(), create(present(without_adapters(spec)), seed=0).eval()
     merged = merge(initial_weights(module))
     plain.load_state_dict({each: torch.from_numpy(value) for each, value in merged.items()})
     x = torch.from_numpy(batch_of(spec)["x"])
@@ -78,7 +79,10 @@ def test_a_merged_model_computes_the_same(name: str) -> None:
 @TWINNED
 def test_the_base_begins_as_the_model_without_adapters(name: str) -> None:
     spec = SPECS[name]
-    adapted, plain = initial_weights(create(spec, seed=4)), initial_weights(create(without_adapters(spec), seed=4))
+    adapted, plain = (
+        initial_weights(create(spec, seed=4)),
+        initial_weights(create(present(without_adapters(spec)), seed=4)),
+    )
     for each, value in plain.items():
         np.testing.assert_array_equal(adapted[each], value)
     for each, value in merge(adapted).items():

@@ -30,7 +30,8 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.cat([self.first.expand(x.shape[0], -1, -1), self.embed(x)], 1) + self.position
-        return self.head(self.encoder(x)[:, 0])
+        answer: Tensor = self.head(self.encoder(x)[:, 0])
+        return answer
 
 
 class OneLayer(nn.Module):
@@ -42,7 +43,8 @@ class OneLayer(nn.Module):
         self.head = nn.Linear(FEATURES, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.layer(x).mean(1))
+        answer: Tensor = self.head(self.layer(x).mean(1))
+        return answer
 
 
 class Bare(nn.Module):
@@ -57,7 +59,8 @@ class Bare(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.embed(x)
         mixed, _ = self.attention(x, x, x, need_weights=False)
-        return self.head((x + mixed).mean(1))
+        answer: Tensor = self.head((x + mixed).mean(1))
+        return answer
 
 
 class Projections(nn.Module):
@@ -79,7 +82,8 @@ class Heads(Projections):
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = self.heads(self.query(x)), self.heads(self.key(x)), self.heads(self.value(x))
         mixed = functional.scaled_dot_product_attention(query, key, value)
-        return self.head(self.out(mixed.transpose(1, 2).flatten(2)).mean(1))
+        answer: Tensor = self.head(self.out(mixed.transpose(1, 2).flatten(2)).mean(1))
+        return answer
 
 
 class Inside(Projections):
@@ -91,7 +95,8 @@ class Inside(Projections):
         value = self.value(x).unflatten(-1, (3, -1)).transpose(1, 2)
         weights = torch.softmax(query @ key * 0.5, dim=-1)
         mixed = (weights @ value).transpose(1, 2)
-        return self.head(self.out(mixed.reshape(mixed.shape[0], mixed.shape[1], -1)).mean(1))
+        answer: Tensor = self.head(self.out(mixed.reshape(mixed.shape[0], mixed.shape[1], -1)).mean(1))
+        return answer
 
 
 class Packed(nn.Module):
@@ -111,7 +116,8 @@ class Chunked(Packed):
         parts = self.packed(x).chunk(3, dim=-1)
         query, key, value = (part.unflatten(-1, (-1, 4)).transpose(1, 2) for part in (parts[0], parts[1], parts[2]))
         mixed = functional.scaled_dot_product_attention(query, key, value)
-        return self.head(self.out(mixed.transpose(1, 2).flatten(2)).mean(1))
+        answer: Tensor = self.head(self.out(mixed.transpose(1, 2).flatten(2)).mean(1))
+        return answer
 
 
 class Unbound(Packed):
@@ -121,7 +127,8 @@ class Unbound(Packed):
         packed = self.packed(x).reshape(x.shape[0], x.shape[1], 3, 3, -1).permute(2, 0, 3, 1, 4)
         query, key, value = packed.unbind(0)
         weights = torch.softmax(query @ key.transpose(-2, -1) * 0.5, dim=-1)
-        return self.head(self.out((weights @ value).transpose(1, 2).flatten(2)).mean(1))
+        answer: Tensor = self.head(self.out((weights @ value).transpose(1, 2).flatten(2)).mean(1))
+        return answer
 
 
 class Declared(nn.Module):
@@ -134,7 +141,8 @@ class Declared(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         one, other = self.pair(x).chunk(2, -1)
-        return self.head((one * torch.sigmoid(other)).cumsum(1)[:, -1])
+        answer: Tensor = self.head((one * torch.sigmoid(other)).cumsum(1)[:, -1])
+        return answer
 
     def channel_groups(self) -> dict[str, Any]:
         return {"pair.weight": (("gated", 2, 1), None), "pair.bias": (("gated", 2, 1),), "head.weight": (None, "gated")}

@@ -38,7 +38,8 @@ class Residual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(self.stem(x))
         x = self.norm(x + self.back(torch.relu(self.inside(x))))
-        return self.head(x.view(x.size(0), -1))
+        answer: Tensor = self.head(x.view(x.size(0), -1))
+        return answer
 
 
 class Concat(nn.Module):
@@ -53,7 +54,8 @@ class Concat(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.cat([self.one(x), self.other(x)], dim=1)
-        return self.head(self.deep(x).mean([2, 3]))
+        answer: Tensor = self.head(self.deep(x).mean([2, 3]))
+        return answer
 
 
 class Recurrent(nn.Module):
@@ -67,7 +69,8 @@ class Recurrent(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         states, _ = self.layers(self.words(x))
-        return self.head(states[:, -1])
+        answer: Tensor = self.head(states[:, -1])
+        return answer
 
 
 class Gated(nn.Module):
@@ -83,7 +86,8 @@ class Gated(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x) + self.shift
-        return self.head(self.norm(x * torch.sigmoid(self.gate(x))))
+        answer: Tensor = self.head(self.norm(x * torch.sigmoid(self.gate(x))))
+        return answer
 
 
 class Shared(nn.Module):
@@ -96,7 +100,8 @@ class Shared(nn.Module):
         self.head = nn.Linear(8, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.again(self.again(self.first(x))))
+        answer: Tensor = self.head(self.again(self.again(self.first(x))))
+        return answer
 
 
 class Literal(nn.Module):
@@ -109,7 +114,8 @@ class Literal(nn.Module):
         self.head = nn.Linear(10, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.relu(self.hidden(self.conv(x).view(-1, 96))))
+        answer: Tensor = self.head(torch.relu(self.hidden(self.conv(x).view(-1, 96))))
+        return answer
 
 
 class Unknown(nn.Module):
@@ -122,7 +128,8 @@ class Unknown(nn.Module):
         self.head = nn.Linear(5, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.relu(self.second(torch.cumsum(self.first(x), 1))))
+        answer: Tensor = self.head(torch.relu(self.second(torch.cumsum(self.first(x), 1))))
+        return answer
 
 
 class Branching(nn.Module):
@@ -133,7 +140,8 @@ class Branching(nn.Module):
         self.head = nn.Linear(6, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(x if x.sum() > 0 else -x)
+        answer: Tensor = self.head(x if x.sum() > 0 else -x)
+        return answer
 
 
 IMAGE, VECTOR, WORDS = (3, 4, 4), (6,), (7,)
@@ -225,7 +233,9 @@ def test_group_norm_keeps_a_divisor_of_its_groups() -> None:
 
     shrink(module, derived_axes(module, IMAGE), {"0": 6}, IMAGE)
 
-    assert (module[1].num_groups, module[1].num_channels) == (2, 6)
+    norm = module[1]
+    assert isinstance(norm, nn.GroupNorm)
+    assert (norm.num_groups, norm.num_channels) == (2, 6)
 
 
 def test_a_module_that_cannot_be_traced() -> None:

@@ -133,7 +133,8 @@ class PeftLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """As PEFT computes it."""
         added: Tensor = self.lora_B["default"](self.lora_A["default"](x)) * self.scaling["default"]
-        return added + self.base_layer(x)
+        answer: Tensor = added + self.base_layer(x)
+        return answer
 
 
 class PeftModel(nn.Module):

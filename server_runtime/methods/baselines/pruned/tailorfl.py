@@ -43,13 +43,17 @@ class TailorFL(LeveledMethod):
         self._scores: dict[str, Scores] = {}
         self._counts: dict[str, list[int]] = {}
 
+    def wanted_facts(self) -> tuple[str, ...]:
+        """How many samples of each class there are: devices with like data prune alike."""
+        return ("class_counts",)
+
     def note(self, reports: Mapping[str, Report]) -> None:
         """Remember what data each device has."""
         super().note(reports)
         self._counts |= {
-            device: list(report.data.class_counts)
+            device: list(counts)
             for device, report in reports.items()
-            if report.data.class_counts is not None and any(report.data.class_counts)
+            if (counts := report.data.known_counts) is not None and any(counts)
         }
 
     def assignment(self, device: str, spec: ModelSpec, round_number: int) -> Assignment:

@@ -16,11 +16,12 @@ from fedwright.server_runtime.blocks.fedconv.fourier import Spectra
 from fedwright.server_runtime.blocks.fedconv.kernels import KernelForm, Layout, make_layout, start_vector
 from fedwright.server_runtime.blocks.slicing import Axis, Joined
 from fedwright.server_runtime.spec import ModelSpec
+from helpers.present import present
 
 FULL, HALF, QUARTER = {"o": 8, "i": 6, "s": 200}, {"o": 4, "i": 3, "s": 100}, {"o": 2, "i": 1, "s": 50}
 OUT, IN, LONG = Axis("o"), Axis("i"), Axis("s")
 # name: axes, full shape, images [J, height, width] of a tensor
-KINDS = {
+KINDS: dict[str, tuple[tuple[Axis | None, ...], tuple[int, ...], Callable[[torch.Tensor], torch.Tensor]]] = {
     "convolution": ((OUT, IN, None, None), (8, 6, 3, 3), lambda t: t.permute(2, 3, 0, 1).reshape(9, *t.shape[:2])),
     "first convolution": ((OUT, None, None, None), (8, 3, 5, 5), lambda t: t.permute(2, 3, 0, 1).reshape(25, -1, 3)),
     "depthwise": ((OUT, None, None, None), (8, 1, 3, 3), lambda t: t.permute(2, 3, 0, 1).reshape(9, -1, 1)),
@@ -130,7 +131,7 @@ def test_only_a_kernels_own_taps_get_a_gradient() -> None:
     theta.requires_grad_()
     models = Compression(layout, [HALF, QUARTER], {"w": tensor(8, 6)}).submodels(theta)
     torch.stack([(model["w"] ** 2).sum() for model in models]).sum().backward()
-    taps = theta.grad[:, -layout.parts["v"] :].reshape(2, 7, 6)
+    taps = present(theta.grad)[:, -layout.parts["v"] :].reshape(2, 7, 6)
     assert taps[0, :5, :4].abs().min() > 0
     assert taps[0, 5:].abs().max() == 0
     assert taps[0, :, 4:].abs().max() == 0

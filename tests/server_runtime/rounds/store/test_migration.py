@@ -16,6 +16,7 @@ from fedwright.server_runtime.rounds.store.base import Position, evaluation_afte
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.run_reader import open_run
 from fedwright.server_runtime.spec import ModelSpec, Structure
+from helpers.present import present
 
 SPEC = ModelSpec("mlp", (4,), 2)
 # As the release before runs had an identity made it.
@@ -90,13 +91,13 @@ def test_its_measurement_leaves_the_place_of_the_round_that_may_follow(tmp_path:
     # Opened twice: what was brought up to date stays as it is.
     for _ in range(2):
         store = SqliteRoundStore(tmp_path / "night/rounds.sqlite")
-        [measured] = store.plan(evaluation_after(2))
+        [measured] = present(store.plan(evaluation_after(2)))
         assert store.plan(Position(3, 0)) is None
         assert (measured.task.round, measured.task.evaluation) == (2, True)
         assert store.replies(evaluation_after(2)).keys() == {measured.task.task}
         # Ids of its tasks stay what they were, so that its devices know them.
-        assert store.plan(Position(1, 0))[0].task.task == task_id("night", Position(1, 0), "a")
-        assert store.run().identity == ""
+        assert present(store.plan(Position(1, 0)))[0].task.task == task_id("night", Position(1, 0), "a")
+        assert present(store.run()).identity == ""
         store.close()
 
 

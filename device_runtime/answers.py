@@ -1,12 +1,27 @@
-"""Why a task came to nothing, as the server is told."""
+"""What the server is told of a task: what came of it, or why nothing did."""
 
 import logging
 
+from msgspec import structs
+
 from fedwright.device_runtime import facts
 from fedwright.protocol.errors import BadArtifact, BadBlob, FedwrightError, OverBudget, PolicyRefused
-from fedwright.protocol.messages import Refusal
+from fedwright.protocol.link.base import Link
+from fedwright.protocol.messages import BlobRef, Refusal, Stats, Task, Update
 
 log = logging.getLogger(__name__)
+
+
+def update_of(task: Task, stats: Stats, tensors: BlobRef | None, link: Link) -> Update:
+    """The update of a task that is done."""
+    stats = structs.replace(
+        stats,
+        # The process that trained says its own.
+        peak_rss_bytes=stats.peak_rss_bytes + facts.peak_rss_bytes(),
+        bytes_up=link.sent_bytes,
+        bytes_down=link.received_bytes,
+    )
+    return Update(task=task.task, round=task.round, stats=stats, tensors=tensors)
 
 
 def refusal_of(task: str, err: BaseException) -> Refusal:
