@@ -2,9 +2,10 @@
 
 import asyncio
 import random
+import socket
 import threading
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -61,7 +62,7 @@ class Proxy:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="shaping", daemon=True)
         self._connections: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        self._listener: socket.socket | None = None
         self.port = 0
 
     @property
@@ -107,46 +108,48 @@ class Proxy:
 
     async def _listen(self) -> None:
         try:
-            self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+            self._listener = socket.create_server(("127.0.0.1", self.port))
         except OSError as err:
             raise LinkError(f"port {self.port} cannot be listened on ({err.strerror}); choose another") from err
-        self.port = self._server.sockets[0].getsockname()[1]
+        self.port = self._listener.getsockname()[1]
+        self._listener.setblocking(False)
+        # Not asyncio's server: closed between accepting and handing over, it leaves the connection open.
+        self._loop.add_reader(self._listener, self._accept, self._listener)
 
     async def _cut(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        for connection in self._connections:
-            connection.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        if self._listener is not None:
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
+        await _cancel(self._connections)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        if task is None:
-            return
-        self._connections.add(task)
+    def _accept(self, listener: socket.socket) -> None:
         try:
-            far_reader, far_writer = await asyncio.open_connection(*self._target)
+            near, _ = listener.accept()
         except OSError:
-            writer.transport.abort()
-            self._connections.discard(task)
+            # Whoever knocked has gone again.
             return
-        pipes = [
-            asyncio.create_task(self._pipe(reader, far_writer)),
-            asyncio.create_task(self._pipe(far_reader, writer)),
-        ]
-        try:
-            await asyncio.wait(pipes, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            # Only `cut` cancels; the connection's end is all it wants.
-            pass
-        finally:
-            for pipe in pipes:
-                pipe.cancel()
-            await asyncio.gather(*pipes, return_exceptions=True)
-            writer.transport.abort()
-            far_writer.transport.abort()
-            self._connections.discard(task)
+        near.setblocking(False)
+        connection = self._loop.create_task(self._carry(near))
+        self._connections.add(connection)
+        connection.add_done_callback(self._connections.discard)
+        # Here, not in the task: one that is cancelled before its first step never gets to its `finally`.
+        connection.add_done_callback(lambda _: near.close())
+
+    async def _carry(self, near: socket.socket) -> None:
+        with suppress(OSError):
+            far_reader, far_writer = await asyncio.open_connection(*self._target)
+            with _aborted_at_end(far_writer):
+                reader, writer = await asyncio.open_connection(sock=near)
+                with _aborted_at_end(writer):
+                    pipes = [
+                        asyncio.create_task(self._pipe(reader, far_writer)),
+                        asyncio.create_task(self._pipe(far_reader, writer)),
+                    ]
+                    try:
+                        await asyncio.wait(pipes, return_when=asyncio.FIRST_COMPLETED)
+                    finally:
+                        await _cancel(pipes)
 
     async def _pipe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Pass bytes on, each not before the line was free for it and the delay is over."""
@@ -173,3 +176,19 @@ class Proxy:
                 writer.write(data)
                 await writer.drain()
             queue.task_done()
+
+
+async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and wait until they are over."""
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextmanager
+def _aborted_at_end(writer: asyncio.StreamWriter) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        writer.transport.abort()

@@ -1,10 +1,11 @@
 """The bad stretch of network, and links that cross it."""
 
+import gc
 import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,33 @@ def test_a_target_that_is_away_closes_the_connection() -> None:
         closed.bind(("127.0.0.1", 0))
         with Proxy("127.0.0.1", closed.getsockname()[1]) as proxy, pytest.raises(LinkError):
             connect(proxy.url, client_id="x")
+
+
+def test_a_connection_that_waits_for_its_target_ends_with_the_proxy() -> None:
+    with ExitStack() as stack:
+        target = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(3):
+            # Nobody accepts them: further connections are not answered.
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(target.getsockname())
+        proxy = Proxy("127.0.0.1", target.getsockname()[1]).start()
+        near = [stack.enter_context(socket.create_connection(("127.0.0.1", proxy.port))) for _ in range(3)]
+        near[0].sendall(b"hello")
+
+        proxy.stop()
+        del proxy
+        # A connection that was forgotten shows as a ResourceWarning here.
+        gc.collect()
+
+        assert [_ends(connection) for connection in near] == [True] * 3
+
+
+def _ends(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
 
 
 @pytest.mark.broker
