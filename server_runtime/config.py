@@ -14,6 +14,7 @@ from fedwright.server_runtime import model_names
 from fedwright.server_runtime.blocks.budget import Budget
 from fedwright.server_runtime.config_sections.metrics import MetricsSection
 from fedwright.server_runtime.config_sections.reading import parse_toml, read_sections, read_text, sections_of
+from fedwright.server_runtime.config_sections.track import TrackSection
 from fedwright.server_runtime.config_sections.train import TrainSection
 from fedwright.server_runtime.config_sections.update import UpdateSection
 from fedwright.server_runtime.fleet.class_names import check_classes
@@ -255,6 +256,7 @@ class RunConfig:
     public: PublicSection = field(default_factory=PublicSection)
     export: ExportSection = field(default_factory=ExportSection)
     metrics: MetricsSection = field(default_factory=MetricsSection)
+    track: TrackSection = field(default_factory=TrackSection)
     simulate: SimulateSection = field(default_factory=SimulateSection)
 
 

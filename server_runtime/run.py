@@ -51,6 +51,7 @@ from fedwright.server_runtime.rounds.update_reader import UpdateReader
 from fedwright.server_runtime.run_folder.folder import RunFolder, claim_folder, folder_of, record_run
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Structure
+from fedwright.server_runtime.track.run import tracked
 from fedwright.server_runtime.transport.device_channel import DeviceChannel
 from fedwright.server_runtime.transport.edge_routes import ANYBODY, EdgeRights
 from fedwright.server_runtime.watch.live import shown_live
@@ -104,8 +105,13 @@ def execute(
             channel.order = codec.Order(next_epoch(Path(config.fleet.trust)))
         return channel
 
-    with served_metrics(config.metrics.listen, _figures(config, link).endpoint()):
-        return conduct(config, text, FleetAccess(talk, observer, dismiss=dismiss))
+    with (
+        served_metrics(config.metrics.listen, _figures(config, link).endpoint()),
+        tracked(config, text, folder_of(config).path, observer) as tracker,
+    ):
+        outcome = conduct(config, text, FleetAccess(talk, tracker.observe, dismiss=dismiss))
+        tracker.finish(outcome.model, outcome.devices)
+        return outcome
 
 
 def _figures(config: RunConfig, link: Link) -> RunFigures:

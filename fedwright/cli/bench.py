@@ -113,6 +113,16 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--document", type=Path, metavar="FILE", help="report: make the marked tables of a Markdown file anew instead"
     )
+    parser.add_argument(
+        "--track", nargs="+", default=[], metavar="TOOL", help="tell tensorboard, mlflow, wandb or jsonl of all of it"
+    )
+    parser.add_argument(
+        "--track-to",
+        type=Path,
+        default=Path("runs/bench"),
+        metavar="DIR",
+        help="where they write (default: runs/bench)",
+    )
     parser.add_argument("--strict", action="store_true", help="exit code 1 unless every check holds")
     parser.add_argument(
         "--edges", type=int, default=None, metavar="N", help="chaos: edge servers that may be killed too"
@@ -213,9 +223,11 @@ def _run_suite(name: str, args: argparse.Namespace) -> dict[str, Any]:
     # One module may serve several suites.
     args = argparse.Namespace(**{**vars(args), "suite": name})
     from fedwright.benchmarks.harness.kept_jobs import keeping
+    from fedwright.benchmarks.harness.tracking import track_result, tracking
 
-    with keeping(name):
+    with keeping(name), tracking(args.track, name, args.track_to):
         result = _described(name, function(args))
+        track_result(result)
     _show(result)
     return result
 
