@@ -12,6 +12,7 @@ from fedwright.protocol.support.settings import check_range, from_dict, hint
 from fedwright.protocol.topics import check_name
 from fedwright.server_runtime import model_names
 from fedwright.server_runtime.blocks.budget import Budget
+from fedwright.server_runtime.config_sections.metrics import MetricsSection
 from fedwright.server_runtime.config_sections.reading import parse_toml, read_sections, read_text, sections_of
 from fedwright.server_runtime.config_sections.train import TrainSection
 from fedwright.server_runtime.config_sections.update import UpdateSection
@@ -188,9 +189,9 @@ class SimulateSection:
     """The fleet that `fedwright simulate` runs in this machine; a server over a broker does not read it."""
 
     dataset: str = field(default="digits", metadata=hint("of `fedwright datasets`, or python:module:function"))
-    data: str | None = field(default=None, metadata=hint("own data: npz:FILE, csv:FILE, images:DIR; devices:DIR"))
-    partition: Literal["iid", "dirichlet", "balanced-dirichlet", "shards", "few-classes", "owner"] = field(
-        default="dirichlet", metadata=hint("iid, dirichlet, balanced-dirichlet, shards, few-classes or owner")
+    data: str | None = field(default=None, metadata=hint("own data: npz:, csv:, graph:FILE; images:DIR; devices:DIR"))
+    partition: Literal["iid", "dirichlet", "balanced-dirichlet", "shards", "few-classes", "owner", "metis"] = field(
+        default="dirichlet", metadata=hint("iid, dirichlet, balanced-dirichlet, shards, few-classes, owner or metis")
     )
     devices: int = field(default=20, metadata=hint("how many devices; 'owner' makes one per person or publication"))
     bystanders: int = field(default=0, metadata=hint("how many of them, the last ones, never train"))
@@ -253,6 +254,7 @@ class RunConfig:
     server: ServerSection = field(default_factory=ServerSection)
     public: PublicSection = field(default_factory=PublicSection)
     export: ExportSection = field(default_factory=ExportSection)
+    metrics: MetricsSection = field(default_factory=MetricsSection)
     simulate: SimulateSection = field(default_factory=SimulateSection)
 
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedwright.cli.arguments import add_print_json, command, example, new_file
+from fedwright.cli.arguments import add_metrics, add_print_json, command, example, new_file
 from fedwright.cli.device_enroll import add_enroll
 from fedwright.cli.logs import add_log_options, start_logging
 from fedwright.cli.wheelhouse import add_wheelhouse
@@ -39,6 +39,7 @@ data sources:
   npy:folder               x.npy, y.npy and so on, memory-mapped
   csv:file.csv             a header line; label, a number or a name, in the column `label`, else in the last one
   images:folder            one folder per class, called by its name
+  graph:file.npz           nodes x with classes y, and edges [m, 2] between them (optional holdout: node numbers)
   python:module:function   a function that returns (x, y), in this folder or installed
   scheme:place             what an installed package reads (entry points fedwright.sources)
   classes:3,7              no data, only which classes there are: the same as --classes 3,7
@@ -140,6 +141,7 @@ def _agent_options(parser: argparse.ArgumentParser, *, required: bool) -> None:
     add("--nice", type=int, default=5, metavar="N", help="step back behind other programs, 0 to 19 (default: 5)")
     add("--evaluate-only", action="store_true", help="measure models on the data, never train")
     add("--once", action="store_true", help="leave when the run is over")
+    add_metrics(parser)
 
 
 def config_of(args: argparse.Namespace) -> AgentConfig:
@@ -185,6 +187,7 @@ def config_of(args: argparse.Namespace) -> AgentConfig:
         noise_ratio=args.noise,
         model=args.model,
         hide_counts=args.hide_counts,
+        metrics=args.metrics_port,
     )
 
 
