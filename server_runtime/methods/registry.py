@@ -19,6 +19,26 @@ from fedwright.server_runtime.public_data.embedded_sets import STARTER_PUBLIC
 if TYPE_CHECKING:
     from fedwright.server_runtime.methods.base import Method, Setting
 
+# All that these take of an update goes into one mean over devices: what is done to it there holds for the model.
+CENTRAL = (
+    "encoder-private",
+    "fedadam",
+    "fedavg",
+    "fedavg-masked",
+    "fedavgm",
+    "fedbn",
+    "feddropout",
+    "fedprox",
+    "fedrolex",
+    "fedyogi",
+    "hasa",
+    "head-private",
+    "heterofl",
+    "per-fedavg",
+    "pfedme",
+    "scalefl",
+)
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -37,6 +57,11 @@ class Entry:
     needs_public: bool = False
     relays: Callable[[Any], str] = lambda params: ""
     robust: Sequence[Kind] = UNAVERAGED
+
+    @property
+    def private(self) -> tuple[str, ...]:
+        """The kinds of privacy that a run of it may ask for."""
+        return ("central",) if self.name in CENTRAL else ()
 
     @property
     def start(self) -> Start:
