@@ -1,14 +1,11 @@
 """What the owner of a device lets any server ask of it: `policy.toml`, which nothing on the wire changes."""
 
-import importlib
 import os
 import re
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
 from fedwright.protocol.data_summary import FACTS
 from fedwright.protocol.errors import ConfigError, PolicyRefused
@@ -158,21 +155,17 @@ def _places(environment: Mapping[str, str]) -> list[Path]:
 
 def _read(path: Path) -> Policy:
     from fedwright.protocol.support.settings import from_dict
+    from fedwright.protocol.support.toml import BadToml, read_toml
 
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as err:
         raise ConfigError(f"the policy {path} cannot be read ({err}); mend it or give another with --policy") from err
-    return from_dict(Policy, _toml(text, path), where=f"the policy {path}:")
-
-
-def _toml(text: str, path: Path) -> Any:
-    # Python 3.10 has no tomllib; the [device] extra brings its twin there.
-    reader = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        return reader.loads(text)
-    except reader.TOMLDecodeError as err:
+        tables = read_toml(text)
+    except BadToml as err:
         raise ConfigError(f"the policy {path} is no TOML ({err}); `fedwright device policy` prints an example") from err
+    return from_dict(Policy, tables, where=f"the policy {path}:")
 
 
 def _wanted(returns: Returns) -> list[str]:

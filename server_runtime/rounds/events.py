@@ -81,7 +81,10 @@ class LessOffered:
 
 @dataclass(frozen=True)
 class UpdateTaken:
-    """An update is durable; `seconds` since the stage began, `blob`: the name of its tensors."""
+    """An update is durable; `seconds` since its task was sent, `blob`: the name of its tensors.
+
+    spans: where those seconds went, as far as the server sees it: waiting, down, train, up.
+    """
 
     round: int
     device: str
@@ -89,6 +92,7 @@ class UpdateTaken:
     seconds: float
     evaluation: bool = False
     blob: str = ""
+    spans: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
