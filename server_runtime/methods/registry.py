@@ -13,31 +13,12 @@ from fedwright.server_runtime.methods.fedconv.params import FedConvParams
 from fedwright.server_runtime.methods.framp.params import FrampParams
 from fedwright.server_runtime.methods.params import averaging, generated_models, personal_models, pruned, submodels
 from fedwright.server_runtime.methods.params.hasa import HasaParams
+from fedwright.server_runtime.methods.private_kinds import CENTRAL
 from fedwright.server_runtime.methods.starts import STARTS, Start
 from fedwright.server_runtime.public_data.embedded_sets import STARTER_PUBLIC
 
 if TYPE_CHECKING:
     from fedwright.server_runtime.methods.base import Method, Setting
-
-# All that these take of an update goes into one mean over devices: what is done to it there holds for the model.
-CENTRAL = (
-    "encoder-private",
-    "fedadam",
-    "fedavg",
-    "fedavg-masked",
-    "fedavgm",
-    "fedbn",
-    "feddropout",
-    "fedprox",
-    "fedrolex",
-    "fedyogi",
-    "hasa",
-    "head-private",
-    "heterofl",
-    "per-fedavg",
-    "pfedme",
-    "scalefl",
-)
 
 
 @dataclass(frozen=True)

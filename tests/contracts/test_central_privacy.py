@@ -12,7 +12,8 @@ from fedwright.protocol import tensors
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime.blocks.private_mean import PrivateMean
 from fedwright.server_runtime.config import config_from_text
-from fedwright.server_runtime.methods.registry import CENTRAL, METHODS
+from fedwright.server_runtime.methods.private_kinds import CENTRAL
+from fedwright.server_runtime.methods.registry import METHODS
 from helpers.any_fleet import STATS, conduct_any, share_artifacts, usual_summary
 from helpers.fleet import report
 from helpers.resume import final_state

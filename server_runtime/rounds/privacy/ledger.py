@@ -1,6 +1,6 @@
 """The ledger of what a run has told: a file that only grows, written before anything is sent that it speaks of.
 
-`privacy.jsonl` in the run's folder. A round that is done again after a kill is the same round and counts once; one that
+`privacy-ledger.jsonl` in the run's folder. A round that is done again after a kill is the same round and counts once; one that
 is done again after a rollback counts again, because what it told the first time is told.
 """
 
@@ -15,7 +15,7 @@ from fedwright.protocol.errors import StorageError
 from fedwright.protocol.support.unreadable import UNREADABLE
 from fedwright.server_runtime.rounds.privacy.accounting import Release
 
-LEDGER = "privacy.jsonl"
+LEDGER = "privacy-ledger.jsonl"
 
 
 class Entry(Struct, frozen=True, omit_defaults=True):
