@@ -19,6 +19,7 @@ from fedwright.cli.arguments import (
     new_file,
 )
 from fedwright.cli.logs import add_log_options, say, start_logging
+from fedwright.cli.page import add_page_options, start_page
 from fedwright.cli.run_lifecycle import begin_anew, say_complete
 from fedwright.cli.run_records import add_audit, add_check
 from fedwright.cli.server_link import add_broker_options, open_link, with_options
@@ -47,6 +48,7 @@ EXAMPLES = """examples:
 
 RUN_EXAMPLE = """examples:
   fedwright server run run.toml
+  fedwright server run run.toml --page           and show it at http://127.0.0.1:8765
   fedwright server run run.toml --rounds 20      more rounds for a run that is complete
   fedwright server run run.toml --anew           the same once more, from its beginning
 
@@ -67,6 +69,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add_anew(run)
     add_result_file(run)
     add_broker_options(run, default="the config's, else its own")
+    add_page_options(run, optional=True)
     add_log_options(run)
     run.set_defaults(run=_run)
     resume = command(
@@ -79,6 +82,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add_rounds(resume)
     add_result_file(resume)
     add_broker_options(resume, default="the run's, else its own")
+    add_page_options(resume, optional=True)
     add_log_options(resume)
     resume.set_defaults(run=_resume)
     _add_rollback(commands)
@@ -207,6 +211,8 @@ def _play(config: "RunConfig", text: str, args: argparse.Namespace) -> None:
             log.warning("%s", line)
         progress = Progress(config.run.rounds, config.fleet.devices, silent=args.log_json)
         link = open_link(config.fleet, folder.path, stack, watch=progress.watch, as_json=args.log_json)
+        if args.page is not None:
+            say(f"page: {start_page(args, folder.path.parent, stack)}", as_json=args.log_json)
         stack.enter_context(progress)
         try:
             execute(config, text, link=link, observer=progress)

@@ -56,6 +56,7 @@ SERVER_LAYERS = [
     "run_reader",
     "check_run",
     "edge",
+    "page",
 ]
 MAY_USE_TORCH = (
     "fedwright.server_runtime",
