@@ -1,7 +1,7 @@
 """The ledger of what a run has told: a file that only grows, written before anything is sent that it speaks of.
 
-`privacy-ledger.jsonl` in the run's folder. A round that is done again after a kill is the same round and counts once; one that
-is done again after a rollback counts again, because what it told the first time is told.
+`privacy-ledger.jsonl` in the run's folder. A round that is done again after a kill is the same round and counts once;
+one that is done again after a rollback counts again, because what it told the first time is told.
 """
 
 import os
