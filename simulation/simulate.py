@@ -108,8 +108,6 @@ def simulate(
     reports = make_reports(config, dealt)
     check_hidden(config, len(reports), setting="the number of simulated devices")
     away = _away(config, list(reports))
-            "privacy.kind 'central' needs a fixed number of devices, but some of simulate.profiles go away"
-        )
     fleet = replace(config.fleet, devices=1 if away else len(reports), deadline_s=FOREVER_S)
     config = replace(config, fleet=fleet)
     folder = folder_of(config)
