@@ -12,6 +12,7 @@ from fedwright.protocol.support.settings import check_range, from_dict, hint
 from fedwright.protocol.topics import check_name
 from fedwright.server_runtime import model_names
 from fedwright.server_runtime.blocks.budget import Budget
+from fedwright.server_runtime.config_sections.metrics import MetricsSection
 from fedwright.server_runtime.config_sections.privacy import PrivacySection
 from fedwright.server_runtime.config_sections.reading import parse_toml, read_sections, read_text, sections_of
 from fedwright.server_runtime.config_sections.train import TrainSection
@@ -255,6 +256,7 @@ class RunConfig:
     server: ServerSection = field(default_factory=ServerSection)
     public: PublicSection = field(default_factory=PublicSection)
     export: ExportSection = field(default_factory=ExportSection)
+    metrics: MetricsSection = field(default_factory=MetricsSection)
     simulate: SimulateSection = field(default_factory=SimulateSection)
 
 

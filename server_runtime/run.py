@@ -16,6 +16,7 @@ from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.link.base import Link
 from fedwright.protocol.messages import Report, Returns
+from fedwright.protocol.support.metrics import served_metrics
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
 from fedwright.server_runtime.artifacts.classifier import classifier_matrix
@@ -27,6 +28,7 @@ from fedwright.server_runtime.fleet.admission import is_without_data
 from fedwright.server_runtime.fleet.class_names import RunData, fleet_names, largest_believed
 from fedwright.server_runtime.fleet.device_keys import DeviceKeys
 from fedwright.server_runtime.fleet.epoch import next_epoch
+from fedwright.server_runtime.fleet.expiry import soonest
 from fedwright.server_runtime.fleet.revocation import Gate
 from fedwright.server_runtime.fleet.trust import Authority, read_edges
 from fedwright.server_runtime.methods import registry
@@ -54,6 +56,7 @@ from fedwright.server_runtime.spec import ModelSpec, Structure
 from fedwright.server_runtime.transport.device_channel import DeviceChannel
 from fedwright.server_runtime.transport.edge_routes import ANYBODY, EdgeRights
 from fedwright.server_runtime.watch.live import shown_live
+from fedwright.server_runtime.watch.metrics import RunFigures
 from fedwright.server_runtime.watch.missed_events import missed_events
 
 log = logging.getLogger(__name__)
@@ -103,7 +106,14 @@ def execute(
             channel.order = codec.Order(next_epoch(Path(config.fleet.trust)))
         return channel
 
-    return conduct(config, text, FleetAccess(talk, observer, dismiss=dismiss))
+    with served_metrics(config.metrics.listen, _figures(config, link).endpoint()):
+        return conduct(config, text, FleetAccess(talk, observer, dismiss=dismiss))
+
+
+def _figures(config: RunConfig, link: Link) -> RunFigures:
+    trust = config.fleet.trust
+    ends = dict if trust is None else lambda: soonest(Path(trust))
+    return RunFigures(folder_of(config).path, link=link, expiries=ends)
 
 
 def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:

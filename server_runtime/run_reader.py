@@ -14,6 +14,7 @@ from fedwright.server_runtime.config import (
     SimulateSection,
     config_from_text,
 )
+from fedwright.server_runtime.config_sections.metrics import MetricsSection
 from fedwright.server_runtime.rounds.device_records import device_records
 from fedwright.server_runtime.rounds.privacy.round_privacy import Spending, read_spending
 from fedwright.server_runtime.rounds.store.base import Kind, RoundStore, RunRecord, evaluation_after
@@ -174,4 +175,5 @@ def _essence(config: RunConfig, kind: Kind) -> RunConfig:
     fleet = replace(FleetSection(), **{name: getattr(config.fleet, name) for name in LASTING})
     simulated = SimulateSection() if kind == "served" else replace(config.simulate, processes=None)
     run = replace(config.run, name="run", rounds=1, folder="runs", keep_states=1)
-    return replace(config, run=run, fleet=fleet, simulate=simulated, export=ExportSection())
+    config = replace(config, export=ExportSection(), metrics=MetricsSection())
+    return replace(config, run=run, fleet=fleet, simulate=simulated)
