@@ -1,6 +1,5 @@
 """Puts a run together: folder, store, method and coordinator, from a config or from what an earlier process left."""
 
-import json
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
@@ -42,7 +41,7 @@ from fedwright.server_runtime.rounds.coordinator import Coordinator
 from fedwright.server_runtime.rounds.device_records import device_records
 from fedwright.server_runtime.rounds.notices import noticed
 from fedwright.server_runtime.rounds.planner import Planner
-from fedwright.server_runtime.rounds.privacy.round_privacy import CentralPrivacy, central_noise, read_spending
+from fedwright.server_runtime.rounds.privacy.round_privacy import CentralPrivacy, central_noise, model_notes
 from fedwright.server_runtime.rounds.stage import RoundOptions
 from fedwright.server_runtime.rounds.store.base import Kind, RoundStore
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
@@ -204,18 +203,9 @@ def infer_spec(section: ModelSection, reports: Mapping[str, Report]) -> tuple[Mo
     return zoo.named(section.model, ModelSpec(section.model, shape, classes)), names
 
 
-def make_method(
-    config: RunConfig,
-    spec: ModelSpec,
-    manifest: Callable[[Structure], Manifest] | None = None,
-    *,
-    public: PublicData | None = None,
-    forecasts: Forecasts | None = None,
-    class_names: tuple[str, ...] = (),
-) -> Method:
-    """The configured method at its birth; the same config gives the same method on every machine."""
-    setting = make_setting(config, spec, manifest, public=public, forecasts=forecasts, class_names=class_names)
-    return registry.find(config.method.name).make(config.method.params, setting)
+def make_method(config: RunConfig, spec: ModelSpec, *more: Any, **known: Any) -> Method:
+    """The configured method at its birth, with what `make_setting` takes; the same config gives the same everywhere."""
+    return registry.find(config.method.name).make(config.method.params, make_setting(config, spec, *more, **known))
 
 
 def make_setting(
@@ -301,7 +291,11 @@ def export_device(config: RunConfig, device: str, target: Path) -> None:
         names = ", ".join(found.kept)
         log.warning("%s never left %s; the exported model has the server's own in place of them", names, device)
     artifact = Builder(folder_of(config).artifacts).build(Structure(found.spec))
-    target.write_bytes(export_model(artifact, found.weights, class_names=found.class_names, notes=_notes(config)))
+    target.write_bytes(
+        export_model(
+            artifact, found.weights, class_names=found.class_names, notes=model_notes(config, folder_of(config).path)
+        )
+    )
 
 
 def _check_known(device: str, known: Mapping[str, DeviceRecord], folder: RunFolder) -> None:
@@ -375,14 +369,10 @@ def _run_data(config: RunConfig, spec: ModelSpec, class_names: tuple[str, ...]) 
 def _export(config: RunConfig, builder: Builder, method: Method, class_names: tuple[str, ...]) -> Path:
     (spec, weights), model = method.model_of(""), folder_of(config).model
     artifact = builder.build(Structure(spec))
-    model.write_bytes(export_model(artifact, weights, class_names=class_names, notes=_notes(config)))
+    model.write_bytes(
+        export_model(artifact, weights, class_names=class_names, notes=model_notes(config, folder_of(config).path))
+    )
     return model
-
-
-def _notes(config: RunConfig) -> dict[str, str]:
-    """What an exported model says of itself: what it may tell of those whom it learnt from."""
-    spending = read_spending(config, folder_of(config).path)
-    return {} if spending is None else {"privacy": json.dumps(spending.facts())}
 
 
 def _options(config: RunConfig) -> RoundOptions:

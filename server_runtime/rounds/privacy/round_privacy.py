@@ -1,5 +1,6 @@
 """Privacy in the loop of a run: what a round tells is written down before it is sent, up to a budget and no further."""
 
+import json
 import math
 import secrets
 from collections.abc import Mapping, Sequence
@@ -190,3 +191,9 @@ def spending_of(config: RunConfig, ledger: Ledger) -> Spending:
 def read_spending(config: RunConfig, folder: Path) -> Spending | None:
     """What the run in a folder has told; None where nothing is accounted."""
     return None if config.privacy.kind == "none" else spending_of(config, Ledger(folder / LEDGER))
+
+
+def model_notes(config: RunConfig, folder: Path) -> dict[str, str]:
+    """What an exported model says of itself: what it may tell of those whom it learnt from."""
+    spending = read_spending(config, folder)
+    return {} if spending is None else {"privacy": json.dumps(spending.facts())}
