@@ -41,6 +41,10 @@ least_per_mean = 5
 # A task is done only on so many samples or more (a server may ask for single classes).
 least_samples = 20
 
+# Graphs of the classic backend (`device run --backend classic`), through which samples cannot be followed: whether a
+# server that is curious may be trusted not to have them carry samples away.
+unfollowed_graphs = false
+
 # Operators of graphs that are run, where they shall be fewer than this release knows; empty: all of those.
 operators = []
 
@@ -66,6 +70,7 @@ class Policy:
     least_batch: int = 1
     least_per_mean: int = 2
     least_samples: int = 1
+    unfollowed_graphs: bool = False
     operators: tuple[str, ...] = ()
     hours: tuple[str, ...] = ()
     mb_per_day: float | None = None
@@ -97,7 +102,9 @@ class Policy:
                 raise PolicyRefused("returns", f"sends no {name}, only {', '.join(self.returns) or 'nothing'}")
         if _trains(task.recipe) and not task.recipe.public and task.recipe.batch < self.least_batch:
             raise PolicyRefused(
-                "least_batch", f"learns from {self.least_batch} samples at a time or more, not from {task.recipe.batch}"
+                "least_batch",
+                f"learns from {self.least_batch} samples at a time or more, not from {task.recipe.batch}",
+                least=self.least_batch,
             )
 
     def check_samples(self, recipe: Recipe, samples: int) -> None:

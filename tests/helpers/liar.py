@@ -125,7 +125,7 @@ class SlowLiar(Liar):
     def _hear(self, body: Any) -> None:
         if isinstance(body, Get) and body.sha256 in self._pieces and body.sha256 not in self.asked:
             self.asked.add(body.sha256)
-            self.say(Chunk(body.sha256, 0, self._pieces[body.sha256]))
+            self.say(Chunk(body.sha256, 0, memoryview(self._pieces[body.sha256])))
         super()._hear(body)
 
     def give_way(self) -> None:
