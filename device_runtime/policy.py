@@ -1,14 +1,11 @@
 """What the owner of a device lets any server ask of it: `policy.toml`, which nothing on the wire changes."""
 
-import importlib
 import os
 import re
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
 from fedwright.protocol.data_summary import FACTS
 from fedwright.protocol.errors import ConfigError, PolicyRefused
@@ -44,7 +41,7 @@ least_per_mean = 5
 # A task is done only on so many samples or more (a server may ask for single classes).
 least_samples = 20
 
-# What the device learnt leaves it only in sums over so many devices or more (update.secure of a run); 0: as servers ask.
+# What the device learnt leaves it only in sums over so many devices or more (update.secure); 0: as servers ask.
 least_in_sum = 0
 
 # Operators of graphs that are run, where they shall be fewer than this release knows; empty: all of those.
@@ -90,9 +87,7 @@ class Policy:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)} but must be at least 1")
         if self.least_in_sum < 0 or self.least_in_sum in (1, 2):
-            raise ConfigError(
-                f"least_in_sum is {self.least_in_sum} but must be 3 or more; 0 lets changes go by themselves"
-            )
+            raise ConfigError(f"least_in_sum is {self.least_in_sum} but must be 3 or more, or 0 for no demand")
         for text in self.hours:
             if not _HOURS.fullmatch(text):
                 raise ConfigError(f"hours has {text!r}, which is not of the form 22:00-06:00")
@@ -109,9 +104,7 @@ class Policy:
         if self.least_in_sum and set(_wanted(task.returns)) - {"evaluation"}:
             least = 0 if task.sum is None else task.sum.least
             if least < self.least_in_sum:
-                raise PolicyRefused(
-                    "least_in_sum", f"sends what it learnt in sums over {self.least_in_sum} or more only"
-                )
+                raise PolicyRefused("least_in_sum", f"tells what it learnt in sums over {self.least_in_sum} or more")
         if _trains(task.recipe) and not task.recipe.public and task.recipe.batch < self.least_batch:
             raise PolicyRefused(
                 "least_batch", f"learns from {self.least_batch} samples at a time or more, not from {task.recipe.batch}"
@@ -172,21 +165,17 @@ def _places(environment: Mapping[str, str]) -> list[Path]:
 
 def _read(path: Path) -> Policy:
     from fedwright.protocol.support.settings import from_dict
+    from fedwright.protocol.support.toml import BadToml, read_toml
 
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as err:
         raise ConfigError(f"the policy {path} cannot be read ({err}); mend it or give another with --policy") from err
-    return from_dict(Policy, _toml(text, path), where=f"the policy {path}:")
-
-
-def _toml(text: str, path: Path) -> Any:
-    # Python 3.10 has no tomllib; the [device] extra brings its twin there.
-    reader = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        return reader.loads(text)
-    except reader.TOMLDecodeError as err:
+        tables = read_toml(text)
+    except BadToml as err:
         raise ConfigError(f"the policy {path} is no TOML ({err}); `fedwright device policy` prints an example") from err
+    return from_dict(Policy, tables, where=f"the policy {path}:")
 
 
 def _wanted(returns: Returns) -> list[str]:

@@ -8,6 +8,7 @@ from msgspec import structs
 
 from fedwright.protocol.errors import RoundError
 from fedwright.protocol.messages import Task
+from fedwright.protocol.support.toml import BadToml, read_toml
 from fedwright.server_runtime.rounds.store.base import RunRecord, evaluation_after
 from fedwright.server_runtime.rounds.store.transaction import transaction
 
@@ -47,9 +48,7 @@ def _move_measurement(db: sqlite3.Connection) -> None:
 
 def _rounds_of(text: str) -> int:
     """How many rounds a config's text asks for."""
-    import tomllib
-
     try:
-        return int(tomllib.loads(text).get("run", {}).get("rounds", _DEFAULT_ROUNDS))
-    except tomllib.TOMLDecodeError:
+        return int(read_toml(text).get("run", {}).get("rounds", _DEFAULT_ROUNDS))
+    except BadToml:
         return _DEFAULT_ROUNDS
