@@ -42,7 +42,7 @@ from fedwright.server_runtime.rounds.device_records import device_records
 from fedwright.server_runtime.rounds.notices import noticed
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.privacy.round_privacy import CentralPrivacy, central_noise, model_notes
-from fedwright.server_runtime.rounds.secure.options import SecureOptions
+from fedwright.server_runtime.rounds.secure.options import secure_options
 from fedwright.server_runtime.rounds.stage import RoundOptions
 from fedwright.server_runtime.rounds.store.base import Kind, RoundStore
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
@@ -393,14 +393,5 @@ def _options(config: RunConfig) -> RoundOptions:
         norm_factor=None if config.privacy.kind == "central" else config.update.norm_factor or None,
         combine=config.update.combination(),
         keep_states=config.run.keep_states,
-        secure=_secure(config),
+        secure=secure_options(config),
     )
-
-
-def _secure(config: RunConfig) -> SecureOptions | None:
-    """How changes are summed; None where they are seen one by one."""
-    update = config.update
-    if not update.secure:
-        return None
-    authority = b"" if config.fleet.trust is None else Authority(Path(config.fleet.trust)).ca.read_bytes()
-    return SecureOptions(update.secure_least, update.secure_range, update.clip_norm, authority)

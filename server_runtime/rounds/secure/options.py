@@ -1,8 +1,11 @@
 """How a run adds up changes that it may not see."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from fedwright.protocol.secure.graph import LEAST_DEVICES
+from fedwright.server_runtime.config import RunConfig
+from fedwright.server_runtime.fleet.trust import Authority
 
 
 @dataclass(frozen=True)
@@ -16,3 +19,12 @@ class SecureOptions:
     reach: float = 8.0
     clip_norm: float | None = None
     authority: bytes = b""
+
+
+def secure_options(config: RunConfig) -> SecureOptions | None:
+    """As a config says; None where changes are seen one by one."""
+    update, trust = config.update, config.fleet.trust
+    if not update.secure:
+        return None
+    authority = b"" if trust is None else Authority(Path(trust)).ca.read_bytes()
+    return SecureOptions(update.secure_least, update.secure_range, update.clip_norm, authority)
