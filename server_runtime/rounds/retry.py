@@ -37,7 +37,9 @@ def smaller_tasks(method: Method, planner: Planner) -> OfferLess:
             larger = obeying(planned.assignment, refusal.least)
             return None if larger is None else planner.resized(planned, larger)
         trains = recipe.epochs > 0 or recipe.steps is not None
-        less = method.shrink(planned.device, planned.assignment, refusal) if trains else None
+        # What goes into a sum stays what the others of the sum train.
+        alone = trains and planned.task.sum is None
+        less = method.shrink(planned.device, planned.assignment, refusal) if alone else None
         if less is not None:
             less = replace(less, most_samples=planned.assignment.most_samples)
             return planner.again(planned, less, method.emit(planned.device, less))
