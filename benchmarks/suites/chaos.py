@@ -4,9 +4,10 @@ Everything is real: a broker, a server process that is resumed after each kill, 
 can be cut and on which messages come late, twice, out of order and damaged. Most kills wait for a drawn moment of the
 server or of a device (`chaos_moments`), the others come at any time; the server's disk is full now and then. A run
 counts as unharmed when no update is lost, none is counted twice (by the books that the method keeps in its state,
-`chaos_server`) and the final state has the bytes of the undisturbed run. Kills are shared equally among the victims and
-go on over all methods, or those that `--methods` names, until there are as many as `--kills` asks for. Finished runs
-are kept, so that a bench that was stopped goes on where it was.
+`chaos_server`) and the final state has the bytes of the undisturbed run. Of each update that is lost the table has the
+reason the server wrote down. Kills are shared equally among the victims and go on over all methods, or those that
+`--methods` names, a few runs at a time, until there are as many as `--kills` asks for. Finished runs are kept, so that
+a bench that was stopped goes on where it was.
 """
 
 import argparse
@@ -15,8 +16,10 @@ import itertools
 import random
 import shutil
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -50,6 +53,8 @@ AWAY_S = (0.0, 0.5)
 # A moment that a run does not come to is not waited for longer.
 MOMENT_S = 8.0
 DISK_EVERY = 12
+# Most of a run is waiting: for moments, for what was killed, for what is away.
+AT_ONCE = 3
 
 
 class Kill(msgspec.Struct, frozen=True):
@@ -61,7 +66,7 @@ class Kill(msgspec.Struct, frozen=True):
 
 
 class ChaosOutcome(msgspec.Struct, frozen=True):
-    """What became of one run; problem: why it did not end."""
+    """What became of one run; problem: why it did not end; losses: how each update was lost."""
 
     rounds: int
     digest: str
@@ -72,6 +77,7 @@ class ChaosOutcome(msgspec.Struct, frozen=True):
     faults: dict[str, int] = {}
     full_disks: int = 0
     problem: str = ""
+    losses: list[str] = []
 
 
 class _Tried(msgspec.Struct, frozen=True):
@@ -92,18 +98,49 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     edges = args.edges or 0
     victims = VICTIMS if edges else VICTIMS[:-1]
     target = -(-wanted // len(victims))
-    tried: list[_Tried] = []
-    with Progress(console=Console(stderr=True)) as progress:
+    books = _Count(methods, victims, target)
+    with Progress(console=Console(stderr=True)) as progress, ThreadPoolExecutor(AT_ONCE) as pool:
         bar = progress.add_task("kills", total=target * len(victims))
-        for number in itertools.count():
-            seed, method = 1 + number // len(methods), methods[number % len(methods)]
-            made = Counter(kill.victim for one in tried for kill in one.outcome.kills)
-            left = {victim: target - made[victim] for victim in victims if made[victim] < target}
-            if seed > 1 and not left:
-                break
-            tried.append(_disturbed(method, seed, edges, left))
-            progress.advance(bar, len(tried[-1].outcome.kills))
-    return _result(tried, victims, target)
+
+        def work() -> None:
+            while (following := books.following()) is not None:
+                method, seed, left = following
+                books.add(_disturbed(method, seed, edges, left))
+                progress.update(bar, completed=books.kills())
+
+        for worker in [pool.submit(work) for _ in range(AT_ONCE)]:
+            worker.result()
+    return _result(sorted(books.tried, key=lambda one: (one.seed, one.method)), victims, target)
+
+
+class _Count:
+    """Runs that are done and kills that are left; every method has a run with the first seed, then with the next."""
+
+    def __init__(self, methods: Sequence[str], victims: Sequence[str], target: int) -> None:
+        self.tried: list[_Tried] = []
+        self._methods, self._victims, self._target = methods, victims, target
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+
+    def following(self) -> tuple[str, int, dict[str, int]] | None:
+        """Method and seed of the next run with the kills that are left for each victim; None when it was enough."""
+        with self._lock:
+            made = Counter(kill.victim for one in self.tried for kill in one.outcome.kills)
+            left = {victim: self._target - made[victim] for victim in self._victims if made[victim] < self._target}
+            number = next(self._numbers)
+            if number >= len(self._methods) and not left:
+                return None
+            return self._methods[number % len(self._methods)], 1 + number // len(self._methods), left
+
+    def add(self, one: _Tried) -> None:
+        """A run has ended."""
+        with self._lock:
+            self.tried.append(one)
+
+    def kills(self) -> int:
+        """How many there were so far."""
+        with self._lock:
+            return sum(len(one.outcome.kills) for one in self.tried)
 
 
 def _disturbed(method: str, seed: int, edges: int, left: dict[str, int]) -> _Tried:
@@ -207,9 +244,15 @@ def _outcome(folder: RunFolder) -> ChaosOutcome:
         lost, twice = reckon(planned, absorbed)
         rounds = len({stage.position.round for stage in closed})
         digest = hashlib.sha256(tensors.save(state.tensors)).hexdigest()
-        return ChaosOutcome(rounds, digest, lost, twice, updates=len(set(absorbed)))
+        losses = [_loss(store, task) for task in planned if task not in absorbed]
+        return ChaosOutcome(rounds, digest, lost, twice, updates=len(set(absorbed)), losses=losses)
     finally:
         store.close()
+
+
+def _loss(store: SqliteRoundStore, task: str) -> str:
+    reply = store.reply(task)
+    return "no word on it" if reply is None else f"{reply.outcome}: {reply.detail}"
 
 
 def reckon(planned: Sequence[str], absorbed: Sequence[str]) -> tuple[int, int]:
@@ -267,7 +310,7 @@ def _row(one: _Tried) -> dict[str, Any]:
         "updates lost": one.outcome.lost,
         "counted twice": one.outcome.twice,
         "same bytes": one.same,
-        "problem": one.outcome.problem,
+        "problem": one.outcome.problem or "; ".join(one.outcome.losses),
     }
 
 

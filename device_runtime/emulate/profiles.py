@@ -14,6 +14,7 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.link.shaping import Shape
 from fedwright.protocol.support import plugins
 from fedwright.protocol.support.settings import check_range, from_dict, suggest
+from fedwright.protocol.support.toml import BadToml, read_toml
 from fedwright.protocol.topics import check_name
 
 # One x86-64 core with AVX2 near 2.7 GHz at 70 % of its peak, in single precision.
@@ -214,15 +215,12 @@ def _say_taken(folder: Folder, name: str, package: str, owner: str) -> None:
 
 
 def _read(folder: Folder, name: str) -> dict[str, Any]:
-    # Only hosts emulate; the agent itself also runs on Python 3.10, which has no tomllib.
-    import tomllib
-
     known = _files(folder)
     if not name.endswith(SUFFIX) and name not in known:
         what = folder.removesuffix("s")
         raise ConfigError(f"there is no {what} profile {name!r}; {suggest(name, known)}, or the path of a TOML file")
     file = Path(name).expanduser() if name.endswith(SUFFIX) else known[name][1]
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, RecursionError, tomllib.TOMLDecodeError) as err:
+        return read_toml(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, BadToml) as err:
         raise ConfigError(f"profile {file} cannot be read ({err}); give the path of a TOML file") from err

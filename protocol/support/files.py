@@ -2,8 +2,12 @@
 
 import fcntl
 import os
+import time
 from pathlib import Path
 from typing import IO
+
+LOCK_TRIES = 5
+LOCK_TRY_S = 0.02
 
 
 def replace_file(path: Path, data: bytes) -> None:
@@ -39,9 +43,13 @@ def _put(file: IO[bytes], data: bytes, path: Path) -> None:
 def lock_folder(folder: Path) -> IO[bytes] | None:
     """A lock that lasts until it is closed or the process ends, however it ends; None when another process has it."""
     lock = (folder / "lock").open("wb")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        return None
-    return lock
+    for _ in range(LOCK_TRIES):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            # Whoever only looks whether somebody is at work here holds it for a moment.
+            time.sleep(LOCK_TRY_S)
+        else:
+            return lock
+    lock.close()
+    return None

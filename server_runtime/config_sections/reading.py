@@ -6,6 +6,7 @@ from typing import Any, get_type_hints
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.support.settings import from_dict, unknown
+from fedwright.protocol.support.toml import BadToml, read_toml
 
 
 def sections_of(config: type[Any]) -> dict[str, type[Any]]:
@@ -25,12 +26,9 @@ def read_text(path: Path) -> str:
 
 def parse_toml(text: str, *, where: str) -> dict[str, Any]:
     """The tables of a config; `where` opens the error message."""
-    # Python 3.10 has no tomllib; only the device side must run there.
-    import tomllib
-
     try:
-        return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as err:
+        return read_toml(text)
+    except BadToml as err:
         raise ConfigError(f"{where} is not TOML: {err}") from err
 
 

@@ -22,7 +22,9 @@ from msgspec import to_builtins
 
 from fedwright import __version__
 from fedwright.protocol.address import mask
+from fedwright.protocol.errors import BadMessage
 from fedwright.protocol.messages import Report
+from fedwright.protocol.predictor import profile_from_json
 from fedwright.protocol.support.unreadable import UNREADABLE
 from fedwright.server_runtime.rounds import events
 
@@ -107,15 +109,21 @@ def facts_of(event: events.Event) -> tuple[str, dict[str, Any]] | None:
     if isinstance(event, events.UpdateTaken):
         stats = {name: value for name, value in to_builtins(event.stats).items() if value is not None}
         known = {"samples": event.stats.samples, "blob": event.blob, "seconds": round(event.seconds, 3)}
-        return "accepted", {**_place(event), **known, "stats": stats}
+        return "accepted", {**_place(event), **known, "spans": dict(event.spans), "stats": stats}
     if isinstance(event, events.TaskFailed):
         return event.outcome, {**_place(event), "detail": event.detail}
     if isinstance(event, events.StagePlanned):
         sent = {device: list(what) for device, *what in event.sent}
         known = {"to": sent or list(event.devices), "offers": to_builtins(dict(event.offers))}
         return "sent", {"round": event.round, "evaluation": event.evaluation, **known}
+    return _round_facts(event)
+
+
+def _round_facts(event: events.Event) -> tuple[str, dict[str, Any]] | None:
     if isinstance(event, events.RoundClosed):
         return "round closed", {"round": event.round, "metrics": event.metrics, "seconds": round(event.seconds, 3)}
+    if isinstance(event, events.PrivacySpent):
+        return "privacy", {"round": event.round, **event.facts}
     if isinstance(event, events.Warned):
         return event.fate, {"device": event.device, "detail": event.text}
     return None
@@ -124,7 +132,17 @@ def facts_of(event: events.Event) -> tuple[str, dict[str, Any]] | None:
 def _board(report: Report) -> dict[str, Any]:
     """What is written of a device that joined: the board, and how much data, never what is in it."""
     known = {"samples": report.data.samples, "agent": report.agent, "free_bytes": report.free_bytes}
-    return {**known, "trains": report.trains, "board": to_builtins(report.board)}
+    budget = {"round_s": report.round_s, "round_bytes": report.round_bytes}
+    known |= {name: value for name, value in budget.items() if value is not None}
+    return {**known, "trains": report.trains, "board": to_builtins(report.board), "link": _link(report)}
+
+
+def _link(report: Report) -> dict[str, float]:
+    """What the device measured of its way to the broker."""
+    try:
+        return {} if report.profile is None else profile_from_json(report.profile).link
+    except BadMessage:
+        return {}
 
 
 def _place(event: events.LessOffered | events.UpdateTaken | events.TaskFailed) -> dict[str, Any]:
@@ -171,7 +189,7 @@ def audited(
         if found is not None:
             log.append(found[0], **found[1])
         # Before devices act on it, and before the next round builds on it.
-        if isinstance(event, events.StagePlanned | events.RoundClosed):
+        if isinstance(event, events.StagePlanned | events.RoundClosed | events.PrivacySpent):
             log.flush()
         observer(event)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from fedwright.protocol.messages import Report, Stats, Status
 
@@ -80,7 +81,10 @@ class LessOffered:
 
 @dataclass(frozen=True)
 class UpdateTaken:
-    """An update is durable; `seconds` since the stage began, `blob`: the name of its tensors."""
+    """An update is durable; `seconds` since its task was sent, `blob`: the name of its tensors.
+
+    spans: where those seconds went, as far as the server sees it: waiting, down, train, up.
+    """
 
     round: int
     device: str
@@ -88,6 +92,7 @@ class UpdateTaken:
     seconds: float
     evaluation: bool = False
     blob: str = ""
+    spans: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,14 @@ class RoundClosed:
 
 
 @dataclass(frozen=True)
+class PrivacySpent:
+    """What a run will have told once a round that begins is over: (epsilon, delta), and what they rest on."""
+
+    round: int
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Warned:
     """The method, or another part of the server, warns; `fate`: what became of the device, where it is about one."""
 
@@ -139,6 +152,7 @@ Event = (
     | DeviceStatus
     | TaskFailed
     | RoundClosed
+    | PrivacySpent
     | Warned
 )
 Observer = Callable[[Event], None]

@@ -3,12 +3,11 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from msgspec import structs
 
 from fedwright.protocol.errors import BadBlob, BadUpdate, NoQuorum
-from fedwright.protocol.messages import Answer, Ask, Dismiss, Gone, Refusal, Report, Status, Update, Why
+from fedwright.protocol.messages import Answer, Dismiss, Gone, Refusal, Report, Status, SumAnswer, Update, Why
 from fedwright.server_runtime.fleet.admission import check_stats, is_without_data, report_problem
 from fedwright.server_runtime.fleet.attendance import Attendance
 from fedwright.server_runtime.fleet.class_names import RunData
@@ -21,7 +20,9 @@ from fedwright.server_runtime.rounds.channel import Channel
 from fedwright.server_runtime.rounds.costs import offers_of
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.pooled_tasks import is_pool
+from fedwright.server_runtime.rounds.questions import Questions
 from fedwright.server_runtime.rounds.store.base import Planned, Position, Reply, RoundStore
+from fedwright.server_runtime.rounds.task_out import TaskOut
 from fedwright.server_runtime.rounds.update_reader import UpdateReader
 from fedwright.server_runtime.spec import ModelSpec
 from fedwright.server_runtime.transport.device_channel import Heard
@@ -31,14 +32,8 @@ log = logging.getLogger(__name__)
 
 # The longest wait for a message, so that deadlines and contested ids are looked at in time.
 TICK_S = 0.5
-
-
-@dataclass
-class _Out:
-    """A task that a device has and has not answered."""
-
-    planned: Planned
-    since_s: float
+# The rule of a device's owner that another offer can obey.
+LEAST_BATCH = "least_batch"
 
 
 OfferLess = Callable[[Planned, Refusal], Planned | None]
@@ -66,14 +61,14 @@ class TaskTracker:
         self._channel = channel
         self.edge_of = channel.edge_of
         self._registry = Registry()
+        self.questions = Questions(channel, self._registry)
         self._attendance = Attendance()
         self._spec: ModelSpec | None = None
         self.run_data = RunData()
         self._wanted: tuple[str, ...] = ()
-        self._out: dict[str, _Out] = {}
+        self._out: dict[str, TaskOut] = {}
         self._arriving: dict[str, list[Update]] = {}
         self._answered: list[tuple[Planned, Reply]] = []
-        self._answers: list[tuple[str, Answer]] = []
         self._idle = IdleDevices()
         self.speeds = Speeds()
         self.offer_less: OfferLess = lambda planned, refusal: None
@@ -137,7 +132,7 @@ class TaskTracker:
         for planned in plan:
             # A task that another process planned: from now on its artifact is known here too.
             self._planner.manifest(planned.assignment.structure)
-            self._out[planned.task.task] = _Out(planned, self.clock())
+            self._out[planned.task.task] = TaskOut(planned, self.clock())
             self._send(planned)
 
     def out(self) -> list[Planned]:
@@ -167,18 +162,6 @@ class TaskTracker:
         answered, self._answered = self._answered, []
         return answered
 
-    def ask(self, device: str, ask: Ask) -> bool:
-        """Ask a device for its part in a sum; False when it is away."""
-        boot = self._registry.boot(device)
-        if boot is not None:
-            self._channel.ask(device, structs.replace(ask, boot=boot, class_names=list(self.run_data.class_names)))
-        return boot is not None
-
-    def new_answers(self) -> list[tuple[str, Answer]]:
-        """What devices have answered since the last call."""
-        answers, self._answers = self._answers, []
-        return answers
-
     def dismiss_all(self, reason: str) -> None:
         """Tell every present device that the run is over."""
         present = self._registry.present()
@@ -195,8 +178,8 @@ class TaskTracker:
                 self._take_report(event.device, event.boot, event.message)
             elif isinstance(event.message, Gone):
                 self._take_gone(event)
-            elif isinstance(event.message, Answer):
-                self._answers.append((event.device, event.message))
+            elif isinstance(event.message, Answer | SumAnswer):
+                self.questions.take(event.device, event.message)
             elif isinstance(event.message, Status):
                 self._take_status(event.device, event.message)
             else:
@@ -255,10 +238,13 @@ class TaskTracker:
     def _take_status(self, device: str, status: Status) -> None:
         out = self._out.get(status.task)
         if out is not None and out.planned.device == device:
+            out.begin(self.clock())
             self.observe(events.DeviceStatus(out.planned.task.round, device, status))
 
     def _take_reply(self, device: str, reply: Update | Refusal) -> None:
         out = self._out.get(reply.task)
+        if out is not None:
+            out.tell(self.clock())
         if isinstance(reply, Update) and reply.parts:
             self._take_pooled(device, reply)
         elif out is None or out.planned.device != device:
@@ -295,7 +281,7 @@ class TaskTracker:
         elif not self._fetch(edge, waited[0].planned, update):
             self._finish_pool(edge, waited, update)
 
-    def _finish_pool(self, edge: str, outs: list[_Out], update: Update) -> None:
+    def _finish_pool(self, edge: str, outs: list[TaskOut], update: Update) -> None:
         """Check a pooled update whose tensors are here, make it durable for all its tasks, then acknowledge them."""
         try:
             for part, out in zip(update.parts, outs, strict=True):
@@ -311,17 +297,18 @@ class TaskTracker:
         own += [Update(part.task, update.round, part.stats) for part in others]
         self._finish_all(outs, [Reply(one.task, "update", update=one) for one in own])
 
-    def _finish_all(self, outs: list[_Out], replies: list[Reply]) -> None:
+    def _finish_all(self, outs: list[TaskOut], replies: list[Reply]) -> None:
         self._store.save_replies(replies)
         for out, reply in zip(outs, replies, strict=True):
             if reply.update is not None:
                 self._learn_speed(out.planned, reply.update)
             self._settle(out, reply)
 
-    def _take_refusal(self, out: _Out, refusal: Refusal) -> None:
+    def _take_refusal(self, out: TaskOut, refusal: Refusal) -> None:
         """Make the refusal durable together with the smaller task that answers it, then send that."""
         device = out.planned.device
-        retry = self.offer_less(out.planned, refusal) if refusal.reason == "over_budget" else None
+        other = refusal.reason == "over_budget" or refusal.rule == LEAST_BATCH
+        retry = self.offer_less(out.planned, refusal) if other else None
         reply = Reply(refusal.task, "refused", detail=f"{device} refused: {refusal.detail}")
         self._finish(out, reply, retry=retry)
         if retry is not None:
@@ -358,7 +345,7 @@ class TaskTracker:
             else:
                 self._take_reply(out.planned.device, update)
 
-    def _take_update(self, out: _Out, update: Update) -> None:
+    def _take_update(self, out: TaskOut, update: Update) -> None:
         """Check an update whose tensors are here, make it durable, then acknowledge it."""
         planned = out.planned
         try:
@@ -376,11 +363,11 @@ class TaskTracker:
         manifest = self._planner.manifest(planned.assignment.structure)
         self.speeds.take(planned.device, manifest, update.stats, batch=planned.assignment.recipe.batch)
 
-    def _finish(self, out: _Out, reply: Reply, *, retry: Planned | None = None) -> None:
+    def _finish(self, out: TaskOut, reply: Reply, *, retry: Planned | None = None) -> None:
         self._store.save_reply(reply, retry=retry)
         self._settle(out, reply)
 
-    def _settle(self, out: _Out, reply: Reply) -> None:
+    def _settle(self, out: TaskOut, reply: Reply) -> None:
         """Tell the device and the observer how a task ended that is durable by now."""
         planned = self._out.pop(reply.task).planned
         self._channel.acknowledge(planned.device, reply.task, problem=reply.detail)
@@ -388,9 +375,12 @@ class TaskTracker:
         self._answered.append((planned, reply))
         number, measures = planned.task.round, planned.task.evaluation
         if reply.update is not None:
-            seconds = self.clock() - out.since_s
+            now_s, stats = self.clock(), reply.update.stats
             blob = "" if reply.update.tensors is None else reply.update.tensors.sha256
-            self.observe(events.UpdateTaken(number, planned.device, reply.update.stats, seconds, measures, blob))
+            spans = out.spans(stats, now_s)
+            self.observe(
+                events.UpdateTaken(number, planned.device, stats, now_s - out.since_s, measures, blob, spans=spans)
+            )
         else:
             self.observe(events.TaskFailed(number, planned.device, reply.detail, measures, reply.outcome))
 

@@ -5,7 +5,7 @@ It is read from where the last look ended; nothing here touches the run.
 """
 
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +34,7 @@ class TaskHistory:
     detail: str = ""
     stats: dict[str, Any] = field(default_factory=dict)
     offer: dict[str, Any] = field(default_factory=dict)
+    spans: dict[str, float] = field(default_factory=dict)
 
     @property
     def accuracy(self) -> float | None:
@@ -53,9 +54,18 @@ class RoundHistory:
     seconds: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
     tasks: dict[str, TaskHistory] = field(default_factory=dict)
+    _figures: dict[str, float] = field(default_factory=dict)
 
     def figures(self) -> dict[str, float]:
         """What the curves of a run show of it: metrics, seconds, and how the worst devices fare."""
+        return self._figures or self._made_figures()
+
+    def close(self, closed_s: float, seconds: float, metrics: dict[str, float]) -> None:
+        """The method has advanced; the figures stay when what each device did is forgotten."""
+        self.closed_s, self.seconds, self.metrics = closed_s, seconds, metrics
+        self._figures = self._made_figures()
+
+    def _made_figures(self) -> dict[str, float]:
         found = {**self.metrics, "seconds": self.seconds}
         accuracies = sorted(task.accuracy for task in self.tasks.values() if task.accuracy is not None)
         if accuracies:
@@ -81,6 +91,9 @@ class DeviceHistory:
     free_bytes: int = 0
     trains: bool = True
     board: dict[str, Any] = field(default_factory=dict)
+    link: dict[str, float] = field(default_factory=dict)
+    round_s: float | None = None
+    round_bytes: int | None = None
     offer: dict[str, Any] = field(default_factory=dict)
     stats: dict[str, Any] = field(default_factory=dict)
     accuracy: float | None = None
@@ -91,7 +104,11 @@ class DeviceHistory:
 
 @dataclass
 class RunHistory:
-    """A run from its birth until now. lives: when processes began to work on it, and when they ended, if they did."""
+    """A run from its birth until now. lives: when processes began to work on it, and when they ended, if they did.
+
+    orders: what people have ordered of it that is in force: paused, rounds, sample_ratio, end, taken_out.
+    counts: how many lines of each kind the log has.
+    """
 
     name: str = ""
     about: dict[str, Any] = field(default_factory=dict)
@@ -101,6 +118,8 @@ class RunHistory:
     evaluations: dict[int, RoundHistory] = field(default_factory=dict)
     devices: dict[str, DeviceHistory] = field(default_factory=dict)
     news: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=NEWS))
+    orders: dict[str, Any] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
     version: int = 0
 
     @property
@@ -118,6 +137,7 @@ class RunHistory:
         """Take a line of the log."""
         what, when = str(entry.get("what", "")), float(entry.get("time", 0.0))
         self.version += 1
+        self.counts[what] += 1
         if what == "began":
             self._begin(entry, when)
         elif what == "ended":
@@ -131,7 +151,7 @@ class RunHistory:
         elif what == "rolled back":
             self._roll_back(int(entry.get("to", 0)))
         elif what == "ordered":
-            self.about |= {name: entry[name] for name in ("rounds",) if entry.get(name)}
+            self._obey(entry)
         elif entry.get("device"):
             self._fare(entry, when, what)
         self._tell(entry, when, what)
@@ -184,7 +204,7 @@ class RunHistory:
         stage = stages.setdefault(number, RoundHistory(number, bool(entry.get("evaluation")), when))
         task = stage.tasks.setdefault(device, TaskHistory(device, stage.began_s))
         task.ended_s, task.outcome, task.detail = when, what, str(entry.get("detail", ""))
-        task.stats = entry.get("stats") or {}
+        task.stats, task.spans = entry.get("stats") or {}, entry.get("spans") or {}
         member = self._device(device)
         member.seen_s = when if what != "late" else member.seen_s
         member.state, member.detail = ("idle" if what == "accepted" else what), task.detail
@@ -198,9 +218,21 @@ class RunHistory:
     def _close(self, entry: dict[str, Any], when: float) -> None:
         number = int(entry.get("round", 0))
         stage = self.rounds.setdefault(number, RoundHistory(number, False, when))
-        stage.closed_s, stage.seconds = when, float(entry.get("seconds", 0.0))
-        metrics = entry.get("metrics") or {}
-        stage.metrics = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
+        found = entry.get("metrics") or {}
+        metrics = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+        stage.close(when, float(entry.get("seconds", 0.0)), metrics)
+
+    def _obey(self, entry: dict[str, Any]) -> None:
+        """Take what an order has brought about."""
+        force = entry.get("force") or {}
+        self.orders = force
+        self.about |= {name: force[name] for name in ("rounds", "sample_ratio") if force.get(name) is not None}
+        out = set(force.get("taken_out") or ())
+        for device in out:
+            self._device(device).state = "taken out"
+        for device in self.devices.values():
+            if device.state == "taken out" and device.device not in out:
+                device.state, device.detail = "away", ""
 
     def _roll_back(self, number: int) -> None:
         self.rounds = {one: stage for one, stage in self.rounds.items() if one <= number}
@@ -211,7 +243,7 @@ class RunHistory:
         member = self._device(str(entry["device"]))
         if what == "joined":
             member.seen_s, member.state, member.detail = when, self._at(member), ""
-            for name in ("samples", "agent", "free_bytes", "trains", "board"):
+            for name in ("samples", "agent", "free_bytes", "trains", "board", "link", "round_s", "round_bytes"):
                 if name in entry:
                     setattr(member, name, entry[name])
         elif what == "lost":

@@ -8,11 +8,13 @@ from msgspec import structs
 
 from fedwright.protocol.errors import RoundError
 from fedwright.protocol.messages import Task
+from fedwright.protocol.support.toml import BadToml, read_toml
 from fedwright.server_runtime.rounds.store.base import RunRecord, evaluation_after
 from fedwright.server_runtime.rounds.store.transaction import transaction
 
 # 0: the first release. 1: the measurement at the end has a place of its own; what stays of forgotten tasks.
-VERSION = 1
+# 2: sums of changes that are under way.
+VERSION = 2
 _DEFAULT_ROUNDS = 10
 
 
@@ -24,7 +26,8 @@ def bring_up_to_date(db: sqlite3.Connection, path: Path, schema: str) -> None:
     if version < VERSION:
         db.executescript(schema)
         with transaction(db):
-            _move_measurement(db)
+            if version < 1:
+                _move_measurement(db)
             db.execute(f"PRAGMA user_version = {VERSION}")
 
 
@@ -45,9 +48,7 @@ def _move_measurement(db: sqlite3.Connection) -> None:
 
 def _rounds_of(text: str) -> int:
     """How many rounds a config's text asks for."""
-    import tomllib
-
     try:
-        return int(tomllib.loads(text).get("run", {}).get("rounds", _DEFAULT_ROUNDS))
-    except tomllib.TOMLDecodeError:
+        return int(read_toml(text).get("run", {}).get("rounds", _DEFAULT_ROUNDS))
+    except BadToml:
         return _DEFAULT_ROUNDS

@@ -1,0 +1,34 @@
+"""A task that a device has and has not answered, and where its time went."""
+
+from dataclasses import dataclass
+
+from fedwright.protocol.messages import Stats
+from fedwright.server_runtime.rounds.store.base import Planned
+
+
+@dataclass
+class TaskOut:
+    """since_s: when it was sent. begun_s: when its device first spoke of it. told_s: when that announced its update."""
+
+    planned: Planned
+    since_s: float
+    begun_s: float | None = None
+    told_s: float | None = None
+
+    def begin(self, now_s: float) -> None:
+        """The device says that it is at the task."""
+        self.begun_s = now_s if self.begun_s is None else self.begun_s
+
+    def tell(self, now_s: float) -> None:
+        """The device says that it is done; its tensors may still have to come."""
+        self.told_s = now_s if self.told_s is None else self.told_s
+
+    def spans(self, stats: Stats, now_s: float) -> dict[str, float]:
+        """Seconds of waiting, coming down, training and going up; they add up to the time since it was sent."""
+        told_s = now_s if self.told_s is None else self.told_s
+        train_s = min(stats.task_s or stats.train_s, max(0.0, told_s - self.since_s))
+        before_s = told_s - self.since_s - train_s
+        # A device that was quick is done before it says anything; then all that came before is the way down.
+        waiting_s = 0.0 if self.begun_s is None else min(before_s, max(0.0, self.begun_s - self.since_s))
+        found = {"waiting": waiting_s, "down": before_s - waiting_s, "train": train_s, "up": now_s - told_s}
+        return {name: round(seconds, 3) for name, seconds in found.items()}
