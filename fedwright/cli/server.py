@@ -265,6 +265,8 @@ def _status(args: argparse.Namespace) -> int:
     for number, metrics in enumerate(past.metrics, 1):
         print(f"  round {number}: " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
     Console().print(device_table("", run_result(past)["devices"]))
+    if past.privacy is not None:
+        print(f"  privacy: {past.privacy.line()}")
     if past.kept:
         print(f"  it can be rolled back to round {', '.join(map(str, past.kept))}")
     for notice in read_notices(past.folder.path):

@@ -102,9 +102,8 @@ def test_a_tool_that_fails_is_told_no_more_and_the_others_are(tmp_path: Path, ca
 
 
 def test_a_simulation_tells_each_round_its_measurements_devices_model_and_ledger(tmp_path: Path) -> None:
-    config, text = make_config(
-        tmp_path, rounds=2, track=TRACK, simulate={"evaluate_every": 1}, export={"global_model": True}
-    )
+    export, measured = {"global_model": True}, {"evaluate_every": 1}
+    config, text = make_config(tmp_path, rounds=2, track=TRACK, simulate=measured, export=export)
 
     found = simulate(config, text)
 
