@@ -106,8 +106,8 @@ class UnsupportedOperator(BuildError):
 
     def __init__(self, operator: str, node: str, module: str) -> None:
         super().__init__(
-            f"operator {operator} (node {node}, module {module or 'the model itself'}) has no "
-            f"gradient rule; replace that layer by one made of supported operators"
+            f"operator {operator} (node {node}, module {module or 'the model itself'}) has no gradient rule; write "
+            "that layer with other operators (`fedwright artifact build --supported` lists them)"
         )
         self.operator = operator
         self.node = node
