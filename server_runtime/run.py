@@ -27,7 +27,7 @@ from fedwright.server_runtime.fleet.admission import is_without_data
 from fedwright.server_runtime.fleet.class_names import RunData, fleet_names, largest_believed
 from fedwright.server_runtime.fleet.device_keys import DeviceKeys
 from fedwright.server_runtime.fleet.epoch import next_epoch
-from fedwright.server_runtime.fleet.expiry import soonest
+from fedwright.server_runtime.fleet.expiry import expiries_in
 from fedwright.server_runtime.fleet.revocation import Gate
 from fedwright.server_runtime.fleet.trust import Authority, read_edges
 from fedwright.server_runtime.methods import registry
@@ -107,19 +107,15 @@ def execute(
             channel.order = codec.Order(next_epoch(Path(config.fleet.trust)))
         return channel
 
+    folder = folder_of(config).path
+    figures = RunFigures(folder, link=link, expiries=expiries_in(config.fleet.trust))
     with (
-        served_metrics(config.metrics.listen, _figures(config, link).endpoint()),
-        tracked(config, text, folder_of(config).path, observer) as tracker,
+        served_metrics(config.metrics.listen, figures.endpoint()),
+        tracked(config, text, folder, observer) as tracker,
     ):
         outcome = conduct(config, text, FleetAccess(talk, tracker.observe, dismiss=dismiss))
         tracker.finish(outcome.model, outcome.devices)
         return outcome
-
-
-def _figures(config: RunConfig, link: Link) -> RunFigures:
-    trust = config.fleet.trust
-    ends = dict if trust is None else lambda: soonest(Path(trust))
-    return RunFigures(folder_of(config).path, link=link, expiries=ends)
 
 
 def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
