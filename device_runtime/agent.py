@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from msgspec import structs
@@ -106,6 +107,7 @@ class Agent:
         finally:
             self._give_up.set()
             self._have.runner.close()
+            self._have.measurement.close()
             self._worker.shutdown()
             if self._work is not None and not isinstance(self._work.exception(), Crashed):
                 self._have.journal.excuse()
@@ -187,16 +189,9 @@ class Agent:
 
     def _take_challenge(self, challenge: Challenge) -> None:
         """Say who is here, with what a run asks of the data as far as the owner lets it be told."""
-        if set(challenge.tell) - set(self._asked):
-            allowed = [fact for fact in challenge.tell if self._have.may_tell(fact)]
-            withheld = [fact for fact in challenge.tell if fact not in allowed]
-            log.info(
-                "the run asks for %s of the data; told: %s; kept back by the policy: %s",
-                ", ".join(challenge.tell),
-                ", ".join(allowed) or "nothing",
-                ", ".join(withheld) or "nothing",
-            )
-        self._asked = tuple(challenge.tell)
+        self._asked = self._have.told_of(challenge.tell, self._asked)
+        if challenge.profile:
+            self._have.measurement.want(self._clock())
         self._report()
 
     def _take_task(self, task: Task) -> None:
@@ -297,6 +292,10 @@ class Agent:
         status = self._status.due(self._downloads.values(), working=self._work is not None)
         if status is not None:
             self._send(status, reliable=False)
+        profile = self._have.measurement.tend(idle=self._have.journal.entry is None)
+        if profile is not None:
+            self._have = replace(self._have, profile=profile)
+            self._report()
 
     def _finish_work(self, work: Future[Done | Refusal]) -> None:
         entry = self._have.journal.entry

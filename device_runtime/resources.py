@@ -1,12 +1,14 @@
 """What a device has, whatever it is asked to do."""
 
-from collections.abc import Collection
-from dataclasses import dataclass
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 
 from fedwright import __version__
 from fedwright.device_runtime.describe.hidden_counts import HiddenCounts
 from fedwright.device_runtime.owner_rules import OwnerRules
 from fedwright.device_runtime.runner import TaskRunner
+from fedwright.device_runtime.self_measure import SelfMeasurement
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.journal import Journal
 from fedwright.device_runtime.store.personal_layers import PersonalLayers
@@ -15,6 +17,8 @@ from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.data_summary import FACTS, DataSummary, held_back, told
 from fedwright.protocol.messages import Board, Report, Task
 from fedwright.protocol.task_blobs import blobs_of
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class Resources:
     model: str = ""
     owner: OwnerRules | None = None
     unasked: tuple[str, ...] = ()
+    measurement: SelfMeasurement = field(default_factory=SelfMeasurement)
 
     def report(self, asked: Collection[str], task: str | None) -> Report:
         """What the server hears of this device; asked: facts of the data that its run wants to know."""
@@ -62,6 +67,19 @@ class Resources:
             would_tell=[fact for fact in held_back(self.told, facts) if self.may_tell(fact)],
             **({} if self.hidden is None else self.hidden.offer()),
         )
+
+    def told_of(self, asked: Sequence[str], before: Collection[str]) -> tuple[str, ...]:
+        """What a run asks of the data, from now on; what of it is told is said once."""
+        if set(asked) - set(before):
+            allowed = [fact for fact in asked if self.may_tell(fact)]
+            withheld = [fact for fact in asked if fact not in allowed]
+            log.info(
+                "the run asks for %s of the data; told: %s; kept back by the policy: %s",
+                ", ".join(asked),
+                ", ".join(allowed) or "nothing",
+                ", ".join(withheld) or "nothing",
+            )
+        return tuple(asked)
 
     def may_tell(self, fact: str) -> bool:
         """Whether the owner agrees to a fact of the data being told."""

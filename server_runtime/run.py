@@ -38,6 +38,7 @@ from fedwright.server_runtime.rounds.channel import Channel
 from fedwright.server_runtime.rounds.coordinator import Coordinator
 from fedwright.server_runtime.rounds.device_records import device_records
 from fedwright.server_runtime.rounds.notices import noticed
+from fedwright.server_runtime.rounds.orders import OrderBook
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.stage import RoundOptions
 from fedwright.server_runtime.rounds.store.base import Kind, RoundStore
@@ -138,12 +139,14 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
             config, spec, planner.manifest, public=public, forecasts=tracker.speeds, class_names=record.class_names
         )
         fleet.started(method, planner)
-        coordinate(tracker, planner, store=store, reader=reader, options=_options(config)).run(method, spec)
+        coordinator = coordinate(tracker, planner, store=store, reader=reader, options=_options(config))
+        coordinator.obey(OrderBook(folder.path))
+        coordinator.run(method, spec)
         if fleet.dismiss:
             tracker.dismiss_all(f"run {config.run.name} is complete")
         model = _export(folder, builder, method, record.class_names) if config.export.global_model else None
         metrics = [closed.metrics for closed in store.closed() if closed.metrics]
-        records = device_records(store, rounds=config.run.rounds, manifest=planner.manifest)
+        records = device_records(store, rounds=coordinator.rounds, manifest=planner.manifest)
         return RunOutcome(records, metrics, model)
 
 

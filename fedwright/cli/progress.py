@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         DeviceTurnedAway,
         Event,
         LessOffered,
+        Ordered,
         RoundClosed,
         TaskFailed,
         Waiting,
@@ -97,7 +98,7 @@ class Progress:
         else:
             self._take_fate(event)
 
-    def _take_fate(self, event: "DeviceJoined | DeviceLost | DeviceTurnedAway | Warned") -> None:
+    def _take_fate(self, event: "DeviceJoined | DeviceLost | DeviceTurnedAway | Warned | Ordered") -> None:
         """Who came, went or was sent away, and what the server warns of."""
         from fedwright.server_runtime.rounds import events
 
@@ -109,6 +110,10 @@ class Progress:
             if not event.double:
                 self._states[event.device] = AWAY
             self._say(f"{event.device} was turned away: {event.reason}")
+        elif isinstance(event, events.Ordered):
+            rounds = event.force.get("rounds")
+            self._rounds = rounds if isinstance(rounds, int) else self._rounds
+            self._say(f"{event.by or 'somebody'} ordered: {event.kind} {event.device}".rstrip())
         else:
             if event.fate == "revoked":
                 self._states[event.device] = REVOKED

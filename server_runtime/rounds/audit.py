@@ -120,7 +120,13 @@ def facts_of(event: events.Event) -> tuple[str, dict[str, Any]] | None:
         return "round closed", {"round": event.round, "metrics": event.metrics, "seconds": round(event.seconds, 3)}
     if isinstance(event, events.Warned):
         return event.fate, {"device": event.device, "detail": event.text}
-    return None
+    return _order(event) if isinstance(event, events.Ordered) else None
+
+
+def _order(event: events.Ordered) -> tuple[str, dict[str, Any]]:
+    """What somebody ordered, who, and what is in force since."""
+    known = {"order": event.order, "detail": event.kind, "by": event.by, "force": dict(event.force)}
+    return "ordered", {**known, "device": event.device} if event.device else known
 
 
 def _board(report: Report) -> dict[str, Any]:
@@ -183,7 +189,7 @@ def audited(
         if found is not None:
             log.append(found[0], **found[1])
         # Before devices act on it, and before the next round builds on it.
-        if isinstance(event, events.StagePlanned | events.RoundClosed):
+        if isinstance(event, events.StagePlanned | events.RoundClosed | events.Ordered):
             log.flush()
         observer(event)
 
