@@ -107,7 +107,7 @@ def simulate(
     dealt, public = reserve(dealt, config.public, seed=config.run.seed)
     reports = make_reports(config, dealt)
     check_hidden(config, len(reports), setting="the number of simulated devices")
-    away = away_ratios(config.simulate.profiles, list(reports))
+    away = _away(config, list(reports))
     fleet = replace(config.fleet, devices=1 if away else len(reports), deadline_s=FOREVER_S)
     config = replace(config, fleet=fleet)
     folder = folder_of(config)
@@ -147,6 +147,16 @@ def simulate(
                 config, text, runs.FleetAccess(talk, watch, begin, sync=False, public=public, kind="simulated")
             )
     return Simulated(outcome, watch.evaluations, watch.round_s, folder.path)
+
+
+def _away(config: RunConfig, devices: list[str]) -> dict[str, float]:
+    """How much of the time each device is away; ConfigError where they are counted on."""
+    away = away_ratios(config.simulate.profiles, devices)
+    if away and config.privacy.kind == "central":
+        raise ConfigError(
+            "privacy.kind 'central' needs a fixed number of devices, but some of simulate.profiles go away; take others"
+        )
+    return away
 
 
 def hostile_devices(section: SimulateSection, devices: Sequence[str]) -> list[str]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         Event,
         LessOffered,
         Ordered,
+        PrivacySpent,
         RoundClosed,
         TaskFailed,
         Waiting,
@@ -98,8 +99,10 @@ class Progress:
         else:
             self._take_fate(event)
 
-    def _take_fate(self, event: "DeviceJoined | DeviceLost | DeviceTurnedAway | Warned | Ordered") -> None:
-        """Who came, went or was sent away, and what the server warns of."""
+    def _take_fate(
+        self, event: "DeviceJoined | DeviceLost | DeviceTurnedAway | PrivacySpent | Warned | Ordered"
+    ) -> None:
+        """Who came, went or was sent away, what was told of devices, what is ordered, what the server warns of."""
         from fedwright.server_runtime.rounds import events
 
         if isinstance(event, events.DeviceJoined):
@@ -114,7 +117,7 @@ class Progress:
             rounds = event.force.get("rounds")
             self._rounds = rounds if isinstance(rounds, int) else self._rounds
             self._say(f"{event.by or 'somebody'} ordered: {event.kind} {event.device}".rstrip())
-        else:
+        elif isinstance(event, events.Warned):
             if event.fate == "revoked":
                 self._states[event.device] = REVOKED
             # The log has it from whoever warned.

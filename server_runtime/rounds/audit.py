@@ -33,6 +33,7 @@ FIRST = "0" * 64
 # A power cut costs at most the lines of so long; a kill costs none.
 SYNC_S = 1.0
 _BLOCK_BYTES = 64 * 1024
+_SYNCED = events.StagePlanned | events.RoundClosed | events.PrivacySpent | events.Ordered
 
 
 class AuditLog:
@@ -116,8 +117,14 @@ def facts_of(event: events.Event) -> tuple[str, dict[str, Any]] | None:
         sent = {device: list(what) for device, *what in event.sent}
         known = {"to": sent or list(event.devices), "offers": to_builtins(dict(event.offers))}
         return "sent", {"round": event.round, "evaluation": event.evaluation, **known}
+    return _round_facts(event)
+
+
+def _round_facts(event: events.Event) -> tuple[str, dict[str, Any]] | None:
     if isinstance(event, events.RoundClosed):
         return "round closed", {"round": event.round, "metrics": event.metrics, "seconds": round(event.seconds, 3)}
+    if isinstance(event, events.PrivacySpent):
+        return "privacy", {"round": event.round, **event.facts}
     if isinstance(event, events.Warned):
         return event.fate, {"device": event.device, "detail": event.text}
     return _order(event) if isinstance(event, events.Ordered) else None
@@ -189,7 +196,7 @@ def audited(
         if found is not None:
             log.append(found[0], **found[1])
         # Before devices act on it, and before the next round builds on it.
-        if isinstance(event, events.StagePlanned | events.RoundClosed | events.Ordered):
+        if isinstance(event, _SYNCED):
             log.flush()
         observer(event)
 

@@ -55,14 +55,14 @@ class Coordinator(RoundRunner):
         number, self._begun = start.round, start.round - 1
         while True:
             self._wait_while_paused()
-            if number <= self._options.rounds:
+            if number <= self._options.rounds and self._may_begin(number):
                 self._run_round(method, number, start.stage if number == start.round else 0)
                 number += 1
                 continue
             options = self._options
             evaluate_fleet(self._tracker, self._store, self._planner, method=method, options=options, left=self._left)
             # The run may have been given more rounds while it was measured.
-            if number > self._options.rounds:
+            if self._options.rounds <= max(number - 1, options.rounds):
                 return
 
     def _restore(self, method: Method) -> Position:
@@ -110,6 +110,8 @@ class Coordinator(RoundRunner):
         present = self._gather()
         reports = capped_reports(self._left.usable(present), self._options.weight_cap)
         summed = ask_sum(self._tracker, method, reports, deadline_s=self._options.deadline_s)
+        eligible = [device for device, report in reports.items() if report.trains]
+        drawn = self.privacy.draw(eligible) if self.privacy.draws else None
 
         def plan(some: Mapping[str, Report]) -> tuple[dict[str, Assignment], dict[str, Emission]]:
             if summed is not None:
@@ -118,6 +120,8 @@ class Coordinator(RoundRunner):
             training = [device for device, report in some.items() if report.trains]
             count = self._options.per_round or max(1, round(self._options.sample_ratio * len(training)))
             chosen = sample(training, count=count, seed=self._options.seed, round_number=number)
+            if drawn is not None:
+                chosen = [device for device in training if device in drawn]
             assignments = with_limits(method.assign({device: some[device] for device in chosen}, number), some)
             return assignments, {device: method.emit(device, one) for device, one in sorted(assignments.items())}
 
@@ -126,7 +130,15 @@ class Coordinator(RoundRunner):
             raise RoundError(
                 f"the method gave nobody anything to do in round {number}; check its settings and the devices' budgets"
             )
+        self.privacy.spend(number, eligible)
         return self._save_plan(method, Position(number, 0), assignments, emissions)
+
+    def _may_begin(self, number: int) -> bool:
+        """Whether the budget of privacy allows for a round."""
+        if self.privacy.begin(number):
+            return True
+        self._tracker.observe(events.Warned(f"round {number} would pass the budget of privacy, so the run ends"))
+        return False
 
     def _pass_on(self, method: Method, position: Position, relays: Mapping[str, Assignment]) -> list[Planned]:
         """Plan a further stage of a round."""
@@ -223,6 +235,7 @@ class Coordinator(RoundRunner):
         blobs = self._planner.blobs
         replies = self._store.replies(position)
         state = blobs.put_bytes(method.state().to_bytes())
+        self.privacy.close(position.round)
         self._store.close_stage(Closed(position, state, done.metrics, absorbed=tuple(replies)))
         following = self._store.plan(Position(position.round, position.stage + 1)) or []
         needed = {ref for planned in following for ref in spent_blobs(planned, None)}

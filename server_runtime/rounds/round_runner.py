@@ -5,10 +5,12 @@ from dataclasses import replace
 
 from fedwright.protocol.messages import Report
 from fedwright.server_runtime.methods.base import Method, MethodState
+from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.absorber import Absorber
 from fedwright.server_runtime.rounds.leave_out import LeftOutDevices
 from fedwright.server_runtime.rounds.orders import InForce, Order, OrderBook
 from fedwright.server_runtime.rounds.planner import Planner
+from fedwright.server_runtime.rounds.privacy.round_privacy import NO_PRIVACY, NoPrivacy
 from fedwright.server_runtime.rounds.spoilt_rounds import best_round, best_state, in_a_row
 from fedwright.server_runtime.rounds.stage import RoundOptions, restore_newest
 from fedwright.server_runtime.rounds.store.base import RoundStore
@@ -35,6 +37,7 @@ class RoundRunner:
         self._options = options
         self._left = LeftOutDevices(tracker.observe)
         self._absorber = Absorber(tracker, reader, options.norm_factor, options.combine)
+        self.privacy: NoPrivacy = NO_PRIVACY
         self._first = b""
         # Devices of which nothing was believed yet.
         self._rejected: set[str] = set()
@@ -65,6 +68,8 @@ class RoundRunner:
             if record is not None:
                 self._store.update_run(replace(record, rounds=force.rounds))
             self._options = replace(self._options, rounds=force.rounds)
+        elif order.kind == "sample-ratio" and self.privacy.draws:
+            self._tracker.observe(events.Warned("the budget of privacy counts on fleet.sample_ratio, which stays"))
         elif order.kind == "sample-ratio":
             self._options = replace(self._options, sample_ratio=order.sample_ratio, per_round=None)
         elif order.kind == "profile":
