@@ -15,18 +15,19 @@ LEAST_S = 600.0
 class SelfMeasurement:
     """One at a time, and only when nothing disturbs it; command: what measures and keeps what it found.
 
-    found: reads what is kept then. Without a command the device measures nothing by itself.
+    read: reads what is kept then. Without a command the device measures nothing by itself.
     """
 
     def __init__(
         self,
         command: Sequence[str] = (),
-        found: Callable[[], bytes | None] = lambda: None,
+        read: Callable[[], bytes | None] = lambda: None,
         *,
         log_file: Path | None = None,
     ) -> None:
         self._command = list(command)
-        self._found = found
+        self._read = read
+        self.found: bytes | None = None
         self._log_file = log_file
         self._wanted = False
         self._asked_s = -LEAST_S
@@ -37,26 +38,27 @@ class SelfMeasurement:
         if self._command and now_s - self._asked_s >= LEAST_S:
             self._wanted, self._asked_s = True, now_s
 
-    def tend(self, *, idle: bool) -> bytes | None:
-        """Begin, stop or finish what is due; the new profile once there is one."""
+    def tend(self, *, idle: bool) -> bool:
+        """Begin, stop or finish what is due; True when there is a new profile, `found`."""
         if self._child is None:
             if self._wanted and idle:
                 self._begin()
-            return None
+            return False
         if not idle:
             # A task has come: what is measured beside it would be wrong. It is done again later.
             self.close()
             self._wanted = True
-            return None
+            return False
         code = self._child.poll()
         if code is None:
-            return None
+            return False
         self._child = None
         if code:
             log.warning("the device could not measure itself (exit code %d); see `fedwright device profile`", code)
-            return None
+            return False
         log.info("the device has measured itself anew")
-        return self._found()
+        self.found = self._read()
+        return self.found is not None
 
     def _begin(self) -> None:
         self._wanted = False

@@ -21,10 +21,11 @@ def test_what_was_measured_is_reported_once() -> None:
     measurement = SelfMeasurement(ENDS, lambda: b"profile")
     measurement.want(0.0)
 
-    assert measurement.tend(idle=True) is None
+    assert not measurement.tend(idle=True)
     wait(measurement)
-    assert measurement.tend(idle=True) == b"profile"
-    assert measurement.tend(idle=True) is None
+    assert measurement.tend(idle=True)
+    assert measurement.found == b"profile"
+    assert not measurement.tend(idle=True)
 
 
 def test_nothing_is_measured_beside_a_task_and_it_is_done_afterwards() -> None:
@@ -54,7 +55,7 @@ def test_a_server_that_asks_again_and_again_is_heard_once_in_a_while() -> None:
             measurement.tend(idle=True)
     measurement.want(LEAST_S - 1)
 
-    assert measurement.tend(idle=True) is None
+    assert not measurement.tend(idle=True)
     assert measurement._child is None
     measurement.want(LEAST_S)
     measurement.tend(idle=True)
@@ -67,7 +68,7 @@ def test_a_measurement_that_fails_is_said_to_have_failed(caplog: pytest.LogCaptu
     measurement.tend(idle=True)
     wait(measurement)
 
-    assert measurement.tend(idle=True) is None
+    assert not measurement.tend(idle=True)
     assert "exit code 3" in caplog.text
 
 
@@ -75,7 +76,7 @@ def test_a_device_without_a_command_measures_nothing() -> None:
     measurement = SelfMeasurement()
     measurement.want(0.0)
 
-    assert measurement.tend(idle=True) is None
+    assert not measurement.tend(idle=True)
 
 
 def test_the_command_keeps_the_profile_with_the_state(tmp_path: Path) -> None:
