@@ -372,3 +372,94 @@ def test_a_run_that_is_made_longer_does_not_thaw_its_base() -> None:
 
     assert base.frozen
     assert longer.frozen
+
+
+def measured(method: HyperFLoRA, number: int, right: dict[str, int], change: float = 0.01) -> list[list[str]]:
+    """A round with all that it passes on; devices get `right` of 10 held-out rows right. Who was asked, by stage."""
+    method.meet(reports())
+    stage, asked = method.assign(reports(), number), []
+    while stage:
+        relays = []
+        asked.append(sorted(stage))
+        for device, assignment in sorted(stage.items()):
+            emission = method.emit(device, assignment)
+            trains = assignment.returns.weights != "none"
+            sent = {name: np.full_like(value, change) for name, value in emission.weights.items()} if trains else {}
+            said = structs.replace(STATS, holdout=10, correct_before=right[device])
+            relays.append(method.absorb(device, CheckedUpdate(sent, said, assignment)))
+        relays += method.pass_on()
+        stage = {relay.device: relay.assignment for relay in relays if relay is not None}
+    method.advance()
+    return asked
+
+
+EQUAL, WORSE = dict.fromkeys(COUNTS, 6), dict.fromkeys(COUNTS, 5)
+
+
+def test_the_hypernetwork_counts_as_it_did_best_on_held_out_rows() -> None:
+    method = make(pairs=False, choose_every=2)
+    assert len(measured(method, 1, EQUAL)) == 1
+    began = method.model_of("a")[1]
+    assert measured(method, 2, EQUAL) == [sorted(COUNTS), sorted(COUNTS)]
+    # What was measured in round 2 is what it began with; the step of that round is not known to be any good.
+    after_two = method.start_of("a")[1]
+    assert any((began[name] != after_two[name]).any() for name in began)
+    for name, value in method.model_of("a")[1].items():
+        np.testing.assert_array_equal(value, began[name])
+    measured(method, 3, EQUAL)
+    measured(method, 4, WORSE)
+    for name, value in method.model_of("a")[1].items():
+        np.testing.assert_array_equal(value, began[name])
+    measured(method, 5, EQUAL)
+    before_six = method.start_of("a")[1]
+    measured(method, 6, dict.fromkeys(COUNTS, 9))
+    for name, value in method.model_of("a")[1].items():
+        np.testing.assert_array_equal(value, before_six[name])
+
+
+def test_the_base_is_frozen_as_it_did_best_on_held_out_rows() -> None:
+    method = make(pretrain_rounds=3, choose_every=1)
+    measured(method, 1, EQUAL)
+    best = dict(method._base.weights)
+    measured(method, 2, dict.fromkeys(COUNTS, 8))
+    measured(method, 3, WORSE)
+    assert method._base.frozen
+    for name, value in method._base.weights.items():
+        np.testing.assert_array_equal(value, best[name])
+
+
+def test_pairs_end_before_devices_measure_and_a_kill_between_forgets_nothing() -> None:
+    method, twin = make(choose_every=1), make(choose_every=1)
+    asked = measured(method, 1, EQUAL)
+    assert asked[-1] == sorted(COUNTS)
+    assert len(asked) == 2 + 4
+    twin.restore(MethodState.read(method.state().to_bytes()))
+    assert twin.state().to_bytes() == method.state().to_bytes()
+    twin.meet(reports())
+    assert measured(twin, 2, WORSE) == measured(method, 2, WORSE)
+    assert twin.state().to_bytes() == method.state().to_bytes()
+
+
+def test_devices_that_hold_nothing_out_decide_nothing() -> None:
+    method = make(pairs=False, choose_every=1)
+    method.meet(reports())
+    stage = method.assign(reports(), 1)
+    for device, assignment in sorted(stage.items()):
+        sent = {name: np.zeros_like(value) for name, value in method.emit(device, assignment).weights.items()}
+        method.absorb(device, CheckedUpdate(sent, STATS, assignment))
+    for relay in method.pass_on():
+        method.absorb(relay.device, CheckedUpdate({}, STATS, relay.assignment))
+    assert "validation" not in method.advance()
+    assert method._checkpoints.best == {}
+
+
+def test_a_simulated_run_chooses_on_rows_that_are_not_tested_on(tmp_path: Path) -> None:
+    config, text = make_config(
+        tmp_path,
+        method={"name": "hyperflora", "pretrain_rounds": 1, "pairs": False, "choose_every": 1},
+        model={"model": "cnn-lora"},
+        run={"rounds": 3},
+        simulate={"devices": 3, "val_ratio": 0.2, "processes": 0, "rows": 120},
+    )
+    found = simulate(config, text)
+    assert all("validation" in metrics for metrics in found.outcome.metrics)
