@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from fedwright.device_runtime.equipment import EquipmentSettings, find_profiles,
 from fedwright.device_runtime.owner_rules import OwnerRules
 from fedwright.device_runtime.policy import Policy, read_policy
 from fedwright.device_runtime.resources import Resources
+from fedwright.device_runtime.secure.credentials import Enrolled
+from fedwright.device_runtime.secure.sums import SecureSums
 from fedwright.device_runtime.server_choice import DeviceIdentity
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.journal import Journal
@@ -63,10 +65,24 @@ def open_agent(config: AgentConfig) -> Iterator[Agent]:
         with closing(link):
             agent = Agent(link, identity, resources, leave_when_over=config.once)
             log.info("device %s serves fleet %s at %s", identity.device, identity.fleet, config.broker)
-            try:
-                yield agent
-            finally:
-                agent.leave()
+            with _scraped(config, resources, link):
+                try:
+                    yield agent
+                finally:
+                    agent.leave()
+
+
+def _scraped(config: AgentConfig, resources: Resources, link: Link) -> AbstractContextManager[object]:
+    """Where Prometheus may ask, if anywhere; without that nothing is imported for it."""
+    if not config.metrics:
+        return nullcontext()
+    from fedwright.device_runtime.metrics import DeviceFigures
+    from fedwright.protocol.support.metrics import served_metrics
+
+    bundle = config.identity()
+    expires_s = None if bundle is None else bundle.info.expires_s or None
+    figures = DeviceFigures(resources, link, config.state, expires_s=expires_s)
+    return served_metrics(config.metrics, figures.endpoint())
 
 
 def _check(config: AgentConfig) -> None:
@@ -75,6 +91,11 @@ def _check(config: AgentConfig) -> None:
     for fleet in (config.fleet, *config.further):
         topics.check_name(fleet, what="fleet")
     config.identity()
+    if config.metrics:
+        from fedwright.protocol.support.metrics import check_installed, parse_listen
+
+        parse_listen(config.metrics)
+        check_installed()
 
 
 def _settings(config: AgentConfig, folder: Path) -> EquipmentSettings:
@@ -102,7 +123,7 @@ def _policy(config: AgentConfig) -> Policy:
 
 
 def _resources(config: AgentConfig, folder: Path, journal: Journal, runner: TrainingProcess) -> Resources:
-    profiles = find_profiles(config.state, config.threads)
+    profiles, bundle = find_profiles(config.state, config.threads), config.identity()
     resources = Resources(
         board=facts.board(threads=config.threads or facts.cores(), profile=config.profile),
         told=runner.ready.told or runner.ready.summary,
@@ -118,6 +139,7 @@ def _resources(config: AgentConfig, folder: Path, journal: Journal, runner: Trai
         round_bytes=None if config.round_mb is None else int(config.round_mb * MB),
         model=config.model,
         unasked=config.tell,
+        sums=SecureSums(config.device, folder, None if bundle is None else Enrolled(bundle)),
     )
     if not config.hide_counts:
         return resources

@@ -107,7 +107,7 @@ def simulate(
     dealt, public = reserve(dealt, config.public, seed=config.run.seed)
     reports = make_reports(config, dealt)
     check_hidden(config, len(reports), setting="the number of simulated devices")
-    away = away_ratios(config.simulate.profiles, list(reports))
+    away = _away(config, list(reports))
     fleet = replace(config.fleet, devices=1 if away else len(reports), deadline_s=FOREVER_S)
     config = replace(config, fleet=fleet)
     folder = folder_of(config)
@@ -149,6 +149,16 @@ def simulate(
     return Simulated(outcome, watch.evaluations, watch.round_s, folder.path)
 
 
+def _away(config: RunConfig, devices: list[str]) -> dict[str, float]:
+    """How much of the time each device is away; ConfigError where they are counted on."""
+    away = away_ratios(config.simulate.profiles, devices)
+    if away and config.privacy.kind == "central":
+        raise ConfigError(
+            "privacy.kind 'central' needs a fixed number of devices, but some of simulate.profiles go away; take others"
+        )
+    return away
+
+
 def hostile_devices(section: SimulateSection, devices: Sequence[str]) -> list[str]:
     """Those of the devices that are hostile: the first of them."""
     return sorted(devices)[: section.hostile]
@@ -178,6 +188,7 @@ def make_reports(config: RunConfig, dealt: Dealt) -> dict[str, Report]:
         if not len(share.train):
             raise ConfigError(f"simulated device {device} got nothing to train on; take fewer devices or more data")
         reports[device] = Report(
+            sums=True,
             agent=__version__,
             board=structs.replace(board, profile=names[number]) if names else board,
             free_bytes=load_profile(names[number]).memory_bytes if names else free_bytes,

@@ -20,6 +20,9 @@ from fedwright.server_runtime.rounds.old_tasks import forget_old_tasks
 from fedwright.server_runtime.rounds.pooled_tasks import PoolTerms, merged_tasks, with_pools
 from fedwright.server_runtime.rounds.retry import smaller_tasks
 from fedwright.server_runtime.rounds.round_runner import RoundRunner
+from fedwright.server_runtime.rounds.secure.adder import SumAdder
+from fedwright.server_runtime.rounds.secure.groups import Group, halves, with_group, with_sums
+from fedwright.server_runtime.rounds.secure.options import SecureOptions
 from fedwright.server_runtime.rounds.secure_sum import ask_sum
 from fedwright.server_runtime.rounds.spoilt_rounds import (
     ADVICE,
@@ -42,6 +45,9 @@ from fedwright.server_runtime.rounds.store.base import Closed, Planned, Position
 from fedwright.server_runtime.seeds import sample
 from fedwright.server_runtime.spec import ModelSpec
 
+# How often devices train in a round whose sums come to nothing.
+SUM_ROUNDS = 3
+
 
 class Coordinator(RoundRunner):
     """Runs a method over a fleet in step: a round ends when all its devices have answered or its deadline is past."""
@@ -53,6 +59,8 @@ class Coordinator(RoundRunner):
         self._tracker.offer_less = smaller_tasks(method, self._planner)
         start = self._restore(method)
         for number in range(start.round, self._options.rounds + 1):
+            if not self._may_begin(number):
+                break
             self._run_round(method, number, start.stage if number == start.round else 0)
         evaluate_fleet(self._tracker, self._store, self._planner, method=method, options=self._options, left=self._left)
 
@@ -77,6 +85,7 @@ class Coordinator(RoundRunner):
             quorum = self._quorum(position, plan)
             plan = self._ask_again(position, plan, quorum)
             collect(self._tracker, self._store, position=position, plan=plan, options=self._options, quorum=quorum)
+            self._add_up(position, quorum)
             # Devices without the memory for their task were given smaller ones, which are in the plan by now.
             plan = sorted(self._store.plan(position) or plan, key=lambda planned: planned.device)
             done = None if self._is_spoilt(position, plan) else self._absorb(method, position, plan)
@@ -101,6 +110,8 @@ class Coordinator(RoundRunner):
         present = self._gather()
         reports = capped_reports(self._left.usable(present), self._options.weight_cap)
         summed = ask_sum(self._tracker, method, reports, deadline_s=self._options.deadline_s)
+        eligible = [device for device, report in reports.items() if report.trains]
+        drawn = self.privacy.draw(eligible) if self.privacy.draws else None
 
         def plan(some: Mapping[str, Report]) -> tuple[dict[str, Assignment], dict[str, Emission]]:
             if summed is not None:
@@ -109,6 +120,8 @@ class Coordinator(RoundRunner):
             training = [device for device, report in some.items() if report.trains]
             count = self._options.per_round or max(1, round(self._options.sample_ratio * len(training)))
             chosen = sample(training, count=count, seed=self._options.seed, round_number=number)
+            if drawn is not None:
+                chosen = [device for device in training if device in drawn]
             assignments = with_limits(method.assign({device: some[device] for device in chosen}, number), some)
             return assignments, {device: method.emit(device, one) for device, one in sorted(assignments.items())}
 
@@ -117,7 +130,15 @@ class Coordinator(RoundRunner):
             raise RoundError(
                 f"the method gave nobody anything to do in round {number}; check its settings and the devices' budgets"
             )
+        self.privacy.spend(number, eligible)
         return self._save_plan(method, Position(number, 0), assignments, emissions)
+
+    def _may_begin(self, number: int) -> bool:
+        """Whether the budget of privacy allows for a round."""
+        if self.privacy.begin(number):
+            return True
+        self._tracker.observe(events.Warned(f"round {number} would pass the budget of privacy, so the run ends"))
+        return False
 
     def _pass_on(self, method: Method, position: Position, relays: Mapping[str, Assignment]) -> list[Planned]:
         """Plan a further stage of a round."""
@@ -135,8 +156,36 @@ class Coordinator(RoundRunner):
         plan = self._planner.plan(position, assignments, emissions)
         terms = PoolTerms(self._reader.norm_limit, self._options.class_means, self._options.norm_factor)
         plan = with_pools(plan, method, self._tracker.edge_of, position=position, terms=terms)
+        secure = self._options.secure
+        if secure is not None:
+            plan = with_sums(plan, method, self._tracker, position=position, options=secure)
         self._store.save_plan(position, plan, notes=planning_notes(method))
         return plan
+
+    def _add_up(self, position: Position, quorum: int) -> None:
+        """Put sums where changes stay with their devices; those whose sum came to nothing train once more."""
+        secure, options = self._options.secure, self._options
+        if secure is None or position.is_evaluation:
+            return
+        adder = SumAdder(self._tracker, self._planner, self._store, options=secure, deadline_s=options.deadline_s)
+        for _ in range(SUM_ROUNDS):
+            plan = self._store.plan(position) or []
+            wrong = adder.add_up(position, plan)
+            again = self._ask_again(position, plan, quorum) if not wrong else self._apart(position, plan, wrong)
+            if len(again) == len(plan):
+                return
+            collect(self._tracker, self._store, position=position, plan=again, options=options, quorum=quorum)
+        raise no_quorum(self._store.replies(position), position.round, "no sums over enough devices")
+
+    def _apart(self, position: Position, plan: list[Planned], wrong: list[Group]) -> list[Planned]:
+        """The plan, with tasks for the halves of groups whose sum was wrong: one of them has nobody who lies."""
+        more = []
+        for group in wrong:
+            for name, half in halves(group, self._options.secure or SecureOptions()):
+                fresh = [self._planner.afresh(planned, planned) for planned in half]
+                more += [replace(one, task=with_group(one.task, name)) for one in fresh]
+        self._store.extend_plan(position, more)
+        return [*plan, *more]
 
     def _quorum(self, position: Position, plan: list[Planned]) -> int:
         """How many updates a stage needs; what is passed on in a round that has its quorum may get lost."""
@@ -214,6 +263,7 @@ class Coordinator(RoundRunner):
         blobs = self._planner.blobs
         replies = self._store.replies(position)
         state = blobs.put_bytes(method.state().to_bytes())
+        self.privacy.close(position.round)
         self._store.close_stage(Closed(position, state, done.metrics, absorbed=tuple(replies)))
         following = self._store.plan(Position(position.round, position.stage + 1)) or []
         needed = {ref for planned in following for ref in spent_blobs(planned, None)}
