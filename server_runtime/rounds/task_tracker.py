@@ -13,8 +13,9 @@ from fedwright.server_runtime.fleet.attendance import Attendance
 from fedwright.server_runtime.fleet.class_names import RunData
 from fedwright.server_runtime.fleet.registry import Registry
 from fedwright.server_runtime.fleet.speeds import Speeds
-from fedwright.server_runtime.fleet.upload_limits import most_bytes
+from fedwright.server_runtime.fleet.upload_limits import size_problem
 from fedwright.server_runtime.rounds import events
+from fedwright.server_runtime.rounds.arriving_updates import ArrivingUpdates
 from fedwright.server_runtime.rounds.believed_samples import IdleDevices, believed, believed_pool
 from fedwright.server_runtime.rounds.channel import Channel
 from fedwright.server_runtime.rounds.costs import offers_of
@@ -67,7 +68,7 @@ class TaskTracker:
         self.run_data = RunData()
         self._wanted: tuple[str, ...] = ()
         self._out: dict[str, TaskOut] = {}
-        self._arriving: dict[str, list[Update]] = {}
+        self._arriving = ArrivingUpdates()
         self._answered: list[tuple[Planned, Reply]] = []
         self._idle = IdleDevices()
         self._taken_out: set[str] = set()
@@ -146,6 +147,7 @@ class TaskTracker:
         """Give up waiting for these tasks; that too is made durable."""
         for task in list(tasks):
             planned = self._out.pop(task).planned
+            self._arriving.forget(task)
             self._channel.withdraw(task)
             reply = Reply(task, "late", detail=detail)
             self._store.save_reply(reply)
@@ -266,11 +268,9 @@ class TaskTracker:
         ref = update.tensors
         if ref is None or self._planner.blobs.has(ref.sha256):
             return False
-        if ref.size_bytes > most_bytes(self._planner.manifest(planned.assignment.structure), planned.task.returns):
+        if size_problem(ref, self._planner.manifest(planned.assignment.structure), planned.task.returns):
             return False
-        waiting = self._arriving.setdefault(ref.sha256, [])
-        if all(known.task != update.task for known in waiting):
-            waiting.append(update)
+        self._arriving.add(update, ref.sha256)
         self._channel.pull(device, ref)
         return True
 
@@ -335,7 +335,7 @@ class TaskTracker:
             self._channel.acknowledge(device, task, problem=problem)
 
     def _take_pulled(self, event: Pulled) -> None:
-        for update in self._arriving.pop(event.sha256, []):
+        for update in self._arriving.take(event.sha256):
             out = self._out.get(update.task)
             if out is None:
                 continue
@@ -377,6 +377,7 @@ class TaskTracker:
     def _settle(self, out: TaskOut, reply: Reply) -> None:
         """Tell the device and the observer how a task ended that is durable by now."""
         planned = self._out.pop(reply.task).planned
+        self._arriving.forget(reply.task)
         self._channel.acknowledge(planned.device, reply.task, problem=reply.detail)
         self._channel.withdraw(reply.task)
         self._answered.append((planned, reply))
