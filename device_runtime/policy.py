@@ -41,6 +41,10 @@ least_per_mean = 5
 # A task is done only on so many samples or more (a server may ask for single classes).
 least_samples = 20
 
+# Graphs of the classic backend (`device run --backend classic`), through which samples cannot be followed: whether a
+# server that is curious may be trusted not to have them carry samples away.
+unfollowed_graphs = false
+
 # What the device learnt leaves it only in sums over so many devices or more (update.secure); 0: as servers ask.
 least_in_sum = 0
 
@@ -69,6 +73,7 @@ class Policy:
     least_batch: int = 1
     least_per_mean: int = 2
     least_samples: int = 1
+    unfollowed_graphs: bool = False
     least_in_sum: int = 0
     operators: tuple[str, ...] = ()
     hours: tuple[str, ...] = ()
@@ -107,7 +112,9 @@ class Policy:
                 raise PolicyRefused("least_in_sum", f"tells what it learnt in sums over {self.least_in_sum} or more")
         if _trains(task.recipe) and not task.recipe.public and task.recipe.batch < self.least_batch:
             raise PolicyRefused(
-                "least_batch", f"learns from {self.least_batch} samples at a time or more, not from {task.recipe.batch}"
+                "least_batch",
+                f"learns from {self.least_batch} samples at a time or more, not from {task.recipe.batch}",
+                least=self.least_batch,
             )
 
     def check_samples(self, recipe: Recipe, samples: int) -> None:

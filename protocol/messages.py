@@ -225,8 +225,9 @@ class Refusal(Struct, tag="refusal", frozen=True):
     detail: Text
     need_bytes: Count = 0
     free_bytes: Count = 0
-    # Of the policy of the device's owner, if that is what refuses.
+    # Of the policy of the device's owner, if that is what refuses, and the least number that it names.
     rule: Text = ""
+    least: Count = 0
 
 
 class Ack(Struct, tag="ack", frozen=True):
