@@ -109,11 +109,8 @@ def execute(
         return channel
 
     folder = folder_of(config).path
-    figures = RunFigures(folder, link=link, expiries=expiries_in(config.fleet.trust))
-    with (
-        served_metrics(config.metrics.listen, figures.endpoint()),
-        tracked(config, text, folder, observer) as tracker,
-    ):
+    figures = RunFigures(folder, link=link, expiries=expiries_in(config.fleet.trust)).endpoint()
+    with served_metrics(config.metrics.listen, figures), tracked(config, text, folder, observer) as tracker:
         outcome = conduct(config, text, FleetAccess(talk, tracker.observe, dismiss=dismiss))
         tracker.finish(outcome.model, outcome.devices)
         return outcome

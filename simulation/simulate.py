@@ -133,10 +133,9 @@ def simulate(
             frozenset(hostile_devices(config.simulate, list(reports))),
             config.simulate.attack,
         )
-        processes = config.simulate.processes
         folder.blobs.mkdir(parents=True, exist_ok=True)
         with (
-            WorkerPool(dealt, place, processes=os.cpu_count() or 1 if processes is None else processes) as pool,
+            WorkerPool(dealt, place, processes=_processes(config.simulate)) as pool,
             tracked(config, text, folder.path, observer) as tracker,
         ):
             watch = _Watch(config, pool, folder.path, tracker, parts, look)
@@ -153,9 +152,8 @@ def simulate(
                 edges = {e: make_edge(e, config.simulate, folder.path / e, blobs) for e in set(places.values())}
                 return EdgedFleet(local, places, blobs=blobs, edges=edges)
 
-            outcome = runs.conduct(
-                config, text, runs.FleetAccess(talk, watch, begin, sync=False, public=public, kind="simulated")
-            )
+            access = runs.FleetAccess(talk, watch, begin, sync=False, public=public, kind="simulated")
+            outcome = runs.conduct(config, text, access)
             tracker.finish(outcome.model, outcome.devices)
     return Simulated(outcome, watch.evaluations, watch.round_s, folder.path)
 
@@ -168,6 +166,11 @@ def _away(config: RunConfig, devices: list[str]) -> dict[str, float]:
             "privacy.kind 'central' needs a fixed number of devices, but some of simulate.profiles go away; take others"
         )
     return away
+
+
+def _processes(section: SimulateSection) -> int:
+    """How many beside this one; one for each core unless the config says."""
+    return (os.cpu_count() or 1) if section.processes is None else section.processes
 
 
 def hostile_devices(section: SimulateSection, devices: Sequence[str]) -> list[str]:
