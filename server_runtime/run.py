@@ -41,7 +41,7 @@ from fedwright.server_runtime.rounds.coordinator import Coordinator
 from fedwright.server_runtime.rounds.device_records import device_records
 from fedwright.server_runtime.rounds.notices import noticed
 from fedwright.server_runtime.rounds.planner import Planner
-from fedwright.server_runtime.rounds.privacy.round_privacy import CentralPrivacy, central_noise, model_notes
+from fedwright.server_runtime.rounds.privacy.round_privacy import central_noise, hiding_of, model_notes, privacy_of
 from fedwright.server_runtime.rounds.stage import RoundOptions
 from fedwright.server_runtime.rounds.store.base import Kind, RoundStore
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
@@ -133,7 +133,7 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
         blobs = BlobStore(folder.blobs, sync=fleet.sync)
         builder = Builder(folder.artifacts)
         planner = _planner(config, builder, blobs, identity=record.identity)
-        planner.rollbacks = record.rollbacks
+        planner.rollbacks, planner.hiding = record.rollbacks, hiding_of(config)
         reader = UpdateReader(planner, norm_limit=config.update.clip_norm)
         tracker = TaskTracker(fleet.talk(blobs), planner, store=store, reader=reader, observer=observer)
         spec = record.spec
@@ -151,10 +151,9 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
         method = registry.find(config.method.name).make(config.method.params, setting)
         fleet.started(method, planner)
         coordinator = coordinate(tracker, planner, store=store, reader=reader, options=_options(config))
-        if setting.combine.central is not None:
-            coordinator.privacy = CentralPrivacy(
-                config, folder.path, central=setting.combine.central, rollbacks=record.rollbacks, observer=observer
-            )
+        coordinator.privacy = privacy_of(
+            config, folder.path, central=setting.combine.central, rollbacks=record.rollbacks, observer=observer
+        )
         coordinator.run(method, spec)
         if fleet.dismiss:
             tracker.dismiss_all(f"run {config.run.name} is complete")
