@@ -41,6 +41,13 @@ least_per_mean = 5
 # A task is done only on so many samples or more (a server may ask for single classes).
 least_samples = 20
 
+# Graphs of the classic backend (`device run --backend classic`), through which samples cannot be followed: whether a
+# server that is curious may be trusted not to have them carry samples away.
+unfollowed_graphs = false
+
+# What the device learnt leaves it only in sums over so many devices or more (update.secure); 0: as servers ask.
+least_in_sum = 0
+
 # Training on own data must hide each sample: its gradient clipped, with noise of at least so many times the clip, drawn
 # here (kind = "example" in a run's [privacy]). Absent: not asked for.
 # least_noise = 1.0
@@ -70,6 +77,8 @@ class Policy:
     least_batch: int = 1
     least_per_mean: int = 2
     least_samples: int = 1
+    unfollowed_graphs: bool = False
+    least_in_sum: int = 0
     least_noise: float | None = None
     operators: tuple[str, ...] = ()
     hours: tuple[str, ...] = ()
@@ -87,6 +96,8 @@ class Policy:
         for name in ("least_batch", "least_per_mean", "least_samples"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)} but must be at least 1")
+        if self.least_in_sum < 0 or self.least_in_sum in (1, 2):
+            raise ConfigError(f"least_in_sum is {self.least_in_sum} but must be 3 or more, or 0 for no demand")
         if self.least_noise is not None and not 0 < self.least_noise < float("inf"):
             raise ConfigError(f"least_noise is {self.least_noise} but must be above 0; leave it out to ask for none")
         for text in self.hours:
@@ -102,9 +113,15 @@ class Policy:
         for name in _wanted(task.returns):
             if name not in self.returns:
                 raise PolicyRefused("returns", f"sends no {name}, only {', '.join(self.returns) or 'nothing'}")
+        if self.least_in_sum and set(_wanted(task.returns)) - {"evaluation"}:
+            least = 0 if task.sum is None else task.sum.least
+            if least < self.least_in_sum:
+                raise PolicyRefused("least_in_sum", f"tells what it learnt in sums over {self.least_in_sum} or more")
         if _trains(task.recipe) and not task.recipe.public and task.recipe.batch < self.least_batch:
             raise PolicyRefused(
-                "least_batch", f"learns from {self.least_batch} samples at a time or more, not from {task.recipe.batch}"
+                "least_batch",
+                f"learns from {self.least_batch} samples at a time or more, not from {task.recipe.batch}",
+                least=self.least_batch,
             )
 
         self._check_privacy(task)

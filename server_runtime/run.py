@@ -40,8 +40,10 @@ from fedwright.server_runtime.rounds.channel import Channel
 from fedwright.server_runtime.rounds.coordinator import Coordinator
 from fedwright.server_runtime.rounds.device_records import device_records
 from fedwright.server_runtime.rounds.notices import noticed
+from fedwright.server_runtime.rounds.orders import OrderBook
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.privacy.round_privacy import central_noise, hiding_of, model_notes, privacy_of
+from fedwright.server_runtime.rounds.secure.options import secure_options
 from fedwright.server_runtime.rounds.stage import RoundOptions
 from fedwright.server_runtime.rounds.store.base import Kind, RoundStore
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
@@ -151,6 +153,7 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
         method = registry.find(config.method.name).make(config.method.params, setting)
         fleet.started(method, planner)
         coordinator = coordinate(tracker, planner, store=store, reader=reader, options=_options(config))
+        coordinator.obey(OrderBook(folder.path))
         coordinator.privacy = privacy_of(
             config, folder.path, central=setting.combine.central, rollbacks=record.rollbacks, observer=observer
         )
@@ -159,7 +162,7 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
             tracker.dismiss_all(f"run {config.run.name} is complete")
         model = _export(config, builder, method, record.class_names) if config.export.global_model else None
         metrics = [closed.metrics for closed in store.closed() if closed.metrics]
-        records = device_records(store, rounds=config.run.rounds, manifest=planner.manifest)
+        records = device_records(store, rounds=coordinator.rounds, manifest=planner.manifest)
         return RunOutcome(records, metrics, model)
 
 
@@ -391,4 +394,5 @@ def _options(config: RunConfig) -> RoundOptions:
         norm_factor=None if config.privacy.kind == "central" else config.update.norm_factor or None,
         combine=config.update.combination(),
         keep_states=config.run.keep_states,
+        secure=secure_options(config),
     )

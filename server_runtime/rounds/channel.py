@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from fedwright.protocol.messages import Ask, BlobRef, Dismiss, Task
+from fedwright.protocol.messages import Ask, BlobRef, Dismiss, SumAsk, Task
 from fedwright.server_runtime.transport.device_channel import Heard
 from fedwright.server_runtime.transport.upload_puller import Pulled
 
@@ -11,15 +11,15 @@ from fedwright.server_runtime.transport.upload_puller import Pulled
 class Channel(Protocol):
     """What the tracker needs of whoever speaks with the devices: a channel over a link, or a fleet in this process."""
 
-    def challenge(self, device: str, tell: Sequence[str] = ()) -> None:
-        """Ask whoever is alive under this id to report, with these facts of its data."""
+    def challenge(self, device: str, tell: Sequence[str] = (), *, profile: bool = False) -> None:
+        """Ask whoever is alive under this id to report, with these facts of its data; profile: measured anew."""
         ...
 
     def assign(self, device: str, boot: str, task: Task) -> None:
         """Send a task to one boot of a device until it is acknowledged."""
         ...
 
-    def ask(self, device: str, ask: Ask) -> None:
+    def ask(self, device: str, ask: Ask | SumAsk) -> None:
         """Ask one boot of a device for its part in a sum."""
         ...
 

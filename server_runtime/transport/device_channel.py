@@ -32,6 +32,8 @@ from fedwright.protocol.messages import (
     Report,
     Shown,
     Status,
+    SumAnswer,
+    SumAsk,
     Task,
     Update,
 )
@@ -42,6 +44,7 @@ from fedwright.server_runtime.transport.chunk_server import ChunkServer
 from fedwright.server_runtime.transport.cluster_relay import ClusterRelay
 from fedwright.server_runtime.transport.edge_routes import ANYBODY, EdgeRights, EdgeRoutes, VerifyDevice
 from fedwright.server_runtime.transport.message_limits import MessageLimits
+from fedwright.server_runtime.transport.plain_words import plain_words
 from fedwright.server_runtime.transport.upload_puller import Pulled, UploadPuller
 
 log = logging.getLogger(__name__)
@@ -56,6 +59,9 @@ MOST_WARNED = 1000
 # How many devices a second say what they are at; of a large fleet each does so the more seldom.
 STATUSES_PER_S = 50
 
+Word = Report | Update | Refusal | Gone | Answer | SumAnswer | Status
+"""What a device says that the coordinator decides on."""
+
 
 @dataclass(frozen=True)
 class Heard:
@@ -63,7 +69,7 @@ class Heard:
 
     device: str
     boot: str
-    message: Report | Update | Refusal | Gone | Answer | Status
+    message: Word
     payload: bytes = b""
 
 
@@ -123,9 +129,9 @@ class DeviceChannel:
         """Ask every device that is alive to report."""
         self._link.send(topics.shared(self._fleet), self._encode(Challenge()))
 
-    def challenge(self, device: str, tell: Sequence[str] = ()) -> None:
-        """Ask whoever is alive under this id to report, with these facts of its data."""
-        self._send(device, Challenge(tell=list(tell)))
+    def challenge(self, device: str, tell: Sequence[str] = (), *, profile: bool = False) -> None:
+        """Ask whoever is alive under this id to report, with these facts of its data; profile: measured anew."""
+        self._send(device, Challenge(profile, list(tell)))
 
     def assign(self, device: str, boot: str, task: Task) -> None:
         """Send a task to one boot of a device until it is acknowledged."""
@@ -186,7 +192,7 @@ class DeviceChannel:
         """Tell an edge not to count on a task any longer."""
         self._publish(edge, self._encode(Recall(task)))
 
-    def ask(self, device: str, ask: Ask) -> None:
+    def ask(self, device: str, ask: Ask | SumAsk) -> None:
         """Ask one boot of a device for its part in a sum."""
         self._send(device, ask)
 
@@ -264,7 +270,7 @@ class DeviceChannel:
         if envelope is None:
             return
         body = envelope.body
-        if isinstance(body, Report | Update | Refusal | Gone | Answer | Status):
+        if isinstance(body, Word):
             self._take_word(device, None, envelope, bytes(received.payload), events)
         elif isinstance(body, Carried):
             self._take_carried(device, body, events)
@@ -305,8 +311,8 @@ class DeviceChannel:
         self, device: str, edge: str | None, envelope: Envelope, payload: bytes, events: list[Heard | Pulled]
     ) -> None:
         """A report, an answer or the end of a connection, straight from a device or by way of an edge."""
-        body = envelope.body
-        if not isinstance(body, Report | Update | Refusal | Gone | Answer | Status) or self.gate.bars(device):
+        body = plain_words(envelope.body)
+        if not isinstance(body, Word) or self.gate.bars(device):
             return
         self.gate.note(device, envelope.boot)
         if isinstance(body, Report) and body.edge and (edge is not None or not self._edges.rights.is_enrolled(device)):

@@ -14,6 +14,7 @@ from fedwright.device_runtime.equipment import Equipment
 from fedwright.device_runtime.resources import Resources
 from fedwright.device_runtime.run_task import Tools
 from fedwright.device_runtime.runner import InProcessRunner
+from fedwright.device_runtime.secure.sums import SecureSums
 from fedwright.device_runtime.server_choice import DeviceIdentity
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.journal import Journal
@@ -37,6 +38,7 @@ from fedwright.server_runtime.methods.base import Method, Setting
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg
 from fedwright.server_runtime.methods.params.submodels import FedAvgParams
 from fedwright.server_runtime.rounds import events
+from fedwright.server_runtime.rounds.orders import OrderBook
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.stage import RoundOptions
 from fedwright.server_runtime.rounds.store.memory import MemoryRoundStore
@@ -157,6 +159,7 @@ class Running:
             trains=changes.get("trains", True),
             hidden=changes.get("hidden"),
             owner=changes.get("owner"),
+            sums=changes.get("sums") or SecureSums(device, folder / device),
         )
         self.boot = codec.new_id()
         fleet = changes.get("fleet", FLEET)
@@ -213,7 +216,9 @@ class Server:
             channel = DeviceChannel(link, FLEET, blobs=blobs)
             tracker = TaskTracker(channel, planner, store=self.store, reader=reader, observer=observe)
             tracker.gather(self.options.devices, timeout_s=self.first_wait_s or self.options.join_timeout_s)
-            coordinate(tracker, planner, store=self.store, reader=reader, options=self.options).run(method, SPEC)
+            coordinator = coordinate(tracker, planner, store=self.store, reader=reader, options=self.options)
+            coordinator.obey(OrderBook(self.folder))
+            coordinator.run(method, SPEC)
             tracker.dismiss_all("done")
         finally:
             link.close()

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from msgspec import structs
 from onnx import helper, numpy_helper
 from torch import nn
 
@@ -30,19 +32,15 @@ def with_cheat(cheat: Cheat) -> Artifact:
     cheat(model.graph)
     train = model.SerializeToString()
     manifest = honest().manifest
-    files = {**manifest.files, "train.onnx": file_info(train)}
-    return Artifact(type(manifest)(**{**_fields(manifest), "files": files}), train, honest().eval)
+    changed = structs.replace(manifest, files={**manifest.files, "train.onnx": file_info(train)})
+    return Artifact(changed, train, honest().eval)
 
 
-def _fields(manifest: object) -> dict[str, object]:
-    return {name: getattr(manifest, name) for name in manifest.__struct_fields__}  # type: ignore[attr-defined]
-
-
-def reader(graph: onnx.GraphProto, name: str) -> onnx.NodeProto:
+def reader(graph: onnx.GraphProto, name: str) -> Any:
     return next(node for node in graph.node if name in node.input)
 
 
-def maker(graph: onnx.GraphProto, name: str) -> onnx.NodeProto:
+def maker(graph: onnx.GraphProto, name: str) -> Any:
     return next(node for node in graph.node if name in node.output)
 
 

@@ -51,6 +51,7 @@ CREATE TABLE IF NOT EXISTS closed (
     PRIMARY KEY (round, stage)
 );
 CREATE TABLE IF NOT EXISTS remnant (device TEXT PRIMARY KEY, last_task TEXT, remnant BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS sum (name TEXT PRIMARY KEY, record BLOB NOT NULL);
 CREATE INDEX IF NOT EXISTS last_tasks ON remnant (last_task);
 """
 
@@ -219,12 +220,29 @@ class SqliteRoundStore:
             for round_, stage, state, metrics in rows
         ]
 
+    def save_sum(self, name: str, record: bytes) -> None:
+        """See RoundStore."""
+        self._db.execute("INSERT OR REPLACE INTO sum VALUES (?, ?)", (name, record))
+
+    def sum(self, name: str) -> bytes | None:
+        """See RoundStore."""
+        row = self._db.execute("SELECT record FROM sum WHERE name = ?", (name,)).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def end_sum(self, name: str, replies: Sequence[Reply]) -> None:
+        """See RoundStore."""
+        rows = [(outcome, message, detail, task) for task, outcome, message, detail in map(_reply_row, replies)]
+        with transaction(self._db):
+            self._db.executemany("UPDATE reply SET outcome = ?, message = ?, detail = ? WHERE task_id = ?", rows)
+            self._db.execute("DELETE FROM sum WHERE name = ?", (name,))
+
     def roll_back(self, number: int) -> None:
         """See RoundStore."""
         later = "round > ?1 OR (round = ?1 AND stage = ?2)"
         place = (number, evaluation_after(number).stage)
         detail = f"the run was rolled back to round {number}"
         with transaction(self._db):
+            self._db.execute("DELETE FROM sum")
             self._db.execute(f"DELETE FROM reply WHERE task_id IN (SELECT task_id FROM plan WHERE {later})", place)
             for table in ("plan", "stage", "note", "closed", "absorbed"):
                 self._db.execute(f"DELETE FROM {table} WHERE {later}", place)
