@@ -13,6 +13,7 @@ from fedwright.protocol.topics import check_name
 from fedwright.server_runtime import model_names
 from fedwright.server_runtime.blocks.budget import Budget
 from fedwright.server_runtime.config_sections.reading import parse_toml, read_sections, read_text, sections_of
+from fedwright.server_runtime.config_sections.store import StoreSection
 from fedwright.server_runtime.config_sections.train import TrainSection
 from fedwright.server_runtime.config_sections.update import UpdateSection
 from fedwright.server_runtime.fleet.class_names import check_classes
@@ -253,6 +254,7 @@ class RunConfig:
     server: ServerSection = field(default_factory=ServerSection)
     public: PublicSection = field(default_factory=PublicSection)
     export: ExportSection = field(default_factory=ExportSection)
+    store: StoreSection = field(default_factory=StoreSection)
     simulate: SimulateSection = field(default_factory=SimulateSection)
 
 

@@ -42,11 +42,11 @@ from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.stage import RoundOptions
 from fedwright.server_runtime.rounds.store.base import Kind, RoundStore
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
-from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.rounds.store.storage_errors import plain_storage_errors
 from fedwright.server_runtime.rounds.task_tracker import TaskTracker
 from fedwright.server_runtime.rounds.update_reader import UpdateReader
-from fedwright.server_runtime.run_folder.folder import RunFolder, claim_folder, folder_of, record_run
+from fedwright.server_runtime.run_folder.folder import RunFolder, folder_of, record_run
+from fedwright.server_runtime.run_folder.rounds import claim_rounds, open_rounds
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Structure
 from fedwright.server_runtime.transport.device_channel import DeviceChannel
@@ -87,13 +87,25 @@ class RunOutcome:
 
 
 def execute(
-    config: RunConfig, text: str, *, link: Link, observer: events.Observer = events.ignore, dismiss: bool = True
+    config: RunConfig,
+    text: str,
+    *,
+    link: Link | Callable[[], Link],
+    observer: events.Observer = events.ignore,
+    dismiss: bool = True,
 ) -> RunOutcome:
-    """Run a config to its end, or go on where an earlier process stopped; `text` is the config as written."""
+    """Run a config to its end, or go on where an earlier process stopped; `text` is the config as written.
+
+    link: to the broker, or what makes it once the run is this server's.
+    """
 
     def talk(blobs: BlobStore) -> Channel:
         channel = DeviceChannel(
-            link, config.fleet.name, blobs=blobs, sign=_signer(config), edge_rights=_edge_rights(config)
+            link() if callable(link) else link,
+            config.fleet.name,
+            blobs=blobs,
+            sign=_signer(config),
+            edge_rights=_edge_rights(config),
         )
         if config.fleet.trust is not None:
             channel.gate = Gate(Path(config.fleet.trust))
@@ -109,13 +121,15 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
     folder = folder_of(config)
     with plain_storage_errors(folder.store), ExitStack() as stack:
         folder.path.mkdir(parents=True, exist_ok=True)
-        stack.enter_context(claim_folder(folder))
+        claim = stack.enter_context(
+            claim_rounds(folder, config.store.database, sync=fleet.sync, waiting=_say_who_is_waited_for)
+        )
+        store = claim.store
         observer = stack.enter_context(
             audited(folder.path, fleet.observer, config=text, about=_about(config, fleet.kind), sync=fleet.sync)
         )
         observer = stack.enter_context(noticed(folder.path, observer))
-        observer = stack.enter_context(shown_live(folder.path, observer))
-        store = stack.enter_context(closing(SqliteRoundStore(folder.store, sync=fleet.sync)))
+        observer = claim.checked(stack.enter_context(shown_live(folder.path, observer)))
         record = record_run(store, folder, config, text, kind=fleet.kind)
         for event in missed_events(folder.path, store):
             observer(event)
@@ -125,6 +139,7 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
         planner.rollbacks = record.rollbacks
         reader = UpdateReader(planner, norm_limit=config.update.clip_norm)
         tracker = TaskTracker(fleet.talk(blobs), planner, store=store, reader=reader, observer=observer)
+        tracker.check_claim = claim.check
         spec = record.spec
         if spec is None:
             reports = tracker.gather(config.fleet.devices, timeout_s=config.fleet.join_timeout_s)
@@ -145,6 +160,10 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
         metrics = [closed.metrics for closed in store.closed() if closed.metrics]
         records = device_records(store, rounds=config.run.rounds, manifest=planner.manifest)
         return RunOutcome(records, metrics, model)
+
+
+def _say_who_is_waited_for(holder: str) -> None:
+    log.warning("standing by: %s is at work on this run; this one takes over when that falls silent", holder)
 
 
 def _about(config: RunConfig, kind: Kind) -> dict[str, Any]:
@@ -251,7 +270,7 @@ class RunModel:
 def model_of_run(config: RunConfig, device: str) -> RunModel:
     """What a device should use now, by the last finished round of a run; that of no device is the global model."""
     folder = folder_of(config)
-    with plain_storage_errors(folder.store), closing(SqliteRoundStore(folder.store)) as store:
+    with plain_storage_errors(folder.store), closing(open_rounds(folder, config.store.database)) as store:
         record = store.run()
         closed = store.closed()
         if record is None or record.spec is None or not closed:

@@ -25,6 +25,7 @@ from fedwright.cli.server_link import add_broker_options, open_link, with_option
 from fedwright.cli.trust_commands import add_trust
 
 if TYPE_CHECKING:
+    from fedwright.protocol.link.base import Link
     from fedwright.server_runtime.config import RunConfig
     from fedwright.server_runtime.run_reader import PastRun
 
@@ -128,13 +129,12 @@ def _run(args: argparse.Namespace) -> int:
     from fedwright.server_runtime.check_run import check_server
     from fedwright.server_runtime.config import config_from_text
     from fedwright.server_runtime.config_sections.reading import read_text
-    from fedwright.server_runtime.run_folder.folder import folder_of
     from fedwright.server_runtime.run_reader import continued
 
     text = read_text(args.config)
     config = config_from_text(text, where=args.config.name)
     if args.anew:
-        begin_anew(folder_of(config))
+        begin_anew(config)
     config = continued(config, kind="served", rounds=args.rounds)
     config = replace(config, fleet=with_options(config.fleet, args))
     check_server(config)
@@ -206,10 +206,14 @@ def _play(config: "RunConfig", text: str, args: argparse.Namespace) -> None:
         for line in _endings(config.fleet.trust):
             log.warning("%s", line)
         progress = Progress(config.run.rounds, config.fleet.devices, silent=args.log_json)
-        link = open_link(config.fleet, folder.path, stack, watch=progress.watch, as_json=args.log_json)
-        stack.enter_context(progress)
+
+        def connect() -> "Link":
+            link = open_link(config.fleet, folder.path, stack, watch=progress.watch, as_json=args.log_json)
+            stack.enter_context(progress)
+            return link
+
         try:
-            execute(config, text, link=link, observer=progress)
+            execute(config, text, link=connect, observer=progress)
         except KeyboardInterrupt:
             say(f"nothing is lost; go on with: fedwright server resume {folder.path}", as_json=args.log_json)
             raise
