@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from msgspec import structs
 
+from fedwright.device_runtime.data.graph import inner_edges
 from fedwright.device_runtime.data.local import LocalData
 from fedwright.device_runtime.energy import EnergyMeter
 from fedwright.device_runtime.guard import Guard
@@ -16,6 +17,7 @@ from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.personal_layers import PersonalLayers
 from fedwright.device_runtime.train.base import Array, Interrupt, StepResult, Tensors, Trainer
 from fedwright.device_runtime.train.loop import (
+    FORWARD_TIMES,
     INPUT,
     LABEL,
     Evaluation,
@@ -23,6 +25,7 @@ from fedwright.device_runtime.train.loop import (
     class_means,
     evaluate,
     evaluation_batch,
+    forward_nodes,
     logits_of,
     total_steps,
     train,
@@ -137,7 +140,7 @@ def run_task(
     tools.policy.check(task, minute_of_day())
     received, masks = deltas.load(inputs.weights)
     received = tools.personal.over(received, task.returns.personal, run=task.run_key)
-    trainer = _trainer(task, inputs, tools, received=received, masks=masks)
+    trainer = _trainer(task, inputs, tools, data=data, received=received, masks=masks)
     trainer.load(received)
     seen, batch = _Watched(trainer, should_stop), evaluation_batch(task.recipe)
     before = evaluate(seen, data, batch=batch) if task.returns.evaluate else None
@@ -156,7 +159,7 @@ def run_task(
         means, counts = tools.class_mean_noise(*found, task.class_names)
         result |= {CLASS_MEANS: means, CLASS_COUNTS: counts.astype(np.float32)}
     if task.returns.logits and public is not None:
-        result[PUBLIC_LOGITS] = logits_of(seen, public.x, batch=batch)
+        result[PUBLIC_LOGITS] = logits_of(seen, public, batch=batch)
     return Result(
         result,
         structs.replace(
@@ -201,7 +204,9 @@ def _public(task: Task, inputs: Inputs, data: LocalData) -> LocalData | None:
     extra = {name: value for name, value in _load(inputs.sides).items() if name in ROW_SIDES}
     if any(len(value) != len(x) for value in (y, *extra.values())):
         raise BadBlob(f"what goes with {len(x)} public rows has another number of rows")
-    return replace(data, x=x, y=y, extra=extra)
+    # Nodes that come with a task stand alone.
+    edges = None if data.edges is None else np.empty((0, 2), np.int64)
+    return replace(data, x=x, y=y, extra=extra, edges=edges)
 
 
 def _chosen(data: LocalData, recipe: Recipe) -> LocalData:
@@ -210,10 +215,16 @@ def _chosen(data: LocalData, recipe: Recipe) -> LocalData:
         return data
     rows = np.isin(data.y, recipe.classes)
     extra = {name: values[rows] for name, values in data.extra.items()}
-    return replace(data, x=data.x[rows], y=data.y[rows], extra=extra)
+    edges = None
+    if data.edges is not None:
+        held_out = len(data.y) + np.arange(len(data.y_holdout))
+        edges = inner_edges(data.edges, np.concatenate([np.flatnonzero(rows), held_out]))
+    return replace(data, x=data.x[rows], y=data.y[rows], extra=extra, edges=edges)
 
 
-def _trainer(task: Task, inputs: Inputs, tools: Tools, *, received: Tensors, masks: Tensors) -> Trainer:
+def _trainer(
+    task: Task, inputs: Inputs, tools: Tools, *, data: LocalData, received: Tensors, masks: Tensors
+) -> Trainer:
     """The trainer of the last round if it is of the same artifact, else a new one from a checked artifact."""
     # Side inputs and a frozen base are bound when a trainer is made, so such a trainer is of one task only.
     plain = inputs.sides is None and inputs.frozen is None and not masks
@@ -221,13 +232,19 @@ def _trainer(task: Task, inputs: Inputs, tools: Tools, *, received: Tensors, mas
     if plain and kept is not None:
         return kept
     artifact = artifacts.unpack(inputs.artifact.read_bytes())
-    tools.check(artifact, task.recipe)
+    tools.check(artifact, _largest(task.recipe, data))
     given = {name: value for name, value in _load(inputs.sides).items() if name not in ROW_SIDES}
     sides = _own_sides(artifact, received, masks) | given
     trainer = tools.make_trainer(artifact, sides, _load(inputs.frozen))
     if plain and not sides:
         tools.kept.put(task.artifact.sha256, trainer, batch=task.recipe.batch, manifest=artifact.manifest)
     return trainer
+
+
+def _largest(recipe: Recipe, data: LocalData) -> Recipe:
+    """The recipe with the batch whose step takes as much memory as the most that is done at once."""
+    forward = -(-forward_nodes(data) // FORWARD_TIMES)
+    return structs.replace(recipe, batch=max(recipe.batch, forward))
 
 
 def _own_sides(artifact: Artifact, received: Tensors, masks: Tensors) -> Tensors:

@@ -23,6 +23,8 @@ MAX_ARTIFACT_BYTES = 256 * 1024 * 1024
 SUPPLIED = "supplied-by-the-session"
 # What a device answers when it is asked for its logits on public rows.
 PUBLIC_LOGITS = "public_logits"
+# The batch input of a model that reads a graph: pairs of places in the batch.
+EDGES = "edges"
 
 Name = Annotated[str, Meta(min_length=1, max_length=400)]
 Dims = Annotated[list[Annotated[int, Meta(ge=-1, le=2**31)]], Meta(max_length=8)]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedwright.device_runtime.data.graph import inner_edges
 from fedwright.device_runtime.data.local import LocalData
 from fedwright.protocol.class_names import places_in
 from fedwright.protocol.errors import ConfigError
@@ -31,6 +32,7 @@ class Dealt:
     """All examples once, and the rows of each device: to train on, to choose by, to test on.
 
     class_names: of each device that names its classes, in the order in which its labels number them.
+    edges: of a graph whose nodes the examples are; a device has those between its own nodes.
     """
 
     x: Array
@@ -38,6 +40,7 @@ class Dealt:
     classes: int
     shares: Mapping[str, Share]
     class_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    edges: Array | None = None
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -48,10 +51,13 @@ class Dealt:
 def local_data(dealt: Dealt, device: str) -> LocalData:
     """One device's rows, as its agent would hold them."""
     share, names = dealt.shares[device], dealt.class_names.get(device, ())
-    return rows_of(dealt.x, dealt.y, share, classes=len(names) or dealt.classes, class_names=names)
+    classes = len(names) or dealt.classes
+    return rows_of(dealt.x, dealt.y, share, classes=classes, class_names=names, edges=dealt.edges)
 
 
-def rows_of(x: Array, y: Array, share: Share, *, classes: int, class_names: tuple[str, ...]) -> LocalData:
+def rows_of(
+    x: Array, y: Array, share: Share, *, classes: int, class_names: tuple[str, ...], edges: Array | None
+) -> LocalData:
     """A share of a data set as the data of one device."""
     own = y[share.train]
     return LocalData(
@@ -63,6 +69,7 @@ def rows_of(x: Array, y: Array, share: Share, *, classes: int, class_names: tupl
         class_counts=tuple(np.bincount(own, minlength=classes).tolist()),
         input_shape=tuple(x.shape[1:]),
         class_names=class_names,
+        edges=None if edges is None else inner_edges(edges, np.concatenate([share.train, share.test])),
     )
 
 
@@ -76,15 +83,14 @@ def deal(section: SimulateSection, *, seed: int, public: PublicSection | None = 
     if section.data is not None:
         return _deal_own(section, section.data, seed=seed, split=split)
     data = _load(section)
-    if data.kind == "graph":
-        raise ConfigError(f"data set {section.dataset} is one graph, which cannot be dealt row by row; choose another")
     if section.partition == "owner":
         return _by_given_owner(data, split)
     x, y = np.concatenate([data.x_train, data.x_test]), np.concatenate([data.y_train, data.y_test]).astype(np.int64)
     if public is not None and public.data == section.dataset + HOLDOUT:
         x, y = data.x_train, data.y_train.astype(np.int64)
     rng = np.random.default_rng(derive_seed(seed, "partition"))
-    return Dealt(x, y, len(data.classes), _shares(section, y, rng, split))
+    edges = data.extra.get("edges") if data.kind == "graph" else None
+    return Dealt(x, y, len(data.classes), _shares(section, y, rng, split, edges), edges=edges)
 
 
 def _load(section: SimulateSection) -> DataSet:
@@ -121,16 +127,16 @@ def _deal_own(section: SimulateSection, source: str, *, seed: int, split: Split)
         devices = own_data.load_devices(source)
         rows, shares = own_data.joined(devices)
         names = {device: data.class_names for device, data in devices.items() if data.class_names}
-        return Dealt(rows.x, rows.y, rows.classes, shares, names)
+        return Dealt(rows.x, rows.y, rows.classes, shares, names, rows.edges)
     if section.partition == "owner":
         raise ConfigError(
             f"simulate.data {source!r} does not say who made each example; choose another partition, or give one file "
             f"per device with {own_data.DEVICES}FOLDER"
         )
     rows = own_data.load_rows(source, most=section.rows, rng=rng)
-    shares = _shares(section, rows.y, rng, split)
+    shares = _shares(section, rows.y, rng, split, rows.edges)
     names = dict.fromkeys(shares, rows.class_names) if rows.class_names else {}
-    return Dealt(rows.x, rows.y, rows.classes, shares, names)
+    return Dealt(rows.x, rows.y, rows.classes, shares, names, rows.edges)
 
 
 def thin(dealt: Dealt, share: float, *, seed: int) -> Dealt:
@@ -173,8 +179,14 @@ def _labels_of(dealt: Dealt, rows: Array) -> tuple[Array, tuple[str, ...]]:
     return y[rows], names
 
 
-def _shares(section: SimulateSection, y: Array, rng: np.random.Generator, split: Split) -> dict[str, Share]:
+def _shares(
+    section: SimulateSection, y: Array, rng: np.random.Generator, split: Split, edges: Array | None
+) -> dict[str, Share]:
     devices = section.devices
+    if section.partition == "metis":
+        if edges is None:
+            raise ConfigError("simulate.partition 'metis' cuts a graph, but the data are none; choose another")
+        return ways.by_metis(edges, len(y), devices, rng=rng, split=split)
     if section.partition == "iid":
         return ways.by_iid(len(y), devices, rng=rng, split=split)
     if section.partition == "dirichlet":

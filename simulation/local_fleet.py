@@ -15,6 +15,7 @@ from fedwright.device_runtime.describe.hidden_counts import HiddenCounts
 from fedwright.device_runtime.store.personal_layers import PersonalLayers
 from fedwright.device_runtime.store.residual import ErrorFeedback
 from fedwright.device_runtime.train.loop import Evaluation
+from fedwright.protocol.artifact import EDGES
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.data_summary import held_back, told
 from fedwright.protocol.errors import DeviceError, FedwrightError
@@ -33,8 +34,9 @@ class WorkerPool:
     """Processes that do the work of devices; with 0 processes it is done here, at once."""
 
     def __init__(self, dealt: Dealt, place: WorkerSetup, *, processes: int) -> None:
-        for name, array in (("x", dealt.x), ("y", dealt.y)):
-            np.save(place.data / f"{name}.npy", array)
+        for name, array in (("x", dealt.x), ("y", dealt.y), (EDGES, dealt.edges)):
+            if array is not None:
+                np.save(place.data / f"{name}.npy", array)
         self.devices = sorted(place.shares)
         self.models = BlobStore(place.models, sync=False)
         self._here = Worker(place) if processes == 0 else None

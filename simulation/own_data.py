@@ -8,6 +8,7 @@ import numpy as np
 
 from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.data import LocalData, load
+from fedwright.device_runtime.data.graph import SUFFIX, inner_edges, side_by_side
 from fedwright.device_runtime.equipment import SPLIT_SEED
 from fedwright.protocol.errors import DataError
 from fedwright.protocol.topics import check_name
@@ -20,12 +21,13 @@ KINDS = (".npz", ".csv")
 
 @dataclass(frozen=True)
 class OwnExamples:
-    """Examples in their own numbering of classes, and the names of the classes if they have any."""
+    """Examples in their own numbering of classes, the names of the classes if they have any, and edges between them."""
 
     x: np.ndarray[tuple[int, ...], np.dtype[np.generic]]
     y: Index
     classes: int
     class_names: tuple[str, ...]
+    edges: Index | None = None
 
 
 def is_one_per_device(source: str) -> bool:
@@ -37,11 +39,12 @@ def load_rows(source: str, *, most: int | None, rng: np.random.Generator) -> Own
     """All examples of a source, held-out ones too, or that many drawn at random."""
     found = load(source, holdout_ratio=0.0, seed=SPLIT_SEED)
     x = np.concatenate([found.x, found.x_holdout]) if len(found.x_holdout) else found.x
-    y = np.concatenate([found.y, found.y_holdout])
+    y, edges = np.concatenate([found.y, found.y_holdout]), found.edges
     if most is not None and most < len(y):
         rows = np.sort(rng.choice(len(y), most, replace=False))
         x, y = x[rows], y[rows]
-    return OwnExamples(x, y, found.classes, found.class_names)
+        edges = None if edges is None else inner_edges(edges, rows)
+    return OwnExamples(x, y, found.classes, found.class_names, edges)
 
 
 def load_devices(source: str) -> dict[str, LocalData]:
@@ -53,7 +56,7 @@ def load_devices(source: str) -> dict[str, LocalData]:
     for path in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
         if not path.is_dir() and path.suffix not in KINDS:
             raise DataError(f"{path}: is neither {' nor '.join(KINDS)} nor a folder; move it out of {folder}")
-        device = path.name if path.is_dir() else path.stem
+        device = path.name if path.is_dir() else path.name.removesuffix(SUFFIX).removesuffix(path.suffix)
         check_name(device, what=f"the name of {path}")
         if device in found:
             raise DataError(f"{path}: another file is the data of device {device} already; keep one of them")
@@ -76,7 +79,8 @@ def joined(devices: Mapping[str, LocalData]) -> tuple[OwnExamples, dict[str, Sha
         parts_y += [data.y, data.y_holdout]
         at += len(train) + len(test)
     classes = max(data.classes for data in devices.values())
-    return OwnExamples(np.concatenate(parts_x), np.concatenate(parts_y), classes, ()), shares
+    edges = side_by_side((data.edges, len(data.y) + len(data.y_holdout)) for data in devices.values())
+    return OwnExamples(np.concatenate(parts_x), np.concatenate(parts_y), classes, (), edges), shares
 
 
 def _check_alike(devices: Mapping[str, LocalData]) -> None:

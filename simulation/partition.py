@@ -228,7 +228,7 @@ def by_owner(
 def by_metis(
     edges: Index, nodes: int, devices: int, *, rng: np.random.Generator, split: Split | None = None
 ) -> dict[str, Share]:
-    """Pieces of a graph of about equal size with few edges between them; `inner_edges` gives each piece its own."""
+    """Pieces of a graph of about equal size with few edges between them."""
     _check(nodes, devices)
     try:
         import pymetis
@@ -241,14 +241,6 @@ def by_metis(
     _, piece = pymetis.part_graph(devices, [ends.tolist() for ends in neighbours], options=options)
     pieces = np.asarray(piece)
     return _shares([np.flatnonzero(pieces == number) for number in range(devices)], split, rng)
-
-
-def inner_edges(edges: Index, nodes: Index) -> Index:
-    """Edges with both ends among these nodes, renumbered by their places in `nodes`; edges that lead out are lost."""
-    place = np.full(int(max(edges.max(initial=-1), nodes.max(initial=-1))) + 1, -1, np.int64)
-    place[nodes] = np.arange(len(nodes))
-    moved = place[edges]
-    return moved[(moved >= 0).all(axis=1)]
 
 
 def _shares(whole: Sequence[Index], split: Split | None, rng: np.random.Generator) -> dict[str, Share]:

@@ -21,7 +21,7 @@ from fedwright.device_runtime.train.loop import Evaluation, evaluate, train
 from fedwright.device_runtime.train.portable import PortableTrainer
 from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import tensors
-from fedwright.protocol.artifact import Artifact
+from fedwright.protocol.artifact import EDGES, Artifact
 from fedwright.protocol.blobs import BlobStore, make_ref
 from fedwright.protocol.errors import BadArtifact, BadBlob, FedwrightError, OverBudget
 from fedwright.protocol.messages import Recipe, Refusal, Task, Update
@@ -101,6 +101,8 @@ class Worker:
         # Read when touched, so that a fleet of hundreds shares one copy of the data set.
         self._x = np.load(place.data / "x.npy", mmap_mode="r")
         self._y = np.load(place.data / "y.npy")
+        edges = place.data / f"{EDGES}.npy"
+        self._edges = np.load(edges) if edges.exists() else None
         self._trainers: OrderedDict[str, tuple[PortableTrainer, Tensors]] = OrderedDict()
         self._torch: OrderedDict[str, TorchTrainer] = OrderedDict()
         self._artifact = lru_cache(maxsize=KEPT_TRAINERS)(self._read_artifact)
@@ -130,19 +132,17 @@ class Worker:
         artifact, weights = self._artifact(job.artifact), tensors.load(self._models.path(job.weights))
         trainer = self._trainer(artifact, _kept_entries(artifact, weights), {})
         trainer.load(PersonalLayers(self._folder(job.device)).over(weights, job.personal, run=job.run))
-        data = self.data(job.device)
-        if job.part.startswith("val"):
-            rows = self._place.shares[job.device].val
-            data = replace(data, x_holdout=self._x[rows], y_holdout=self._y[rows])
-        data = data.numbered_as(job.class_names)
+        data = self.data(job.device, chosen_by=job.part.startswith("val")).numbered_as(job.class_names)
         if job.own is not None:
             train(trainer, data, job.own)
         return evaluate(trainer, data, batch=EVALUATION_BATCH)
 
-    def data(self, device: str) -> LocalData:
-        """The device's rows of the data set."""
+    def data(self, device: str, *, chosen_by: bool = False) -> LocalData:
+        """The device's rows of the data set; held out are those to choose by, or to test on."""
         share, names = self._place.shares[device], self._place.class_names.get(device, ())
-        return rows_of(self._x, self._y, share, classes=len(names) or self._place.classes, class_names=names)
+        share = replace(share, test=share.val) if chosen_by else share
+        classes = len(names) or self._place.classes
+        return rows_of(self._x, self._y, share, classes=classes, class_names=names, edges=self._edges)
 
     def _run_task(self, device: str, task: Task) -> Result:
         refs = (task.sides, task.frozen, task.public)

@@ -11,13 +11,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedwright.benchmarks.harness.suite import Job
+from fedwright.device_runtime.data.graph import inner_edges
+from fedwright.device_runtime.data.local import LocalData
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.methods.base import Method, Tensors
 from fedwright.server_runtime.methods.baselines.fiarse import Fiarse
 from fedwright.server_runtime.methods.framp.method import Framp
 from fedwright.server_runtime.seeds import number_of
 from fedwright.server_runtime.spec import ModelSpec
-from fedwright.simulation.dealing import Dealt
+from fedwright.simulation.dealing import Dealt, local_data
 
 Array = NDArray[Any]
 BATCH = 256
@@ -71,15 +73,16 @@ class ModelView:
     def _union(self, method: Method, level: int) -> float:
         """Accuracy of the common model at a size, on the test rows of all devices together."""
         model = load(*method.model_of(f"union-{level}"))
-        rows = np.concatenate([share.test for share in self.dealt.shares.values()])
-        return accuracy(model, self.dealt.x[rows], self.dealt.y[rows])
+        owned = [local_data(self.dealt, device) for device in self.dealt.shares]
+        right = sum(int((held_out_logits(model, data).argmax(axis=1) == data.y_holdout).sum()) for data in owned)
+        return right / sum(len(data.y_holdout) for data in owned)
 
     def _prototypes(self, method: Method) -> list[dict[str, Any]]:
         """Mean embedding of each class on each device."""
         found = []
         for device in self.training():
-            model, rows = load(*method.model_of(device)), self.dealt.shares[device].train
-            embedded, labels = embed(model, self.dealt.x[rows]), self.dealt.y[rows]
+            model, data = load(*method.model_of(device)), local_data(self.dealt, device)
+            embedded, labels = embed(model, data), data.y
             for label in np.unique(labels).tolist():
                 mean = [round(float(value), 4) for value in embedded[labels == label].mean(axis=0)]
                 found.append({"class": label, "device": device, "mean": mean})
@@ -105,9 +108,22 @@ def predict(model: nn.Module, x: Array) -> Array:
     return np.concatenate([_last(model(batch)).numpy() for batch in _batches(x)])
 
 
-def embed(model: nn.Module, x: Array) -> Array:
-    """What the last layer reads, flat; the logits where a model has no encoder and head."""
-    encoder = getattr(model, "encoder", model)
+def held_out_logits(model: nn.Module, data: LocalData) -> Array:
+    """Logits of a device's held-out part; of nodes among all that the device has."""
+    if data.edges is None or not len(data.y_holdout):
+        return predict(model, data.x_holdout)
+    nodes = np.concatenate([data.x, data.x_holdout])
+    with torch.no_grad():
+        return _last(model(torch.from_numpy(nodes), torch.from_numpy(data.edges))).numpy()[len(data.y) :]
+
+
+def embed(model: nn.Module, data: LocalData) -> Array:
+    """What the last layer reads of the training part, flat; the logits where a model has no encoder and head."""
+    encoder, x = getattr(model, "encoder", model), data.x
+    if data.edges is not None:
+        inner = torch.from_numpy(inner_edges(data.edges, np.arange(len(data.y))))
+        with torch.no_grad():
+            return _last(encoder(torch.from_numpy(np.asarray(x)), inner)).flatten(1).numpy()
     return np.concatenate([_last(encoder(batch)).flatten(1).numpy() for batch in _batches(x)])
 
 

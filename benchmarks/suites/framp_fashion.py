@@ -79,12 +79,12 @@ def jobs_of(found: Mapping[str, Any], seeds: list[int]) -> list[Job]:
     scale = {
         "run": {"rounds": suite["rounds"]},
         "fleet": {"per_round": suite["per_round"]},
-        "simulate": {key: suite[key] for key in ("devices", "bystanders", "rows")},
+        "simulate": {key: suite[key] for key in ("devices", "bystanders", "rows") if key in suite},
     }
     jobs = []
     for seed in seeds:
         for label in suite.get("only", found["params"]):
-            model = found["models"].get(label, found["config"]["model"]["model"])
+            model = found.get("models", {}).get(label, found["config"]["model"]["model"])
             params = found["params"][label]
             own = {"method": {"name": label, **params}, "model": {"model": model}}
             jobs.append(

@@ -6,11 +6,21 @@ from typing import Any
 
 import numpy as np
 
-from fedwright.benchmarks.harness.suite import Finished, Job, check, mean, merged, read_suite, run_jobs, seeds_of
+from fedwright.benchmarks.harness.suite import (
+    Finished,
+    Job,
+    check,
+    mean,
+    merged,
+    paired_row,
+    read_suite,
+    run_jobs,
+    seeds_of,
+)
 from fedwright.device_runtime.describe.word_counts import UNKNOWN
 from fedwright.server_runtime.blocks.allocation import realised_budget
 from fedwright.server_runtime.config import SimulateSection
-from fedwright.server_runtime.evaluate.metrics import LstmCost, paired
+from fedwright.server_runtime.evaluate.metrics import LstmCost
 from fedwright.simulation.dealing import deal
 
 FIGURES = {"mean": "mean", "worst": "worst", "p10": "p10", "weighted_mean": "by size", "perplexity": "PPL"}
@@ -49,8 +59,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "the same under selective aggregation, beside the paper's Table II": [
             _row(name, own, vocabulary, found["paper2"].get(name)) for name, own in second.items()
         ],
-        "paired seeds": [
+        "hasa - other, paired seeds": [
             row for rule, own in runs.items() if rule != "hasa" for row in _pairs(rule, runs["hasa"], own)
+        ],
+        "the same under selective aggregation": [
+            row for name, own in second.items() if name != "hasa" for row in _pairs(name, second["hasa"], own)
         ],
         "hasa - uniform in mean accuracy (points), by round": curve(runs["hasa"], runs["uniform"]),
         "always answering <unk>, in percent": [{"mean": 100 * mean(floor), "worst": 100 * min(floor)}],
@@ -106,20 +119,9 @@ def _widths(own: Finished) -> tuple[list[float], list[int]]:
 
 def _pairs(rule: str, hasa: list[Finished], other: list[Finished]) -> list[dict[str, Any]]:
     rows = []
-    for name, scale in (("mean", 100.0), ("perplexity", 1.0)):
-        test = paired([scale * figure(job, name) for job in hasa], [scale * figure(job, name) for job in other])
-        rows.append(
-            {
-                "hasa against": rule,
-                "figure": FIGURES[name],
-                "difference": test.mean,
-                "wins": test.wins,
-                "t": test.t,
-                "p (t)": test.t_p,
-                "p (Wilcoxon)": test.wilcoxon_p,
-                "effect": test.effect,
-            }
-        )
+    for name, scale in (("mean", 100.0), ("worst", 100.0), ("perplexity", 1.0)):
+        ours, theirs = ([scale * figure(job, name) for job in own] for own in (hasa, other))
+        rows.append({"hasa against": rule, "figure": FIGURES[name], **paired_row(ours, theirs)})
     return rows
 
 

@@ -24,6 +24,7 @@ class LocalData:
     x is float32, or whole numbers of any type, which become what a graph takes when a batch is made.
     extra: what else a batch has, one row per sample, by the name of the graph's input.
     class_names: what the classes are called, in the order of their numbers; empty when they are numbers only.
+    edges: of a graph [m, 2], between nodes numbered as in x, then as in x_holdout; None when samples stand alone.
     """
 
     x: Array
@@ -35,6 +36,7 @@ class LocalData:
     input_shape: tuple[int, ...]
     extra: Mapping[str, Array] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
+    edges: Labels | None = None
 
     def summary(self, *, counts: bool = True) -> DataSummary:
         """What a report says about this data set."""
@@ -103,7 +105,10 @@ class LocalData:
 
 @dataclass(frozen=True)
 class Raw:
-    """What a reader found, unchecked; without a held-out part one is split off."""
+    """What a reader found, unchecked; without a held-out part one is split off.
+
+    edges: of a graph, between rows of x, each once. holdout: rows of x that are held out.
+    """
 
     x: Array
     y: Array
@@ -111,3 +116,5 @@ class Raw:
     y_holdout: Array | None = None
     classes: int | None = None
     class_names: tuple[str, ...] = ()
+    edges: Labels | None = None
+    holdout: Labels | None = None

@@ -1,4 +1,4 @@
-"""One line of text names a data set: `npz:file`, `npy:folder`, `csv:file`, `images:folder`, `python:module:function`.
+"""One line of text names a data set: `npz:file`, `npy:folder`, `csv:file`, `images:folder`, `graph:file`, `python:…`.
 
 A plain path is guessed by its suffix. Options follow a question mark: `npz:data.npz?classes=10`,
 `csv:data.csv?label=species&shape=1,8,8`. An installed package may offer further schemes in the entry-point group
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedwright.device_runtime.data import tables
 from fedwright.device_runtime.data.bystander import CLASSES, only_classes
+from fedwright.device_runtime.data.graph import SUFFIX, inner_edges, read_graph
 from fedwright.device_runtime.data.labels import count_classes, numbered
 from fedwright.device_runtime.data.local import Array, Labels, LocalData, Raw
 from fedwright.protocol.errors import DataError
@@ -70,6 +71,8 @@ def absolute(source: str) -> str:
 
 def _guess(source: str) -> str:
     path = Path(source.partition("?")[0])
+    if path.name.endswith(SUFFIX):
+        return "graph"
     if path.suffix in (".npz", ".csv"):
         return path.suffix[1:]
     if path.is_dir():
@@ -86,8 +89,12 @@ def assemble(raw: Raw, *, where: str, holdout_ratio: float, seed: int) -> LocalD
     x = _inputs(raw.x, where=where)
     (y, *given), names = numbered(raw, where=where)
     _check_pair(x, y, where=where)
+    edges = raw.edges
     if raw.x_holdout is None or not given:
-        keep, out = _split(len(y), holdout_ratio, seed, where=where)
+        keep, out = _split(len(y), holdout_ratio, seed, where=where) if raw.holdout is None else _apart(y, raw.holdout)
+        if edges is not None:
+            rows = np.arange(len(y))
+            edges = inner_edges(edges, np.concatenate([rows[keep], rows[out]]))
         (x, x_out), (y, y_out) = (x[keep], x[out]), (y[keep], y[out])
     else:
         x_out, y_out = _inputs(raw.x_holdout, where=where), given[0]
@@ -106,7 +113,13 @@ def assemble(raw: Raw, *, where: str, holdout_ratio: float, seed: int) -> LocalD
         class_counts=tuple(np.bincount(y, minlength=classes).tolist()),
         input_shape=tuple(x.shape[1:]),
         class_names=names,
+        edges=edges,
     )
+
+
+def _apart(y: Labels, holdout: Labels) -> tuple[Rows, Rows]:
+    """Rows to train on, and those that are held out."""
+    return np.setdiff1d(np.arange(len(y)), holdout), holdout
 
 
 def _inputs(x: Array, *, where: str) -> Array:
@@ -217,5 +230,6 @@ READERS: dict[str, Reader] = {
     "npy": tables.read_npy_folder,
     "csv": tables.read_csv,
     "images": _read_images,
+    "graph": read_graph,
     "python": _read_python,
 }

@@ -61,6 +61,12 @@ def from_mapping(arrays: Mapping[str, Array], *, where: str, held: Iterable[str]
 
 def read_npz(place: str, options: dict[str, str]) -> Raw:
     """A numpy archive with x, y and optionally x_holdout, y_holdout, classes."""
+    arrays, held = arrays_of(place, (*_NAMES, "classes"))
+    return from_mapping(arrays, where=place, held=held)
+
+
+def arrays_of(place: str, names: Sequence[str]) -> tuple[dict[str, Array], list[str]]:
+    """Those of these arrays that a numpy archive has, and the names of all that it has."""
     # Not at the top: an agent that reads other sources does without the megabyte it takes.
     from zipfile import BadZipFile
 
@@ -69,11 +75,9 @@ def read_npz(place: str, options: dict[str, str]) -> Raw:
         with np.load(path, allow_pickle=False) as archive:
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise DataError(f"{place}: is a single array; save x and y together with numpy.savez")
-            held = archive.files
-            arrays = {name: archive[name] for name in archive.files if name in (*_NAMES, "classes")}
+            return {name: archive[name] for name in archive.files if name in names}, archive.files
     except (ValueError, OSError, EOFError, BadZipFile) as err:
         raise DataError(f"{place}: is not a readable numpy archive of plain numbers ({err})") from err
-    return from_mapping(arrays, where=place, held=held)
 
 
 def read_npy_folder(place: str, options: dict[str, str]) -> Raw:

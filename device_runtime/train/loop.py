@@ -8,8 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedwright.device_runtime.data.graph import inner_edges
 from fedwright.device_runtime.data.local import LocalData
 from fedwright.device_runtime.train.base import Array, Predicts, StepResult, Tensors, Trainer
+from fedwright.protocol.artifact import EDGES
 from fedwright.protocol.messages import Recipe
 
 # Names of the batch inputs of every artifact.
@@ -42,6 +44,9 @@ class Span(NamedTuple):
 
 
 WHOLE = Span()
+
+
+Rows = NDArray[np.int64] | slice
 
 
 class Evaluation(NamedTuple):
@@ -89,9 +94,9 @@ def train(
     for rows in _batches(recipe, len(data.y), range(start_step, end), taken=taken):
         if should_stop():
             break
-        batch: Tensors = {INPUT: data.x[rows], LABEL: data.y[rows]}
-        batch |= {name: values[rows] for name, values in data.extra.items()}
-        result = trainer.step(batch, learning_rate=recipe.learning_rate, seed=step_seed(recipe.seed, step))
+        result = trainer.step(
+            batch_of(data, rows), learning_rate=recipe.learning_rate, seed=step_seed(recipe.seed, step)
+        )
         step += 1
         first, last = (result.loss if first is None else first), result.loss
         if on_step is not None:
@@ -107,6 +112,23 @@ def train(
     )
 
 
+def batch_of(data: LocalData, rows: Rows) -> Tensors:
+    """Training samples by the names of a graph's inputs."""
+    return _inputs(data, rows) | {LABEL: data.y[rows]} | {name: values[rows] for name, values in data.extra.items()}
+
+
+def _inputs(data: LocalData, rows: Rows) -> Tensors:
+    """What a model reads of training samples; of nodes also the edges between these."""
+    if data.edges is None:
+        return {INPUT: data.x[rows]}
+    return {INPUT: data.x[rows], EDGES: inner_edges(data.edges, np.arange(len(data.y))[rows])}
+
+
+def forward_nodes(data: LocalData) -> int:
+    """How many samples go forward at once because they hang together; 0 where they do not."""
+    return 0 if data.edges is None else len(data.y) + len(data.y_holdout)
+
+
 def evaluation_batch(recipe: Recipe) -> int:
     """How many samples at a time a device looks at that trains at this batch size."""
     return min(EVALUATION_BATCH, FORWARD_TIMES * recipe.batch)
@@ -115,18 +137,28 @@ def evaluation_batch(recipe: Recipe) -> int:
 def evaluate(trainer: Predicts, data: LocalData, *, batch: int = EVALUATION_BATCH) -> Evaluation:
     """Accuracy and mean cross-entropy on the held-out part."""
     correct, loss = 0, 0.0
-    for start in range(0, len(data.y_holdout), batch):
-        labels = data.y_holdout[start : start + batch]
-        logits, _ = trainer.predict({INPUT: data.x_holdout[start : start + batch]})
+    for labels, logits in _held_out(trainer, data, batch):
         correct += int((logits.argmax(axis=1) == labels).sum())
         loss += float(_cross_entropy(logits, labels).sum())
     n = len(data.y_holdout)
     return Evaluation(correct=correct, n=n, loss=loss / n if n else 0.0)
 
 
-def logits_of(trainer: Predicts, x: Array, *, batch: int = EVALUATION_BATCH) -> Array:
-    """Logits [rows, classes] in evaluation mode."""
-    made = [trainer.predict({INPUT: x[start : start + batch]})[0] for start in range(0, len(x), batch)]
+def _held_out(trainer: Predicts, data: LocalData, batch: int) -> Iterator[tuple[NDArray[np.int64], Array]]:
+    """Labels and logits of the held-out part; nodes are predicted with all others around them."""
+    if data.edges is not None and len(data.y_holdout):
+        nodes = np.concatenate([data.x, data.x_holdout])
+        yield data.y_holdout, trainer.predict({INPUT: nodes, EDGES: data.edges})[0][len(data.y) :]
+        return
+    for start in range(0, len(data.y_holdout), batch):
+        rows = slice(start, start + batch)
+        yield data.y_holdout[rows], trainer.predict({INPUT: data.x_holdout[rows]})[0]
+
+
+def logits_of(trainer: Predicts, data: LocalData, *, batch: int = EVALUATION_BATCH) -> Array:
+    """Logits [rows, classes] of the training part in evaluation mode."""
+    parts = [slice(start, start + batch) for start in range(0, len(data.y), batch)]
+    made = [trainer.predict(_inputs(data, rows))[0] for rows in parts]
     return np.concatenate(made)
 
 
@@ -137,13 +169,15 @@ def class_means(
     sums: NDArray[np.float64] | None = None
     # A device may know fewer classes than the model has.
     classes = data.classes
+    batch = forward_nodes(data) or batch
     for start in range(0, len(data.y), batch):
-        logits, embedding = trainer.predict({INPUT: data.x[start : start + batch]})
+        rows = slice(start, start + batch)
+        logits, embedding = trainer.predict(_inputs(data, rows))
         flat = embedding.reshape(len(embedding), -1).astype(np.float64)
         if sums is None:
             classes = max(classes, logits.shape[-1])
             sums = np.zeros((classes, flat.shape[1]))
-        np.add.at(sums, data.y[start : start + batch], flat)
+        np.add.at(sums, data.y[rows], flat)
     counts = np.bincount(data.y, minlength=classes).astype(np.int64)
     if sums is None:
         return np.zeros((classes, 0), np.float32), counts

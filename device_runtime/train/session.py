@@ -14,7 +14,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from fedwright.device_runtime import facts
 from fedwright.device_runtime.train.base import Array, Tensors
-from fedwright.protocol.artifact import TensorSpec
+from fedwright.protocol.artifact import EDGES, TensorSpec
 from fedwright.protocol.errors import BadArtifact, BadBlob, ConfigError, DataError, DeviceError, OverBudget
 from fedwright.protocol.onnx_outline import scan
 
@@ -225,6 +225,8 @@ def checked(tensors: Tensors, specs: Sequence[TensorSpec], *, what: str) -> Tens
 
 def batch_array(batch: Tensors, spec: TensorSpec) -> Array:
     """The array a graph input takes: of the manifest's type, contiguous, shape checked."""
+    if spec.name == EDGES and spec.name not in batch:
+        raise DataError("the model reads edges between samples but this device's data has none; use graph:file.npz")
     if spec.name not in batch:
         raise DataError(f"batch has no {spec.name!r}; it has {sorted(batch)}")
     if np.dtype(spec.dtype).kind in "iu" and batch[spec.name].dtype.kind == "f":
@@ -233,7 +235,7 @@ def batch_array(batch: Tensors, spec: TensorSpec) -> Array:
             f"({spec.dtype}); save word numbers as integers"
         )
     array = np.ascontiguousarray(batch[spec.name], dtype=spec.dtype)
-    if not _fits(array, spec) or array.shape[:1] == (0,):
+    if not _fits(array, spec) or (array.shape[:1] == (0,) and spec.name != EDGES):
         raise DataError(
             f"batch input {spec.name!r} has shape {list(array.shape)} but the model takes {list(spec.shape)}; "
             f"check the data's shape against the run's input_shape"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedwright.device_runtime.train.base import Array, StepResult, Tensors
+from fedwright.protocol.artifact import EDGES
 from fedwright.protocol.errors import BadBlob, DataError
 
 STEP = "optimizer/step"
@@ -251,7 +252,7 @@ def _tensors(batch: Tensors, *, whole: bool) -> dict[str, Tensor]:
     batch = batch | {"x": batch["x"].astype(np.int64 if whole else np.float32, copy=False)}
     # Copies, because a memory-mapped array is read-only and torch wants none such.
     found = {name: torch.tensor(array) for name, array in batch.items()}
-    if any(len(value) == 0 for value in found.values()):
+    if any(len(value) == 0 for name, value in found.items() if name != EDGES):
         raise DataError("batch is empty; give at least one sample")
     return found
 

@@ -33,6 +33,7 @@ data sources:
   npy:folder               x.npy, y.npy and so on, memory-mapped
   csv:file.csv             a header line; label, a number or a name, in the column `label`, else in the last one
   images:folder            one folder per class, called by its name
+  graph:file.npz           nodes x with classes y, and edges [m, 2] between them (optional holdout: node numbers)
   python:module:function   a function that returns (x, y), in this folder or installed
   scheme:place             what an installed package reads (entry points fedwright.sources)
   classes:3,7              no data, only which classes there are: the same as --classes 3,7

@@ -7,12 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from fedwright.benchmarks.harness import generated_plots, graph_rounds
+from fedwright.benchmarks.harness import generated_plots
 from fedwright.benchmarks.harness.generated_views import cumulative
-from fedwright.benchmarks.harness.graph_rounds import Scale, play
 from fedwright.benchmarks.harness.suite import Finished, Job, merged, read_suite, run_job
 from fedwright.benchmarks.suites import framp_fashion
-from fedwright.benchmarks.suites.framp_fashion import SIZES, view
+from fedwright.benchmarks.suites.framp_fashion import SIZES, jobs_of, view
 from fedwright.server_runtime.config import config_from_dict
 from fedwright.simulation.simulate import DeviceAccuracy, FleetEvaluation
 
@@ -109,31 +108,12 @@ def small_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDWRIGHT_DATA", str(tmp_path))
 
 
-@pytest.mark.parametrize("method", ["framp", "heterofl"])
-def test_rounds_on_pieces_of_a_graph(small_graph: None, method: str) -> None:
-    every: dict[str, dict[str, Any]] = {
-        "framp": {"sizes": [1.0, 0.5]},
-        "heterofl": {"levels": {"sizes": [1.0, 0.5]}},
-    }
-    sizes = every[method]
-    data = {
-        "run": {"rounds": 2, "seed": 1},
-        "model": {"model": "gcn4"},
-        "train": {"learning_rate": 0.1},
-        "method": {"name": method, **sizes},
-    }
-    scale = Scale(devices=4, bystanders=1, per_round=2, steps=2, measure_every=1)
-    found = play(config_from_dict(data, where="test"), method, scale)
-    assert [entry.round for entry in found.evaluations] == [1, 2]
-    assert {device.n for device in found.evaluations[-1].devices} == {4}
-    assert len(found.seen["union"]) == 4
-
-
-def test_pieces_are_disjoint_and_train_without_their_test_nodes(small_graph: None) -> None:
-    pieces = graph_rounds.cut(4, seed=1)
-    assert sum(len(piece.y) for piece in pieces.values()) == 40
-    for piece in pieces.values():
-        assert set(piece.train) | set(piece.test) == set(range(len(piece.y)))
-        assert not set(piece.train) & set(piece.test)
-        assert len(piece.inner) <= len(piece.edges)
-        assert piece.inner.max(initial=0) < len(piece.train)
+def test_the_union_model_is_measured_inside_every_piece(small_graph: None) -> None:
+    found = read_suite("framp-cora", quick=True)
+    found["suite"] |= {"rounds": 2, "devices": 4, "bystanders": 1, "per_round": 2}
+    found["params"] = {"framp": {"sizes": [1.0, 0.5]}}
+    done = run_job(jobs_of(found, [1])[0])
+    assert [entry.part for entry in done.evaluations] == ["test", "test after"]
+    assert {device.n for entry in done.evaluations for device in entry.devices} == {2}
+    assert len(done.seen["union"]) == 4
+    assert all(0 <= value <= 1 for value in done.seen["union"])

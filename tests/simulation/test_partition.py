@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedwright.device_runtime.data.graph import inner_edges
 from fedwright.protocol.errors import ConfigError, DataError
 from fedwright.simulation import partition
 from fedwright.simulation.datasets import load
@@ -216,7 +217,7 @@ def test_metis_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_inner_edges_are_renumbered() -> None:
     edges = np.array([[0, 1], [1, 2], [2, 3], [3, 0]])
 
-    assert partition.inner_edges(edges, np.array([3, 2, 0])).tolist() == [[1, 0], [0, 2]]
+    assert inner_edges(edges, np.array([3, 2, 0])).tolist() == [[1, 0], [0, 2]]
 
 
 @pytest.mark.parametrize(

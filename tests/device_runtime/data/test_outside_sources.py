@@ -36,7 +36,7 @@ def test_an_option_that_the_reader_does_not_know_is_named(example: Path) -> None
 
 
 def test_an_unknown_scheme_is_told_those_of_packages_too(example: Path) -> None:
-    with pytest.raises(DataError, match="'count:40' does not exist; give a path or one of counter, csv, images, np"):
+    with pytest.raises(DataError, match="'count:40' does not exist; give a path or one of counter, csv, graph, images"):
         read("count:40")
 
 
