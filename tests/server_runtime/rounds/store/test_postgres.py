@@ -23,6 +23,7 @@ from fedwright.server_runtime.rounds.store.postgres import (
 from fedwright.server_runtime.run_folder.folder import RunFolder
 from fedwright.server_runtime.run_folder.rounds import claim_rounds, open_rounds, set_aside
 from helpers.postgres import PostgresServer, running_postgres
+from helpers.present import present
 
 RECORD = RunRecord("night", "[run]\n", None, identity="abc")
 
@@ -67,9 +68,7 @@ def test_an_act_happens_once_although_its_connection_breaks(server: PostgresServ
 def test_a_commit_whose_answer_is_lost_is_not_done_twice(server: PostgresServer, run: str) -> None:
     schema = PostgresSchema(server.url, run, lease=held(server, run))
     schema.act(lambda db: db.change("CREATE TABLE tally (number BIGINT)"))
-    connection = schema._connection
-    assert connection is not None
-    calls = []
+    connection, calls = present(schema._connection), []
 
     class Deaf:
         """A transaction that is committed, after which the connection is gone."""
@@ -118,7 +117,8 @@ def test_acts_that_collide_are_done_again(server: PostgresServer, run: str) -> N
         tries.append(1)
         if len(tries) < 3:
             raise psycopg.errors.SerializationFailure("could not serialize access")
-        return db.change("INSERT INTO tally VALUES (1)")
+        db.change("INSERT INTO tally VALUES (1)")
+        return 1
 
     assert schema.act(work) == 1
     assert (len(tries), schema.rows("SELECT COUNT(*) FROM tally")) == (3, [(1,)])
@@ -128,10 +128,8 @@ def test_acts_that_collide_are_done_again(server: PostgresServer, run: str) -> N
 def test_text_that_the_database_has_no_place_for_is_kept_as_far_as_it_goes(server: PostgresServer, run: str) -> None:
     store = PostgresRoundStore(server.url, run, lease=held(server, run))
     assert store.save_reply(Reply("t1", "refused", detail="so\0long"))
-    kept = store.reply("t1")
 
-    assert kept is not None
-    assert kept.detail == "so\ufffdlong"
+    assert present(store.reply("t1")).detail == "so\ufffdlong"
     store.close()
 
 
@@ -217,7 +215,7 @@ def test_a_run_whose_folder_is_elsewhere_is_not_mixed_up(server: PostgresServer,
         claim.store.save_run(RECORD)
 
     other = RunFolder(tmp_path / "there" / "common")
-    with pytest.raises(ConfigError, match="give all servers of a run the same run.folder"):
+    with pytest.raises(ConfigError, match="give all servers of a run the same"):
         claim_rounds(other, server.url).__enter__()
 
 
@@ -272,8 +270,7 @@ def _until_raised(check: Callable[[], None]) -> None:
 
 def cut_before_statement(schema: PostgresSchema, moment: int, cut: Callable[[], None]) -> None:
     """Break all connections before the statement of this number, counted from now."""
-    connection = schema._connection
-    assert connection is not None
+    connection = present(schema._connection)
     count = itertools.count()
     send = type(connection).wait
 
