@@ -38,6 +38,7 @@ class AgentConfig:
     hide_counts: nothing of the data's content is told; the device takes part in sums that hide its counts.
     login: as whom to connect to a broker that asks for a password; password_file: where a service reads it again.
     policy: what the owner lets any server ask; None: the file at its usual place, if there is one.
+    metrics: where Prometheus may ask, such as 9100 or 0.0.0.0:9100; empty: nowhere.
     tell: facts of the data that are told although no run asked (data_summary.FACTS), as earlier releases did.
     round_s, round_mb: the most seconds of work and MB both ways that a round may take; the server plans within them.
     """
@@ -70,6 +71,7 @@ class AgentConfig:
     password_file: Path | None = None
     policy: Path | None = None
     tell: tuple[str, ...] = ()
+    metrics: str = ""
 
     def __post_init__(self) -> None:
         """Check values."""

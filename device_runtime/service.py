@@ -126,6 +126,7 @@ def arguments(config: AgentConfig) -> list[str]:
         "--noise": config.noise_ratio or None,
         "--model": config.model or None,
         "--tell": ",".join(config.tell) or None,
+        "--metrics-port": config.metrics or None,
     }
     for option, value in optional.items():
         if value is not None:

@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,10 +63,24 @@ def open_agent(config: AgentConfig) -> Iterator[Agent]:
         with closing(link):
             agent = Agent(link, identity, resources, leave_when_over=config.once)
             log.info("device %s serves fleet %s at %s", identity.device, identity.fleet, config.broker)
-            try:
-                yield agent
-            finally:
-                agent.leave()
+            with _scraped(config, resources, link):
+                try:
+                    yield agent
+                finally:
+                    agent.leave()
+
+
+def _scraped(config: AgentConfig, resources: Resources, link: Link) -> AbstractContextManager[object]:
+    """Where Prometheus may ask, if anywhere; without that nothing is imported for it."""
+    if not config.metrics:
+        return nullcontext()
+    from fedwright.device_runtime.metrics import DeviceFigures
+    from fedwright.protocol.support.metrics import served_metrics
+
+    bundle = config.identity()
+    expires_s = None if bundle is None else bundle.info.expires_s or None
+    figures = DeviceFigures(resources, link, config.state, expires_s=expires_s)
+    return served_metrics(config.metrics, figures.endpoint())
 
 
 def _check(config: AgentConfig) -> None:
@@ -75,6 +89,11 @@ def _check(config: AgentConfig) -> None:
     for fleet in (config.fleet, *config.further):
         topics.check_name(fleet, what="fleet")
     config.identity()
+    if config.metrics:
+        from fedwright.protocol.support.metrics import check_installed, parse_listen
+
+        parse_listen(config.metrics)
+        check_installed()
 
 
 def _settings(config: AgentConfig, folder: Path) -> EquipmentSettings:

@@ -7,6 +7,7 @@ from fedwright.protocol.crypto.secure_sum import LEAST_DEVICES
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Report
 from fedwright.protocol.support import plugins
+from fedwright.protocol.support.metrics import check_installed
 from fedwright.server_runtime.config import RunConfig
 from fedwright.server_runtime.methods.registry import METHODS, find
 from fedwright.server_runtime.model_names import resolve
@@ -23,6 +24,8 @@ def check_server(config: RunConfig) -> None:
         from fedwright.server_runtime.fleet.trust import Authority
 
         Authority(Path(config.fleet.trust)).check_signing()
+    if config.metrics.listen:
+        check_installed()
     if config.public.given:
         read_public(config.public)
     if config.model.weights is not None:

@@ -12,6 +12,8 @@ from fedwright.protocol.support.settings import check_range, from_dict, hint
 from fedwright.protocol.topics import check_name
 from fedwright.server_runtime import model_names
 from fedwright.server_runtime.blocks.budget import Budget
+from fedwright.server_runtime.config_sections.metrics import MetricsSection
+from fedwright.server_runtime.config_sections.privacy import PrivacySection
 from fedwright.server_runtime.config_sections.reading import parse_toml, read_sections, read_text, sections_of
 from fedwright.server_runtime.config_sections.store import StoreSection
 from fedwright.server_runtime.config_sections.train import TrainSection
@@ -250,11 +252,13 @@ class RunConfig:
     model: ModelSection = field(default_factory=ModelSection)
     train: TrainSection = field(default_factory=TrainSection)
     update: UpdateSection = field(default_factory=UpdateSection)
+    privacy: PrivacySection = field(default_factory=PrivacySection)
     budget: BudgetSection = field(default_factory=BudgetSection)
     server: ServerSection = field(default_factory=ServerSection)
     public: PublicSection = field(default_factory=PublicSection)
     export: ExportSection = field(default_factory=ExportSection)
     store: StoreSection = field(default_factory=StoreSection)
+    metrics: MetricsSection = field(default_factory=MetricsSection)
     simulate: SimulateSection = field(default_factory=SimulateSection)
 
 
@@ -286,6 +290,7 @@ def config_from_dict(data: Mapping[str, Any], *, where: str) -> RunConfig:
     if "update" in sections:
         _check_combine(method.name, sections["update"], where=where)
     config = RunConfig(method=method, **sections)
+    _check_privacy(config, where=f"{where} [privacy]")
     warmup, rounds = config.train.schedule.warmup_rounds, config.run.rounds
     if warmup >= rounds:
         raise ConfigError(
@@ -334,6 +339,22 @@ def _check_combine(method: str, update: UpdateSection, *, where: str) -> None:
         registry.check_combine(registry.find(method), update.combine)
     except ConfigError as err:
         raise ConfigError(f"{where} [update] {err}") from err
+
+
+def _check_privacy(config: RunConfig, *, where: str) -> None:
+    from fedwright.server_runtime.methods import registry
+
+    kind = config.privacy.kind
+    if kind == "none":
+        return
+    if config.fleet.buffer is not None:
+        raise ConfigError(f"{where} kind is {kind!r} but asynchronous rounds are not accounted; remove fleet.buffer")
+    if config.update.combine != "mean":
+        raise ConfigError(f"{where} kind is {kind!r} but update.combine looks at updates as they are; set it to 'mean'")
+    entry = registry.find(config.method.name)
+    if kind not in entry.private:
+        others = ", ".join(name for name, other in registry.METHODS.items() if kind in other.private)
+        raise ConfigError(f"{where} kind {kind!r} does not work with {entry.name}; choose a method such as {others}")
 
 
 def _check_model(name: str, *, where: str) -> None:

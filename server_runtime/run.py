@@ -2,8 +2,9 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.link.base import Link
 from fedwright.protocol.messages import Report, Returns
+from fedwright.protocol.support.metrics import served_metrics
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
 from fedwright.server_runtime.artifacts.classifier import classifier_matrix
@@ -26,10 +28,11 @@ from fedwright.server_runtime.fleet.admission import is_without_data
 from fedwright.server_runtime.fleet.class_names import RunData, fleet_names, largest_believed
 from fedwright.server_runtime.fleet.device_keys import DeviceKeys
 from fedwright.server_runtime.fleet.epoch import next_epoch
+from fedwright.server_runtime.fleet.expiry import soonest
 from fedwright.server_runtime.fleet.revocation import Gate
 from fedwright.server_runtime.fleet.trust import Authority, read_edges
 from fedwright.server_runtime.methods import registry
-from fedwright.server_runtime.methods.base import Forecasts, Method, MethodState, Setting, Tensors
+from fedwright.server_runtime.methods.base import Forecasts, Method, Setting, Tensors
 from fedwright.server_runtime.public_data.examples import PublicData, as_dtype, load_public, numbered_as
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.asynchronous import AsynchronousCoordinator
@@ -39,25 +42,24 @@ from fedwright.server_runtime.rounds.coordinator import Coordinator
 from fedwright.server_runtime.rounds.device_records import device_records
 from fedwright.server_runtime.rounds.notices import noticed
 from fedwright.server_runtime.rounds.planner import Planner
+from fedwright.server_runtime.rounds.privacy.round_privacy import CentralPrivacy, central_noise, model_notes
 from fedwright.server_runtime.rounds.stage import RoundOptions
 from fedwright.server_runtime.rounds.store.base import Kind, RoundStore
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.server_runtime.rounds.store.storage_errors import plain_storage_errors
 from fedwright.server_runtime.rounds.task_tracker import TaskTracker
 from fedwright.server_runtime.rounds.update_reader import UpdateReader
-from fedwright.server_runtime.run_folder.folder import RunFolder, folder_of, record_run
-from fedwright.server_runtime.run_folder.rounds import claim_rounds, open_rounds
+from fedwright.server_runtime.run_folder.folder import folder_of, record_run
+from fedwright.server_runtime.run_folder.rounds import claim_rounds
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Structure
 from fedwright.server_runtime.transport.device_channel import DeviceChannel
 from fedwright.server_runtime.transport.edge_routes import ANYBODY, EdgeRights
 from fedwright.server_runtime.watch.live import shown_live
+from fedwright.server_runtime.watch.metrics import RunFigures
 from fedwright.server_runtime.watch.missed_events import missed_events
 
 log = logging.getLogger(__name__)
-
-# Ids that an error names.
-SHOWN = 20
 
 
 @dataclass(frozen=True)
@@ -99,9 +101,12 @@ def execute(
     link: to the broker, or what makes it once the run is this server's.
     """
 
+    figures = _figures(config)
+
     def talk(blobs: BlobStore) -> Channel:
+        figures.link = link() if callable(link) else link
         channel = DeviceChannel(
-            link() if callable(link) else link,
+            figures.link,
             config.fleet.name,
             blobs=blobs,
             sign=_signer(config),
@@ -113,7 +118,14 @@ def execute(
             channel.order = codec.Order(next_epoch(Path(config.fleet.trust)))
         return channel
 
-    return conduct(config, text, FleetAccess(talk, observer, dismiss=dismiss))
+    with served_metrics(config.metrics.listen, figures.endpoint()):
+        return conduct(config, text, FleetAccess(talk, observer, dismiss=dismiss))
+
+
+def _figures(config: RunConfig) -> RunFigures:
+    trust = config.fleet.trust
+    ends = dict if trust is None else lambda: soonest(Path(trust))
+    return RunFigures(folder_of(config).path, expiries=ends)
 
 
 def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
@@ -122,7 +134,7 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
     with plain_storage_errors(folder.store), ExitStack() as stack:
         folder.path.mkdir(parents=True, exist_ok=True)
         claim = stack.enter_context(
-            claim_rounds(folder, config.store.database, sync=fleet.sync, waiting=_say_who_is_waited_for)
+            claim_rounds(folder, config.store.database, sync=fleet.sync, waiting=partial(_stand_by, fleet.observer))
         )
         store = claim.store
         observer = stack.enter_context(
@@ -149,21 +161,29 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
         tracker.run_data = _run_data(config, spec, record.class_names)
         planner.class_names = record.class_names
         public = numbered_as(fleet.public, record.class_names)
-        method = make_method(
+        setting = make_setting(
             config, spec, planner.manifest, public=public, forecasts=tracker.speeds, class_names=record.class_names
         )
+        method = registry.find(config.method.name).make(config.method.params, setting)
         fleet.started(method, planner)
-        coordinate(tracker, planner, store=store, reader=reader, options=_options(config)).run(method, spec)
+        coordinator = coordinate(tracker, planner, store=store, reader=reader, options=_options(config))
+        if setting.combine.central is not None:
+            coordinator.privacy = CentralPrivacy(
+                config, folder.path, central=setting.combine.central, rollbacks=record.rollbacks, observer=observer
+            )
+        coordinator.run(method, spec)
         if fleet.dismiss:
             tracker.dismiss_all(f"run {config.run.name} is complete")
-        model = _export(folder, builder, method, record.class_names) if config.export.global_model else None
+        model = _export(config, builder, method, record.class_names) if config.export.global_model else None
         metrics = [closed.metrics for closed in store.closed() if closed.metrics]
         records = device_records(store, rounds=config.run.rounds, manifest=planner.manifest)
         return RunOutcome(records, metrics, model)
 
 
-def _say_who_is_waited_for(holder: str) -> None:
-    log.warning("standing by: %s is at work on this run; this one takes over when that falls silent", holder)
+def _stand_by(observer: events.Observer, holder: str) -> None:
+    text = f"standing by: {holder} is at work on this run; this one takes over when that falls silent"
+    log.warning("%s", text)
+    observer(events.Warned(text))
 
 
 def _about(config: RunConfig, kind: Kind) -> dict[str, Any]:
@@ -205,7 +225,12 @@ def infer_spec(section: ModelSection, reports: Mapping[str, Report]) -> tuple[Mo
     return zoo.named(section.model, ModelSpec(section.model, shape, classes)), names
 
 
-def make_method(
+def make_method(config: RunConfig, spec: ModelSpec, *more: Any, **known: Any) -> Method:
+    """The configured method at its birth, with what `make_setting` takes; the same config gives the same everywhere."""
+    return registry.find(config.method.name).make(config.method.params, make_setting(config, spec, *more, **known))
+
+
+def make_setting(
     config: RunConfig,
     spec: ModelSpec,
     manifest: Callable[[Structure], Manifest] | None = None,
@@ -213,15 +238,15 @@ def make_method(
     public: PublicData | None = None,
     forecasts: Forecasts | None = None,
     class_names: tuple[str, ...] = (),
-) -> Method:
-    """The configured method at its birth; the same config gives the same method on every machine.
+) -> Setting:
+    """What the configured method gets at its birth.
 
     manifest: tells the method what a structure needs of a device. public: instead of the config's own file.
     forecasts: how long that takes there. class_names: of the run, for a file of public examples that names its own.
     """
     _check_foreign(config)
     module = zoo.create(spec, seed=derive_seed(config.run.seed, "initial weights"))
-    setting = Setting(
+    return Setting(
         spec=spec,
         optimizer=config.train.optimizer,
         initial=_initial(config, module, spec),
@@ -232,7 +257,7 @@ def make_method(
         returns=Returns(
             codec=config.update.codec, keep_ratio=config.update.keep_ratio, evaluate=config.update.evaluate
         ),
-        combine=config.update.combination(),
+        combine=replace(config.update.combination(), central=central_noise(config)),
         manifest=manifest,
         device=_torch_device(config.server.device),
         public=as_dtype(
@@ -245,7 +270,6 @@ def make_method(
         steps=config.train.steps,
         schedule=config.train.schedule,
     )
-    return registry.find(config.method.name).make(config.method.params, setting)
 
 
 def _check_foreign(config: RunConfig) -> None:
@@ -254,52 +278,6 @@ def _check_foreign(config: RunConfig) -> None:
         raise ConfigError(
             f"public.foreign lets labels of another task in, but {config.method.name} would take them for the devices'"
             " classes; leave it out, or use fedconv with transfer = true"
-        )
-
-
-@dataclass(frozen=True)
-class RunModel:
-    """The model that a device should use; kept: layers of it that never left the device."""
-
-    spec: ModelSpec
-    weights: Tensors
-    class_names: tuple[str, ...]
-    kept: tuple[str, ...]
-
-
-def model_of_run(config: RunConfig, device: str) -> RunModel:
-    """What a device should use now, by the last finished round of a run; that of no device is the global model."""
-    folder = folder_of(config)
-    with plain_storage_errors(folder.store), closing(open_rounds(folder, config.store.database)) as store:
-        record = store.run()
-        closed = store.closed()
-        if record is None or record.spec is None or not closed:
-            raise ConfigError(f"run {config.run.name} in {folder.path} has no finished round to export yet")
-        _check_known(device, device_records(store, rounds=config.run.rounds), folder)
-        method = make_method(config, record.spec, class_names=record.class_names)
-        method.restore(MethodState.read(BlobStore(folder.blobs).path(closed[-1].state)))
-    spec, weights = method.model_of(device)
-    return RunModel(spec, weights, record.class_names, method.personal_layers(device))
-
-
-def export_device(config: RunConfig, device: str, target: Path) -> None:
-    """Write the model that a device should use now as a plain ONNX file; that of no device is the global one."""
-    found = model_of_run(config, device)
-    if found.kept:
-        names = ", ".join(found.kept)
-        log.warning("%s never left %s; the exported model has the server's own in place of them", names, device)
-    artifact = Builder(folder_of(config).artifacts).build(Structure(found.spec))
-    target.write_bytes(export_model(artifact, found.weights, class_names=found.class_names))
-
-
-def _check_known(device: str, known: Mapping[str, DeviceRecord], folder: RunFolder) -> None:
-    """Raise ConfigError for a device that has never answered in a run."""
-    if device and device not in known:
-        names = sorted(known)
-        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        raise ConfigError(
-            f"no device {device!r} has answered in the run in {folder.path}; those that have are "
-            f"{', '.join(names[:SHOWN])}{more}"
         )
 
 
@@ -360,10 +338,13 @@ def _run_data(config: RunConfig, spec: ModelSpec, class_names: tuple[str, ...]) 
     return RunData(class_names, listed, dtype, spec.classes)
 
 
-def _export(folder: RunFolder, builder: Builder, method: Method, class_names: tuple[str, ...]) -> Path:
-    spec, weights = method.model_of("")
-    folder.model.write_bytes(export_model(builder.build(Structure(spec)), weights, class_names=class_names))
-    return folder.model
+def _export(config: RunConfig, builder: Builder, method: Method, class_names: tuple[str, ...]) -> Path:
+    (spec, weights), model = method.model_of(""), folder_of(config).model
+    artifact = builder.build(Structure(spec))
+    model.write_bytes(
+        export_model(artifact, weights, class_names=class_names, notes=model_notes(config, folder_of(config).path))
+    )
+    return model
 
 
 def _options(config: RunConfig) -> RoundOptions:
@@ -379,7 +360,8 @@ def _options(config: RunConfig) -> RoundOptions:
         join_timeout_s=config.fleet.join_timeout_s,
         class_means=config.update.class_means,
         weight_cap=config.update.weight_cap or None,
-        norm_factor=config.update.norm_factor or None,
+        # A limit that depends on others' changes would let one device move what all count for.
+        norm_factor=None if config.privacy.kind == "central" else config.update.norm_factor or None,
         combine=config.update.combination(),
         keep_states=config.run.keep_states,
     )

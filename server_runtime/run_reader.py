@@ -14,8 +14,10 @@ from fedwright.server_runtime.config import (
     SimulateSection,
     config_from_text,
 )
+from fedwright.server_runtime.config_sections.metrics import MetricsSection
 from fedwright.server_runtime.config_sections.store import StoreSection
 from fedwright.server_runtime.rounds.device_records import device_records
+from fedwright.server_runtime.rounds.privacy.round_privacy import Spending, read_spending
 from fedwright.server_runtime.rounds.store.base import Kind, RoundStore, RunRecord, evaluation_after
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.server_runtime.rounds.store.storage_errors import plain_storage_errors
@@ -32,7 +34,7 @@ class PastRun:
     """A recorded run: its config as it was written, and what has been done so far.
 
     begun: whether devices have come. measured: whether the model was measured after the last round.
-    kept: rounds that it can be taken back to.
+    kept: rounds that it can be taken back to. privacy: what it has told of its devices or their examples.
     """
 
     folder: RunFolder
@@ -46,11 +48,17 @@ class PastRun:
     devices: dict[str, DeviceRecord]
     class_names: tuple[str, ...] = ()
     kept: tuple[int, ...] = ()
+    privacy: Spending | None = None
 
     @property
     def complete(self) -> bool:
-        """Whether all rounds are done, and the measurement after them."""
-        return self.rounds_done >= self.config.run.rounds and self.measured
+        """Whether all rounds are done that may be, and the measurement after them."""
+        return (self.rounds_done >= self.config.run.rounds or self.spent) and self.measured
+
+    @property
+    def spent(self) -> bool:
+        """Whether its budget of privacy ended it."""
+        return self.privacy is not None and self.measured and self.rounds_done < self.config.run.rounds
 
 
 def open_run(path: Path, url: str | None = None) -> PastRun:
@@ -76,6 +84,7 @@ def open_run(path: Path, url: str | None = None) -> PastRun:
             devices=device_records(store, rounds=config.run.rounds),
             class_names=record.class_names,
             kept=tuple(rounds_kept(store, BlobStore(folder.blobs))),
+            privacy=read_spending(config, folder.path),
         )
 
 
@@ -167,4 +176,5 @@ def _essence(config: RunConfig, kind: Kind) -> RunConfig:
     fleet = replace(FleetSection(), **{name: getattr(config.fleet, name) for name in LASTING})
     simulated = SimulateSection() if kind == "served" else replace(config.simulate, processes=None)
     run = replace(config.run, name="run", rounds=1, folder="runs", keep_states=1)
-    return replace(config, run=run, fleet=fleet, simulate=simulated, export=ExportSection(), store=StoreSection())
+    config = replace(config, export=ExportSection(), metrics=MetricsSection(), store=StoreSection())
+    return replace(config, run=run, fleet=fleet, simulate=simulated)

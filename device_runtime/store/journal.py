@@ -1,6 +1,7 @@
 """The device's journal: which task it has, how it answered, which are over. Survives a power cut at any moment."""
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
@@ -52,6 +53,8 @@ class Journal:
         self._path = folder / "journal"
         self._lock = _lock(folder)
         self._file = _read(self._path)
+        # How many tasks this life of the agent has taken, and what became of them.
+        self.counts: Counter[str] = Counter()
 
     @property
     def entry(self) -> JournalEntry | None:
@@ -64,6 +67,7 @@ class Journal:
 
     def accept(self, task: Task) -> None:
         """Take a task in hand; whatever was in hand before is given up."""
+        self.counts["taken"] += 1
         self._write(structs.replace(self._file, entry=JournalEntry(task)))
 
     def begin(self, step: int) -> bool:
@@ -80,6 +84,7 @@ class Journal:
 
     def crashed(self, problem: str) -> None:
         """Remember how an attempt ended."""
+        self.counts["crashed"] += 1
         if self._file.entry is not None:
             self._write(structs.replace(self._file, entry=structs.replace(self._file.entry, problem=problem)))
 
@@ -91,11 +96,13 @@ class Journal:
 
     def answer(self, answer: Update | Refusal) -> None:
         """The work is done: remember how it ended until the server has it too."""
+        self.counts["refused" if isinstance(answer, Refusal) else "done"] += 1
         if self._file.entry is not None:
             self._write(structs.replace(self._file, entry=structs.replace(self._file.entry, answer=answer)))
 
     def finish(self) -> None:
         """The server has the answer; the hands are free."""
+        self.counts["acknowledged"] += 1
         if self._file.entry is not None:
             finished = [*self._file.finished, self._file.entry.task.task][-KEEP_FINISHED:]
             self._write(_File(None, finished))

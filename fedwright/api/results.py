@@ -27,6 +27,7 @@ def run_result(past: "PastRun") -> dict[str, Any]:
         "complete": past.complete,
         "rounds_kept": list(past.kept),
         "classes": list(past.class_names),
+        "privacy": None if past.privacy is None else {**past.privacy.facts(), "devices": dict(past.privacy.by_device)},
         "metrics": past.metrics,
         "devices": [record_row(record) for _, record in sorted(past.devices.items())],
         "notices": [asdict(notice) for notice in read_notices(past.folder.path)],

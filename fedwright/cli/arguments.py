@@ -57,6 +57,16 @@ def add_anew(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_metrics(parser: argparse.ArgumentParser) -> None:
+    """Add where Prometheus may ask."""
+    parser.add_argument(
+        "--metrics-port",
+        default="",
+        metavar="PORT",
+        help="serve /metrics, /healthz and /readyz there, to this machine alone; HOST:PORT for others too",
+    )
+
+
 def new_file(text: str) -> Path:
     """A file that can be written, its folder made where it is missing; checked before the work is done, not after."""
     path = Path(text)

@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from fedwright.cli.arguments import add_print_json, command, example, new_file
+from fedwright.cli.arguments import add_metrics, add_print_json, command, example, new_file
 from fedwright.cli.device_enroll import add_enroll
 from fedwright.cli.logs import add_log_options, start_logging
 from fedwright.device_runtime.config import AgentConfig, default_state
@@ -134,6 +134,7 @@ def _agent_options(parser: argparse.ArgumentParser, *, required: bool) -> None:
     add("--nice", type=int, default=5, metavar="N", help="step back behind other programs, 0 to 19 (default: 5)")
     add("--evaluate-only", action="store_true", help="measure models on the data, never train")
     add("--once", action="store_true", help="leave when the run is over")
+    add_metrics(parser)
 
 
 def config_of(args: argparse.Namespace) -> AgentConfig:
@@ -179,6 +180,7 @@ def config_of(args: argparse.Namespace) -> AgentConfig:
         noise_ratio=args.noise,
         model=args.model,
         hide_counts=args.hide_counts,
+        metrics=args.metrics_port,
     )
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         DeviceTurnedAway,
         Event,
         LessOffered,
+        PrivacySpent,
         RoundClosed,
         TaskFailed,
         Waiting,
@@ -97,8 +98,8 @@ class Progress:
         else:
             self._take_fate(event)
 
-    def _take_fate(self, event: "DeviceJoined | DeviceLost | DeviceTurnedAway | Warned") -> None:
-        """Who came, went or was sent away, and what the server warns of."""
+    def _take_fate(self, event: "DeviceJoined | DeviceLost | DeviceTurnedAway | PrivacySpent | Warned") -> None:
+        """Who came, went or was sent away, what was told of devices, and what the server warns of."""
         from fedwright.server_runtime.rounds import events
 
         if isinstance(event, events.DeviceJoined):
@@ -109,7 +110,7 @@ class Progress:
             if not event.double:
                 self._states[event.device] = AWAY
             self._say(f"{event.device} was turned away: {event.reason}")
-        else:
+        elif isinstance(event, events.Warned):
             if event.fate == "revoked":
                 self._states[event.device] = REVOKED
             # The log has it from whoever warned.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from fedwright.cli.arguments import (
     add_anew,
+    add_metrics,
     add_print_json,
     add_result_file,
     add_rounds,
@@ -19,9 +20,10 @@ from fedwright.cli.arguments import (
     new_file,
 )
 from fedwright.cli.logs import add_log_options, say, start_logging
+from fedwright.cli.page import add_page_options, start_page
 from fedwright.cli.run_lifecycle import begin_anew, say_complete
 from fedwright.cli.run_records import add_audit, add_check
-from fedwright.cli.server_link import add_broker_options, open_link, with_options
+from fedwright.cli.server_link import add_broker_options, open_link, with_metrics, with_options
 from fedwright.cli.trust_commands import add_trust
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ EXAMPLES = """examples:
 
 RUN_EXAMPLE = """examples:
   fedwright server run run.toml
+  fedwright server run run.toml --page           and show it at http://127.0.0.1:8765
   fedwright server run run.toml --rounds 20      more rounds for a run that is complete
   fedwright server run run.toml --anew           the same once more, from its beginning
 
@@ -68,6 +71,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add_anew(run)
     add_result_file(run)
     add_broker_options(run, default="the config's, else its own")
+    add_metrics(run)
+    add_page_options(run, optional=True)
     add_log_options(run)
     run.set_defaults(run=_run)
     resume = command(
@@ -80,6 +85,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add_rounds(resume)
     add_result_file(resume)
     add_broker_options(resume, default="the run's, else its own")
+    add_metrics(resume)
+    add_page_options(resume, optional=True)
     add_log_options(resume)
     resume.set_defaults(run=_resume)
     _add_rollback(commands)
@@ -87,6 +94,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     edge = command(commands, "edge", summary, example("server edge edge.toml"))
     edge.add_argument("config", metavar="CONFIG", type=Path, help="a TOML file; `fedwright init edge` writes one")
     add_broker_options(edge, default="the config's host.broker")
+    add_metrics(edge)
     add_log_options(edge)
     edge.set_defaults(run=_edge)
     status = command(commands, "status", "say how far a run has come", example("server status runs/run --json"))
@@ -136,7 +144,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.anew:
         begin_anew(config)
     config = continued(config, kind="served", rounds=args.rounds)
-    config = replace(config, fleet=with_options(config.fleet, args))
+    config = replace(config, fleet=with_options(config.fleet, args), metrics=with_metrics(config.metrics, args))
     check_server(config)
     # What is kept with the run holds no password.
     return _execute(config, mask(text), args, again=f"fedwright server run {args.config}", anew=" --anew")
@@ -151,7 +159,7 @@ def _resume(args: argparse.Namespace) -> int:
         raise ConfigError(f"{args.run_folder} holds a simulation; go on with `fedwright simulate CONFIG`")
     config = past.config if args.rounds is None else with_rounds(past.config, args.rounds)
     check_rounds(config.run.rounds, past.rounds_done, past.folder)
-    config = replace(config, fleet=with_options(config.fleet, args))
+    config = replace(config, fleet=with_options(config.fleet, args), metrics=with_metrics(config.metrics, args))
     return _execute(config, past.text, args, again=f"fedwright server resume {args.run_folder}")
 
 
@@ -171,6 +179,7 @@ def _edge(args: argparse.Namespace) -> int:
     config = load_edge(args.config)
     changed = {"broker": args.broker, "password_file": args.password_file and str(args.password_file)}
     config = replace(config, host=replace(config.host, **{key: value for key, value in changed.items() if value}))
+    config = replace(config, metrics=with_metrics(config.metrics, args))
     start_logging(args)
     with terminable():
         run_edge(config)
@@ -212,6 +221,8 @@ def _play(config: "RunConfig", text: str, args: argparse.Namespace) -> None:
             stack.enter_context(progress)
             return link
 
+        if args.page is not None:
+            say(f"page: {start_page(args, folder.path.parent, stack)}", as_json=args.log_json)
         try:
             execute(config, text, link=connect, observer=progress)
         except KeyboardInterrupt:
@@ -258,6 +269,8 @@ def _status(args: argparse.Namespace) -> int:
     for number, metrics in enumerate(past.metrics, 1):
         print(f"  round {number}: " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
     Console().print(device_table("", run_result(past)["devices"]))
+    if past.privacy is not None:
+        print(f"  privacy: {past.privacy.line()}")
     if past.kept:
         print(f"  it can be rolled back to round {', '.join(map(str, past.kept))}")
     for notice in read_notices(past.folder.path):
@@ -277,7 +290,7 @@ def _endings(trust: str | None) -> list[str]:
 
 
 def _export(args: argparse.Namespace) -> int:
-    from fedwright.server_runtime.run import export_device
+    from fedwright.server_runtime.run_model import export_device
     from fedwright.server_runtime.run_reader import latest_run, open_run
 
     past = open_run(args.run_folder or latest_run())

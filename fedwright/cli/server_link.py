@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedwright.protocol.address import Login
     from fedwright.protocol.link import Link, Watch
     from fedwright.server_runtime.config import FleetSection
+    from fedwright.server_runtime.config_sections.metrics import MetricsSection
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,11 @@ def with_options(fleet: "FleetSection", args: argparse.Namespace) -> "FleetSecti
     if args.broker:
         fleet = replace(fleet, broker=args.broker)
     return fleet if args.password_file is None else replace(fleet, password_file=str(args.password_file))
+
+
+def with_metrics(section: "MetricsSection", args: argparse.Namespace) -> "MetricsSection":
+    """The section [metrics] with what the command line says."""
+    return replace(section, listen=args.metrics_port) if args.metrics_port else section
 
 
 def open_link(

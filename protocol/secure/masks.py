@@ -31,7 +31,7 @@ def to_words(change: NDArray[np.float32], share: float, *, devices: int, reach: 
     if not largest <= reach:
         raise DeviceError(
             f"its change has an entry of {largest:.3g}, which is beyond the {reach:.3g} that the sum has room for; "
-            f"set privacy.range higher or learning_rate lower"
+            f"give the sum a wider range or set learning_rate lower"
         )
     scaled = np.rint(change.astype(np.float64) * (share * scale_of(devices, reach)))
     return scaled.astype(np.int64).astype(np.uint32)

@@ -1,7 +1,7 @@
 """A trained model as one plain ONNX file: the evaluation graph with its weights folded in."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -16,12 +16,16 @@ CLASSES = "classes"
 
 
 def export_model(
-    artifact: Artifact, weights: dict[str, NDArray[np.generic]], *, class_names: Sequence[str] = ()
+    artifact: Artifact,
+    weights: dict[str, NDArray[np.generic]],
+    *,
+    class_names: Sequence[str] = (),
+    notes: Mapping[str, str] | None = None,
 ) -> bytes:
     """The evaluation graph whose only inputs are the batch; runs on a stock onnxruntime.
 
     weights: every slot the graph reads and every frozen tensor; others are ignored. class_names: go into the
-    model's metadata as `classes`, where there are any.
+    model's metadata as `classes`, where there are any. notes: what else stands there, by name.
     """
     model = onnx.load_model_from_string(artifact.eval)
     graph = model.graph
@@ -41,6 +45,8 @@ def export_model(
     graph.initializer.extend([*kept, *folded])
     if class_names:
         model.metadata_props.add(key=CLASSES, value=json.dumps(list(class_names), ensure_ascii=False))
+    for key, text in (notes or {}).items():
+        model.metadata_props.add(key=key, value=text)
     onnx.checker.check_model(model)
     return bytes(model.SerializeToString())
 

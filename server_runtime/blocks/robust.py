@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime.blocks.averaging import SelectiveMean
+from fedwright.server_runtime.blocks.private_mean import CentralNoise, PrivateMean
 from fedwright.server_runtime.blocks.slicing import Axes, Plan, grid, tensor_index
 
 Array = NDArray[Any]
@@ -32,12 +33,13 @@ class Combine:
     trimmed_mean, median: per entry, with one voice for every device; the trim_ratio smallest and as many largest
     values are left out. krum, multi_krum, majority, similarity: the mean of those that robust_weights.py lets count;
     hostile_ratio: share of the devices that may be hostile. norm_bound: the mean of changes no longer than the median
-    one.
+    one. central: clip and noise in place of weights, for differential privacy.
     """
 
     kind: Kind = "mean"
     trim_ratio: float = 0.1
     hostile_ratio: float = 0.25
+    central: CentralNoise | None = None
 
     def __post_init__(self) -> None:
         """Check values."""
@@ -100,6 +102,8 @@ Mean = SelectiveMean | RobustMean
 
 def make_mean(combine: Combine, current: Mapping[str, Array], axes: Axes) -> Mean:
     """The average that the run's settings ask for."""
+    if combine.central is not None:
+        return PrivateMean(current, axes, combine.central)
     return RobustMean(current, axes, combine) if combine.by_entry else SelectiveMean(current, axes)
 
 

@@ -10,6 +10,7 @@ from fedwright.protocol.link.security import Bundle, read_bundle
 from fedwright.protocol.support.settings import check_range, hint
 from fedwright.protocol.topics import check_name
 from fedwright.server_runtime.config import EMBEDDED, LOCAL_BROKER, check_broker
+from fedwright.server_runtime.config_sections.metrics import MetricsSection
 from fedwright.server_runtime.config_sections.reading import parse_toml, read_sections, read_text, sections_of
 
 
@@ -108,6 +109,7 @@ class EdgeConfig:
     devices: DevicesSection = field(default_factory=DevicesSection)
     cluster: ClusterSection = field(default_factory=ClusterSection)
     exchange: ExchangeSection = field(default_factory=ExchangeSection)
+    metrics: MetricsSection = field(default_factory=MetricsSection)
 
 
 SECTIONS = sections_of(EdgeConfig)

@@ -51,6 +51,7 @@ from fedwright.protocol.messages import (
 )
 from fedwright.protocol.task_blobs import blobs_of
 from fedwright.server_runtime.edge.host_channel import HostChannel
+from fedwright.server_runtime.edge.metrics import EdgeSnapshot
 from fedwright.server_runtime.edge.store import TaskRow
 from fedwright.server_runtime.edge.task_rows import TaskRows
 from fedwright.server_runtime.transport.device_channel import DeviceChannel, Heard
@@ -90,6 +91,7 @@ class Edge:
         self._blobs = blobs
         self._options = options or EdgeOptions()
         self._host_heard = False
+        self._heard_s = 0.0
         self._started_s = time.monotonic()
         self._beat_s = self._started_s - BEAT_S
         # The last report of each device that is here, as it came, and the boot that made it.
@@ -105,6 +107,10 @@ class Edge:
     def stop(self) -> None:
         """Make `run` return soon; safe from any thread and from signal handlers."""
         self._stopping.set()
+
+    def snapshot(self) -> EdgeSnapshot:
+        """How the edge does now; safe from any thread."""
+        return EdgeSnapshot(len(self._reports), self._rows.states(), self._heard_s)
 
     def run(self) -> None:
         """Serve; LinkError when no host was ever heard of, IdentityTaken when another edge has this name."""
@@ -164,7 +170,7 @@ class Edge:
 
     def _take_order(self, message: Message) -> None:
         """Something from the host."""
-        self._host_heard = True
+        self._host_heard, self._heard_s = True, time.time()
         if isinstance(message, Carried):
             self._take_carried(message)
         elif isinstance(message, Challenge):

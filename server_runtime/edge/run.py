@@ -19,10 +19,12 @@ from fedwright.protocol.link.base import Link
 from fedwright.protocol.link.security import Bundle, TlsFiles
 from fedwright.protocol.messages import Board, Gone
 from fedwright.protocol.support.files import lock_folder
+from fedwright.protocol.support.metrics import served_metrics
 from fedwright.server_runtime.blocks.fedconv.cluster_exchange import ExchangeOptions
 from fedwright.server_runtime.edge.config import DevicesSection, EdgeConfig, HostSection, check_edge
 from fedwright.server_runtime.edge.edge import Edge, EdgeOptions
 from fedwright.server_runtime.edge.host_channel import HostChannel, Presence
+from fedwright.server_runtime.edge.metrics import EdgeFigures
 from fedwright.server_runtime.edge.pooled_update import Grouping, Plain
 from fedwright.server_runtime.edge.store import EdgeStore
 from fedwright.server_runtime.edge.task_rows import TaskRows
@@ -82,6 +84,8 @@ def serve(
         rows = TaskRows(presence.name, store, blobs, grouping=grouping_of(config, store), clock=time.monotonic)
         options = EdgeOptions(config.edge.once, config.host.timeout_s)
         edge = Edge(upward, DeviceChannel(down, presence.name, blobs=blobs), rows=rows, blobs=blobs, options=options)
+        figures = EdgeFigures(edge.snapshot, folder, up, down)
+        stack.enter_context(served_metrics(config.metrics.listen, figures.endpoint()))
         started(edge)
         log.info("edge %s serves fleet %s", presence.name, presence.fleet)
         edge.run()

@@ -1,6 +1,7 @@
 """An edge's tasks and answers: which pools are complete, what is due to go up, what may be forgotten."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -49,6 +50,10 @@ class TaskRows:
     def open_rows(self, device: str | None = None) -> list[TaskRow]:
         """Tasks that are not answered, of one device or of all."""
         return [row for row in self._store.rows() if row.state == "open" and device in (None, row.device)]
+
+    def states(self) -> Counter[str]:
+        """How many tasks there are of each state."""
+        return Counter(row.state for row in self._store.rows())
 
     def row(self, task: str) -> TaskRow | None:
         """The row of a task."""

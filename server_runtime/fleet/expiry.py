@@ -43,6 +43,21 @@ def endings(folder: Path, *, within_days: int = WARN_DAYS, now: datetime.datetim
     return sorted((one for one in left if one.days < within_days), key=lambda one: (one.days, one.name))
 
 
+def soonest(folder: Path) -> dict[str, float]:
+    """When the first certificate in use ends, in seconds since 1970, for each kind: authority, server, broker, ..."""
+    found: dict[str, float] = {}
+    if not (folder / "ca.pem").exists():
+        return found
+    in_use = [("authority", x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes()))]
+    for name in names_of(folder):
+        kind = name if name in (SERVER_NAME, BROKER_NAME) else _place(folder, name).parent.name[:-1]
+        cert = latest(folder, name)
+        in_use += [] if cert is None else [(kind, cert)]
+    for kind, cert in in_use:
+        found[kind] = min(found.get(kind, float("inf")), cert.not_valid_after_utc.timestamp())
+    return found
+
+
 def names_of(folder: Path) -> list[str]:
     """Everybody who has a certificate and is not shut out."""
     kept = {path.name for path in (folder / CERTIFICATES).glob("*")}

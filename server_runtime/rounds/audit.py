@@ -116,8 +116,14 @@ def facts_of(event: events.Event) -> tuple[str, dict[str, Any]] | None:
         sent = {device: list(what) for device, *what in event.sent}
         known = {"to": sent or list(event.devices), "offers": to_builtins(dict(event.offers))}
         return "sent", {"round": event.round, "evaluation": event.evaluation, **known}
+    return _round_facts(event)
+
+
+def _round_facts(event: events.Event) -> tuple[str, dict[str, Any]] | None:
     if isinstance(event, events.RoundClosed):
         return "round closed", {"round": event.round, "metrics": event.metrics, "seconds": round(event.seconds, 3)}
+    if isinstance(event, events.PrivacySpent):
+        return "privacy", {"round": event.round, **event.facts}
     if isinstance(event, events.Warned):
         return event.fate, {"device": event.device, "detail": event.text}
     return None
@@ -183,7 +189,7 @@ def audited(
         if found is not None:
             log.append(found[0], **found[1])
         # Before devices act on it, and before the next round builds on it.
-        if isinstance(event, events.StagePlanned | events.RoundClosed):
+        if isinstance(event, events.StagePlanned | events.RoundClosed | events.PrivacySpent):
             log.flush()
         observer(event)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from fedwright.protocol.messages import Report, Stats, Status
 
@@ -124,6 +125,14 @@ class RoundClosed:
 
 
 @dataclass(frozen=True)
+class PrivacySpent:
+    """What a run will have told once a round that begins is over: (epsilon, delta), and what they rest on."""
+
+    round: int
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Warned:
     """The method, or another part of the server, warns; `fate`: what became of the device, where it is about one."""
 
@@ -143,6 +152,7 @@ Event = (
     | DeviceStatus
     | TaskFailed
     | RoundClosed
+    | PrivacySpent
     | Warned
 )
 Observer = Callable[[Event], None]

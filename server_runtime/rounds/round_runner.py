@@ -7,6 +7,7 @@ from fedwright.server_runtime.methods.base import Method, MethodState
 from fedwright.server_runtime.rounds.absorber import Absorber
 from fedwright.server_runtime.rounds.leave_out import LeftOutDevices
 from fedwright.server_runtime.rounds.planner import Planner
+from fedwright.server_runtime.rounds.privacy.round_privacy import NO_PRIVACY, NoPrivacy
 from fedwright.server_runtime.rounds.spoilt_rounds import best_round, best_state, in_a_row
 from fedwright.server_runtime.rounds.stage import RoundOptions, restore_newest
 from fedwright.server_runtime.rounds.store.base import RoundStore
@@ -33,6 +34,7 @@ class RoundRunner:
         self._options = options
         self._left = LeftOutDevices(tracker.observe)
         self._absorber = Absorber(tracker, reader, options.norm_factor, options.combine)
+        self.privacy: NoPrivacy = NO_PRIVACY
         self._first = b""
         # Devices of which nothing was believed yet.
         self._rejected: set[str] = set()

@@ -5,7 +5,7 @@ It is read from where the last look ended; nothing here touches the run.
 """
 
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,6 +107,7 @@ class RunHistory:
     """A run from its birth until now. lives: when processes began to work on it, and when they ended, if they did.
 
     orders: what people have ordered of it that is in force: paused, rounds, sample_ratio, end, taken_out.
+    counts: how many lines of each kind the log has.
     """
 
     name: str = ""
@@ -118,6 +119,7 @@ class RunHistory:
     devices: dict[str, DeviceHistory] = field(default_factory=dict)
     news: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=NEWS))
     orders: dict[str, Any] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
     version: int = 0
 
     @property
@@ -135,6 +137,7 @@ class RunHistory:
         """Take a line of the log."""
         what, when = str(entry.get("what", "")), float(entry.get("time", 0.0))
         self.version += 1
+        self.counts[what] += 1
         if what == "began":
             self._begin(entry, when)
         elif what == "ended":

@@ -17,6 +17,7 @@ OPTIONAL = {
     "fedwright.device_runtime.data.images": {"PIL"},
     "fedwright.device_runtime.facts": {"jtop"},
     "fedwright.protocol.link.broker_child": {"amqtt", "pwdlib"},
+    "fedwright.protocol.support.metrics": {"prometheus_client"},
 }
 # They run in the environment of the system that is compared with.
 ELSEWHERE = {f"fedwright.benchmarks.peers.flower_app.{side}_app" for side in ("client", "server")}
@@ -53,9 +54,11 @@ SERVER_LAYERS = [
     "watch",
     "run_folder",
     "run",
+    "run_model",
     "run_reader",
     "check_run",
     "edge",
+    "page",
 ]
 MAY_USE_TORCH = (
     "fedwright.server_runtime",

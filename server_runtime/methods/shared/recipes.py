@@ -28,7 +28,10 @@ def in_groups(recipe: Recipe, samples: int, of: int) -> Recipe:
 
 
 def pooled_by(setting: Setting, *, by_samples: bool) -> Literal["samples", "devices"] | None:
-    """How an edge may put updates together: a weighted mean of means is the mean; a median is not."""
-    if setting.combine.kind != "mean":
+    """How an edge may put updates together: a weighted mean of means is the mean; a median is not.
+
+    Nor may it where each change is clipped and has one voice.
+    """
+    if setting.combine.kind != "mean" or setting.combine.central is not None:
         return None
     return "samples" if by_samples else "devices"

@@ -176,7 +176,10 @@ class SubmodelMethod(Method):
 
     def _new_mean(self) -> Mean | DilutedMean:
         nothing = {name: np.zeros_like(value) for name, value in self.weights.items()}
-        return DilutedMean(nothing, self.axes) if self.diluted else make_mean(self.setting.combine, nothing, self.axes)
+        combine = self.setting.combine
+        # A private mean dilutes, too: it divides every entry by the same number.
+        diluted = self.diluted and combine.central is None
+        return DilutedMean(nothing, self.axes) if diluted else make_mean(combine, nothing, self.axes)
 
     def model_of(self, device: str) -> tuple[ModelSpec, Tensors]:
         """The device's submodel as of the last round; the widest trained one for no device in particular."""

@@ -1,0 +1,2 @@
+export function orderButtons() { return null; }
+export function deviceButtons() { return null; }
