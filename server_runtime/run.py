@@ -138,10 +138,17 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
         )
         store = claim.store
         observer = stack.enter_context(
-            audited(folder.path, fleet.observer, config=text, about=_about(config, fleet.kind), sync=fleet.sync)
+            audited(
+                folder.path,
+                fleet.observer,
+                config=text,
+                about=_about(config, fleet.kind),
+                sync=fleet.sync,
+                check=claim.check,
+            )
         )
         observer = stack.enter_context(noticed(folder.path, observer))
-        observer = claim.checked(stack.enter_context(shown_live(folder.path, observer)))
+        observer = stack.enter_context(shown_live(folder.path, observer))
         record = record_run(store, folder, config, text, kind=fleet.kind)
         for event in missed_events(folder.path, store):
             observer(event)

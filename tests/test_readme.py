@@ -1,9 +1,11 @@
 """The README tells the truth: its commands are run word for word, the files it names exist."""
 
+import os
 import re
 import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from fedwright.cli.main import build_parser
-from helpers.readme import PLAIN, QUOTED, Screen, environment_of, shown_commands
+from helpers.readme import PLAIN, QUOTED, Screen, shown_commands
 from helpers.tools import REPO
 
 FILES = sorted(
@@ -62,6 +64,12 @@ class Story:
     resumed: str
     devices: dict[str, str]
     line: str
+
+
+def environment_of(home: Path) -> dict[str, str]:
+    """A person's shell with the installed command in it."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {"PATH": path, "HOME": str(home), "LANG": "C.UTF-8", "COLUMNS": "160", "TERM": "xterm"}
 
 
 def make_folder(parent: Path, name: str) -> Path:

@@ -2,15 +2,14 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.protocol.support.files import replace_file
+from fedwright.protocol.support.files import lock_folder, replace_file
 from fedwright.server_runtime.config_sections.store import without_password
-from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.store.base import RoundStore
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.run_folder.folder import RunFolder, claim_folder
@@ -30,15 +29,6 @@ class Claim:
 
     store: RoundStore
     check: Callable[[], None]
-
-    def checked(self, observer: events.Observer) -> events.Observer:
-        """The observer of events, which writes files of the run, as long as the run is this server's."""
-
-        def observe(event: events.Event) -> None:
-            self.check()
-            observer(event)
-
-        return observe
 
 
 def open_rounds(folder: RunFolder, url: str | None = None) -> RoundStore:
@@ -70,7 +60,7 @@ def claim_rounds(
     from fedwright.server_runtime.rounds.store.postgres import PostgresRoundStore
 
     url = url or address_of(folder)
-    with _leased(url, folder, waiting) as (lease, check):
+    with _leased(url, folder, waiting) as (lease, check), lock_folder(folder.path) or nullcontext():
         known = folder.address.exists()
         with closing(PostgresRoundStore(url, folder.path.name, lease=lease)) as store:
             if store.run() is not None and not known:

@@ -2,7 +2,8 @@
 
 import os
 import signal
-from collections.abc import Callable
+import subprocess
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,18 +18,32 @@ from fedwright.server_runtime.rounds.store.postgres import schema_name
 from helpers.data_files import save_points
 from helpers.links import wait_until
 from helpers.postgres import PostgresServer, running_postgres
-from helpers.readme import Screen, environment_of
 from helpers.resume import state_of
 from helpers.served import served_config, start_agents
-from helpers.tools import REPO
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 ROUNDS = 12
 
 
-def shows(words: str) -> Callable[[str], bool]:
-    """Whether a screen shows these words."""
-    return lambda text: words in text
+class Server:
+    """`fedwright server run` in a process of its own whose words go into a file."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self._file = folder / f"server-{number}.txt"
+        command = [sys.executable, "-m", "fedwright", "server", "run", "run.toml"]
+        with self._file.open("wb") as file:
+            self.process = subprocess.Popen(command, cwd=folder, stdout=file, stderr=file)
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def said(self) -> str:
+        """All that it has said so far."""
+        return self._file.read_text()
 
 
 def holder_after(database: PostgresServer, rounds: int) -> int:
@@ -40,7 +55,7 @@ def holder_after(database: PostgresServer, rounds: int) -> int:
             row = connection.execute("SELECT COUNT(*) FROM closed").fetchone()
             return row is not None and row[0] >= rounds
 
-        wait_until(closed, timeout_s=60)
+        wait_until(closed, timeout_s=200)
         row = connection.execute("SELECT holder FROM lease").fetchone()
         assert row is not None
         return int(row[0].split()[0])
@@ -59,29 +74,27 @@ def test_another_server_goes_on_when_the_first_is_killed_or_stops(
     for seed, device in enumerate(("a", "b")):
         save_points(tmp_path / f"{device}.npz", seed=seed)
 
-    environment = environment_of(tmp_path) | {"PYTHONPATH": str(REPO)}
-    servers: dict[int, Screen] = {}
+    servers: dict[int, Server] = {}
     for shown in ("waiting for 2", "standing by: server", "standing by: server"):
-        screen = Screen("fedwright server run run.toml", folder=tmp_path, environment=environment)
-        stack.callback(screen.close)
-        assert shown in screen.read_until(shows(shown))
-        servers[screen.process.pid] = screen
+        server = stack.enter_context(Server(tmp_path, len(servers)))
+        wait_until(lambda server=server, shown=shown: shown in server.said(), timeout_s=120)  # type: ignore[misc]
+        servers[server.process.pid] = server
     first = next(iter(servers))
     start_agents(fleet, broker.url, tmp_path, {"a": "npz:a.npz", "b": "npz:b.npz"})
     holder_after(database, 2)
-    servers[first].kill()
+    os.kill(first, signal.SIGKILL)
     # Another one wakes up when its run is long over.
     second = holder_after(database, 4)
     os.kill(second, signal.SIGSTOP)
     [third] = servers.keys() - {first, second}
-    assert servers[third].end() == 0, servers[third].text
+    assert servers[third].process.wait(200) == 0, servers[third].said()
     os.kill(second, signal.SIGCONT)
-    assert servers[second].end() != 0
+    assert servers[second].process.wait(100) == 1
     assert main(["server", "run", "alone.toml"]) == 0
     capsys.readouterr()
     assert main(["server", "status", "runs/night"]) == 0
 
-    assert "has taken this run over" in servers[second].text
+    assert "has taken this run over" in servers[second].said()
     assert f"{ROUNDS} of {ROUNDS} rounds, complete" in capsys.readouterr().out
     assert state_of(tmp_path / "runs/night") == state_of(tmp_path / "runs/alone")
     audit = check_audit(tmp_path / "runs/night")

@@ -6,7 +6,6 @@ import re
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,12 +31,6 @@ def shown_commands(text: str = TEXT) -> list[str]:
     # What stands behind two spaces and a # is a remark.
     words = [re.split(r"\s\s+#", line)[0] for line in lines]
     return list(dict.fromkeys(line for line in words if _COMMAND.match(line)))
-
-
-def environment_of(home: Path) -> dict[str, str]:
-    """A person's shell with the installed command in it."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {"PATH": path, "HOME": str(home), "LANG": "C.UTF-8", "COLUMNS": "160", "TERM": "xterm"}
 
 
 class Screen:

@@ -124,10 +124,9 @@ class LeaseKeeper:
                 self._lease.renew(connection)
                 self._note(began_s, None)
             except LeaseLost as err:
-                log.error("%s", err)
                 self._note(began_s, err)
             except (psycopg.Error, FedwrightError) as err:
-                log.warning("the lease of the run could not be renewed (%s); trying again", str(err).split("\n")[0])
+                log.info("the lease of the run could not be renewed (%s); trying again", str(err).split("\n")[0])
                 if connection is not None:
                     connection.close()
                 connection = None
@@ -146,6 +145,6 @@ class LeaseKeeper:
             if self._lost is None:
                 self._lease.give_up(connection)
         except psycopg.Error as err:
-            log.warning("the lease of the run could not be given back (%s)", str(err).split("\n")[0])
+            log.info("the lease of the run could not be given back (%s)", str(err).split("\n")[0])
         finally:
             connection.close()
