@@ -18,6 +18,7 @@ from fedwright.device_runtime.answers import refusal_of, update_of
 from fedwright.device_runtime.resources import Resources
 from fedwright.device_runtime.run_task import Stopped, inputs_of
 from fedwright.device_runtime.runner import Crashed, Done
+from fedwright.device_runtime.secure.masked_blob import MaskedBlob
 from fedwright.device_runtime.server_choice import DeviceIdentity, ServerChoice
 from fedwright.device_runtime.status import StatusTeller
 from fedwright.device_runtime.store.journal import JournalEntry
@@ -37,6 +38,7 @@ from fedwright.protocol.messages import (
     Lost,
     Message,
     Refusal,
+    SumAsk,
     Task,
     Update,
 )
@@ -73,6 +75,7 @@ class Agent:
         self._clock = clock
         self._downloads: dict[str, Download] = {}
         self._uploads = Uploads(resources.blobs)
+        self._masked = MaskedBlob(resources.blobs, self._uploads)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="train")
         self._work: Future[Done | Refusal] | None = None
         self._give_up = threading.Event()
@@ -184,18 +187,13 @@ class Agent:
             self._take_dismiss(body)
         elif isinstance(body, Ask) and self._have.hidden is not None and body.boot == self._identity.boot:
             self._send(self._have.hidden.answer(body))
+        elif isinstance(body, SumAsk) and self._have.sums is not None and body.boot == self._identity.boot:
+            self._send(self._have.sums.answer(body, self._masked))
 
     def _take_challenge(self, challenge: Challenge) -> None:
         """Say who is here, with what a run asks of the data as far as the owner lets it be told."""
         if set(challenge.tell) - set(self._asked):
-            allowed = [fact for fact in challenge.tell if self._have.may_tell(fact)]
-            withheld = [fact for fact in challenge.tell if fact not in allowed]
-            log.info(
-                "the run asks for %s of the data; told: %s; kept back by the policy: %s",
-                ", ".join(challenge.tell),
-                ", ".join(allowed) or "nothing",
-                ", ".join(withheld) or "nothing",
-            )
+            self._have.log_asked(challenge.tell)
         self._asked = tuple(challenge.tell)
         self._report()
 
@@ -326,6 +324,9 @@ class Agent:
         self._reply(refusal_of(entry.task.task, err))
 
     def _update(self, task: Task, done: Done) -> Update:
+        if task.sum is not None and self._have.sums is not None:
+            self._have.sums.take(task, done.stats, Path(done.blob))
+            return update_of(task, done.stats, None, self._link)
         # The server's choice of chunk holds both ways: some brokers take only small messages.
         chunk_bytes = task.weights.chunk_bytes
         ref = self._uploads.offer_file(Path(done.blob), chunk_bytes=chunk_bytes) if done.blob else None

@@ -35,7 +35,7 @@ def refusal_of(task: str, err: BaseException) -> Refusal:
     if isinstance(err, BadBlob):
         return Refusal(task, "bad_blob", str(err))
     if isinstance(err, PolicyRefused):
-        return Refusal(task, "failed", str(err), rule=err.rule)
+        return Refusal(task, "failed", str(err), rule=err.rule, least=err.least)
     if not isinstance(err, FedwrightError):
         log.error("the task failed", exc_info=err)
     return Refusal(task, "failed", f"{type(err).__name__}: {err}"[:500])

@@ -64,6 +64,11 @@ class Equipment:
 
 def make_equipment(settings: EquipmentSettings, *, wait: Callable[[float], object] = time.sleep) -> Equipment:
     """Read the data and get everything ready; wait: how a guard passes its time."""
+    if settings.backend == "classic" and not settings.policy.unfollowed_graphs:
+        raise ConfigError(
+            "nobody can see whether graphs of the classic backend carry single samples off this device; use the "
+            "portable one, or set unfollowed_graphs = true in its policy (see `fedwright device policy`)"
+        )
     folder = Path(settings.folder)
     threads = settings.threads or facts.cores()
     limits = limits_of(settings)

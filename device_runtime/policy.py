@@ -41,6 +41,13 @@ least_per_mean = 5
 # A task is done only on so many samples or more (a server may ask for single classes).
 least_samples = 20
 
+# Graphs of the classic backend (`device run --backend classic`), through which samples cannot be followed: whether a
+# server that is curious may be trusted not to have them carry samples away.
+unfollowed_graphs = false
+
+# What the device learnt leaves it only in sums over so many devices or more (update.secure); 0: as servers ask.
+least_in_sum = 0
+
 # Operators of graphs that are run, where they shall be fewer than this release knows; empty: all of those.
 operators = []
 
@@ -66,6 +73,8 @@ class Policy:
     least_batch: int = 1
     least_per_mean: int = 2
     least_samples: int = 1
+    unfollowed_graphs: bool = False
+    least_in_sum: int = 0
     operators: tuple[str, ...] = ()
     hours: tuple[str, ...] = ()
     mb_per_day: float | None = None
@@ -82,6 +91,8 @@ class Policy:
         for name in ("least_batch", "least_per_mean", "least_samples"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)} but must be at least 1")
+        if self.least_in_sum < 0 or self.least_in_sum in (1, 2):
+            raise ConfigError(f"least_in_sum is {self.least_in_sum} but must be 3 or more, or 0 for no demand")
         for text in self.hours:
             if not _HOURS.fullmatch(text):
                 raise ConfigError(f"hours has {text!r}, which is not of the form 22:00-06:00")
@@ -95,9 +106,15 @@ class Policy:
         for name in _wanted(task.returns):
             if name not in self.returns:
                 raise PolicyRefused("returns", f"sends no {name}, only {', '.join(self.returns) or 'nothing'}")
+        if self.least_in_sum and set(_wanted(task.returns)) - {"evaluation"}:
+            least = 0 if task.sum is None else task.sum.least
+            if least < self.least_in_sum:
+                raise PolicyRefused("least_in_sum", f"tells what it learnt in sums over {self.least_in_sum} or more")
         if _trains(task.recipe) and not task.recipe.public and task.recipe.batch < self.least_batch:
             raise PolicyRefused(
-                "least_batch", f"learns from {self.least_batch} samples at a time or more, not from {task.recipe.batch}"
+                "least_batch",
+                f"learns from {self.least_batch} samples at a time or more, not from {task.recipe.batch}",
+                least=self.least_batch,
             )
 
     def check_samples(self, recipe: Recipe, samples: int) -> None:

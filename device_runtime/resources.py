@@ -1,5 +1,6 @@
 """What a device has, whatever it is asked to do."""
 
+import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -7,14 +8,19 @@ from fedwright import __version__
 from fedwright.device_runtime.describe.hidden_counts import HiddenCounts
 from fedwright.device_runtime.owner_rules import OwnerRules
 from fedwright.device_runtime.runner import TaskRunner
+from fedwright.device_runtime.secure.change import check_summed
+from fedwright.device_runtime.secure.sums import SecureSums
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.journal import Journal
 from fedwright.device_runtime.store.personal_layers import PersonalLayers
 from fedwright.device_runtime.store.residual import ErrorFeedback
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.data_summary import FACTS, DataSummary, held_back, told
+from fedwright.protocol.errors import DeviceError
 from fedwright.protocol.messages import Board, Report, Task
 from fedwright.protocol.task_blobs import blobs_of
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -23,7 +29,8 @@ class Resources:
 
     told: what it can say about its data; unasked: facts of it that it tells although no run asked. profile: what it
     measured of itself, as JSON.
-    hidden: its part in sums of counts that it does not tell. model: the architecture that it wants to keep.
+    hidden: its part in sums of counts that it does not tell. sums: its part in
+    sums of changes. model: the architecture that it wants to keep.
     round_s, round_bytes: what its owner lets a round take; owner: what else.
     """
 
@@ -38,6 +45,7 @@ class Resources:
     trains: bool = True
     profile: bytes | None = None
     hidden: HiddenCounts | None = None
+    sums: SecureSums | None = None
     round_s: float | None = None
     round_bytes: int | None = None
     model: str = ""
@@ -59,6 +67,7 @@ class Resources:
             round_s=self.round_s,
             round_bytes=self.round_bytes,
             model=self.model,
+            sums=self.sums is not None,
             would_tell=[fact for fact in held_back(self.told, facts) if self.may_tell(fact)],
             **({} if self.hidden is None else self.hidden.offer()),
         )
@@ -67,8 +76,23 @@ class Resources:
         """Whether the owner agrees to a fact of the data being told."""
         return self.owner is None or fact in self.owner.policy.tells
 
+    def log_asked(self, facts: Collection[str]) -> None:
+        """Say in the log what a run asks of the data, and what of it is told."""
+        allowed = [fact for fact in facts if self.may_tell(fact)]
+        withheld = [fact for fact in facts if fact not in allowed]
+        log.info(
+            "the run asks for %s of the data; told: %s; kept back by the policy: %s",
+            ", ".join(facts),
+            ", ".join(allowed) or "nothing",
+            ", ".join(withheld) or "nothing",
+        )
+
     def check(self, task: Task, link_bytes: int) -> None:
         """Raise DeviceError for a task that this device must not begin; link_bytes: sent and received in this life."""
+        if task.sum is not None:
+            check_summed(task)
+            if self.sums is None:
+                raise DeviceError("this device takes part in no sums; leave it out, or set update.secure = false")
         if self.hidden is not None:
             self.hidden.check(task)
         if self.owner is not None:

@@ -10,6 +10,7 @@ from fedwright.device_runtime import facts
 from fedwright.device_runtime.answers import refusal_of
 from fedwright.device_runtime.equipment import Equipment
 from fedwright.device_runtime.run_task import Inputs, Stopped, run_task
+from fedwright.device_runtime.secure.change import row_of
 from fedwright.protocol.messages import Refusal, Stats, Task
 
 RESULT_NAME = "result"
@@ -86,8 +87,11 @@ def do_task(equipment: Equipment, task: Task, inputs: Inputs, *, should_stop: Ca
         if not result.tensors:
             return Done(result.stats)
         file = equipment.folder / RESULT_NAME
-        # It is synced when it becomes a blob.
-        file.write_bytes(equipment.residual.encode(task, result.tensors, result.masks))
+        # It is synced when it becomes a blob, or is kept for a sum.
+        if task.sum is not None:
+            row_of(result.tensors, task).astype("<f4", copy=False).tofile(file)
+        else:
+            file.write_bytes(equipment.residual.encode(task, result.tensors, result.masks))
     except Stopped:
         raise
     except Exception as err:

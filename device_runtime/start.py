@@ -17,6 +17,8 @@ from fedwright.device_runtime.equipment import EquipmentSettings, find_profiles,
 from fedwright.device_runtime.owner_rules import OwnerRules
 from fedwright.device_runtime.policy import Policy, read_policy
 from fedwright.device_runtime.resources import Resources
+from fedwright.device_runtime.secure.credentials import Enrolled
+from fedwright.device_runtime.secure.sums import SecureSums
 from fedwright.device_runtime.server_choice import DeviceIdentity
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.journal import Journal
@@ -121,7 +123,7 @@ def _policy(config: AgentConfig) -> Policy:
 
 
 def _resources(config: AgentConfig, folder: Path, journal: Journal, runner: TrainingProcess) -> Resources:
-    profiles = find_profiles(config.state, config.threads)
+    profiles, bundle = find_profiles(config.state, config.threads), config.identity()
     resources = Resources(
         board=facts.board(threads=config.threads or facts.cores(), profile=config.profile),
         told=runner.ready.told or runner.ready.summary,
@@ -137,6 +139,7 @@ def _resources(config: AgentConfig, folder: Path, journal: Journal, runner: Trai
         round_bytes=None if config.round_mb is None else int(config.round_mb * MB),
         model=config.model,
         unasked=config.tell,
+        sums=SecureSums(config.device, folder, None if bundle is None else Enrolled(bundle)),
     )
     if not config.hide_counts:
         return resources

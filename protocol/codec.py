@@ -10,7 +10,20 @@ from msgspec import structs
 
 from fedwright.protocol.crypto.signing import SIGNATURE_BYTES
 from fedwright.protocol.errors import BadMessage
-from fedwright.protocol.messages import VERSION, Ack, Answer, Ask, Chunk, Dismiss, Envelope, Message, Task, Update
+from fedwright.protocol.messages import (
+    VERSION,
+    Ack,
+    Answer,
+    Ask,
+    Chunk,
+    Dismiss,
+    Envelope,
+    Message,
+    SumAnswer,
+    SumAsk,
+    Task,
+    Update,
+)
 
 # A chunk of the largest allowed size plus its envelope fits; nothing legitimate is larger.
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
@@ -21,9 +34,9 @@ SIGNED = b"\xc1"
 EMPTY_BIN = b"\xc4\0"
 BIN32 = b"\xc6"
 # What a device does only on the word of its server. Chunks need no signature: a signed task names their hashes.
-MUST_BE_SIGNED = (Task, Ack, Dismiss, Ask)
+MUST_BE_SIGNED = (Task, Ack, Dismiss, Ask, SumAsk)
 # What an enrolled device says with its own signature, so that nobody on the way need be trusted with it.
-SIGNED_BY_DEVICES = (Update, Answer)
+SIGNED_BY_DEVICES = (Update, Answer, SumAnswer)
 
 Sign = Callable[[bytes], bytes]
 Verify = Callable[[bytes, bytes], bool]

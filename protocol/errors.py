@@ -78,11 +78,12 @@ class IdentityTaken(DeviceError):
 
 
 class PolicyRefused(DeviceError):
-    """The owner of this device does not allow it; rule: the key of the policy that says so."""
+    """The owner of this device does not allow it; rule: the key of the policy that says so; least: what it asks for."""
 
-    def __init__(self, rule: str, detail: str) -> None:
+    def __init__(self, rule: str, detail: str, *, least: int = 0) -> None:
         super().__init__(f"the policy of this device's owner ({rule}): it {detail}")
         self.rule = rule
+        self.least = least
 
 
 class RoundError(FedwrightError):
@@ -110,8 +111,8 @@ class UnsupportedOperator(BuildError):
 
     def __init__(self, operator: str, node: str, module: str) -> None:
         super().__init__(
-            f"operator {operator} (node {node}, module {module or 'the model itself'}) has no "
-            f"gradient rule; replace that layer by one made of supported operators"
+            f"operator {operator} (node {node}, module {module or 'the model itself'}) has no gradient rule; write "
+            "that layer with other operators (`fedwright artifact build --supported` lists them)"
         )
         self.operator = operator
         self.node = node

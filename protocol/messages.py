@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
+from fedwright.protocol.blob_ref import MAX_CHUNKS as MAX_CHUNKS
+from fedwright.protocol.blob_ref import BlobRef as BlobRef
 from fedwright.protocol.data_summary import DataSummary as DataSummary
 from fedwright.protocol.field_types import ClassNames, Count, Id, Key, Seconds, Sha256, Text
 from fedwright.protocol.side_messages import Carried as Carried
@@ -16,6 +18,9 @@ from fedwright.protocol.side_messages import Held as Held
 from fedwright.protocol.side_messages import Here as Here
 from fedwright.protocol.side_messages import Recall as Recall
 from fedwright.protocol.side_messages import Status as Status
+from fedwright.protocol.sum_messages import SumAnswer as SumAnswer
+from fedwright.protocol.sum_messages import SumAsk as SumAsk
+from fedwright.protocol.sum_messages import SumTerms as SumTerms
 
 VERSION = 1
 
@@ -23,22 +28,8 @@ VERSION = 1
 CHUNK_BYTES = 256 * 1024
 LARGE_CHUNK_BYTES = 1024 * 1024
 LARGE_BLOB_BYTES = 16 * 1024 * 1024
-MAX_CHUNKS = 65_536
 
 Why = Literal["run_over", "identity_taken", "misfit"]
-
-
-class BlobRef(Struct, frozen=True):
-    """A blob by its content: the receiver pulls `chunks` it lacks, or finds them inline.
-
-    `sha256` is the name that `blobs.blob_name` makes of the hashes of its pieces; `chunks` are their sha256.
-    """
-
-    sha256: Sha256
-    size_bytes: Count
-    chunk_bytes: Annotated[int, Meta(ge=1024, le=4 * 1024 * 1024)]
-    chunks: Annotated[list[Annotated[bytes, Meta(min_length=32, max_length=32)]], Meta(max_length=MAX_CHUNKS)]
-    inline: Annotated[bytes, Meta(max_length=4 * 1024 * 1024)] | None = None
 
 
 class Board(Struct, frozen=True):
@@ -78,6 +69,8 @@ class Report(Struct, tag="report", frozen=True):
     sum_words: Annotated[int, Meta(ge=0, le=500_000)] = 0
     # Facts of the data that it does not tell here and would if a run asked for them (data_summary.FACTS).
     would_tell: Annotated[list[Text], Meta(max_length=64)] = []
+    # It can take part in sums of changes (sum_messages).
+    sums: bool = False
 
 
 class Recipe(Struct, frozen=True):
@@ -165,6 +158,8 @@ class Task(Struct, tag="task", frozen=True):
     class_names: ClassNames = []
     # The device says what it is at (Status) no oftener than once in so many seconds; 0: not at all.
     status_s: Seconds = 0.0
+    # The change stays on the device and goes into a sum that hides it.
+    sum: SumTerms | None = None
 
     @property
     def run_key(self) -> str:
@@ -230,8 +225,9 @@ class Refusal(Struct, tag="refusal", frozen=True):
     detail: Text
     need_bytes: Count = 0
     free_bytes: Count = 0
-    # Of the policy of the device's owner, if that is what refuses.
+    # Of the policy of the device's owner, if that is what refuses, and the least number that it names.
     rule: Text = ""
+    least: Count = 0
 
 
 class Ack(Struct, tag="ack", frozen=True):
@@ -350,6 +346,8 @@ Message = (
     | Ask
     | Answer
     | Status
+    | SumAsk
+    | SumAnswer
 )
 
 

@@ -289,6 +289,7 @@ def config_from_dict(data: Mapping[str, Any], *, where: str) -> RunConfig:
     method = _method(data["method"], where=f"{where} [method]", asynchronous=asynchronous)
     if "update" in sections:
         _check_combine(method.name, sections["update"], where=where)
+        _check_secure(method, sections["update"], asynchronous, where=where)
     config = RunConfig(method=method, **sections)
     _check_privacy(config, where=f"{where} [privacy]")
     warmup, rounds = config.train.schedule.warmup_rounds, config.run.rounds
@@ -341,12 +342,31 @@ def _check_combine(method: str, update: UpdateSection, *, where: str) -> None:
         raise ConfigError(f"{where} [update] {err}") from err
 
 
+def _check_secure(method: MethodSection, update: UpdateSection, asynchronous: bool, *, where: str) -> None:
+    from fedwright.server_runtime.methods import registry
+    from fedwright.server_runtime.methods.summed import check_summed
+
+    if not update.secure:
+        return
+    if asynchronous:
+        raise ConfigError(
+            f"{where} [update] secure is true, but in asynchronous rounds nobody waits for the others of a"
+            " sum; remove fleet.buffer"
+        )
+    try:
+        check_summed(method.name, method.params, known=method.name in registry.METHODS)
+    except ConfigError as err:
+        raise ConfigError(f"{where} [update] {err}") from err
+
+
 def _check_privacy(config: RunConfig, *, where: str) -> None:
     from fedwright.server_runtime.methods import registry
 
     kind = config.privacy.kind
     if kind == "none":
         return
+    if config.update.secure:
+        raise ConfigError(f"{where} kind is {kind!r}, which looks at single changes; set update.secure = false")
     if config.fleet.buffer is not None:
         raise ConfigError(f"{where} kind is {kind!r} but asynchronous rounds are not accounted; remove fleet.buffer")
     if config.update.combine != "mean":

@@ -43,6 +43,7 @@ from fedwright.server_runtime.rounds.device_records import device_records
 from fedwright.server_runtime.rounds.notices import noticed
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.privacy.round_privacy import CentralPrivacy, central_noise, model_notes
+from fedwright.server_runtime.rounds.secure.options import secure_options
 from fedwright.server_runtime.rounds.stage import RoundOptions
 from fedwright.server_runtime.rounds.store.base import Kind, RoundStore
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
@@ -371,4 +372,5 @@ def _options(config: RunConfig) -> RoundOptions:
         norm_factor=None if config.privacy.kind == "central" else config.update.norm_factor or None,
         combine=config.update.combination(),
         keep_states=config.run.keep_states,
+        secure=secure_options(config),
     )

@@ -12,14 +12,15 @@ from msgspec import structs
 
 from fedwright.device_runtime.answers import refusal_of
 from fedwright.device_runtime.describe.hidden_counts import HiddenCounts
+from fedwright.device_runtime.secure.sums import SecureSums
 from fedwright.device_runtime.store.personal_layers import PersonalLayers
 from fedwright.device_runtime.store.residual import ErrorFeedback
 from fedwright.device_runtime.train.loop import Evaluation
 from fedwright.protocol.artifact import EDGES
-from fedwright.protocol.blobs import BlobStore
+from fedwright.protocol.blobs import BlobStore, make_ref
 from fedwright.protocol.data_summary import held_back, told
 from fedwright.protocol.errors import DeviceError, FedwrightError
-from fedwright.protocol.messages import Ask, BlobRef, Dismiss, Refusal, Report, Task, Update
+from fedwright.protocol.messages import Ask, BlobRef, Dismiss, Refusal, Report, SumAsk, Task, Update
 from fedwright.protocol.task_blobs import common_blobs, own_blobs
 from fedwright.server_runtime.transport.device_channel import Heard
 from fedwright.server_runtime.transport.upload_puller import Pulled
@@ -39,6 +40,7 @@ class WorkerPool:
                 np.save(place.data / f"{name}.npy", array)
         self.devices = sorted(place.shares)
         self.models = BlobStore(place.models, sync=False)
+        self.blobs = BlobStore(place.blobs, sync=False)
         self._here = Worker(place) if processes == 0 else None
         self._pool: ProcessPoolExecutor | None = None
         if processes:
@@ -82,6 +84,7 @@ class LocalFleet:
     ) -> None:
         self._pool = pool
         self._hidden = hidden or {}
+        self._sums: dict[str, SecureSums] = {}
         self._devices = devices
         self._done: queue.SimpleQueue[tuple[str, Future[Update | Refusal]]] = queue.SimpleQueue()
         # All that devices could tell; what they do tell is up to the run, as with real ones.
@@ -120,9 +123,20 @@ class LocalFleet:
         work = self._pool.run_task(device, task)
         work.add_done_callback(lambda done: self._done.put((device, done)))
 
-    def ask(self, device: str, ask: Ask) -> None:
+    def ask(self, device: str, ask: Ask | SumAsk) -> None:
         """The device answers at once."""
+        if isinstance(ask, SumAsk):
+            if ask.stage == "keys" or device not in self._sums:
+                # The change was put there by the process that did the task.
+                self._sums[device] = SecureSums(device, self._devices / device)
+            self._events.append(Heard(device, BOOT, self._sums[device].answer(ask, self._offer)))
+            return
         self._events.append(Heard(device, BOOT, self._hidden[device].answer(ask)))
+
+    def _offer(self, data: bytes, chunk_bytes: int) -> BlobRef:
+        """Masked changes lie in the server's own store before they are announced."""
+        self._pool.blobs.put_bytes(data)
+        return make_ref(data, chunk_bytes=chunk_bytes, inline=False)
 
     def withdraw(self, task: str) -> None:
         """Tasks that were answered are over."""

@@ -84,6 +84,7 @@ def by_dirichlet(
 ) -> dict[str, Share]:
     """Each class is cut by its own Dirichlet(alpha) draw over devices, anew until all have `least` (rows).
 
+    Where no draw gives all of them enough rows, those with most of the last draw give some to those with too few.
     FedConv and ScaleFL: 10. HASA's CIFAR-10: alpha 0.5, Least(500, classes=3).
     """
     least = Least(least) if isinstance(least, int) else least
@@ -101,10 +102,21 @@ def by_dirichlet(
         )
         if rich:
             return _shares([np.concatenate(part) for part in parts], split, rng)
+    if least.classes <= 1:
+        return _shares(_topped_up([np.concatenate(part) for part in parts], least.rows, rng=rng), split, rng)
     raise DataError(
         f"no Dirichlet({alpha}) draw of {MAX_DRAWS} gave each of {devices} devices {least.rows} rows of "
         f"{least.classes} classes; raise alpha, take fewer devices or ask for less"
     )
+
+
+def _topped_up(parts: list[Index], least: int, *, rng: np.random.Generator) -> list[Index]:
+    """Moves random rows, one at a time, from whoever has most to whoever has fewer than `least`."""
+    rows = [rng.permutation(part).tolist() for part in parts]
+    for poor in rows:
+        while len(poor) < least:
+            poor.append(max(rows, key=len).pop())
+    return [np.array(own, np.int64) for own in rows]
 
 
 def dirichlet_mixes(devices: int, classes: int, *, alpha: float, rng: np.random.Generator) -> Mixes:

@@ -12,6 +12,8 @@ import numpy as np
 
 from fedwright.device_runtime.data.local import LocalData
 from fedwright.device_runtime.run_task import Inputs, Result, Tools, run_task
+from fedwright.device_runtime.secure.change import row_of
+from fedwright.device_runtime.secure.sums import SecureSums
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.personal_layers import PersonalLayers
 from fedwright.device_runtime.store.residual import ErrorFeedback
@@ -121,11 +123,24 @@ class Worker:
         if result.tensors and device in self._place.hostile:
             spoilt = spoil_change(dict(result.tensors), self._place.attack, seed=task.recipe.seed)
             result = replace(result, tensors=spoilt)
+        if result.tensors and task.sum is not None:
+            return self._kept(device, task, result)
         if result.tensors:
             blob = ErrorFeedback(self._folder(device)).encode(task, result.tensors, result.masks)
             self._blobs.put_bytes(blob)
             ref = make_ref(blob, inline=False)
         return Update(task=task.task, round=task.round, stats=result.stats, tensors=ref)
+
+    def _kept(self, device: str, task: Task, result: Result) -> Update | Refusal:
+        """Leave the change with the device for a sum, as an agent would."""
+        folder = self._folder(device)
+        file = folder / "result"
+        try:
+            row_of(result.tensors, task).tofile(file)
+        except FedwrightError as err:
+            return Refusal(task.task, "failed", str(err))
+        SecureSums(device, folder).take(task, result.stats, file)
+        return Update(task=task.task, round=task.round, stats=result.stats)
 
     def measure(self, job: EvaluationJob) -> Evaluation:
         """Accuracy and loss of a model on a device's data."""

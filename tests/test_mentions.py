@@ -18,6 +18,8 @@ from helpers.tools import REPO
 
 # Options of pip, venv, systemctl and of the system that one suite compares with.
 FOREIGN = {"--force-reinstall", "--upgrade", "--now", "--clear", "--no-input", "--no-deps"}
+FOREIGN |= {"--no-index", "--find-links", "--dest", "--quiet", "--disable-pip-version-check", "--only-binary"}
+FOREIGN |= {"--implementation", "--python-version"}
 ELSEWHERE = "fedwright.benchmarks.peers"
 # What follows a section's name in the name of a file.
 ENDINGS = {"md", "toml", "onnx", "log", "out", "sqlite", "npz"}

@@ -1,4 +1,4 @@
-"""One public architecture of `fedwright bench world`, in a process of its own; prints one line of JSON.
+"""Public architectures of `fedwright bench world`, each in a child process of its own.
 
 The architecture is made with random weights, built into an artifact, checked as a device checks it, and trained for
 three steps by the device's own trainer; torch trains twins in float64 (the truth) and float32 (the yardstick).
@@ -7,15 +7,20 @@ three steps by the device's own trainer; torch trains twins in float64 (the trut
 import copy
 import importlib
 import json
+import os
 import re
 import resource
+import select
+import signal
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
+from contextlib import suppress
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
@@ -66,7 +71,7 @@ def make(spec: Mapping[str, Any]) -> nn.Module:
     elif spec["library"] == "timm":
         module = library.create_model(spec["model"], num_classes=CLASSES, **options)
     else:
-        family = re.split("For|LMHead|EncoderModel", spec["model"])[0]
+        family = re.split("For(?=[A-Z])|LMHead|EncoderModel", spec["model"])[0]
         config = getattr(library, f"{family}Config")(num_labels=CLASSES, **options)
         config._attn_implementation = "eager"
         for key in [key for key, value in vars(config).items() if "drop" in key and isinstance(value, float)]:
@@ -98,6 +103,8 @@ def batch_of(spec: Mapping[str, Any], seed: int) -> dict[str, Any]:
 
 def torch_steps(module: nn.Module, batch: dict[str, Any], dtype: torch.dtype) -> tuple[list[float], dict[str, Any]]:
     """Losses and the change of every parameter after the steps."""
+    # Some models make constants of the default type on their way.
+    torch.set_default_dtype(dtype)
     twin = copy.deepcopy(module).to(dtype).train()
     optimizer = torch.optim.SGD(twin.parameters(), RATE)
     x, labels = torch.from_numpy(batch["x"]), torch.from_numpy(batch["y"]).flatten()
@@ -109,11 +116,17 @@ def torch_steps(module: nn.Module, batch: dict[str, Any], dtype: torch.dtype) ->
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
+    torch.set_default_dtype(torch.float32)
     old = dict(module.named_parameters())
     return losses, {
-        name: value.detach().double().numpy() - old[name].detach().double().numpy()
-        for name, value in twin.named_parameters()
+        name: _change(value.detach().numpy(), old[name].detach().numpy()) for name, value in twin.named_parameters()
     }
+
+
+def _change(new: NDArray[Any], old: NDArray[Any]) -> NDArray[np.float32]:
+    """new - old; kept in float32, because the largest models have a hundred million weights."""
+    change: NDArray[np.float32] = np.subtract(new, old, dtype=np.float64).astype(np.float32)
+    return change
 
 
 def device_steps(artifact: Artifact, weights: dict[str, Any], batch: dict[str, Any]) -> tuple[list[float], Any]:
@@ -123,13 +136,13 @@ def device_steps(artifact: Artifact, weights: dict[str, Any], batch: dict[str, A
     trainer.load({name: weights[name] for name in slots})
     losses = [float(trainer.step(batch, learning_rate=RATE, seed=0).loss) for _ in range(STEPS)]
     found = trainer.weights()
-    return losses, {name: found[name].astype(np.float64) - weights[name] for name in slots}
+    return losses, {name: _change(found[name], weights[name]) for name in slots}
 
 
 def distance(found: dict[str, Any], wanted: dict[str, Any]) -> float:
     """How far the changes are from the wanted ones, relative to these."""
-    wrong = sum(float(np.sum((found[name] - wanted[name]) ** 2)) for name in wanted)
-    right = sum(float(np.sum(wanted[name] ** 2)) for name in wanted)
+    wrong = sum(float(np.sum((found[name] - wanted[name]) ** 2, dtype=np.float64)) for name in wanted)
+    right = sum(float(np.sum(wanted[name] ** 2, dtype=np.float64)) for name in wanted)
     return float((wrong / max(right, 1e-300)) ** 0.5)
 
 
@@ -170,13 +183,56 @@ def measure(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def main(words: list[str]) -> int:
-    """`SPEC MEMORY_BYTES CPU_S`: the spec as JSON, and limits of this process."""
-    memory_bytes, cpu_s = int(words[1]), int(words[2])
-    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+    """`MEMORY_BYTES CPU_S WALL_S`: limits of each; specs come as lines of JSON, rows go out in the same way.
+
+    Each is measured in a child of its own, which has the libraries imported already.
+    """
+    memory_bytes, cpu_s, wall_s = (int(word) for word in words)
     torch.set_num_threads(1)
-    sys.stdout.write(json.dumps(measure(json.loads(words[0]))) + "\n")
+    for line in sys.stdin:
+        spec = json.loads(line)
+        with suppress(ImportError):
+            importlib.import_module(spec["library"])
+        row = measure_apart(spec, memory_bytes=memory_bytes, cpu_s=cpu_s, wall_s=wall_s)
+        sys.stdout.write(json.dumps(row) + "\n")
+        sys.stdout.flush()
     return 0
+
+
+def measure_apart(spec: Mapping[str, Any], *, memory_bytes: int, cpu_s: int, wall_s: int) -> dict[str, Any]:
+    """The row of a child process; one that dies or takes too long is a failure with that reason."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+        _answer(spec, writing)
+    os.close(writing)
+    said, ended = b"", time.monotonic() + wall_s
+    while (left := ended - time.monotonic()) > 0 and select.select([reading], [], [], left)[0]:
+        part = os.read(reading, 1 << 16)
+        if not part:
+            break
+        said += part
+    if left <= 0:
+        os.kill(child, signal.SIGKILL)
+    os.close(reading)
+    _, status = os.waitpid(child, 0)
+    if said:
+        row: dict[str, Any] = json.loads(said)
+        return row
+    why = f"took longer than {wall_s} s" if left <= 0 else f"its process ended with {os.waitstatus_to_exitcode(status)}"
+    return {"built": False, "agrees": False, "reason": why}
+
+
+def _answer(spec: Mapping[str, Any], writing: int) -> NoReturn:
+    """In the child: measure, write the row, end."""
+    try:
+        row = measure(spec)
+    except Exception as err:  # noqa: BLE001 (what a library raises is a result of the suite)
+        row = {"built": False, "agrees": False, "reason": f"{type(err).__name__}: {str(err)[:300]}"}
+    os.write(writing, json.dumps(row).encode())
+    os._exit(0)
 
 
 if __name__ == "__main__":

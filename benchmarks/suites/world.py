@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from pathlib import Path
+from queue import SimpleQueue
 from statistics import median
 from typing import Any
 
@@ -26,7 +27,6 @@ from fedwright.protocol.support.files import replace_file
 
 GOAL = 0.97
 LEAST_ARCHITECTURES = 150
-SHOWN_CHARACTERS = 150
 KILO = 1e3
 
 
@@ -79,48 +79,68 @@ def _all_rows(entries: list[dict[str, Any]], python: Path, limits: Mapping[str, 
     from rich.progress import Progress
 
     rows = []
-    with Progress(console=Console(stderr=True)) as progress, ThreadPoolExecutor(os.cpu_count()) as pool:
+    with Progress(console=Console(stderr=True)) as progress, Measurers(python, limits) as measurers:
         bar = progress.add_task(f"{len(entries)} architectures", total=len(entries))
-        for row in pool.map(lambda entry: measure_kept(entry, python, limits), entries):
-            rows.append(row)
-            progress.advance(bar)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for row in pool.map(lambda entry: measure_kept(entry, measurers, limits), entries):
+                rows.append(row)
+                progress.advance(bar)
     return rows
 
 
-def measure_kept(entry: dict[str, Any], python: Path, limits: Mapping[str, Any]) -> dict[str, Any]:
+def measure_kept(entry: dict[str, Any], measurers: "Measurers", limits: Mapping[str, Any]) -> dict[str, Any]:
     """One architecture, or what is kept of it since an earlier start of the suite."""
     place = place_named([entry, dict(limits)])
     if place is not None and place.exists():
         kept: dict[str, Any] = json.loads(place.read_text())
         return kept
-    row = measure(entry, python, limits)
+    row = measurers.measure(entry)
     if place is not None:
         place.parent.mkdir(parents=True, exist_ok=True)
         replace_file(place, json.dumps(row).encode())
     return row
 
 
-def measure(entry: dict[str, Any], python: Path, limits: Mapping[str, Any]) -> dict[str, Any]:
-    """One architecture in a process of its own; a process that dies or takes too long is a failure with that reason."""
-    words = [json.dumps(entry), str(limits["memory_bytes"]), str(limits["cpu_s"])]
-    command = [str(python), "-W", "ignore", "-m", "fedwright.benchmarks.processes.architecture", *words]
-    failed = {"name": entry["name"], "built": False, "agrees": False}
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
+class Measurers:
+    """Processes that have imported the libraries; each measures one architecture at a time, in a child."""
+
+    def __init__(self, python: Path, limits: Mapping[str, Any]) -> None:
+        words = [str(limits[key]) for key in ("memory_bytes", "cpu_s", "wall_s")]
+        self._command = [str(python), "-W", "ignore", "-m", "fedwright.benchmarks.processes.architecture", *words]
+        self._free: SimpleQueue[subprocess.Popen[str]] = SimpleQueue()
+        self._all: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> "Measurers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._all:
+            process.communicate()
+
+    def measure(self, entry: dict[str, Any]) -> dict[str, Any]:
+        """The row of one architecture, by a process that is free or a new one."""
+        process = self._start() if self._free.empty() else self._free.get()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(entry) + "\n")
+        process.stdin.flush()
+        said = process.stdout.readline()
+        if not said:
+            raise ConfigError(f"the process that measures {entry['name']} ended; run the suite again to go on")
+        self._free.put(process)
+        return {"name": entry["name"], **json.loads(said)}
+
+    def _start(self) -> "subprocess.Popen[str]":
+        process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
             text=True,
-            timeout=limits["wall_s"],
-            check=False,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
-    except subprocess.TimeoutExpired:
-        return failed | {"reason": f"took longer than {limits['wall_s']} s"}
-    if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
-        return failed | {"reason": f"its process ended with {done.returncode}: {said[:SHOWN_CHARACTERS]}"}
-    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return {"name": entry["name"], **row}
+        self._all.append(process)
+        return process
 
 
 def _by_library(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -30,14 +30,14 @@ SCALARS = {"learning_rate": "float32", "seed": "int64"}
 # Pure functions of tensors that training graphs are made of. No randomness, no sequences, no text, no control
 # flow but Scan, whose length is that of a tensor.
 _ALLOWED = """
-Abs Add And ArgMax ArgMin AveragePool BatchNormalization Cast Ceil Clip Concat Constant ConstantOfShape Conv
-ConvTranspose Cos CumSum DepthToSpace Div Einsum Elu Equal Erf Exp Expand EyeLike Flatten Floor Gather
-GatherElements GatherND Gemm GRU GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual HardSigmoid HardSwish Identity
-InstanceNormalization IsNaN LSTM LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax MatMul Max MaxPool
-MaxUnpool Mean Min Mod Mul Neg Not OneHot Or PRelu Pad Pow Range Reciprocal ReduceL1 ReduceL2 ReduceLogSumExp
-ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape Resize Round Scan ScatterElements
-Selu Shape Sigmoid Sign Sin Size Slice Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum Tanh Tile
-TopK Transpose Trilu Unsqueeze Where Xor
+Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh AveragePool BatchNormalization Cast Ceil Clip Concat
+Constant ConstantOfShape Conv ConvTranspose Cos Cosh CumSum DepthToSpace Div Einsum Elu Equal Erf Exp Expand EyeLike
+Flatten Floor Gather GatherElements GatherND Gemm GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual GRU
+HardSigmoid HardSwish Identity InstanceNormalization IsNaN LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax
+LSTM MatMul Max MaxPool MaxUnpool Mean Min Mod Mul Neg Not OneHot Or Pad Pow PRelu Range Reciprocal ReduceL1 ReduceL2
+ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape Resize Round Scan
+ScatterElements Selu Shape Sigmoid Sign Sin Sinh Size Slice Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze
+Sub Sum Tan Tanh Tile TopK Transpose Trilu Unsqueeze Where Xor
 """
 OPERATORS = frozenset(_ALLOWED.split())
 

@@ -48,7 +48,23 @@ def _add_build(build: argparse.ArgumentParser) -> None:
     build.add_argument("--weight-decay", type=float, default=0.0)
     build.add_argument("--trainable", nargs="+", default=[""], help="name prefixes of the parameters that train")
     build.add_argument("--json", action="store_true", help="print the manifest as JSON")
+    build.add_argument(
+        "--supported", action=_Supported, help="print the operators that can be trained through, and end"
+    )
     build.set_defaults(run=_build)
+
+
+class _Supported(argparse.Action):
+    """Prints what can be trained through and ends, whatever else was asked for."""
+
+    def __init__(self, option_strings: list[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, dest, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from fedwright.server_runtime.artifacts.supported import supported_operators
+
+        print("\n".join(supported_operators()))
+        parser.exit()
 
 
 def _shape(text: str) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""`fedwright device run | profile | doctor | enroll | policy | install-service`: the agent on a board."""
+"""`fedwright device run | profile | doctor | enroll | policy | wheelhouse | install-service`: the agent on a board."""
 
 import argparse
 import json
@@ -6,15 +6,21 @@ import os
 import re
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedwright.cli.arguments import add_metrics, add_print_json, command, example, new_file
 from fedwright.cli.device_enroll import add_enroll
 from fedwright.cli.logs import add_log_options, start_logging
+from fedwright.cli.wheelhouse import add_wheelhouse
 from fedwright.device_runtime.config import AgentConfig, default_state
 from fedwright.protocol.address import DEVICE_USER, PASSWORD_VARIABLE, find_login, split_password
 from fedwright.protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedwright.device_runtime.doctor import Finding
 
 EXAMPLES = """examples:
   fedwright device doctor                                               what is missing on this board
@@ -66,6 +72,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     profile.set_defaults(run=_profile)
     add_enroll(commands, default_device())
+    add_wheelhouse(commands)
     policy = command(
         commands,
         "policy",
@@ -226,8 +233,12 @@ def _run(args: argparse.Namespace) -> int:
 def _doctor(args: argparse.Namespace) -> int:
     from fedwright.device_runtime.doctor import diagnose
 
-    findings = diagnose(config_of(args))
-    if args.json:
+    return print_findings(diagnose(config_of(args)), as_json=args.json)
+
+
+def print_findings(findings: "Sequence[Finding]", *, as_json: bool) -> int:
+    """Show what a doctor found; the exit code says whether something is amiss."""
+    if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
         for finding in findings:

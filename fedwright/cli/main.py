@@ -13,6 +13,12 @@ from fedwright import __version__
 from fedwright.protocol.errors import FedwrightError
 
 INTERRUPTED = 130
+EXIT_CODES = {
+    0: "all went well",
+    1: "it failed, and said why; or a check of `doctor`, `validate`, `server check`, `bench --strict` does not hold",
+    2: "the command line was not understood",
+    INTERRUPTED: "it was stopped by Ctrl-C or SIGTERM; nothing is lost",
+}
 REMEDIES = {
     errno.ENOENT: "check the path",
     errno.EACCES: "give this user the right to it, or name another place",
@@ -52,6 +58,16 @@ GROUPS = [
     CommandGroup(
         "fedwright.cli.init",
         {"init": "print a commented config for a method", "validate": "check a config without running it"},
+    ),
+    CommandGroup("fedwright.cli.new", {"new": "make a folder with a config, a model and data that runs at once"}),
+    CommandGroup("fedwright.cli.host_doctor", {"doctor": "say what this host lacks, and what to do about it"}),
+    CommandGroup(
+        "fedwright.cli.help_texts",
+        {
+            "explain": "say what an error code means and what helps",
+            "completion": "print what makes a shell complete commands",
+            "man": "write manual pages",
+        },
     ),
 ]
 
@@ -116,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = build_parser(command).parse_args(arguments)
         return int(args.run(args))
     except FedwrightError as err:
-        print(f"fedwright: {err}", file=sys.stderr)
+        print(f"fedwright: {err} [{_code(err)}]", file=sys.stderr)
         return 1
     except ModuleNotFoundError as err:
         missing = (err.name or "").split(".")[0]
@@ -136,5 +152,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except OSError as err:
         logging.getLogger(__name__).debug("the command ended with an error of the system", exc_info=err)
-        print(f"fedwright: {sentence_of(err)}", file=sys.stderr)
+        print(f"fedwright: {sentence_of(err)} [{_code(err)}]", file=sys.stderr)
         return 1
+
+
+def _code(err: BaseException) -> str:
+    """What `fedwright explain` knows more about."""
+    from fedwright.cli.explanations import explain
+
+    return explain(err).code

@@ -75,10 +75,15 @@ def _enroll(args: argparse.Namespace) -> int:
     if args.listen is not None:
         return _listen(args)
     from fedwright.protocol.errors import ConfigError
+    from fedwright.protocol.topics import check_name
     from fedwright.server_runtime.fleet import trust
 
     if not args.devices and args.request is None:
         raise ConfigError("no device is named; give its id, --request FILE, or --listen")
+    # Before anything is written.
+    for what, names in (("fleet", [args.fleet]), ("edge", args.edge), ("device", args.devices)):
+        for name in names:
+            check_name(name, what=what)
     authority = _prepared(args)
     for edge in args.edge:
         bundle = trust.enroll_edge(authority, edge, fleet=args.fleet, broker=args.broker)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fedwright.protocol.dataflow import maths, picks, shapes, stretching
 from fedwright.protocol.dataflow.dropout import Masks
-from fedwright.protocol.dataflow.values import Kind, Rows, Value, spoilt, with_dims
+from fedwright.protocol.dataflow.values import Kind, Rows, Value, product, spoilt, with_dims
 from fedwright.protocol.errors import BadArtifact
 from fedwright.protocol.onnx_outline import Graph, Node, Tensor
 
@@ -19,9 +19,9 @@ Rule = Callable[[Node, Sequence[Value]], list[Value]]
 _ROUNDS = 6
 
 _ELEMENTWISE = """
-Abs Add And Ceil Clip Cos Div Elu Equal Erf Exp Floor Greater GreaterOrEqual HardSigmoid HardSwish IsNaN LeakyRelu Less
-LessOrEqual Log Max Mean Min Mod Neg Not Or PRelu Pow Reciprocal Relu Round Selu Sigmoid Sign Sin Softplus Softsign Sqrt
-Sub Sum Tanh Xor
+Abs Acos Acosh Add And Asin Asinh Atan Atanh Ceil Clip Cos Cosh Div Elu Equal Erf Exp Floor Greater GreaterOrEqual
+HardSigmoid HardSwish IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mod Neg Not Or PRelu Pow Reciprocal Relu
+Round Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Tan Tanh Xor
 """
 _REDUCTIONS = """
 ReduceL1 ReduceL2 ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare
@@ -90,6 +90,7 @@ class _Walk:
             held = node.attributes.get("value")
             if node.operator == "Constant" and isinstance(held, Tensor):
                 tensors[node.outputs[0]] = held
+        self._made_by = made_by
         self._masks = Masks(made_by, tensors)
         # Names inside a Scan may be those of other values outside.
         self._is_outermost = True
@@ -113,6 +114,8 @@ class _Walk:
             return self._scan(node, inputs, known)
         if node.operator == "Mul" and {value.kind for value in inputs} == {Kind.ROWS, Kind.PLACED}:
             return [self._masked(node, inputs)]
+        if node.operator == "Mod" and inputs[0].kind == Kind.SINGLE:
+            return [self._own_places(node, inputs, known)]
         rule = RULES.get(node.operator)
         if rule is None:
             return [spoilt(inputs, f"{node.operator} is not followed")] * len(node.outputs)
@@ -125,6 +128,16 @@ class _Walk:
         if self._is_outermost and inputs[0].dims == inputs[1].dims and self._masks.is_dropout(node.inputs[mask]):
             return inputs[1 - mask]
         return spoilt(inputs, "Mul picks samples by their place")
+
+    def _own_places(self, node: Node, inputs: Sequence[Value], known: Mapping[str, Value]) -> Value:
+        """Where MaxPool found its maxima in the whole batch, modulo the entries of a sample: places in the sample."""
+        pool, name = self._made_by.get(node.inputs[0]), node.inputs[0]
+        if pool is not None and self._is_outermost and pool.operator == "MaxPool" and name in pool.outputs[1:]:
+            pooled, picked = known[pool.inputs[0]], known[pool.outputs[0]]
+            entries = shapes.fixed_numbers(inputs[1])
+            if picked.kind == Kind.ROWS and pooled.rows_axis() == 0 and entries == (product((pooled.dims or ())[1:]),):
+                return Value(Kind.ROWS, picked.dims)
+        return spoilt(inputs, "Mod")
 
     def _scan(self, node: Node, inputs: Sequence[Value], known: Mapping[str, Value]) -> list[Value]:
         """The body once for each entry along an axis that is not over samples, until its state tells no more news."""

@@ -7,7 +7,7 @@ from fedwright.protocol.onnx_outline import Node
 
 
 def tile(node: Node, inputs: Sequence[Value]) -> list[Value]:
-    """Copies side by side, but not of the samples; a single entry may be copied to all samples."""
+    """Copies side by side, but not of the samples; entries may be copied to all samples, the same for each."""
     data, repeats = inputs[0], inputs[1].numbers
     if data.dims is None or repeats is None or len(repeats) != len(data.dims):
         return [spoilt(inputs, "Tile")]
@@ -15,10 +15,10 @@ def tile(node: Node, inputs: Sequence[Value]) -> list[Value]:
     for dim, times in zip(data.dims, repeats, strict=True):
         if isinstance(dim, Rows) and times != 1:
             return [spoilt(inputs, "Tile copies the samples")]
-        if isinstance(times, Length) and dim != 1:
+        if isinstance(times, Length) and not isinstance(dim, int):
             return [spoilt(inputs, "Tile lays entries along the samples")]
-        if isinstance(times, Length):
-            dims.append(Rows(inner=times.times, of=times.of))
+        if isinstance(times, Length) and isinstance(dim, int):
+            dims.append(Rows(inner=times.times * dim, of=times.of))
         elif isinstance(dim, int) and isinstance(times, int):
             dims.append(dim * times)
         else:

@@ -188,6 +188,7 @@ class MqttLink(InboxLink):
             properties.SessionExpiryInterval = 0
         self._client.disconnect(properties=properties)
         self._client.loop_stop()
+        self._client.release()
         self._connected = False
 
     def _all_acknowledged(self) -> bool:

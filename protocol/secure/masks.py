@@ -25,16 +25,25 @@ def scale_of(devices: int, reach: float) -> float:
     return MOST_SUM / (devices * reach)
 
 
-def to_words(change: NDArray[np.float32], share: float, *, devices: int, reach: float) -> Words:
-    """A change [length] as whole numbers; share: w / W. DeviceError when an entry is beyond the sum's range."""
-    largest = float(np.max(np.abs(change), initial=0.0))
+def check_reach(change: NDArray[np.float32], reach: float) -> None:
+    """Raise DeviceError when an entry of a change is beyond what a sum has room for, or is no number."""
+    largest = max(float(change.max()), -float(change.min())) if change.size else 0.0
     if not largest <= reach:
         raise DeviceError(
             f"its change has an entry of {largest:.3g}, which is beyond the {reach:.3g} that the sum has room for; "
-            f"give the sum a wider range or set learning_rate lower"
+            f"set update.secure_range higher or learning_rate lower"
         )
-    scaled = np.rint(change.astype(np.float64) * (share * scale_of(devices, reach)))
-    return scaled.astype(np.int64).astype(np.uint32)
+
+
+def to_words(change: NDArray[np.float32], share: float, *, devices: int, reach: float) -> Words:
+    """A change [length] as whole numbers; share: w / W. DeviceError when an entry is beyond the sum's range."""
+    check_reach(change, reach)
+    words = np.empty(len(change), np.uint32)
+    scale = share * scale_of(devices, reach)
+    for start in range(0, len(change), PIECE):
+        piece = slice(start, start + PIECE)
+        words.view(np.int32)[piece] = np.rint(change[piece].astype(np.float64) * scale)
+    return words
 
 
 def to_mean(total: Words, weight: float, *, devices: int, reach: float) -> NDArray[np.float64]:

@@ -25,7 +25,8 @@ Certified = Callable[[str, bytes, bytes, bytes], None]
 class Member(Struct, frozen=True):
     """One device's keys for one sum; certificate (DER) and signature are empty where nobody is enrolled.
 
-    mask_key: pairs agree on their mask with it. share_key: shares are sealed with it. session: of the sum.
+    mask_key: pairs agree on their mask with it. share_key: shares are sealed with it. session: of the sum. work:
+    what it trained, which must be the same for all; a sum with changes that are known would tell the others.
     """
 
     device: Id
@@ -34,10 +35,11 @@ class Member(Struct, frozen=True):
     share_key: Key
     certificate: Annotated[bytes, Meta(max_length=8192)] = b""
     signature: Annotated[bytes, Meta(max_length=64)] = b""
+    work: Annotated[bytes, Meta(max_length=32)] = b""
 
     def word(self) -> bytes:
         """What its signature is of."""
-        parts = ("fedwright sum keys", self.session, self.device, self.mask_key, self.share_key)
+        parts = ("fedwright sum keys", self.session, self.device, self.mask_key, self.share_key, self.work)
         return msgspec.msgpack.encode(parts)
 
 
@@ -59,6 +61,8 @@ def read_roster(data: bytes) -> dict[str, Member]:
         raise ProtocolError("a device or a key is twice in the roster of a sum")
     if len({member.session for member in members}) > 1:
         raise ProtocolError("the roster of a sum has keys that were made for another one")
+    if len({member.work for member in members}) > 1:
+        raise ProtocolError("the members of a sum have trained different things")
     return {member.device: member for member in members}
 
 

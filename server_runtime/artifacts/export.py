@@ -19,13 +19,13 @@ from fedwright.server_runtime.artifacts.autodiff.lowering import lower
 from fedwright.server_runtime.artifacts.autodiff.patterns import mark_patterns
 from fedwright.server_runtime.artifacts.autodiff.shapes import measure
 from fedwright.server_runtime.artifacts.autodiff.simplify import simplify
-from fedwright.server_runtime.artifacts.symbolics import quiet_tracing
+from fedwright.server_runtime.artifacts.symbolics.registry import DOMAIN, quiet_tracing
 from fedwright.server_runtime.spec import ModelSpec
 
 Rewrite = Callable[[Graph, frozenset[str]], None]
 
-# Wrong with several threads, so not even evaluation may use it.
-_ALWAYS_LOWERED = frozenset({"ScatterND"})
+# ScatterND is wrong with several threads, RNN is not on the list of devices: not even evaluation may use them.
+_ALWAYS_LOWERED = frozenset({"ScatterND", "RNN"})
 _EXAMPLES = 2
 _EDGES = 3
 
@@ -243,10 +243,15 @@ def _append(graph: Graph, proto: onnx.NodeProto) -> None:
     if "perm" in attrs:
         attrs["perm"] = [axis % len(attrs["perm"]) for axis in attrs["perm"]]
     module = ".".join(proto.name.split("/")[1:-1])
+    if proto.domain == DOMAIN:
+        graph.nodes.append(Node("Identity", list(proto.input), list(proto.output), {}, proto.name, module, stops=True))
+        return
     graph.nodes.append(Node(proto.op_type, list(proto.input), list(proto.output), attrs, proto.name, module))
 
 
 def _attribute(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_attribute(item) for item in value]
     return value.decode() if isinstance(value, bytes) else value
 
 

@@ -3,6 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.secure.graph import LEAST_DEVICES
+from fedwright.protocol.secure.roster import MOST_MEMBERS
 from fedwright.protocol.support.settings import check_range, hint
 from fedwright.server_runtime.blocks.robust import Combine, Kind
 
@@ -40,6 +43,13 @@ class UpdateSection:
     class_means: bool = field(
         default=False, metadata=hint("devices send class means too, to edges that exchange", was="features")
     )
+    secure: bool = field(
+        default=False, metadata=hint("changes stay on the devices; the server sees sums over several (docs/privacy.md)")
+    )
+    secure_least: int = field(default=3, metadata=hint("devices that a sum takes; those who train alike are summed"))
+    secure_range: float = field(
+        default=8.0, metadata=hint("largest entry of a change that a sum has room for; smaller is more exact")
+    )
 
     def __post_init__(self) -> None:
         """Check values."""
@@ -48,7 +58,22 @@ class UpdateSection:
             check_range("clip_norm", self.clip_norm, above=0)
         check_range("norm_factor", self.norm_factor, low=0)
         check_range("weight_cap", self.weight_cap, low=0)
+        check_range("secure_least", self.secure_least, low=LEAST_DEVICES, high=MOST_MEMBERS)
+        check_range("secure_range", self.secure_range, above=0, high=1e6)
+        if self.secure:
+            self._check_secure()
         self.combination()
+
+    def _check_secure(self) -> None:
+        """Sums are of whole changes as they are, and nobody can look at one of them."""
+        for name, value, only in (
+            ("codec", self.codec, "float32"),
+            ("keep_ratio", self.keep_ratio, 1.0),
+            ("combine", self.combine, "mean"),
+            ("class_means", self.class_means, False),
+        ):
+            if value != only:
+                raise ConfigError(f"secure is true and {name} is {value!r}, but sums know {only!r} alone; leave it out")
 
     def combination(self) -> Combine:
         """As the averages read it."""

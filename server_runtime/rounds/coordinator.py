@@ -20,6 +20,9 @@ from fedwright.server_runtime.rounds.old_tasks import forget_old_tasks
 from fedwright.server_runtime.rounds.pooled_tasks import PoolTerms, merged_tasks, with_pools
 from fedwright.server_runtime.rounds.retry import smaller_tasks
 from fedwright.server_runtime.rounds.round_runner import RoundRunner
+from fedwright.server_runtime.rounds.secure.adder import SumAdder
+from fedwright.server_runtime.rounds.secure.groups import Group, halves, with_group, with_sums
+from fedwright.server_runtime.rounds.secure.options import SecureOptions
 from fedwright.server_runtime.rounds.secure_sum import ask_sum
 from fedwright.server_runtime.rounds.spoilt_rounds import (
     ADVICE,
@@ -41,6 +44,9 @@ from fedwright.server_runtime.rounds.stage import (
 from fedwright.server_runtime.rounds.store.base import Closed, Planned, Position
 from fedwright.server_runtime.seeds import sample
 from fedwright.server_runtime.spec import ModelSpec
+
+# How often devices train in a round whose sums come to nothing.
+SUM_ROUNDS = 3
 
 
 class Coordinator(RoundRunner):
@@ -79,6 +85,7 @@ class Coordinator(RoundRunner):
             quorum = self._quorum(position, plan)
             plan = self._ask_again(position, plan, quorum)
             collect(self._tracker, self._store, position=position, plan=plan, options=self._options, quorum=quorum)
+            self._add_up(position, quorum)
             # Devices without the memory for their task were given smaller ones, which are in the plan by now.
             plan = sorted(self._store.plan(position) or plan, key=lambda planned: planned.device)
             done = None if self._is_spoilt(position, plan) else self._absorb(method, position, plan)
@@ -149,8 +156,36 @@ class Coordinator(RoundRunner):
         plan = self._planner.plan(position, assignments, emissions)
         terms = PoolTerms(self._reader.norm_limit, self._options.class_means, self._options.norm_factor)
         plan = with_pools(plan, method, self._tracker.edge_of, position=position, terms=terms)
+        secure = self._options.secure
+        if secure is not None:
+            plan = with_sums(plan, method, self._tracker, position=position, options=secure)
         self._store.save_plan(position, plan, notes=planning_notes(method))
         return plan
+
+    def _add_up(self, position: Position, quorum: int) -> None:
+        """Put sums where changes stay with their devices; those whose sum came to nothing train once more."""
+        secure, options = self._options.secure, self._options
+        if secure is None or position.is_evaluation:
+            return
+        adder = SumAdder(self._tracker, self._planner, self._store, options=secure, deadline_s=options.deadline_s)
+        for _ in range(SUM_ROUNDS):
+            plan = self._store.plan(position) or []
+            wrong = adder.add_up(position, plan)
+            again = self._ask_again(position, plan, quorum) if not wrong else self._apart(position, plan, wrong)
+            if len(again) == len(plan):
+                return
+            collect(self._tracker, self._store, position=position, plan=again, options=options, quorum=quorum)
+        raise no_quorum(self._store.replies(position), position.round, "no sums over enough devices")
+
+    def _apart(self, position: Position, plan: list[Planned], wrong: list[Group]) -> list[Planned]:
+        """The plan, with tasks for the halves of groups whose sum was wrong: one of them has nobody who lies."""
+        more = []
+        for group in wrong:
+            for name, half in halves(group, self._options.secure or SecureOptions()):
+                fresh = [self._planner.afresh(planned, planned) for planned in half]
+                more += [replace(one, task=with_group(one.task, name)) for one in fresh]
+        self._store.extend_plan(position, more)
+        return [*plan, *more]
 
     def _quorum(self, position: Position, plan: list[Planned]) -> int:
         """How many updates a stage needs; what is passed on in a round that has its quorum may get lost."""

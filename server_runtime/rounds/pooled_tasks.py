@@ -102,7 +102,8 @@ def checked_update(
     if not update.parts:
         return CheckedUpdate(values, update.stats, planned.assignment, weight, (update.task,), (planned.device,))
     pool = planned.task.pool
-    voices = len(update.parts) if pool is not None and pool.by == "devices" else 1
+    by = planned.task.sum.by if planned.task.sum is not None else "samples" if pool is None else pool.by
+    voices = len(update.parts) if by == "devices" else 1
     tasks = tuple(part.task for part in update.parts)
     stats, names = total(update.parts), tuple(devices)
     return CheckedUpdate(values, stats, planned.assignment, weight * voices, tasks, names, update.cluster)

@@ -119,14 +119,15 @@ def _ask_all(
     """The answers that pass the check; who is away, wrong or silent until the deadline is not in it."""
     waiting, answers = set(devices), dict[str, Answer]()
     deadline, asked_s = tracker.clock() + deadline_s, -RESEND_S
-    tracker.new_answers()
+    tracker.questions.answers(Answer)
+    ask = structs.replace(ask, class_names=list(tracker.run_data.class_names))
     while waiting and tracker.clock() < deadline:
         if tracker.clock() - asked_s >= RESEND_S:
             asked_s = tracker.clock()
-            waiting = {device for device in sorted(waiting) if tracker.ask(device, ask)}
+            waiting = {device for device in sorted(waiting) if tracker.questions.ask(device, ask)}
         tracker.poll(min(deadline, asked_s + RESEND_S))
         waiting &= tracker.present().keys()
-        for device, answer in tracker.new_answers():
+        for device, answer in tracker.questions.answers(Answer):
             if device in waiting and (answer.sum, answer.stage) == (ask.sum, ask.stage):
                 waiting.discard(device)
                 if _passes(device, answer, check):

@@ -9,6 +9,7 @@ from fedwright.server_runtime.methods.base import Method, MethodState
 from fedwright.server_runtime.rounds.evaluation import evaluation_plan
 from fedwright.server_runtime.rounds.leave_out import LeftOutDevices
 from fedwright.server_runtime.rounds.planner import Planner
+from fedwright.server_runtime.rounds.secure.options import SecureOptions
 from fedwright.server_runtime.rounds.size_limits import lower_median
 from fedwright.server_runtime.rounds.spoilt_rounds import LOSS_BEFORE, best_state, require_quorum
 from fedwright.server_runtime.rounds.store.base import Closed, Planned, Position, Reply, RoundStore, evaluation_after
@@ -29,7 +30,7 @@ class RoundOptions:
     class_means: devices behind edges send them too, for what edges do with them.
     weight_cap: no device counts for more than so many times the samples of the median one. norm_factor: no change is
     longer than so many times the median of its stage. combine: which updates count. keep_states: how many rounds can
-    be taken back; the one with the least loss stays beside them.
+    be taken back; the one with the least loss stays beside them. secure: changes are seen in sums only.
     """
 
     rounds: int
@@ -46,6 +47,7 @@ class RoundOptions:
     norm_factor: float | None = 5.0
     combine: Combine = field(default_factory=Combine)
     keep_states: int = 5
+    secure: SecureOptions | None = None
 
 
 def collect(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from msgspec import structs
 
 from fedwright.protocol.errors import BadBlob, BadUpdate, NoQuorum
-from fedwright.protocol.messages import Answer, Ask, Dismiss, Gone, Refusal, Report, Status, Update, Why
+from fedwright.protocol.messages import Answer, Dismiss, Gone, Refusal, Report, Status, SumAnswer, Update, Why
 from fedwright.server_runtime.fleet.admission import check_stats, is_without_data, report_problem
 from fedwright.server_runtime.fleet.attendance import Attendance
 from fedwright.server_runtime.fleet.class_names import RunData
@@ -20,6 +20,7 @@ from fedwright.server_runtime.rounds.channel import Channel
 from fedwright.server_runtime.rounds.costs import offers_of
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.pooled_tasks import is_pool
+from fedwright.server_runtime.rounds.questions import Questions
 from fedwright.server_runtime.rounds.store.base import Planned, Position, Reply, RoundStore
 from fedwright.server_runtime.rounds.task_out import TaskOut
 from fedwright.server_runtime.rounds.update_reader import UpdateReader
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 
 # The longest wait for a message, so that deadlines and contested ids are looked at in time.
 TICK_S = 0.5
+# The rule of a device's owner that another offer can obey.
+LEAST_BATCH = "least_batch"
 
 
 OfferLess = Callable[[Planned, Refusal], Planned | None]
@@ -58,6 +61,7 @@ class TaskTracker:
         self._channel = channel
         self.edge_of = channel.edge_of
         self._registry = Registry()
+        self.questions = Questions(channel, self._registry)
         self._attendance = Attendance()
         self._spec: ModelSpec | None = None
         self.run_data = RunData()
@@ -65,7 +69,6 @@ class TaskTracker:
         self._out: dict[str, TaskOut] = {}
         self._arriving: dict[str, list[Update]] = {}
         self._answered: list[tuple[Planned, Reply]] = []
-        self._answers: list[tuple[str, Answer]] = []
         self._idle = IdleDevices()
         self.speeds = Speeds()
         self.offer_less: OfferLess = lambda planned, refusal: None
@@ -161,18 +164,6 @@ class TaskTracker:
         answered, self._answered = self._answered, []
         return answered
 
-    def ask(self, device: str, ask: Ask) -> bool:
-        """Ask a device for its part in a sum; False when it is away."""
-        boot = self._registry.boot(device)
-        if boot is not None:
-            self._channel.ask(device, structs.replace(ask, boot=boot, class_names=list(self.run_data.class_names)))
-        return boot is not None
-
-    def new_answers(self) -> list[tuple[str, Answer]]:
-        """What devices have answered since the last call."""
-        answers, self._answers = self._answers, []
-        return answers
-
     def dismiss_all(self, reason: str) -> None:
         """Tell every present device that the run is over."""
         present = self._registry.present()
@@ -190,8 +181,8 @@ class TaskTracker:
                 self._take_report(event.device, event.boot, event.message)
             elif isinstance(event.message, Gone):
                 self._take_gone(event)
-            elif isinstance(event.message, Answer):
-                self._answers.append((event.device, event.message))
+            elif isinstance(event.message, Answer | SumAnswer):
+                self.questions.take(event.device, event.message)
             elif isinstance(event.message, Status):
                 self._take_status(event.device, event.message)
             else:
@@ -319,7 +310,8 @@ class TaskTracker:
     def _take_refusal(self, out: TaskOut, refusal: Refusal) -> None:
         """Make the refusal durable together with the smaller task that answers it, then send that."""
         device = out.planned.device
-        retry = self.offer_less(out.planned, refusal) if refusal.reason == "over_budget" else None
+        other = refusal.reason == "over_budget" or refusal.rule == LEAST_BATCH
+        retry = self.offer_less(out.planned, refusal) if other else None
         reply = Reply(refusal.task, "refused", detail=f"{device} refused: {refusal.detail}")
         self._finish(out, reply, retry=retry)
         if retry is not None:

@@ -32,7 +32,11 @@ class UpdateReader:
         self._reach: OrderedDict[str, dict[str, float]] = OrderedDict()
 
     def check(self, planned: Planned, update: Update) -> None:
-        """Raise BadUpdate or BadBlob unless a method may fold this in."""
+        """Raise BadUpdate or BadBlob unless a method may fold this in, or it waits on its device to be summed."""
+        if planned.task.sum is not None and not update.parts:
+            if update.tensors is not None:
+                raise BadUpdate("it sent its change although that belongs into a sum; update the agent on the device")
+            return
         values = self._decode(planned, update)
         size = sum(value.nbytes for value in values.values())
         self._sizes[update.task] = ChangeSize.of(values)

@@ -32,6 +32,8 @@ from fedwright.protocol.messages import (
     Report,
     Shown,
     Status,
+    SumAnswer,
+    SumAsk,
     Task,
     Update,
 )
@@ -56,6 +58,9 @@ MOST_WARNED = 1000
 # How many devices a second say what they are at; of a large fleet each does so the more seldom.
 STATUSES_PER_S = 50
 
+Word = Report | Update | Refusal | Gone | Answer | SumAnswer | Status
+"""What a device says that the coordinator decides on."""
+
 
 @dataclass(frozen=True)
 class Heard:
@@ -63,7 +68,7 @@ class Heard:
 
     device: str
     boot: str
-    message: Report | Update | Refusal | Gone | Answer | Status
+    message: Word
     payload: bytes = b""
 
 
@@ -186,7 +191,7 @@ class DeviceChannel:
         """Tell an edge not to count on a task any longer."""
         self._publish(edge, self._encode(Recall(task)))
 
-    def ask(self, device: str, ask: Ask) -> None:
+    def ask(self, device: str, ask: Ask | SumAsk) -> None:
         """Ask one boot of a device for its part in a sum."""
         self._send(device, ask)
 
@@ -264,7 +269,7 @@ class DeviceChannel:
         if envelope is None:
             return
         body = envelope.body
-        if isinstance(body, Report | Update | Refusal | Gone | Answer | Status):
+        if isinstance(body, Word):
             self._take_word(device, None, envelope, bytes(received.payload), events)
         elif isinstance(body, Carried):
             self._take_carried(device, body, events)
@@ -306,7 +311,7 @@ class DeviceChannel:
     ) -> None:
         """A report, an answer or the end of a connection, straight from a device or by way of an edge."""
         body = envelope.body
-        if not isinstance(body, Report | Update | Refusal | Gone | Answer | Status) or self.gate.bars(device):
+        if not isinstance(body, Word) or self.gate.bars(device):
             return
         self.gate.note(device, envelope.boot)
         if isinstance(body, Report) and body.edge and (edge is not None or not self._edges.rights.is_enrolled(device)):

@@ -1,5 +1,7 @@
 """The suite of public architectures: its list, its child process, and what it tells of failures."""
 
+import os
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -83,7 +85,16 @@ def test_an_architecture_that_disagrees_says_by_how_much(monkeypatch: pytest.Mon
 def test_a_process_that_dies_is_a_failure_with_a_reason() -> None:
     limits = {"memory_bytes": 1 << 40, "cpu_s": 60, "wall_s": 120}
 
-    row = world.measure(SPEC | {"library": "no_such_library"}, Path(sys.executable), limits)
+    with world.Measurers(Path(sys.executable), limits) as measurers:
+        row = measurers.measure(SPEC | {"library": "no_such_library"})
 
     assert not row["built"]
     assert "no_such_library" in row["reason"]
+
+
+def test_a_child_that_is_ended_from_outside_is_a_failure_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(architecture, "measure", lambda spec: os.kill(os.getpid(), signal.SIGKILL))
+
+    row = architecture.measure_apart(SPEC, memory_bytes=1 << 40, cpu_s=60, wall_s=120)
+
+    assert row == {"built": False, "agrees": False, "reason": "its process ended with -9"}

@@ -66,3 +66,15 @@ def test_a_users_module_needs_its_shape(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["artifact", "build", "python:some_package:make", "-o", str(tmp_path)]) == 1
 
     assert "give --input-shape and --classes" in capsys.readouterr().err
+
+
+def test_the_list_of_operators_is_that_of_the_document(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["artifact", "build", "--supported"])
+
+    listed = capsys.readouterr().out.split()
+    document = (Path(__file__).parents[2] / "docs" / "own-model.md").read_text(encoding="utf-8")
+    written = document.split("```text\n")[1].split("```")[0].split()
+    assert ended.value.code == 0
+    assert written == listed
+    assert {"Conv", "GRU", "LSTM"} <= set(listed)

@@ -73,7 +73,7 @@ def test_no_command_and_an_unknown_command_are_usage_errors(capsys: pytest.Captu
 
 def test_our_errors_end_in_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert fail_with(FedwrightError("the broker is gone; start it"), monkeypatch) == 1
-    assert capsys.readouterr().err == "fedwright: the broker is gone; start it\n"
+    assert capsys.readouterr().err == "fedwright: the broker is gone; start it [FW000]\n"
 
 
 def test_ctrl_c_stops_cleanly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

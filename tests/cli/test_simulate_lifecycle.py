@@ -64,7 +64,7 @@ def test_export_knows_the_devices_of_a_run(config: Path, capsys: pytest.CaptureF
     assert main(["server", "export", "--device", "nosuch", "model.onnx"]) == 1
     assert capsys.readouterr().err == (
         "fedwright: no device 'nosuch' has answered in the run in runs/run.simulated; those that have are device-0, "
-        "device-1, device-2, device-3\n"
+        "device-1, device-2, device-3 [FW100]\n"
     )
     assert not (config.parent / "model.onnx").exists()
     assert main(["server", "export", "--device", "device-2", "model.onnx"]) == 0

@@ -92,7 +92,7 @@ def test_a_damaged_store_is_said_to_be_so(
     assert line.startswith("fedwright: runs/run.simulated/rounds.sqlite is damaged (")
     assert line.endswith(
         "put a copy of it back, or begin anew with the option --anew of `fedwright server run` and `simulate`, which "
-        "keeps this under another name"
+        "keeps this under another name [FW600]"
     )
 
 
@@ -137,7 +137,7 @@ def test_a_full_disk_is_one_sentence_and_the_same_command_goes_on_when_there_is_
     assert ("round 1/8 took" in stopped.stderr) == (limit > 100_000)
     assert last.startswith("fedwright: ")
     assert says in last
-    assert last.endswith("the same command then goes on where it stopped")
+    assert last.endswith("the same command then goes on where it stopped [FW600]")
     assert main(["simulate", "run.toml"]) == 0
     assert (tmp_path / "runs/run.simulated/model.onnx").read_bytes() == (whole / "model.onnx").read_bytes()
 
@@ -163,7 +163,7 @@ def test_a_full_disk_where_blobs_are_is_one_sentence_too(
     assert last.startswith("fedwright: blobs cannot be written to ")
     assert last.endswith(
         "runs/run.simulated/blobs (No space left on device); free some space there, the same command then goes on "
-        "where it stopped"
+        "where it stopped [FW600]"
     )
     assert main(["simulate", "run.toml"]) == 0
     assert (tmp_path / "runs/run.simulated/model.onnx").read_bytes() == (whole / "model.onnx").read_bytes()

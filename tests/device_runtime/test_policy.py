@@ -6,16 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from fedwright.cli.main import main
 from fedwright.device_runtime.answers import refusal_of
 from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.doctor import diagnose
-from fedwright.device_runtime.equipment import EquipmentSettings, limits_of
+from fedwright.device_runtime.equipment import EquipmentSettings, limits_of, make_equipment
 from fedwright.device_runtime.owner_rules import OwnerRules
 from fedwright.device_runtime.policy import EXAMPLE, Policy, read_policy
 from fedwright.device_runtime.run_task import _enough
-from fedwright.protocol.errors import ConfigError, PolicyRefused
+from fedwright.protocol.errors import ConfigError, FedwrightError, PolicyRefused
 from fedwright.protocol.messages import BlobRef, Recipe, Returns, Task
 
 BLOB = BlobRef("0" * 64, 1_000_000, 65_536, [])
@@ -97,6 +98,15 @@ def test_the_stricter_limit_counts() -> None:
     assert (limits.most_temperature_c, limits.least_battery_ratio, limits.most_load_ratio) == (70.0, 0.5, None)
     assert limits.may_work is not None
     assert not limits.may_work(NOON)
+
+
+def test_graphs_that_nobody_can_follow_need_the_owners_word() -> None:
+    settings = EquipmentSettings("npz:nothing", "", "", 0.2, backend="classic")
+
+    with pytest.raises(ConfigError, match=r"classic backend carry single samples .* set unfollowed_graphs = true"):
+        make_equipment(settings)
+    with pytest.raises(FedwrightError, match="nothing"):
+        make_equipment(structs.replace(settings, policy=Policy(unfollowed_graphs=True)))
 
 
 def test_the_printed_example_is_a_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

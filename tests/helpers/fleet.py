@@ -14,6 +14,7 @@ from fedwright.device_runtime.equipment import Equipment
 from fedwright.device_runtime.resources import Resources
 from fedwright.device_runtime.run_task import Tools
 from fedwright.device_runtime.runner import InProcessRunner
+from fedwright.device_runtime.secure.sums import SecureSums
 from fedwright.device_runtime.server_choice import DeviceIdentity
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.journal import Journal
@@ -157,6 +158,7 @@ class Running:
             trains=changes.get("trains", True),
             hidden=changes.get("hidden"),
             owner=changes.get("owner"),
+            sums=changes.get("sums") or SecureSums(device, folder / device),
         )
         self.boot = codec.new_id()
         fleet = changes.get("fleet", FLEET)

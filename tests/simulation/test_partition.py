@@ -214,6 +214,16 @@ def test_metis_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
         partition.by_metis(ring(10), 10, 2, rng=np.random.default_rng(0))
 
 
+def test_a_fleet_too_large_for_its_draws_still_gets_its_rows() -> None:
+    labels = np.arange(1800) % CLASSES
+
+    shares = partition.by_dirichlet(labels, 100, alpha=0.1, rng=np.random.default_rng(3), least=10)
+
+    held = [len(share.rows) for share in shares.values()]
+    assert min(held) == 10 < max(held)
+    assert sorted(row for share in shares.values() for row in share.rows) == list(range(1800))
+
+
 def test_inner_edges_are_renumbered() -> None:
     edges = np.array([[0, 1], [1, 2], [2, 3], [3, 0]])
 
@@ -228,7 +238,7 @@ def test_inner_edges_are_renumbered() -> None:
         (lambda y, rng: partition.by_dirichlet(y, 4, alpha=0, rng=rng), "alpha 0"),
         (lambda y, rng: partition.by_dirichlet(y, 4, alpha=float("nan"), rng=rng), "alpha nan"),
         (lambda y, rng: partition.by_dirichlet(y, 4, alpha=1, rng=rng, least=10), "20 rows cannot"),
-        (lambda y, rng: partition.by_dirichlet(y, 4, alpha=0.01, rng=rng, least=5), "no Dirichlet"),
+        (lambda y, rng: partition.by_dirichlet(y, 4, alpha=0.01, rng=rng, least=Least(5, 3)), "no Dirichlet"),
         (lambda y, rng: partition.by_shards(y, 4, shards=2, rng=rng), "multiple of 5"),
         (lambda y, rng: partition.by_few_classes(y, 4, classes_each=6, rng=rng), "6 of 5 classes"),
         (lambda y, rng: partition.by_shards(y[y != 2], 5, shards=2, rng=rng), "class 2 has no rows"),

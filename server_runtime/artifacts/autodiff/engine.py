@@ -188,6 +188,8 @@ def needed_values(graph: Graph, wrt: Sequence[str]) -> set[str]:
     """The floating-point values that depend on `wrt`."""
     needed = set(wrt)
     for node in graph.nodes:
+        if node.stops:
+            continue
         if needed.intersection(node.inputs) or needed.intersection(outer_names(node)):
             needed.update(name for name in node.outputs if graph.dtype(name).kind == "f")
     return needed

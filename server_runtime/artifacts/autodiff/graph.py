@@ -24,7 +24,10 @@ _ATTRIBUTES_WITH_GRAPHS = ("body", "then_branch", "else_branch")
 
 @dataclass
 class Node:
-    """One operator call; `module` is the path of the torch module it came from ("" = none)."""
+    """One operator call; `module` is the path of the torch module it came from ("" = none).
+
+    stops: no gradient goes back through it.
+    """
 
     op: str
     inputs: list[str]
@@ -32,6 +35,7 @@ class Node:
     attrs: dict[str, Any] = field(default_factory=dict)
     name: str = ""
     module: str = ""
+    stops: bool = False
 
 
 @dataclass(frozen=True)

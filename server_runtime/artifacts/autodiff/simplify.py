@@ -9,6 +9,7 @@ _RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLi
 def simplify(graph: Graph, seen: dict[str, Seen]) -> None:
     """Fold what two measured runs prove constant, then drop no-ops and join linear layers."""
     _fold(graph, seen)
+    _give_pads(graph)
     _resolve_reshapes(graph)
     _drop_identities(graph, seen)
     _join_linear(graph)
@@ -30,6 +31,23 @@ def _fold(graph: Graph, seen: dict[str, Seen]) -> None:
                 continue
         nodes.append(node)
     graph.nodes = nodes
+
+
+def _give_pads(graph: Graph) -> None:
+    """Automatic padding in numbers, which the sizes before and after tell."""
+    for node in graph.nodes:
+        kind = node.attrs.pop("auto_pad", "NOTSET") if node.op in ("Conv", "MaxPool", "AveragePool") else "NOTSET"
+        before, after = graph.shape(node.inputs[0])[2:], graph.shape(node.outputs[0])[2:]
+        if kind in ("SAME_UPPER", "SAME_LOWER") and -1 not in (*before, *after):
+            kernel = node.attrs.get("kernel_shape") or graph.shape(node.inputs[1])[2:]
+            ones = [1] * len(kernel)
+            strides, dilations = node.attrs.get("strides", ones), node.attrs.get("dilations", ones)
+            totals = [
+                max(0, (m - 1) * s + d * (k - 1) + 1 - n)
+                for n, m, s, d, k in zip(before, after, strides, dilations, kernel, strict=True)
+            ]
+            halves, rests = [n // 2 for n in totals], [n - n // 2 for n in totals]
+            node.attrs["pads"] = [*halves, *rests] if kind == "SAME_UPPER" else [*rests, *halves]
 
 
 def _resolve_reshapes(graph: Graph) -> None:
@@ -57,7 +75,7 @@ def _drop_identities(graph: Graph, seen: dict[str, Seen]) -> None:
 
 def _is_identity(graph: Graph, node: Node) -> bool:
     if node.op == "Identity":
-        return True
+        return not node.stops
     if node.op == "Cast":
         return graph.dtype(node.inputs[0]) == graph.dtype(node.outputs[0])
     if node.op in ("Reshape", "Expand"):

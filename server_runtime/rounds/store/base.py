@@ -123,6 +123,7 @@ class RoundStore(Protocol):
       MUST join the plan of the same stage in the same act, after those that are there.
     - `save_replies` MUST keep all of its replies or none.
     - `reject` MUST turn updates that no closed stage has absorbed into rejections, all of them or none.
+    - `end_sum` MUST change all of its replies and forget the sum, or do neither.
     - `roll_back` MUST forget in one act all that came after a round, and end what is pending.
     - `extend_plan` MUST put its tasks after those that are in the plan, all of them or none.
     - `close_stage` MUST be the only way by which `closed` grows.
@@ -192,6 +193,18 @@ class RoundStore(Protocol):
 
     def closed(self) -> list[Closed]:
         """All finished stages, oldest first; of those whose tasks were forgotten, `absorbed` is empty."""
+        ...
+
+    def save_sum(self, name: str, record: bytes) -> None:
+        """Record what the members of a sum are told, before they are; in place of what was recorded of it."""
+        ...
+
+    def sum(self, name: str) -> bytes | None:
+        """What is recorded of a sum; None when it has not begun or is over."""
+        ...
+
+    def end_sum(self, name: str, replies: Sequence[Reply]) -> None:
+        """Record what became of the tasks in a sum, in place of their replies, and forget the sum, in one act."""
         ...
 
     def roll_back(self, number: int) -> None:

@@ -25,6 +25,7 @@ class MemoryRoundStore:
         self._plans: dict[Position, list[Planned]] = {}
         self._notes: dict[Position, bytes] = {}
         self._replies: dict[str, Reply] = {}
+        self._sums: dict[str, bytes] = {}
         self._closed: list[Closed] = []
         self._remnants: dict[str, Remnant] = {}
 
@@ -120,8 +121,22 @@ class MemoryRoundStore:
         """See RoundStore."""
         return list(self._closed)
 
+    def save_sum(self, name: str, record: bytes) -> None:
+        """See RoundStore."""
+        self._sums[name] = record
+
+    def sum(self, name: str) -> bytes | None:
+        """See RoundStore."""
+        return self._sums.get(name)
+
+    def end_sum(self, name: str, replies: Sequence[Reply]) -> None:
+        """See RoundStore."""
+        self._replies.update({reply.task: reply.without_bytes() for reply in replies})
+        self._sums.pop(name, None)
+
     def roll_back(self, number: int) -> None:
         """See RoundStore."""
+        self._sums.clear()
         gone = [place for place in self._plans if place.round > number or place == evaluation_after(number)]
         for place in gone:
             for planned in self._plans.pop(place):

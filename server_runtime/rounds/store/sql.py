@@ -49,6 +49,7 @@ CREATE TABLE IF NOT EXISTS closed (
     PRIMARY KEY (round, stage)
 );
 CREATE TABLE IF NOT EXISTS remnant (device TEXT PRIMARY KEY, last_task TEXT, remnant BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS sum (name TEXT PRIMARY KEY, record BLOB NOT NULL);
 CREATE INDEX IF NOT EXISTS last_tasks ON remnant (last_task);
 """
 _ADD_TO_PLAN = "INSERT INTO plan VALUES (?, ?, ?, ?, ?, ?, ?)"
@@ -192,6 +193,26 @@ class SqlRoundStore:
             for round_, stage, state, metrics in rows
         ]
 
+    def save_sum(self, name: str, record: bytes) -> None:
+        """See RoundStore."""
+        replaced = "INSERT INTO sum VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET record = excluded.record"
+        self._db.act(lambda db: db.change(replaced, (name, record)))
+
+    def sum(self, name: str) -> bytes | None:
+        """See RoundStore."""
+        rows = self._db.rows("SELECT record FROM sum WHERE name = ?", (name,))
+        return bytes(rows[0][0]) if rows else None
+
+    def end_sum(self, name: str, replies: Sequence[Reply]) -> None:
+        """See RoundStore."""
+        rows = [(outcome, message, detail, task) for task, outcome, message, detail in map(_reply_row, replies)]
+
+        def end(db: Statements) -> None:
+            db.change_each("UPDATE reply SET outcome = ?, message = ?, detail = ? WHERE task_id = ?", rows)
+            db.change("DELETE FROM sum WHERE name = ?", (name,))
+
+        self._db.act(end)
+
     def roll_back(self, number: int) -> None:
         """See RoundStore."""
         later = "round > ? OR (round = ? AND stage = ?)"
@@ -199,6 +220,7 @@ class SqlRoundStore:
         detail = f"the run was rolled back to round {number}"
 
         def forget_later(db: Statements) -> None:
+            db.change("DELETE FROM sum")
             db.change(f"DELETE FROM reply WHERE task_id IN (SELECT task_id FROM plan WHERE {later})", place)
             for table in ("plan", "stage", "note", "closed", "absorbed"):
                 db.change(f"DELETE FROM {table} WHERE {later}", place)

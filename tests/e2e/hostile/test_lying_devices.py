@@ -1,135 +1,161 @@
-"""Enrolled devices that lie, over a real broker and against the server's own process: the run ends as it should."""
+"""Devices that lie, stall and shout, over a real broker and against the process of a server: the run ends well."""
 
 import json
 import subprocess
 import sys
-import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from msgspec import structs
 
-from fedwright.device_runtime.config import AgentConfig
-from fedwright.device_runtime.emulate.device import agent_command
-from fedwright.device_runtime.emulate.fleet import EmulatedFleet
-from fedwright.protocol import codec, tensors, topics
-from fedwright.protocol.blobs import make_ref
+from fedwright.protocol import codec, topics
 from fedwright.protocol.link import connect
 from fedwright.protocol.link.broker import Broker
-from fedwright.protocol.messages import Ack, Board, Challenge, DataSummary, Dismiss, Report, Stats, Task, Update
-from fedwright.server_runtime import zoo
-from fedwright.server_runtime.artifacts.export import initial_weights
-from fedwright.server_runtime.spec import ModelSpec
+from fedwright.protocol.messages import Board, Report
 from helpers.data_files import save_points
+from helpers.liar import USUAL, Liar, SlowLiar, taken
+from helpers.links import wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 HONEST = ("a", "b", "c")
 ROUNDS = 2
+RUN_S = 240.0
+MB = 1_000_000
 CONFIG = """
 [run]
 name = "night"
 rounds = {rounds}
 [fleet]
 broker = "{broker}"
-devices = 5
+devices = {devices}
 join_timeout_s = 120
-deadline_s = 60
+deadline_s = 120
 [model]
 model = "mlp"
 [method]
-name = "fedavg"
+name = "{method}"
+[train]
+epochs = 8
 """
-USUAL = DataSummary(samples=48, holdout=12, input_shape=[4], classes=2)
 
 
-class Liar:
-    """A device over a broker that reports what it likes and answers every training task with one update."""
+class Night:
+    """`fedwright server run` in a process of its own with three honest agents in theirs."""
 
-    def __init__(self, url: str, device: str, *, said: DataSummary, samples: int, value: float) -> None:
-        self.problems: list[str] = []
-        self._boot, self._device = codec.new_id(), device
-        self._said, self._samples, self._value = said, samples, value
-        self._link = connect(url, client_id=device)
-        self._link.subscribe(topics.down("default", device))
-        self._link.subscribe(topics.shared("default"))
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._live, daemon=True)
-        self._thread.start()
-
-    def _live(self) -> None:
-        self._report()
-        while not self._over.is_set():
-            received = self._link.receive(0.5)
-            if received is not None:
-                self._hear(codec.decode(received.payload).body)
-
-    def _hear(self, body: Any) -> None:
-        if isinstance(body, Challenge):
-            self._report()
-        elif isinstance(body, Ack):
-            self.problems += [body.problem] if body.problem else []
-        elif isinstance(body, Dismiss):
-            self._over.set()
-        elif isinstance(body, Task):
-            self._say(Ack(body.task))
-            self._say(self._answer(body))
-
-    def _answer(self, task: Task) -> Update:
-        stats = Stats(self._samples, 1, 0.1, 0.1, 1)
-        if task.returns.weights == "none":
-            return Update(task.task, task.round, stats)
-        shapes = initial_weights(zoo.create(ModelSpec("mlp", (4,), 2), seed=0))
-        values = {name: np.full_like(value, self._value) for name, value in shapes.items()}
-        return Update(task.task, task.round, stats, make_ref(tensors.save(values)))
-
-    def _report(self) -> None:
-        board = Board("liar", "x86_64", 1, 10**9, "onnxruntime", 1)
-        self._say(Report("liar", board, 10**9, self._said))
-
-    def _say(self, body: Any) -> None:
-        self._link.send(topics.up("default", self._device), codec.encode(body, sender=self._device, boot=self._boot))
-
-    def stop(self) -> None:
-        """Leave."""
-        self._over.set()
-        self._thread.join(10)
-        self._link.close()
-
-
-def test_lies_in_updates_and_reports_do_not_end_a_run(tmp_path: Path) -> None:
-    with Broker() as broker, EmulatedFleet(tmp_path / "logs") as fleet:
-        (tmp_path / "run.toml").write_text(CONFIG.format(broker=broker.url, rounds=ROUNDS))
-        server = subprocess.Popen(
-            [sys.executable, "-m", "fedwright", "server", "run", "run.toml", "--json", "result.json"],
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        many = structs.replace(USUAL, samples=2**53, classes=1_000_000)
-        liars = {
-            "none": Liar(broker.url, "none", said=USUAL, samples=0, value=0.01),
-            "huge": Liar(broker.url, "huge", said=USUAL, samples=48, value=3e38),
-            "many": Liar(broker.url, "many", said=many, samples=2**53, value=0.01),
-        }
+    def __init__(self, url: str, folder: Path, *, method: str, devices: int) -> None:
+        self.folder = folder
+        (folder / "run.toml").write_text(CONFIG.format(broker=url, rounds=ROUNDS, method=method, devices=devices))
+        self.server = self._start("server", "server", "run", "run.toml", "--json", "result.json")
+        self.agents = []
         for seed, device in enumerate(HONEST):
-            save_points(tmp_path / f"{device}.npz", seed=seed)
-            data, state = f"npz:{tmp_path / device}.npz", tmp_path / "state"
-            config = AgentConfig(broker=broker.url, device=device, data=data, state=state, threads=1, once=True)
-            fleet.start(device, "laptop", agent_command(config))
-        said = server.communicate(timeout=240)[0]
-        for liar in liars.values():
-            liar.stop()
+            save_points(folder / f"{device}.npz", seed=seed)
+            words = ["--broker", url, "--device", device, "--data", f"npz:{device}.npz", "--state", "state"]
+            self.agents.append(self._start(device, "device", "run", *words, "--threads", "1", "--once"))
 
-    assert server.returncode == 0, said
-    result = json.loads((tmp_path / "result.json").read_text())
-    assert (result["rounds_done"], result["complete"]) == (ROUNDS, True)
-    assert [metrics["updates"] for metrics in result["metrics"]] == [3.0, 3.0]
-    told = {notice["device"]: notice["text"] for notice in result["notices"] if notice["device"]}
+    @property
+    def run_folder(self) -> Path:
+        return self.folder / "runs" / "night"
+
+    def result(self) -> dict[str, Any]:
+        """What came of the run once it has ended well."""
+        code = self.server.wait(RUN_S)
+        assert code == 0, (self.folder / "server.log").read_text()
+        result: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
+        assert (result["rounds_done"], result["complete"]) == (ROUNDS, True)
+        return result
+
+    def end(self) -> None:
+        """End all processes whatever they do."""
+        for process in (self.server, *self.agents):
+            process.kill()
+            process.wait()
+
+    def _start(self, name: str, *words: str) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{name}.log").open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "fedwright", *words], cwd=self.folder, stdout=log, stderr=log
+            )
+
+
+@contextmanager
+def night(folder: Path, *, method: str, devices: int) -> Iterator[tuple[Night, Broker]]:
+    with Broker() as broker:
+        started = Night(broker.url, folder, method=method, devices=devices)
+        try:
+            yield started, broker
+        finally:
+            started.end()
+
+
+def notices_of(result: dict[str, Any]) -> dict[str, str]:
+    return {notice["device"]: notice["text"] for notice in result["notices"] if notice["device"]}
+
+
+def shout(url: str) -> None:
+    """Sixty strangers with reports of a megabyte, and one that reports three thousand times."""
+    board = Board("x", "x86_64", 1, 10**9, "onnxruntime", 1)
+    odd = structs.replace(USUAL, input_shape=[5])
+    large = structs.replace(odd, score_counts=[1] * 900_000)
+    with closing(connect(url, client_id="crowd")) as link:
+        for number in range(60):
+            who = f"stranger-{number}"
+            link.send(topics.up("default", who), codec.encode(Report("x", board, 1, large), sender=who, boot="b"))
+        for number in range(3000):
+            said = codec.encode(Report("x", board, 1, odd), sender="loud", boot=f"b{number}")
+            link.send(topics.up("default", "loud"), said)
+        link.send(topics.up("default", "loud"), b"\xc1 no message", reliable=True)
+
+
+def test_lies_in_updates_and_reports_stalling_and_shouting_do_not_end_a_run(tmp_path: Path) -> None:
+    with night(tmp_path, method="fedavg", devices=9) as (run, broker), ExitStack() as stack:
+        liars = {
+            "none": Liar(broker.url, "none", samples=0),
+            "huge": Liar(broker.url, "huge", value=np.float32(3e38)),
+            "wide": Liar(broker.url, "wide", value=np.float64(1e300)),
+            "heavy": Liar(broker.url, "heavy", said=structs.replace(USUAL, samples=2**53), samples=2**53),
+            "many": Liar(broker.url, "many", said=structs.replace(USUAL, classes=1_000_000)),
+            "empty": Liar(broker.url, "empty", said=structs.replace(USUAL, samples=0)),
+            "slow": SlowLiar(broker.url, "slow"),
+        }
+        for liar in liars.values():
+            stack.callback(liar.stop)
+        slow = liars["slow"]
+        assert isinstance(slow, SlowLiar)
+        wait_until(slow.began.is_set, timeout_s=RUN_S)
+        process = psutil.Process(run.server.pid)
+        before_bytes = process.memory_info().rss
+        shout(broker.url)
+        # Nine blobs that hardly come keep nobody else's waiting.
+        wait_until(lambda: set(HONEST) <= taken(run.run_folder, 1) and bool(slow.asked), timeout_s=RUN_S)
+        grown_bytes = process.memory_info().rss - before_bytes
+        slow.give_way()
+        result = run.result()
+
+    assert grown_bytes < 200 * MB
+    assert [metrics["updates"] for metrics in result["metrics"]] == [4.0, 4.0]
+    # What 2^53 samples say counts no more than the fleet bears out: the honest ones still learn.
+    assert result["metrics"][-1]["accuracy_after"] > 0.8
+    told = notices_of(result)
     assert "stats.samples is 0" in told["none"]
     assert "reaches 3e+38" in told["huge"]
+    assert "has type float64 but float32 was asked for" in told["wide"]
     assert "the run has 2 classes" in told["many"]
+    assert "it reports no samples, so it does not train" in told["empty"]
     assert any("stats.samples is 0" in problem for problem in liars["none"].problems)
+    assert len(slow.asked) == 1
+
+
+def test_a_report_of_no_samples_does_not_stop_hasa(tmp_path: Path) -> None:
+    with night(tmp_path, method="hasa", devices=5) as (run, broker), ExitStack() as stack:
+        for name, said in (("empty", structs.replace(USUAL, samples=0)), ("void", structs.replace(USUAL, holdout=0))):
+            stack.callback(Liar(broker.url, name, said=said, samples=0).stop)
+        result = run.result()
+
+    assert [metrics["updates"] for metrics in result["metrics"]] == [3.0, 3.0]
+    assert "it reports no samples" in notices_of(result)["empty"]

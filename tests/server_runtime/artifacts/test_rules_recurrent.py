@@ -83,16 +83,12 @@ def test_last_state_against_torch(output: int) -> None:
     assert relative_error(found, torch_gradients(reference, arrays)) < 1e-4
 
 
-@pytest.mark.parametrize("operator", ["GRU", "RNN"])
-def test_other_recurrent_layers_are_refused_by_name(operator: str) -> None:
-    gates = {"GRU": 3, "RNN": 1}[operator]
+def test_a_variant_that_torch_does_not_have_is_refused_by_name() -> None:
     arrays = {
         "x": np.zeros((2, 1, 2), np.float32),
-        "w": np.zeros((1, gates * 2, 2), np.float32),
-        "r": np.zeros((1, gates * 2, 2), np.float32),
+        "w": np.zeros((1, 6, 2), np.float32),
+        "r": np.zeros((1, 6, 2), np.float32),
     }
 
-    with pytest.raises(UnsupportedOperator, match=operator):
-        layer_gradients(
-            lambda g: g.op(operator, "x", "w", "r", outputs=2, hidden_size=2)[0], arrays, batch_axes={"x": 1}
-        )
+    with pytest.raises(UnsupportedOperator, match="GRU"):
+        layer_gradients(lambda g: g.op("GRU", "x", "w", "r", outputs=2, hidden_size=2)[0], arrays, batch_axes={"x": 1})

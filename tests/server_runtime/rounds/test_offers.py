@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedwright.protocol.artifact import Artifact
-from fedwright.protocol.errors import OverBudget
+from fedwright.protocol.errors import OverBudget, PolicyRefused
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.protocol.messages import Recipe
 from fedwright.server_runtime.rounds import events
@@ -53,6 +53,26 @@ def test_a_device_whose_memory_shrinks_is_offered_less_in_the_same_round(
     assert batches == [[8], [8, 4, 2]]
     # The third is the measurement at the end, which was offered in smaller batches too.
     assert [e.round for e in server.seen(events.UpdateTaken) if e.device == "small"] == [1, 2, 2]
+
+
+@pytest.mark.parametrize(("least", "offered"), [(20, [8, 20]), (10**6, [8])], ids=["a wish", "a wish beyond reason"])
+def test_a_device_whose_owner_wants_larger_batches_is_offered_such(
+    broker: MemoryBroker, tmp_path: Path, least: int, offered: list[int]
+) -> None:
+    def check(artifact: Artifact, recipe: Recipe) -> None:
+        if recipe.batch < least:
+            raise PolicyRefused("least_batch", "learns from more", least=least)
+
+    server = Server(broker, tmp_path, devices=2, rounds=1)
+    careful = Running(broker, "careful", tmp_path, check=check)
+    with agents(broker, tmp_path, "a"):
+        server.run()
+    careful.stop()
+
+    plan = present(server.store.plan(Position(1, 0)))
+    assert [planned.assignment.recipe.batch for planned in plan if planned.device == "careful"] == offered
+    taken = {event.device for event in server.seen(events.UpdateTaken) if not event.evaluation}
+    assert taken == ({"a", "careful"} if len(offered) == 2 else {"a"})
 
 
 def test_offers_of_less_survive_the_death_of_the_server(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def _spread_to_maxima(graph: Graph, x: str, y: str, dy: str, *, kernel: Shape, s
 
 
 def _scatter_to_positions(context: Backward, node: Node, dy: str) -> str:
-    """Overlapping or padded windows: add dY at the flat positions of the maxima."""
+    """Overlapping or padded windows: add dY at the positions of the maxima, counted from each sample's start."""
     if len(node.outputs) > 1 and node.outputs[1]:
         positions = node.outputs[1]
     else:
@@ -135,12 +135,13 @@ def _scatter_to_positions(context: Backward, node: Node, dy: str) -> str:
         node.outputs = [node.outputs[0], positions]
     if node.attrs.get("storage_order", 0):
         raise UnsupportedOperator("MaxPool with storage_order 1", node.name, node.module)
-    graph, flat = context.graph, context.graph.ints(-1)
-    size = graph.op("Shape", graph.op("Reshape", node.inputs[0], flat))
-    zeros = graph.op("ConstantOfShape", size)
-    where, what = graph.op("Reshape", positions, flat), graph.op("Reshape", dy, flat)
-    total = graph.op("ScatterElements", zeros, where, what, axis=0, reduction="add")
-    return context.reshape_like(total, node.inputs[0])
+    graph, x = context.graph, node.inputs[0]
+    size, rows = prod(context.shape(x)[1:]), graph.ints(-1, prod(context.shape(node.outputs[0])[1:]))
+    zeros = graph.op("ConstantOfShape", graph.op("Shape", graph.op("Reshape", x, graph.ints(-1, size))))
+    # onnxruntime counts positions through the whole batch; devices refuse what could add across samples.
+    own = graph.op("Mod", positions, graph.constant(np.array(size)))
+    where, what = graph.op("Reshape", own, rows), graph.op("Reshape", dy, rows)
+    return context.reshape_like(graph.op("ScatterElements", zeros, where, what, axis=1, reduction="add"), x)
 
 
 def _window_counts(node: Node, size_in: Shape, size_out: Shape) -> Array:

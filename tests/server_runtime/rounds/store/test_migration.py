@@ -1,6 +1,8 @@
 """Files of runs that an earlier release wrote are opened and go on; those of a later one are not touched."""
 
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,32 @@ CREATE TABLE closed (
     round INTEGER NOT NULL, stage INTEGER NOT NULL, state TEXT NOT NULL, metrics BLOB NOT NULL,
     PRIMARY KEY (round, stage)
 );
+"""
+# Opens a copy of the file for every statement of the migration, in a process that is killed just before it.
+KILLED = """
+import itertools, os, shutil, signal, sqlite3, sys
+from pathlib import Path
+from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
+
+old, connect = Path(sys.argv[1]), sqlite3.connect
+for last in itertools.count(1):
+    copy = old.with_name(f"killed-{last}.sqlite")
+    shutil.copy(old, copy)
+    child = os.fork()
+    if not child:
+        seen = itertools.count(1)
+        def trace(statement):
+            if next(seen) == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+        def traced(*given, **named):
+            db = connect(*given, **named)
+            db.set_trace_callback(trace)
+            return db
+        sqlite3.connect = traced
+        SqliteRoundStore(copy)
+        os._exit(0)
+    if os.waitpid(child, 0)[1] == 0:
+        break
 """
 CONFIG = '[run]\nname = "night"\nrounds = 2\n[method]\nname = "fedavg"\n'
 
@@ -99,6 +127,29 @@ def test_its_measurement_leaves_the_place_of_the_round_that_may_follow(tmp_path:
         assert present(store.plan(Position(1, 0)))[0].task.task == task_id("night", Position(1, 0), "a")
         assert present(store.run()).identity == ""
         store.close()
+
+
+def dump(path: Path) -> list[str]:
+    """All that a file holds once it is up to date."""
+    SqliteRoundStore(path).close()
+    db = sqlite3.connect(path)
+    try:
+        return [f"version {db.execute('PRAGMA user_version').fetchone()[0]}", *db.iterdump()]
+    finally:
+        db.close()
+
+
+def test_a_migration_that_is_killed_before_any_of_its_statements_is_done_again(tmp_path: Path) -> None:
+    write_old_run(tmp_path / "night")
+    old = tmp_path / "night/rounds.sqlite"
+    subprocess.run([sys.executable, "-c", KILLED, str(old)], check=True, timeout=300)
+    copies = sorted(old.parent.glob("killed-*.sqlite"))
+    begun = [copy for copy in copies if old.read_bytes() != copy.read_bytes() or Path(f"{copy}-wal").exists()]
+
+    assert len(copies) > 15
+    assert len(begun) > 5
+    whole = dump(old)
+    assert [dump(copy) for copy in copies] == [whole] * len(copies)
 
 
 def test_a_simulation_of_the_first_release_is_known_by_its_files(tmp_path: Path) -> None:

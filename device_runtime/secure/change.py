@@ -1,0 +1,52 @@
+"""What a task changed, as one row of numbers that goes into a sum; both sides know its order."""
+
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fedwright.protocol.errors import DeviceError
+from fedwright.protocol.messages import Task
+from fedwright.protocol.secure.masks import check_reach
+
+Row = NDArray[np.float32]
+
+
+def row_of(tensors: Mapping[str, NDArray[Any]], task: Task) -> Row:
+    """The change of a task, tensor by tensor in the order of their names; DeviceError when it has no place in a sum."""
+    terms = task.sum
+    if terms is None:
+        raise DeviceError("this task's change belongs into no sum; this is a mistake in the program")
+    check_summed(task)
+    parts = [np.asarray(tensors[name], np.float32).reshape(-1) for name in sorted(tensors)]
+    row = np.concatenate(parts) if parts else np.zeros(0, np.float32)
+    if terms.clip_norm is not None:
+        norm = math.sqrt(float(np.vdot(row, row)))
+        row *= np.float32(min(1.0, terms.clip_norm / norm) if norm > 0 else 1.0)
+    check_reach(row, terms.reach)
+    return row
+
+
+def check_summed(task: Task) -> None:
+    """Raise DeviceError for a task whose change hides nobody's, or whose result no sum would hide."""
+    recipe, returns = task.recipe, task.returns
+    if not recipe.learning_rate or not (recipe.epochs if recipe.steps is None else recipe.steps):
+        raise DeviceError("the task trains nothing, so its change hides nobody's in a sum; it is not begun")
+    if recipe.public or recipe.classes is not None:
+        raise DeviceError("the task trains on other rows than the device's own, which hides nobody's in a sum")
+    if returns.weights != "delta" or returns.masked or returns.class_means or returns.logits:
+        raise DeviceError("the task asks for more than a change, which no sum would hide; it is not begun")
+
+
+def work_of(task: Task) -> bytes:
+    """What a device trained, as far as it must be the same for all in one sum: the model and how far it may move."""
+    refs = (task.artifact, task.weights, task.sides, task.frozen)
+    names = tuple(None if ref is None else ref.sha256 for ref in refs)
+    terms = task.sum
+    rule = None if terms is None else (terms.group, terms.least, terms.reach, terms.by, terms.largest_weight)
+    word = ("fedwright sum work", names, task.recipe.learning_rate, sorted(task.returns.personal), rule)
+    return hashlib.sha256(msgspec.msgpack.encode(word)).digest()

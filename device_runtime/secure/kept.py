@@ -1,0 +1,136 @@
+"""What a device must not forget while its change is in a sum: the change, its secrets, and what it has told whom.
+
+Everything is on the disk before an answer leaves: whoever asks again, after any crash, gets the same or nothing.
+"""
+
+import os
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from msgspec import Struct, structs
+
+from fedwright.device_runtime.secure.change import Row
+from fedwright.protocol.errors import DeviceError, ProtocolError
+from fedwright.protocol.messages import SumTerms
+from fedwright.protocol.secure.part import ROOT_BYTES
+from fedwright.protocol.support.files import write_private
+from fedwright.protocol.support.unreadable import UNREADABLE
+
+# A sum that comes to nothing is begun anew; more often than this nobody means well.
+MOST_SESSIONS = 8
+
+
+class Session(Struct, frozen=True):
+    """One attempt at a sum. root: this device's secret of it; all else is what the device was told, once."""
+
+    name: str
+    root: bytes
+    roster: bytes = b""
+    sharers: list[str] = []
+    sealed: dict[str, bytes] = {}
+    present: list[str] = []
+
+
+class Change(Struct, frozen=True):
+    """A task's change that waits for its sum. agreed: the one session that may be opened over it."""
+
+    task: str
+    terms: SumTerms
+    work: bytes
+    weight: int
+    chunk_bytes: int
+    sessions: dict[str, Session] = {}
+    agreed: str = ""
+
+
+class KeptChange:
+    """The change of the last task, in the device's folder; the one before goes when it comes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "sums"
+        self._file = self._folder / "state"
+        self._change = _read(self._file)
+
+    def put(self, change: Change, result: Path) -> None:
+        """Take the row in the file `result`, which moves here."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with result.open("rb+") as file:
+            os.fsync(file.fileno())
+        result.replace(self._row(change.task))
+        self._save(change)
+        for other in self._folder.glob("row-*"):
+            if other != self._row(change.task):
+                other.unlink()
+
+    def of(self, task: str) -> Change:
+        """The change of a task; ProtocolError when it is not here."""
+        if self._change is None or self._change.task != task:
+            raise ProtocolError("this device has no change of that task, or no longer; begin another round")
+        return self._change
+
+    def row(self, change: Change) -> Row:
+        """Its numbers."""
+        try:
+            return np.fromfile(self._row(change.task), "<f4")
+        except OSError as err:
+            raise DeviceError(f"the change of task {change.task} cannot be read ({err.strerror})") from err
+
+    def session(self, change: Change, name: str) -> Session:
+        """A session that this device has given keys for."""
+        if name not in change.sessions:
+            raise ProtocolError("this device has given no keys for that sum; ask for them first")
+        return change.sessions[name]
+
+    def begin(self, change: Change, name: str) -> Session:
+        """A session of this name, with a secret of its own."""
+        if name in change.sessions:
+            return change.sessions[name]
+        check_free(change, name)
+        if len(change.sessions) >= MOST_SESSIONS:
+            raise ProtocolError(f"{MOST_SESSIONS} sums of this change were begun already; begin another round")
+        session = Session(name, os.urandom(ROOT_BYTES))
+        self.save(change, session)
+        return session
+
+    def save(self, change: Change, session: Session, *, agreed: str = "") -> None:
+        """Remember what a session was told; agreed: that it is the one to be opened."""
+        sessions = {**change.sessions, session.name: session}
+        self._save(structs.replace(change, sessions=sessions, agreed=agreed or change.agreed))
+
+    def forget(self, task: str) -> None:
+        """The sum is over: neither the change nor a secret of it stays."""
+        if self._change is not None and self._change.task == task:
+            self._change = None
+            self._file.unlink(missing_ok=True)
+            self._row(task).unlink(missing_ok=True)
+
+    def _save(self, change: Change) -> None:
+        # On the disk first: what is not there must not be told.
+        write_private(self._file, msgspec.msgpack.encode(change))
+        self._change = change
+
+    def _row(self, task: str) -> Path:
+        return self._folder / f"row-{task}"
+
+
+def check_free(change: Change, session: str) -> None:
+    """Raise ProtocolError when a change may already be opened in another sum: two would tell their difference."""
+    if change.agreed not in ("", session):
+        raise ProtocolError("this change is in a sum already that may be opened; it goes into no other")
+
+
+def same_or_first(known: object, told: object, what: str) -> None:
+    """Raise ProtocolError unless a session is told the same as before, or for the first time."""
+    if known and known != told:
+        raise ProtocolError(f"this sum had other {what} before; it is not answered twice")
+
+
+def _read(file: Path) -> Change | None:
+    try:
+        return msgspec.msgpack.decode(file.read_bytes(), type=Change)
+    except FileNotFoundError:
+        return None
+    except UNREADABLE:
+        # Nothing of it is told any more, which is safe.
+        return None

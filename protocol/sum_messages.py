@@ -1,0 +1,77 @@
+"""What server and devices say to each other to add up changes that nobody may see alone (protocol/secure).
+
+keys: make keys for this sum. share: these are all members; give shares of your secrets for your neighbours. mask: these
+have shared; send your change under masks. agree: the sum is over those present; sign that, once. open: so many signed
+the same; open what hides the sum. done: it is over, the change is no longer needed.
+"""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from fedwright.protocol.blob_ref import BlobRef
+from fedwright.protocol.field_types import Id, Key, Text
+from fedwright.protocol.secure.roster import MOST_MEMBERS, Member
+
+SumStage = Literal["keys", "share", "mask", "agree", "open", "done"]
+
+Names = Annotated[list[Id], Meta(max_length=MOST_MEMBERS)]
+Bytes = Annotated[bytes, Meta(max_length=256)]
+ByMember = Annotated[dict[Id, Bytes], Meta(max_length=MOST_MEMBERS)]
+
+
+class SumTerms(Struct, frozen=True):
+    """How a task's change goes into a sum instead of to the server.
+
+    group: of the tasks that may be summed together. least: members it takes. reach: largest entry of a change.
+    most_weight: what this device counts for at most, in samples, of largest_weight, the most of any in the group; both
+    1 where every device counts the same. clip_norm: the device scales a longer change down to this norm.
+    """
+
+    group: Id
+    least: Annotated[int, Meta(ge=3, le=MOST_MEMBERS)]
+    reach: Annotated[float, Meta(gt=0, le=1e6)]
+    by: Literal["samples", "devices"] = "samples"
+    most_weight: Annotated[int, Meta(ge=1, le=2**53)] = 1
+    largest_weight: Annotated[int, Meta(ge=1, le=2**53)] = 1
+    clip_norm: Annotated[float, Meta(gt=0)] | None = None
+
+    def weight(self, samples: int) -> int:
+        """What a device with so many samples counts for."""
+        return min(samples, self.most_weight) if self.by == "samples" else 1
+
+
+class SumAsk(Struct, tag="sum_ask", frozen=True):
+    """Server → one boot of a device: the next stage of a sum.
+
+    task: whose change it is. signatures: with `agree` those of the present under their masked parts, with `open` those
+    under the agreement.
+    """
+
+    sum: Id
+    boot: Id
+    stage: SumStage
+    task: Id
+    roster: Annotated[bytes, Meta(max_length=6 * 1024 * 1024)] = b""
+    sharers: Names = []
+    sealed: ByMember = {}
+    present: Names = []
+    signatures: ByMember = {}
+
+
+class SumAnswer(Struct, tag="sum_answer", frozen=True):
+    """Device → server: what a stage asks for, or (`problem`) why not.
+
+    sealed, marks: for each neighbour. signature: under the masked part, or the agreement. own, shares: what is opened.
+    """
+
+    sum: Id
+    stage: SumStage
+    member: Member | None = None
+    sealed: ByMember = {}
+    marks: ByMember = {}
+    masked: BlobRef | None = None
+    signature: Annotated[bytes, Meta(max_length=64)] = b""
+    own: Key | None = None
+    shares: ByMember = {}
+    problem: Text = ""

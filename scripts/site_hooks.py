@@ -1,0 +1,61 @@
+"""What mkdocs calls while it builds the site: pages made from the code, the menu, equations as MathML."""
+
+import html
+import re
+
+from latex2mathml.converter import convert
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from fedwright.server_runtime.methods.registry import METHODS
+from site_pages.commands import command_page
+from site_pages.documents import document_pages
+from site_pages.errors import errors_page, exit_codes_page
+from site_pages.messages import messages_page
+from site_pages.methods import method_pages, settings_page
+from site_pages.public_names import public_names_page
+from site_pages.sections import config_page, edge_page
+
+INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
+BLOCK = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DOTALL)
+
+
+def pages() -> dict[str, str]:
+    """Every page that is made from the code, by its path in docs/."""
+    return {
+        "reference/commands.md": command_page(),
+        "reference/config.md": config_page(),
+        "reference/edge-config.md": edge_page(),
+        "reference/method-settings.md": settings_page(),
+        "reference/python.md": public_names_page(),
+        "reference/messages.md": messages_page(),
+        "reference/errors.md": errors_page(),
+        "reference/exit-codes.md": exit_codes_page(),
+        **method_pages(),
+        **document_pages(),
+    }
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Puts every method into the menu."""
+    for part in config.nav or []:
+        if "Methods" in part:
+            part["Methods"] = [*part["Methods"], *({name: f"methods/{name}.md"} for name in sorted(METHODS))]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the pages that are made; one by hand gives way to the page that goes on from it."""
+    for path, text in pages().items():
+        by_hand = files.get_file_from_path(path)
+        if by_hand is not None:
+            files.remove(by_hand)
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Turns TeX into MathML, which browsers draw without any script."""
+    content = INLINE.sub(lambda found: convert(html.unescape(found[1])), content)
+    return BLOCK.sub(lambda found: convert(html.unescape(found[1]), display="block"), content)

@@ -1,0 +1,44 @@
+"""Questions to devices beside their tasks, and what they answer."""
+
+from typing import TypeVar
+
+from msgspec import structs
+
+from fedwright.protocol.messages import Answer, Ask, BlobRef, SumAnswer, SumAsk
+from fedwright.server_runtime.fleet.registry import Registry
+from fedwright.server_runtime.rounds.channel import Channel
+
+Kind = TypeVar("Kind", Answer, SumAnswer)
+
+
+class Questions:
+    """Asks whoever is here now; nothing is kept of a question that is not answered."""
+
+    def __init__(self, channel: Channel, registry: Registry) -> None:
+        self._channel = channel
+        self._registry = registry
+        self._answers: list[tuple[str, Answer | SumAnswer]] = []
+
+    def ask(self, device: str, ask: Ask | SumAsk) -> bool:
+        """Ask a device; False when it is away."""
+        boot = self._registry.boot(device)
+        if boot is not None:
+            self._channel.ask(device, structs.replace(ask, boot=boot))
+        return boot is not None
+
+    def boot_of(self, device: str) -> str | None:
+        """The life of a device that would be asked now; None when it is away."""
+        return self._registry.boot(device)
+
+    def pull(self, device: str, ref: BlobRef) -> None:
+        """Fetch a blob that an answer speaks of."""
+        self._channel.pull(device, ref)
+
+    def take(self, device: str, answer: Answer | SumAnswer) -> None:
+        """A device has answered."""
+        self._answers.append((device, answer))
+
+    def answers(self, kind: type[Kind]) -> list[tuple[str, Kind]]:
+        """What devices have answered since the last call; other kinds of answers are for nobody any more."""
+        answers, self._answers = self._answers, []
+        return [(device, answer) for device, answer in answers if isinstance(answer, kind)]

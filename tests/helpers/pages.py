@@ -1,0 +1,119 @@
+"""The code blocks of the documentation, and how each kind is tried in an empty folder."""
+
+import re
+import runpy
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, chdir, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomllib
+import yaml
+
+from fedwright.cli.main import build_parser, main
+from fedwright.server_runtime.config import config_from_dict
+from fedwright.server_runtime.edge.config import is_edge
+
+BLOCK = re.compile(
+    r"(?:^<!-- not run: (?P<why>.*?) -->\n)?^```(?P<language>[a-z]*)\n(?P<text>.*?)^```", re.DOTALL | re.MULTILINE
+)
+NAME = re.compile(r"# (?P<name>[\w./-]+\.(?:py|toml))\n")
+PROGRAMS = {"make", "pip", "pkg", "python3", "sudo", "apt", "proot-distro", "systemctl", "cd"}
+OURS = re.compile(r"(?:sudo )?(?:[A-Z_]+=\S+ )?(?:\S*/)?fedwright (?P<words>.*)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block: why it is not run here (empty when it is), its language, its file's name if it has one."""
+
+    page: str
+    language: str
+    text: str
+    why: str
+
+    @property
+    def file(self) -> str:
+        """The name that its first line gives it, or nothing."""
+        found = NAME.match(self.text)
+        return found["name"] if found else ""
+
+    def __str__(self) -> str:
+        return f"{self.page}: {self.text.strip().splitlines()[0][:50]}"
+
+
+def blocks_of(page: str, text: str) -> list[Block]:
+    """Every block of a page in its order."""
+    found = BLOCK.finditer(text)
+    return [Block(page, each["language"], each["text"], each["why"] or "") for each in found]
+
+
+def commands_of(block: Block) -> Iterator[str]:
+    """Lines of a shell block, without remarks."""
+    for line in block.text.splitlines():
+        command = re.split(r"\s\s+#", line)[0].strip()
+        if command and not command.startswith("#"):
+            yield from command.split(" && ")
+
+
+def check_words(command: str) -> None:
+    """A command that is not run must at least be one: ours is parsed, another is of a program that is known."""
+    ours = OURS.fullmatch(command)
+    if ours is None:
+        program = shlex.split(command)[0].rsplit("/", 1)[-1]
+        assert program in PROGRAMS, command
+        return
+    words = shlex.split(ours["words"].split(" > ")[0].replace("$(hostname)", "board"))
+    assert callable(build_parser(words[0]).parse_args(words).run)
+
+
+def run_command(command: str) -> None:
+    """Do what a shell would do, inside this process: our own commands, > and cd."""
+    call, _, file = command.partition(" > ")
+    words = shlex.split(call)
+    assert words[0] == "fedwright", command
+    with ExitStack() as stack:
+        if file:
+            stack.enter_context(redirect_stdout(stack.enter_context(Path(file).open("w"))))
+        code = main(words[1:])
+    assert code == 0, command
+
+
+def try_block(block: Block, folder: Path) -> Path:
+    """Run or check one block in a folder; the folder in which the next one of the page goes on."""
+    with chdir(folder):
+        if block.language == "toml":
+            _check_toml(block)
+        elif block.language == "python":
+            name = block.file or "block.py"
+            Path(name).write_text(block.text)
+            runpy.run_path(name, run_name="__main__")
+        elif block.language == "yaml":
+            assert all(isinstance(part, dict) for part in yaml.safe_load_all(block.text))
+        elif block.language == "dockerfile":
+            assert block.text.startswith("FROM ")
+        elif block.language == "sh":
+            return _shell(block, folder)
+    return folder
+
+
+def _shell(block: Block, folder: Path) -> Path:
+    for command in commands_of(block):
+        if block.why:
+            check_words(command)
+        elif command.startswith("cd "):
+            folder = folder / command.removeprefix("cd ")
+        else:
+            with chdir(folder):
+                run_command(command)
+    return folder
+
+
+def _check_toml(block: Block) -> None:
+    """A whole config is kept under its name; a part must fit into one."""
+    found: Mapping[str, Any] = tomllib.loads(block.text)
+    if block.file:
+        Path(block.file).write_text(block.text)
+    if not is_edge(block.text):
+        config_from_dict({"method": {"name": "fedavg"}, **found}, where=str(block))

@@ -1,0 +1,91 @@
+"""The site builds without a warning, asks no other host for anything, and has every public name."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedwright
+from fedwright.cli.command_tree import commands
+from fedwright.cli.explanations import EXPLANATIONS, explain
+from fedwright.protocol import errors
+from fedwright.server_runtime.config import SECTIONS
+from fedwright.server_runtime.methods.registry import METHODS
+from helpers.tools import REPO
+from site_pages.methods import NOTES
+
+# What a browser fetches by itself; a link to another host is not among them.
+FETCHED = re.compile(r"<(?:script|link|img|iframe|source|video)\b[^>]*?\b(?:src|href)=\"?(?P<url>[^\"\s>]+)")
+IN_STYLES = re.compile(r"(?:url\(|@import )[\"']?(https?:)?//")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The whole site, built as `make docs` builds it."""
+    folder = tmp_path_factory.mktemp("site")
+    paths = os.pathsep.join([str(REPO), str(REPO / "scripts")])
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)],
+        cwd=REPO,
+        env={**os.environ, "PYTHONPATH": paths, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def page(site: Path, name: str) -> str:
+    return (site / name).read_text()
+
+
+def test_nothing_is_fetched_from_another_host(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    fetched = {found["url"] for file in pages for found in FETCHED.finditer(file.read_text())}
+    styles = [file.name for file in site.rglob("*.css") if IN_STYLES.search(file.read_text())]
+
+    assert len(pages) > 70
+    assert len(fetched) > 10
+    assert [url for url in fetched if re.match(r"(https?:)?//", url)] == []
+    assert styles == []
+
+
+def test_search_has_its_index_without_a_server(site: Path) -> None:
+    assert "wheelhouse" in page(site, "search/search_index.js")
+    assert "iframe-worker.js" in page(site, "index.html")
+
+
+def test_every_public_name_is_on_its_page_with_what_it_does(site: Path) -> None:
+    reference = page(site, "reference/python.html")
+
+    assert [name for name in fedwright.__all__ if f'id="{fedwright._PLACES[name]}.{name}"' not in reference] == []
+    assert "Train a fleet of simulated devices to its end." in reference
+
+
+def test_every_command_and_setting_is_in_the_reference(site: Path) -> None:
+    listed, settings = page(site, "reference/commands.html"), page(site, "reference/config.html")
+    known = ["-".join(("fedwright", *command.words)) for command in commands()]
+
+    assert [name for name in known if f'id="{name}"' not in listed] == []
+    assert [name for name in SECTIONS if f'id="{name}"' not in settings] == []
+
+
+def test_every_method_has_a_page_with_equations(site: Path) -> None:
+    pages = {name: page(site, f"methods/{name}.html") for name in METHODS}
+
+    assert [name for name, text in pages.items() if "<math" not in text or "When to use it" not in text] == []
+    assert sorted(re.findall(r"^\[([\w-]+)\]$", NOTES.read_text(), flags=re.MULTILINE)) == sorted(METHODS)
+
+
+def test_every_error_is_explained(site: Path) -> None:
+    listed = page(site, "reference/errors.html")
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+
+    assert [kind.__name__ for kind in kinds if kind.__name__ not in EXPLANATIONS] == []
+    assert [code for kind in kinds if f'id="{(code := explain(kind).code).lower()}"' not in listed] == []
+    assert len({known.code for known in EXPLANATIONS.values()}) == len(EXPLANATIONS)
