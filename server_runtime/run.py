@@ -40,6 +40,7 @@ from fedwright.server_runtime.rounds.channel import Channel
 from fedwright.server_runtime.rounds.coordinator import Coordinator
 from fedwright.server_runtime.rounds.device_records import device_records
 from fedwright.server_runtime.rounds.notices import noticed
+from fedwright.server_runtime.rounds.orders import OrderBook
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.privacy.round_privacy import CentralPrivacy, central_noise, model_notes
 from fedwright.server_runtime.rounds.secure.options import secure_options
@@ -152,6 +153,7 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
         method = registry.find(config.method.name).make(config.method.params, setting)
         fleet.started(method, planner)
         coordinator = coordinate(tracker, planner, store=store, reader=reader, options=_options(config))
+        coordinator.obey(OrderBook(folder.path))
         if setting.combine.central is not None:
             coordinator.privacy = CentralPrivacy(
                 config, folder.path, central=setting.combine.central, rollbacks=record.rollbacks, observer=observer
@@ -161,7 +163,7 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
             tracker.dismiss_all(f"run {config.run.name} is complete")
         model = _export(config, builder, method, record.class_names) if config.export.global_model else None
         metrics = [closed.metrics for closed in store.closed() if closed.metrics]
-        records = device_records(store, rounds=config.run.rounds, manifest=planner.manifest)
+        records = device_records(store, rounds=coordinator.rounds, manifest=planner.manifest)
         return RunOutcome(records, metrics, model)
 
 

@@ -1,4 +1,4 @@
-"""`fedwright server run | resume | rollback | edge | status | check | audit | enroll | renew | revoke | export`."""
+"""`fedwright server`: run, resume, look at, order, check and export runs; enroll devices; serve as an edge."""
 
 import argparse
 import json
@@ -23,6 +23,7 @@ from fedwright.cli.logs import add_log_options, say, start_logging
 from fedwright.cli.page import add_page_options, start_page
 from fedwright.cli.run_lifecycle import begin_anew, say_complete
 from fedwright.cli.run_records import add_audit, add_check
+from fedwright.cli.server_ctl import add_ctl
 from fedwright.cli.server_link import add_broker_options, open_link, with_metrics, with_options
 from fedwright.cli.trust_commands import add_trust
 
@@ -38,6 +39,7 @@ EXAMPLES = """examples:
   fedwright server resume runs/run                                  go on with a run that was stopped
   fedwright server rollback runs/run --to 12                        take the rounds after the 12th back
   fedwright server status                                           how far the newest run has come
+  fedwright server ctl runs/run pause                               order something of a run that goes on
   fedwright server check runs/run                                   is what it keeps on disk whole?
   fedwright server audit runs/run --verify                          was what happened written down, and unchanged?
   fedwright server export --device pi-07 model.onnx                 a trained model as one ONNX file
@@ -100,6 +102,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add_run_folder(status)
     add_print_json(status)
     status.set_defaults(run=_status)
+    add_ctl(commands)
     add_check(commands)
     add_audit(commands)
     add_trust(commands)
@@ -143,7 +146,7 @@ def _run(args: argparse.Namespace) -> int:
     config = config_from_text(text, where=args.config.name)
     if args.anew:
         begin_anew(folder_of(config))
-    config = continued(config, kind="served", rounds=args.rounds)
+    config = continued(config, kind="served", rounds=args.rounds or _ordered_rounds(folder_of(config).path))
     config = replace(config, fleet=with_options(config.fleet, args), metrics=with_metrics(config.metrics, args))
     check_server(config)
     # What is kept with the run holds no password.
@@ -155,12 +158,22 @@ def _resume(args: argparse.Namespace) -> int:
     from fedwright.server_runtime.run_reader import check_rounds, open_run, with_rounds
 
     past = open_run(args.run_folder)
+    rounds = args.rounds or _ordered_rounds(args.run_folder)
     if past.kind == "simulated":
         raise ConfigError(f"{args.run_folder} holds a simulation; go on with `fedwright simulate CONFIG`")
-    config = past.config if args.rounds is None else with_rounds(past.config, args.rounds)
+    config = past.config if rounds is None else with_rounds(past.config, rounds)
     check_rounds(config.run.rounds, past.rounds_done, past.folder)
     config = replace(config, fleet=with_options(config.fleet, args), metrics=with_metrics(config.metrics, args))
     return _execute(config, past.text, args, again=f"fedwright server resume {args.run_folder}")
+
+
+def _ordered_rounds(folder: Path) -> int | None:
+    """The rounds that an order which still waits gives a run; those that were done cannot be taken back so."""
+    from fedwright.server_runtime.rounds.orders import ordered_rounds
+    from fedwright.server_runtime.watch.history import read_history
+
+    wanted = ordered_rounds(folder)
+    return None if wanted is None else max(wanted, read_history(folder).rounds_done)
 
 
 def _rollback(args: argparse.Namespace) -> int:

@@ -91,14 +91,13 @@ def _cache_key(structure: Structure) -> str:
 def build(structure: Structure, module: nn.Module) -> Artifact:
     """Build an artifact, without any cache."""
     names = [name for name, _ in module.named_parameters()]
-    trainable = [name for name in names if name.startswith(structure.trainable)]
-    if not trainable:
+    asked = [name for name in names if name.startswith(structure.trainable)]
+    if not asked:
         raise BuildError(
             f"no parameter of {structure.spec.model} starts with any of {list(structure.trainable)}; "
             f"its parameters are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
         )
-    frozen = frozenset(names) - frozenset(trainable)
-    train = _train_graph(structure, module, trainable, frozen)
+    train = _train_graph(structure, module, asked)
     evaluation = _eval_graph(structure, module, train.frozen)
     # Both sessions are given the same tensors, so both graphs must know all of them.
     train.frozen = train.graph.external = evaluation.graph.external = {**train.frozen, **evaluation.graph.external}
@@ -128,7 +127,16 @@ class _Train:
     frozen: dict[str, Value] = field(default_factory=dict)
 
 
-def _train_graph(structure: Structure, module: nn.Module, trainable: list[str], frozen: frozenset[str]) -> _Train:
+def _train_graph(structure: Structure, module: nn.Module, asked: list[str]) -> _Train:
+    """asked: what a method would train; what the module itself keeps (requires_grad is False) travels and stays."""
+    given = dict(module.named_parameters())
+    trainable = [name for name in asked if given[name].requires_grad]
+    if not trainable:
+        raise BuildError(
+            f"all that would train in {structure.spec.model}, such as {asked[0]}, has requires_grad = False; "
+            "let some of it train"
+        )
+    frozen = frozenset(given) - frozenset(trainable)
     forward = export(module, structure.spec, training=True, frozen=frozen, rewrite=_rewrite(structure, trainable))
     graph = forward.graph
     trained = [name for name in trainable if name in forward.parameters]
@@ -139,7 +147,7 @@ def _train_graph(structure: Structure, module: nn.Module, trainable: list[str], 
     buffers = [n for n in buffer_names(module) if n in forward.running or n.startswith(structure.trainable)]
     shapes = {name: tuple(value.shape) for name, value in module.state_dict(keep_vars=True).items()}
     outputs = [(LOSS, loss.value), (CORRECT, loss.correct)]
-    for name in [*trainable, *buffers]:
+    for name in [*asked, *buffers]:
         if not graph.knows(name):
             graph.add_input(Value(name, shapes[name]))
         new = updates.parameters.get(name) or forward.running.get(name, name)

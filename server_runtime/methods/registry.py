@@ -70,7 +70,8 @@ def _always(params: Any) -> str:
 
 
 def _pairs(params: generated_models.HyperFLoRAParams) -> str:
-    return "set pairs = false" if params.pairs else ""
+    wanted = [("pairs = false", params.pairs), ("choose_every = 0", params.choose_every)]
+    return " and ".join(f"set {how}" for how, given in wanted if given)
 
 
 def _exchange(params: FedConvParams) -> str:

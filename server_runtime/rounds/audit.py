@@ -33,6 +33,7 @@ FIRST = "0" * 64
 # A power cut costs at most the lines of so long; a kill costs none.
 SYNC_S = 1.0
 _BLOCK_BYTES = 64 * 1024
+_SYNCED = events.StagePlanned | events.RoundClosed | events.PrivacySpent | events.Ordered
 
 
 class AuditLog:
@@ -126,7 +127,13 @@ def _round_facts(event: events.Event) -> tuple[str, dict[str, Any]] | None:
         return "privacy", {"round": event.round, **event.facts}
     if isinstance(event, events.Warned):
         return event.fate, {"device": event.device, "detail": event.text}
-    return None
+    return _order(event) if isinstance(event, events.Ordered) else None
+
+
+def _order(event: events.Ordered) -> tuple[str, dict[str, Any]]:
+    """What somebody ordered, who, and what is in force since."""
+    known = {"order": event.order, "detail": event.kind, "by": event.by, "force": dict(event.force)}
+    return "ordered", {**known, "device": event.device} if event.device else known
 
 
 def _board(report: Report) -> dict[str, Any]:
@@ -189,7 +196,7 @@ def audited(
         if found is not None:
             log.append(found[0], **found[1])
         # Before devices act on it, and before the next round builds on it.
-        if isinstance(event, events.StagePlanned | events.RoundClosed | events.PrivacySpent):
+        if isinstance(event, _SYNCED):
             log.flush()
         observer(event)
 

@@ -58,11 +58,18 @@ class Coordinator(RoundRunner):
         self._tracker.want(method.wanted_facts())
         self._tracker.offer_less = smaller_tasks(method, self._planner)
         start = self._restore(method)
-        for number in range(start.round, self._options.rounds + 1):
-            if not self._may_begin(number):
-                break
-            self._run_round(method, number, start.stage if number == start.round else 0)
-        evaluate_fleet(self._tracker, self._store, self._planner, method=method, options=self._options, left=self._left)
+        number, self._begun = start.round, start.round - 1
+        while True:
+            self._wait_while_paused()
+            if number <= self._options.rounds and self._may_begin(number):
+                self._run_round(method, number, start.stage if number == start.round else 0)
+                number += 1
+                continue
+            options = self._options
+            evaluate_fleet(self._tracker, self._store, self._planner, method=method, options=options, left=self._left)
+            # The run may have been given more rounds while it was measured.
+            if self._options.rounds <= max(number - 1, options.rounds):
+                return
 
     def _restore(self, method: Method) -> Position:
         """Put the method where the store says the run stands; return the stage to do next."""
@@ -73,7 +80,7 @@ class Coordinator(RoundRunner):
         return following if self._store.plan(following) is not None else Position(last.round + 1, 0)
 
     def _run_round(self, method: Method, number: int, stage: int) -> None:
-        began_s = self._tracker.clock()
+        began_s, self._begun = self._tracker.clock(), number
         relays: dict[str, Assignment] = {}
         while True:
             position = Position(number, stage)
