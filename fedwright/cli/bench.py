@@ -191,7 +191,9 @@ def _report(args: argparse.Namespace) -> int:
         fill_document(args.document, paths[0])
         print(args.document)
         return 0
-    written = write_report(read_results(paths), args.out)
+    # What a clone has committed is what new results are compared with.
+    committed = [] if paths == [RESULTS] or not RESULTS.is_dir() else read_results([RESULTS])
+    written = write_report(read_results(paths), args.out, before=committed)
     print(f"{written.markdown}\n{written.page}")
     return 0
 

@@ -17,7 +17,7 @@ from fedwright.protocol.support.unreadable import UNREADABLE
 from fedwright.server_runtime.config import RunConfig
 from fedwright.server_runtime.methods import registry
 from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.audit import facts_of
+from fedwright.server_runtime.rounds.audit import AUDIT, facts_of
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.server_runtime.track.base import Described, check_tools
 from fedwright.server_runtime.track.thread import Files, Numbers, TrackThread
@@ -106,7 +106,7 @@ def tracked(config: RunConfig, text: str, run_folder: Path, observer: events.Obs
     check_tools(section.to)
     folder = Path(section.folder) / config.run.name if section.folder else run_folder / "track"
     folder.mkdir(parents=True, exist_ok=True)
-    memory = _memory(folder, known=(run_folder / "rounds.sqlite").exists())
+    memory = _memory(folder, known=(run_folder / AUDIT).exists())
     settings = flat(msgspec.to_builtins(asdict(config), enc_hook=str))
     ledger = _ledger(config.method.name)
     described = Described(config.run.name, memory.identity, folder, section.project, mask(text), settings, ledger)

@@ -55,6 +55,7 @@ SERVER_LAYERS = [
     "track",
     "run_folder",
     "run",
+    "run_model",
     "run_reader",
     "check_run",
     "edge",
