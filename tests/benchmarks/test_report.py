@@ -151,6 +151,8 @@ def test_rows_without_a_paper_are_not_compared() -> None:
         [{"devices": 10, "CPU s": 0.1}, {"devices": 100, "CPU s": 1.0}],
         [{"device": "a", "s per round": 1.0, "peak MB": 3.0}, {"device": "b", "s per round": 2.0, "peak MB": 3.0}],
         [{"round": 1, "a": None}, {"round": 2, "a": None}],
+        [{"model": name, "peak MB": 10.0, "predicted / peak": 1.1} for name in ("a", "b")],
+        [{"round": number, "device": name, "s": 2.0, "training s": 1.0} for number in (1, 2) for name in ("a", "b")],
     ],
 )
 def test_other_tables_are_drawn_too(rows: list[dict[str, Any]]) -> None:
