@@ -65,7 +65,12 @@ def _package(name: str, extras: set[str]) -> Package:
         about = metadata.metadata(name)
     except metadata.PackageNotFoundError:
         return Package(name, "", KNOWN.get(name, "unknown"), ordered)
-    return Package(name, about["Version"], licence_of(about.get_all("Classifier") or [], dict(about.items())), ordered)
+    return Package(name, about["Version"], _said(about), ordered)
+
+
+def _said(about: metadata.PackageMetadata) -> str:
+    fields = {name: about[name] for name in ("License-Expression", "License") if name in about}
+    return licence_of(about.get_all("Classifier") or [], fields)
 
 
 def licence_of(classifiers: list[str], about: dict[str, str]) -> str:
@@ -82,12 +87,7 @@ def licence_of(classifiers: list[str], about: dict[str, str]) -> str:
 def licence_list(found: list[Package]) -> str:
     """A table for people."""
     rows = [f"| {each.name} | {each.version or '-'} | {each.licence} | {', '.join(each.extras)} |" for each in found]
-    head = [
-        "# Licences of all dependencies",
-        "",
-        "| package | version | licence | extras |",
-        "| --- | --- | --- | --- |",
-    ]
+    head = ["# Licences of all dependencies", "", "| package | version | licence | extras |", "|---|---|---|---|"]
     return "\n".join([*head, *rows]) + "\n"
 
 
