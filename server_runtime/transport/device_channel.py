@@ -129,9 +129,9 @@ class DeviceChannel:
         """Ask every device that is alive to report."""
         self._link.send(topics.shared(self._fleet), self._encode(Challenge()))
 
-    def challenge(self, device: str, tell: Sequence[str] = ()) -> None:
-        """Ask whoever is alive under this id to report, with these facts of its data."""
-        self._send(device, Challenge(tell=list(tell)))
+    def challenge(self, device: str, tell: Sequence[str] = (), *, profile: bool = False) -> None:
+        """Ask whoever is alive under this id to report, with these facts of its data; profile: measured anew."""
+        self._send(device, Challenge(profile, list(tell)))
 
     def assign(self, device: str, boot: str, task: Task) -> None:
         """Send a task to one boot of a device until it is acknowledged."""
