@@ -371,6 +371,11 @@ def _check_privacy(config: RunConfig, *, where: str) -> None:
         raise ConfigError(f"{where} kind is {kind!r} but asynchronous rounds are not accounted; remove fleet.buffer")
     if config.update.combine != "mean":
         raise ConfigError(f"{where} kind is {kind!r} but update.combine looks at updates as they are; set it to 'mean'")
+    if kind == "central" and config.update.secure:
+        raise ConfigError(
+            f"{where} kind is 'central' but with update.secure the server sees no change that it could clip; choose "
+            "kind = 'example', or leave update.secure out"
+        )
     entry = registry.find(config.method.name)
     if kind not in entry.private:
         others = ", ".join(name for name, other in registry.METHODS.items() if kind in other.private)

@@ -43,7 +43,7 @@ from fedwright.server_runtime.rounds.device_records import device_records
 from fedwright.server_runtime.rounds.notices import noticed
 from fedwright.server_runtime.rounds.orders import OrderBook
 from fedwright.server_runtime.rounds.planner import Planner
-from fedwright.server_runtime.rounds.privacy.round_privacy import CentralPrivacy, central_noise, model_notes
+from fedwright.server_runtime.rounds.privacy.round_privacy import central_noise, hiding_of, model_notes, privacy_of
 from fedwright.server_runtime.rounds.secure.options import secure_options
 from fedwright.server_runtime.rounds.stage import RoundOptions
 from fedwright.server_runtime.rounds.store.base import Kind, RoundStore
@@ -157,7 +157,7 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
         blobs = BlobStore(folder.blobs, sync=fleet.sync)
         builder = Builder(folder.artifacts)
         planner = _planner(config, builder, blobs, identity=record.identity)
-        planner.rollbacks = record.rollbacks
+        planner.rollbacks, planner.hiding = record.rollbacks, hiding_of(config)
         reader = UpdateReader(planner, norm_limit=config.update.clip_norm)
         tracker = TaskTracker(fleet.talk(blobs), planner, store=store, reader=reader, observer=observer)
         tracker.check_claim = claim.check
@@ -177,10 +177,9 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
         fleet.started(method, planner)
         coordinator = coordinate(tracker, planner, store=store, reader=reader, options=_options(config))
         coordinator.obey(OrderBook(folder.path))
-        if setting.combine.central is not None:
-            coordinator.privacy = CentralPrivacy(
-                config, folder.path, central=setting.combine.central, rollbacks=record.rollbacks, observer=observer
-            )
+        coordinator.privacy = privacy_of(
+            config, folder.path, central=setting.combine.central, rollbacks=record.rollbacks, observer=observer
+        )
         coordinator.run(method, spec)
         if fleet.dismiss:
             tracker.dismiss_all(f"run {config.run.name} is complete")
