@@ -29,9 +29,11 @@ SUITES = {
     ),
     "fuzz": ("suites.fuzz", "a million hostile examples for every decoder"),
     "hostile": ("suites.hostile", "lying devices, by how updates are put together"),
+    "privacy": ("suites.privacy", "what privacy costs, and attacks that must fail under it"),
     "chaos": ("suites.chaos", "kills and cuts at random moments, against a run left in peace"),
     "soak": ("suites.soak", "memory of server, devices and broker over thousands of rounds"),
     "edges": ("suites.edges", "what reaches the host, with and without edge servers"),
+    "page": ("suites.page", "the page's answers, its browser and what it costs, with 1,000 devices"),
     "transport": ("suites.transport", "speed of blobs and messages, against a raw TCP relay"),
     "hasa-titles": (
         "suites.hasa_titles",
