@@ -28,6 +28,7 @@ from fedwright.cli.server_link import add_broker_options, open_link, with_metric
 from fedwright.cli.trust_commands import add_trust
 
 if TYPE_CHECKING:
+    from fedwright.protocol.link.base import Link
     from fedwright.server_runtime.config import RunConfig
     from fedwright.server_runtime.run_reader import PastRun
 
@@ -145,7 +146,7 @@ def _run(args: argparse.Namespace) -> int:
     text = read_text(args.config)
     config = config_from_text(text, where=args.config.name)
     if args.anew:
-        begin_anew(folder_of(config))
+        begin_anew(config)
     config = continued(config, kind="served", rounds=args.rounds or _ordered_rounds(folder_of(config).path))
     config = replace(config, fleet=with_options(config.fleet, args), metrics=with_metrics(config.metrics, args))
     check_server(config)
@@ -228,12 +229,16 @@ def _play(config: "RunConfig", text: str, args: argparse.Namespace) -> None:
         for line in _endings(config.fleet.trust):
             log.warning("%s", line)
         progress = Progress(config.run.rounds, config.fleet.devices, silent=args.log_json)
-        link = open_link(config.fleet, folder.path, stack, watch=progress.watch, as_json=args.log_json)
+
+        def connect() -> "Link":
+            link = open_link(config.fleet, folder.path, stack, watch=progress.watch, as_json=args.log_json)
+            stack.enter_context(progress)
+            return link
+
         if args.page is not None:
             say(f"page: {start_page(args, folder.path.parent, stack)}", as_json=args.log_json)
-        stack.enter_context(progress)
         try:
-            execute(config, text, link=link, observer=progress)
+            execute(config, text, link=connect, observer=progress)
         except KeyboardInterrupt:
             say(f"nothing is lost; go on with: fedwright server resume {folder.path}", as_json=args.log_json)
             raise
@@ -299,7 +304,7 @@ def _endings(trust: str | None) -> list[str]:
 
 
 def _export(args: argparse.Namespace) -> int:
-    from fedwright.server_runtime.run import export_device
+    from fedwright.server_runtime.run_model import export_device
     from fedwright.server_runtime.run_reader import latest_run, open_run
 
     past = open_run(args.run_folder or latest_run())

@@ -22,7 +22,7 @@ from msgspec import to_builtins
 
 from fedwright import __version__
 from fedwright.protocol.address import mask
-from fedwright.protocol.errors import BadMessage
+from fedwright.protocol.errors import BadMessage, LeaseLost, StorageError
 from fedwright.protocol.messages import Report
 from fedwright.protocol.predictor import profile_from_json
 from fedwright.protocol.support.unreadable import UNREADABLE
@@ -183,16 +183,19 @@ def audited(
     config: str = "",
     about: Mapping[str, Any] | None = None,
     sync: bool = True,
+    check: Callable[[], None] = lambda: None,
 ) -> Iterator[events.Observer]:
     """Inside the block everything that the observer hears goes into the folder's log first.
 
     config: its text, of which the hash is kept. about: what else to say of a run that begins or goes on.
+    check: raises LeaseLost when the run, and so its log, is another server's.
     """
     log = AuditLog(folder / AUDIT, sync=sync)
     ended = "stopped"
 
     def observe(event: events.Event) -> None:
         found = facts_of(event)
+        check()
         if found is not None:
             log.append(found[0], **found[1])
         # Before devices act on it, and before the next round builds on it.
@@ -208,7 +211,9 @@ def audited(
     finally:
         problem = sys.exc_info()[1]
         try:
-            log.append("ended", how=ended, **({} if problem is None else {"detail": f"{type(problem).__name__}"}))
+            if not isinstance(problem, LeaseLost | StorageError):
+                check()
+                log.append("ended", how=ended, **({} if problem is None else {"detail": f"{type(problem).__name__}"}))
         finally:
             log.close()
 

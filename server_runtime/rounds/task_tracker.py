@@ -75,6 +75,8 @@ class TaskTracker:
         self.each_tick: Callable[[], None] = lambda: None
         self.speeds = Speeds()
         self.offer_less: OfferLess = lambda planned, refusal: None
+        # Raises when the run is no longer this server's.
+        self.check_claim: Callable[[], None] = lambda: None
 
     def present(self) -> dict[str, Report]:
         """Reports of the devices that are here now, but for those that have not yet told what the run asks for."""
@@ -176,6 +178,7 @@ class TaskTracker:
 
     def poll(self, deadline_s: float) -> None:
         """Wait for messages, at most until the deadline, and deal with them."""
+        self.check_claim()
         for event in self._channel.poll(max(0.0, min(TICK_S, deadline_s - self.clock()))):
             if isinstance(event, Pulled):
                 self._take_pulled(event)
