@@ -1,4 +1,4 @@
-"""The suite privacy: what sums of changes cost a device, beside plain updates and beside Flower's SecAgg+."""
+"""The suite sums: what sums of changes cost a device, beside plain updates and beside Flower's SecAgg+."""
 
 import argparse
 import json
@@ -47,7 +47,7 @@ def _flower() -> tuple[Path | None, list[str]]:
 
 
 def _flower_cost(python: Path, devices: int, length: int) -> SumCost:
-    script = resources.files("fedwright.benchmarks.peers") / "flower_sum.py"
+    script = resources.files("fedwright.benchmarks.peers") / "flower_app" / "sum_client.py"
     words = [str(python), str(script), str(devices), str(length), str(min(devices, NEIGHBOURS + 1))]
     said = json.loads(subprocess.run(words, check=True, capture_output=True, timeout=WAIT_S).stdout)
     return SumCost(said["cpu_s"], int(said["sent"]), int(said["received"]))
