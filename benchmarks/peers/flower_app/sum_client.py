@@ -6,17 +6,16 @@ import sys
 import time
 
 import numpy as np
-from flwr.common import ndarrays_to_parameters
-from flwr.common.secure_aggregation.secaggplus_constants import Key
 
-# The package has a function of the same name.
-mod = importlib.import_module("flwr.client.mod.secure_aggregation.secaggplus_mod")
 # Those of its own workflow, but for the range.
 TARGET, MODULUS, WEIGHT = 1 << 22, 1 << 32, 1000.0
 
 
 def main(clients: int, length: int, shares: int) -> dict[str, float]:
     """CPU seconds and bytes both ways of the first client; the others do only what it needs of them."""
+    # Imported here, because other environments have none of it; the package has a function of the module's name.
+    mod = importlib.import_module("flwr.client.mod.secure_aggregation.secaggplus_mod")
+    Key = importlib.import_module("flwr.common.secure_aggregation.secaggplus_constants").Key
     setup = {
         Key.SAMPLE_NUMBER: clients,
         Key.SHARE_NUMBER: shares,
@@ -50,7 +49,7 @@ def main(clients: int, length: int, shares: int) -> dict[str, float]:
             sealed.append(found[Key.CIPHERTEXT_LIST][place])
     received += sum(len(text) for text in sealed)
     change = np.random.default_rng(0).normal(0, 0.01, length).astype(np.float32)
-    parameters = ndarrays_to_parameters([change])
+    parameters = importlib.import_module("flwr.common").ndarrays_to_parameters([change])
     told = {Key.CIPHERTEXT_LIST: sealed, Key.SOURCE_LIST: list(range(1, shares))}
     began = time.process_time()
     masked = mod._collect_masked_vectors(states[0], told, 500, parameters)
