@@ -21,6 +21,9 @@ FOREIGN = {"--force-reinstall", "--upgrade", "--now", "--clear", "--no-input", "
 FOREIGN |= {"--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"}
 FOREIGN |= {"--no-index", "--find-links", "--dest", "--quiet", "--disable-pip-version-check", "--only-binary"}
 FOREIGN |= {"--implementation", "--python-version"}
+# Of browsers.
+FOREIGN |= {"--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"}
+FOREIGN |= {"--headless", "--disable-component-update", "--disable-sync"}
 ELSEWHERE = "fedwright.benchmarks.peers"
 # What follows a section's name in the name of a file.
 ENDINGS = {"md", "toml", "onnx", "log", "out", "sqlite", "npz"}
