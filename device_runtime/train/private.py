@@ -41,7 +41,8 @@ class StepPrivacy:
 
     def noise_for(self, spec: TensorSpec) -> Array:
         """Fresh noise for one parameter's sum."""
-        return self._noise.standard_normal(tuple(spec.shape)) * self._scale
+        noise: Array = self._noise.standard_normal(tuple(spec.shape)) * self._scale
+        return noise
 
 
 def hidden_by(hiding: Hiding, recipe: Recipe, samples: int, steps: int) -> Hidden | None:
