@@ -1,7 +1,7 @@
 """The suite framp-sizes: models of sizes that nobody trained, and devices of a size that was left out of training."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedwright.benchmarks.harness.generated_views import held_out_logits, load, one_thread
@@ -141,7 +141,7 @@ def first_small(found: Mapping[str, Any]) -> int:
 
 def _pairs(runs: Runs, found: Mapping[str, Any]) -> list[dict[str, Any]]:
     first, unseen = first_small(found), [f"{share:.3g}" for share in found["sizes"]["unseen"]]
-    figures = {
+    figures: dict[str, tuple[str, Callable[[Finished], float]]] = {
         "unseen sizes": (ALL, lambda job: 100 * sum(float(job.seen[share]) for share in unseen) / len(unseen)),
         "1/64 left out of training": (WITHOUT, lambda job: late(job, lambda number: number >= first)),
     }
