@@ -141,7 +141,7 @@ def first_small(found: Mapping[str, Any]) -> int:
 
 def _pairs(runs: Runs, found: Mapping[str, Any]) -> list[dict[str, Any]]:
     first, unseen = first_small(found), [f"{share:.3g}" for share in found["sizes"]["unseen"]]
-    figures: dict[str, tuple[str, Callable[[Any], float]]] = {
+    figures: dict[str, tuple[str, Callable[[Finished], float]]] = {
         "unseen sizes": (ALL, lambda job: 100 * sum(float(job.seen[share]) for share in unseen) / len(unseen)),
         "1/64 left out of training": (WITHOUT, lambda job: late(job, lambda number: number >= first)),
     }
