@@ -12,7 +12,7 @@ from msgspec import Meta, Struct, field
 from fedwright.protocol.blob_ref import MAX_CHUNKS as MAX_CHUNKS
 from fedwright.protocol.blob_ref import BlobRef as BlobRef
 from fedwright.protocol.data_summary import DataSummary as DataSummary
-from fedwright.protocol.field_types import ClassNames, Count, Id, Key, Seconds, Sha256, Text
+from fedwright.protocol.field_types import ClassNames, Count, Figures, Id, Key, Seconds, Sha256, Text
 from fedwright.protocol.side_messages import Carried as Carried
 from fedwright.protocol.side_messages import Held as Held
 from fedwright.protocol.side_messages import Here as Here
@@ -194,6 +194,9 @@ class Stats(Struct, frozen=True):
     energy_j: Annotated[float, Meta(ge=0)] | None = None
     # Of `cpu_s`, what the training steps took; the rest is measuring and packing.
     train_cpu_s: Seconds = 0.0
+    # What the run's goal is judged by where that is not the share of right classes.
+    measures_before: Figures | None = None
+    measures_after: Figures | None = None
 
 
 class Part(Struct, frozen=True):

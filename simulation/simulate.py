@@ -20,6 +20,7 @@ from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.crypto.x25519 import KEY_BYTES
 from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.goals import CLASSIFY
 from fedwright.protocol.messages import Recipe, Report
 from fedwright.protocol.support.files import replace_file
 from fedwright.server_runtime import run as runs
@@ -89,6 +90,14 @@ class Simulated:
     folder: Path
 
 
+def _check_task(config: RunConfig) -> None:
+    if config.model.task != CLASSIFY:
+        raise ConfigError(
+            f"simulations measure single classes, but model.task is {config.model.task!r}; use `fedwright server run` "
+            "and `fedwright device run`"
+        )
+
+
 def simulate(
     config: RunConfig,
     text: str,
@@ -103,6 +112,7 @@ def simulate(
     dealt: data other than what the config names. parts: what to measure on every few rounds. look: called with the
     method after each of those rounds.
     """
+    _check_task(config)
     dealt = dealt or deal(config.simulate, seed=config.run.seed, public=config.public)
     dealt, public = reserve(dealt, config.public, seed=config.run.seed)
     reports = make_reports(config, dealt)
