@@ -108,7 +108,7 @@ class Agent:
                     self._move()
         finally:
             self._give_up.set()
-            self._have.runner.close()
+            self._have.close()
             self._worker.shutdown()
             if self._work is not None and not isinstance(self._work.exception(), Crashed):
                 self._have.journal.excuse()
@@ -192,9 +192,7 @@ class Agent:
 
     def _take_challenge(self, challenge: Challenge) -> None:
         """Say who is here, with what a run asks of the data as far as the owner lets it be told."""
-        if set(challenge.tell) - set(self._asked):
-            self._have.log_asked(challenge.tell)
-        self._asked = tuple(challenge.tell)
+        self._asked = self._have.asked_by(challenge, self._asked, now_s=self._clock())
         self._report()
 
     def _take_task(self, task: Task) -> None:
@@ -295,6 +293,8 @@ class Agent:
         status = self._status.due(self._downloads.values(), working=self._work is not None)
         if status is not None:
             self._send(status, reliable=False)
+        if self._have.measurement.tend(idle=self._have.journal.entry is None):
+            self._report()
 
     def _finish_work(self, work: Future[Done | Refusal]) -> None:
         entry = self._have.journal.entry

@@ -48,6 +48,10 @@ unfollowed_graphs = false
 # What the device learnt leaves it only in sums over so many devices or more (update.secure); 0: as servers ask.
 least_in_sum = 0
 
+# Training on own data must hide each sample: its gradient clipped, with noise of at least so many times the clip, drawn
+# here (kind = "example" in a run's [privacy]). Absent: not asked for.
+# least_noise = 1.0
+
 # Operators of graphs that are run, where they shall be fewer than this release knows; empty: all of those.
 operators = []
 
@@ -75,6 +79,7 @@ class Policy:
     least_samples: int = 1
     unfollowed_graphs: bool = False
     least_in_sum: int = 0
+    least_noise: float | None = None
     operators: tuple[str, ...] = ()
     hours: tuple[str, ...] = ()
     mb_per_day: float | None = None
@@ -93,6 +98,8 @@ class Policy:
                 raise ConfigError(f"{name} is {getattr(self, name)} but must be at least 1")
         if self.least_in_sum < 0 or self.least_in_sum in (1, 2):
             raise ConfigError(f"least_in_sum is {self.least_in_sum} but must be 3 or more, or 0 for no demand")
+        if self.least_noise is not None and not 0 < self.least_noise < float("inf"):
+            raise ConfigError(f"least_noise is {self.least_noise} but must be above 0; leave it out to ask for none")
         for text in self.hours:
             if not _HOURS.fullmatch(text):
                 raise ConfigError(f"hours has {text!r}, which is not of the form 22:00-06:00")
@@ -115,6 +122,21 @@ class Policy:
                 "least_batch",
                 f"learns from {self.least_batch} samples at a time or more, not from {task.recipe.batch}",
                 least=self.least_batch,
+            )
+
+        self._check_privacy(task)
+
+    def _check_privacy(self, task: Task) -> None:
+        hiding = task.privacy
+        if hiding is not None and (task.returns.class_means or task.returns.logits):
+            raise PolicyRefused("privacy", "sends no class_means and no logits where samples are to be hidden")
+        if self.least_noise is None or task.recipe.public or not _trains(task.recipe):
+            return
+        if hiding is None or hiding.noise_multiplier < self.least_noise:
+            found = "none" if hiding is None else f"{hiding.noise_multiplier:g}"
+            raise PolicyRefused(
+                "least_noise",
+                f"trains only with noise of {self.least_noise:g} or more on samples' gradients, not {found}",
             )
 
     def check_samples(self, recipe: Recipe, samples: int) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fedwright import __version__
 from fedwright.device_runtime.describe.hidden_counts import HiddenCounts
@@ -10,6 +10,7 @@ from fedwright.device_runtime.owner_rules import OwnerRules
 from fedwright.device_runtime.runner import TaskRunner
 from fedwright.device_runtime.secure.change import check_summed
 from fedwright.device_runtime.secure.sums import SecureSums
+from fedwright.device_runtime.self_measure import SelfMeasurement
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.journal import Journal
 from fedwright.device_runtime.store.personal_layers import PersonalLayers
@@ -17,7 +18,7 @@ from fedwright.device_runtime.store.residual import ErrorFeedback
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.data_summary import FACTS, DataSummary, held_back, told
 from fedwright.protocol.errors import DeviceError
-from fedwright.protocol.messages import Board, Report, Task
+from fedwright.protocol.messages import Board, Challenge, Report, Task
 from fedwright.protocol.task_blobs import blobs_of
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class Resources:
     model: str = ""
     owner: OwnerRules | None = None
     unasked: tuple[str, ...] = ()
+    measurement: SelfMeasurement = field(default_factory=SelfMeasurement)
 
     def report(self, asked: Collection[str], task: str | None) -> Report:
         """What the server hears of this device; asked: facts of the data that its run wants to know."""
@@ -63,7 +65,7 @@ class Resources:
             data=told(self.told, facts),
             task=task,
             trains=self.trains,
-            profile=self.profile,
+            profile=self.measurement.found or self.profile,
             round_s=self.round_s,
             round_bytes=self.round_bytes,
             model=self.model,
@@ -76,16 +78,25 @@ class Resources:
         """Whether the owner agrees to a fact of the data being told."""
         return self.owner is None or fact in self.owner.policy.tells
 
-    def log_asked(self, facts: Collection[str]) -> None:
-        """Say in the log what a run asks of the data, and what of it is told."""
-        allowed = [fact for fact in facts if self.may_tell(fact)]
-        withheld = [fact for fact in facts if fact not in allowed]
-        log.info(
-            "the run asks for %s of the data; told: %s; kept back by the policy: %s",
-            ", ".join(facts),
-            ", ".join(allowed) or "nothing",
-            ", ".join(withheld) or "nothing",
-        )
+    def asked_by(self, challenge: Challenge, before: Collection[str], *, now_s: float) -> tuple[str, ...]:
+        """What a run asks of the data from now on, said when it is more; a measurement waits until it is idle."""
+        if challenge.profile:
+            self.measurement.want(now_s)
+        if set(challenge.tell) - set(before):
+            allowed = [fact for fact in challenge.tell if self.may_tell(fact)]
+            withheld = [fact for fact in challenge.tell if fact not in allowed]
+            log.info(
+                "the run asks for %s of the data; told: %s; kept back by the policy: %s",
+                ", ".join(challenge.tell),
+                ", ".join(allowed) or "nothing",
+                ", ".join(withheld) or "nothing",
+            )
+        return tuple(challenge.tell)
+
+    def close(self) -> None:
+        """End what runs beside the agent."""
+        self.runner.close()
+        self.measurement.close()
 
     def check(self, task: Task, link_bytes: int) -> None:
         """Raise DeviceError for a task that this device must not begin; link_bytes: sent and received in this life."""

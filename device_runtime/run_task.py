@@ -30,11 +30,12 @@ from fedwright.device_runtime.train.loop import (
     total_steps,
     train,
 )
+from fedwright.device_runtime.train.private import Lots, StepPrivacy, hidden_by
 from fedwright.device_runtime.train.trainer_cache import TrainerCache
 from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import deltas, tensors
 from fedwright.protocol.artifact import CLASS_COUNTS, CLASS_MEANS, PUBLIC_LOGITS, Artifact
-from fedwright.protocol.errors import BadBlob
+from fedwright.protocol.errors import BadArtifact, BadBlob
 from fedwright.protocol.messages import Recipe, Stats, Task
 
 # Side inputs that a device makes itself, of what it was sent.
@@ -142,14 +143,17 @@ def run_task(
     received = tools.personal.over(received, task.returns.personal, run=task.run_key)
     trainer = _trainer(task, inputs, tools, data=data, received=received, masks=masks)
     trainer.load(received)
+    hide_samples(trainer, task)
     seen, batch = _Watched(trainer, should_stop), evaluation_batch(task.recipe)
-    before = evaluate(seen, data, batch=batch) if task.returns.evaluate else None
+    # What is told of single samples beside the update would have to be hidden, too.
+    measures = task.returns.evaluate and task.privacy is None
+    before = evaluate(seen, data, batch=batch) if measures else None
     public = _public(task, inputs, data)
     own = _chosen(data if public is None or not task.recipe.public else public, task.recipe)
     tools.policy.check_samples(task.recipe, len(own.y))
     stats = _train(task, trainer, own, tools=tools, should_stop=should_stop)
     trains = total_steps(task.recipe, len(own.y)) > 0
-    after = evaluate(seen, data, batch=batch) if task.returns.evaluate and trains else before
+    after = evaluate(seen, data, batch=batch) if measures and trains else before
     if task.returns.personal and trains:
         learned = trainer.weights()
         tools.personal.keep(task, {name: learned[name] for name in task.returns.personal})
@@ -160,6 +164,8 @@ def run_task(
         result |= {CLASS_MEANS: means, CLASS_COUNTS: counts.astype(np.float32)}
     if task.returns.logits and public is not None:
         result[PUBLIC_LOGITS] = logits_of(seen, public, batch=batch)
+    if task.privacy is not None:
+        stats = structs.replace(stats, loss_first=None, loss_last=None)
     return Result(
         result,
         structs.replace(
@@ -175,6 +181,15 @@ def run_task(
         ),
         masks,
     )
+
+
+def hide_samples(trainer: Trainer, task: Task) -> None:
+    """Let a trainer clip and add noise as a task says; BadArtifact where it cannot, or nobody asked."""
+    hide = getattr(trainer, "hide", None)
+    if hide is not None:
+        hide(None if task.privacy is None else StepPrivacy(task.privacy, task.recipe.batch))
+    elif task.privacy is not None:
+        raise BadArtifact("this device's runtime cannot hide samples; install onnxruntime in place of the other one")
 
 
 class _Watched:
@@ -281,7 +296,10 @@ def _train(task: Task, trainer: Trainer, data: LocalData, *, tools: Tools, shoul
             checkpoint.save(task.task, step, first, trainer.snapshot())
 
     done = 0 if start is None else start.step
-    result = train(trainer, data, task.recipe, on_step=on_step, span=Span(done, least), should_stop=should_stop)
+    lots = None if task.privacy is None else Lots(len(data.y), task.recipe.batch)
+    # Left-over samples are left out of an epoch, and there are no epochs where each step draws its own.
+    span = Span(done, least if lots is None else 1, lots)
+    result = train(trainer, data, task.recipe, on_step=on_step, span=span, should_stop=should_stop)
     if not result.finished:
         raise Stopped
     return Stats(
@@ -293,6 +311,7 @@ def _train(task: Task, trainer: Trainer, data: LocalData, *, tools: Tools, shoul
         peak_rss_bytes=0,
         loss_first=first,
         loss_last=result.loss_last,
+        privacy=None if task.privacy is None else hidden_by(task.privacy, task.recipe, len(data.y), whole),
     )
 
 

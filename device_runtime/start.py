@@ -19,6 +19,7 @@ from fedwright.device_runtime.policy import Policy, read_policy
 from fedwright.device_runtime.resources import Resources
 from fedwright.device_runtime.secure.credentials import Enrolled
 from fedwright.device_runtime.secure.sums import SecureSums
+from fedwright.device_runtime.self_measure import SelfMeasurement, measuring_command
 from fedwright.device_runtime.server_choice import DeviceIdentity
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.journal import Journal
@@ -140,11 +141,23 @@ def _resources(config: AgentConfig, folder: Path, journal: Journal, runner: Trai
         model=config.model,
         unasked=config.tell,
         sums=SecureSums(config.device, folder, None if bundle is None else Enrolled(bundle)),
+        measurement=_measurement(config, folder),
     )
     if not config.hide_counts:
         return resources
     log.info("counts of the data are told only in sums over %d devices or more that hide theirs", LEAST_DEVICES)
     return _hiding(resources, config.device, folder)
+
+
+def _measurement(config: AgentConfig, folder: Path) -> SelfMeasurement:
+    """How this device measures itself when it is asked to."""
+
+    def found() -> bytes | None:
+        profiles = find_profiles(config.state, config.threads)
+        return profiles[0].to_json() if profiles else None
+
+    command = measuring_command(config.state, threads=config.threads, provider=config.provider)
+    return SelfMeasurement(command, found, log_file=folder / "profile.log")
 
 
 def _hiding(resources: Resources, device: str, folder: Path) -> Resources:

@@ -88,6 +88,8 @@ class Manifest(Struct, frozen=True):
     embedding_size: Annotated[int, Meta(ge=0)] = 0
     sides: list[TensorSpec] = []
     frozen: list[TensorSpec] = []
+    # Inputs `noise/<parameter>` that the device draws anew for each step (protocol/private_graph.py).
+    noise: list[TensorSpec] = []
     # Estimated bytes of one step beyond the runtime itself: fixed (parameters, state, frozen) and per sample.
     fixed_bytes: Annotated[int, Meta(ge=0)] = 0
     sample_bytes: Annotated[int, Meta(ge=0)] = 0

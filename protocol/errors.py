@@ -15,6 +15,7 @@ FedwrightError
     - PolicyRefused      the owner of this device does not allow it
   x RoundError           the server cannot finish this round
     - NoQuorum           too few devices answered before the deadline
+    - LeaseLost          another server has taken the run over
   x StorageError         what a run keeps on disk cannot be read or written
   x BuildError           a model cannot be turned into a training graph
     - UnsupportedOperator  an operator in it has no gradient rule
@@ -91,6 +92,10 @@ class RoundError(FedwrightError):
 
 class NoQuorum(RoundError):
     """Too few devices answered before the deadline."""
+
+
+class LeaseLost(RoundError):
+    """Another server has taken the run over."""
 
 
 class StorageError(FedwrightError):

@@ -13,6 +13,8 @@ from fedwright.protocol.blob_ref import MAX_CHUNKS as MAX_CHUNKS
 from fedwright.protocol.blob_ref import BlobRef as BlobRef
 from fedwright.protocol.data_summary import DataSummary as DataSummary
 from fedwright.protocol.field_types import ClassNames, Count, Figures, Id, Key, Seconds, Sha256, Text
+from fedwright.protocol.privacy_messages import Hidden as Hidden
+from fedwright.protocol.privacy_messages import Hiding as Hiding
 from fedwright.protocol.side_messages import Carried as Carried
 from fedwright.protocol.side_messages import Held as Held
 from fedwright.protocol.side_messages import Here as Here
@@ -158,6 +160,8 @@ class Task(Struct, tag="task", frozen=True):
     class_names: ClassNames = []
     # The device says what it is at (Status) no oftener than once in so many seconds; 0: not at all.
     status_s: Seconds = 0.0
+    # Training on own data hides single samples; what the device measures of them stays there.
+    privacy: Hiding | None = None
     # The change stays on the device and goes into a sum that hides it.
     sum: SumTerms | None = None
 
@@ -194,6 +198,7 @@ class Stats(Struct, frozen=True):
     energy_j: Annotated[float, Meta(ge=0)] | None = None
     # Of `cpu_s`, what the training steps took; the rest is measuring and packing.
     train_cpu_s: Seconds = 0.0
+    privacy: Hidden | None = None
     # What the run's goal is judged by where that is not the share of right classes.
     measures_before: Figures | None = None
     measures_after: Figures | None = None

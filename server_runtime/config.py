@@ -16,6 +16,7 @@ from fedwright.server_runtime.blocks.budget import Budget
 from fedwright.server_runtime.config_sections.metrics import MetricsSection
 from fedwright.server_runtime.config_sections.privacy import PrivacySection
 from fedwright.server_runtime.config_sections.reading import parse_toml, read_sections, read_text, sections_of
+from fedwright.server_runtime.config_sections.store import StoreSection
 from fedwright.server_runtime.config_sections.train import TrainSection
 from fedwright.server_runtime.config_sections.update import UpdateSection
 from fedwright.server_runtime.fleet.class_names import check_classes
@@ -261,6 +262,7 @@ class RunConfig:
     server: ServerSection = field(default_factory=ServerSection)
     public: PublicSection = field(default_factory=PublicSection)
     export: ExportSection = field(default_factory=ExportSection)
+    store: StoreSection = field(default_factory=StoreSection)
     metrics: MetricsSection = field(default_factory=MetricsSection)
     simulate: SimulateSection = field(default_factory=SimulateSection)
 
@@ -376,6 +378,11 @@ def _check_privacy(config: RunConfig, *, where: str) -> None:
         raise ConfigError(f"{where} kind is {kind!r} but asynchronous rounds are not accounted; remove fleet.buffer")
     if config.update.combine != "mean":
         raise ConfigError(f"{where} kind is {kind!r} but update.combine looks at updates as they are; set it to 'mean'")
+    if kind == "central" and config.update.secure:
+        raise ConfigError(
+            f"{where} kind is 'central' but with update.secure the server sees no change that it could clip; choose "
+            "kind = 'example', or leave update.secure out"
+        )
     entry = registry.find(config.method.name)
     if kind not in entry.private:
         others = ", ".join(name for name, other in registry.METHODS.items() if kind in other.private)

@@ -2,8 +2,9 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from fedwright.server_runtime.fleet.expiry import soonest
 from fedwright.server_runtime.fleet.revocation import Gate
 from fedwright.server_runtime.fleet.trust import Authority, read_edges
 from fedwright.server_runtime.methods import registry
-from fedwright.server_runtime.methods.base import Forecasts, Method, MethodState, Setting, Tensors
+from fedwright.server_runtime.methods.base import Forecasts, Method, Setting, Tensors
 from fedwright.server_runtime.public_data.examples import PublicData, as_dtype, load_public, numbered_as
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.asynchronous import AsynchronousCoordinator
@@ -41,17 +42,18 @@ from fedwright.server_runtime.rounds.channel import Channel
 from fedwright.server_runtime.rounds.coordinator import Coordinator
 from fedwright.server_runtime.rounds.device_records import device_records
 from fedwright.server_runtime.rounds.notices import noticed
+from fedwright.server_runtime.rounds.orders import OrderBook
 from fedwright.server_runtime.rounds.planner import Planner
-from fedwright.server_runtime.rounds.privacy.round_privacy import CentralPrivacy, central_noise, model_notes
+from fedwright.server_runtime.rounds.privacy.round_privacy import central_noise, hiding_of, model_notes, privacy_of
 from fedwright.server_runtime.rounds.secure.options import secure_options
 from fedwright.server_runtime.rounds.stage import RoundOptions
 from fedwright.server_runtime.rounds.store.base import Kind, RoundStore
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
-from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.rounds.store.storage_errors import plain_storage_errors
 from fedwright.server_runtime.rounds.task_tracker import TaskTracker
 from fedwright.server_runtime.rounds.update_reader import UpdateReader
-from fedwright.server_runtime.run_folder.folder import RunFolder, claim_folder, folder_of, record_run
+from fedwright.server_runtime.run_folder.folder import folder_of, record_run
+from fedwright.server_runtime.run_folder.rounds import claim_rounds
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Structure
 from fedwright.server_runtime.transport.device_channel import DeviceChannel
@@ -61,9 +63,6 @@ from fedwright.server_runtime.watch.metrics import RunFigures
 from fedwright.server_runtime.watch.missed_events import missed_events
 
 log = logging.getLogger(__name__)
-
-# Ids that an error names.
-SHOWN = 20
 
 
 @dataclass(frozen=True)
@@ -93,13 +92,28 @@ class RunOutcome:
 
 
 def execute(
-    config: RunConfig, text: str, *, link: Link, observer: events.Observer = events.ignore, dismiss: bool = True
+    config: RunConfig,
+    text: str,
+    *,
+    link: Link | Callable[[], Link],
+    observer: events.Observer = events.ignore,
+    dismiss: bool = True,
 ) -> RunOutcome:
-    """Run a config to its end, or go on where an earlier process stopped; `text` is the config as written."""
+    """Run a config to its end, or go on where an earlier process stopped; `text` is the config as written.
+
+    link: to the broker, or what makes it once the run is this server's.
+    """
+
+    figures = _figures(config)
 
     def talk(blobs: BlobStore) -> Channel:
+        figures.link = link() if callable(link) else link
         channel = DeviceChannel(
-            link, config.fleet.name, blobs=blobs, sign=_signer(config), edge_rights=_edge_rights(config)
+            figures.link,
+            config.fleet.name,
+            blobs=blobs,
+            sign=_signer(config),
+            edge_rights=_edge_rights(config),
         )
         if config.fleet.trust is not None:
             channel.gate = Gate(Path(config.fleet.trust))
@@ -107,14 +121,14 @@ def execute(
             channel.order = codec.Order(next_epoch(Path(config.fleet.trust)))
         return channel
 
-    with served_metrics(config.metrics.listen, _figures(config, link).endpoint()):
+    with served_metrics(config.metrics.listen, figures.endpoint()):
         return conduct(config, text, FleetAccess(talk, observer, dismiss=dismiss))
 
 
-def _figures(config: RunConfig, link: Link) -> RunFigures:
+def _figures(config: RunConfig) -> RunFigures:
     trust = config.fleet.trust
     ends = dict if trust is None else lambda: soonest(Path(trust))
-    return RunFigures(folder_of(config).path, link=link, expiries=ends)
+    return RunFigures(folder_of(config).path, expiries=ends)
 
 
 def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
@@ -122,22 +136,32 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
     folder = folder_of(config)
     with plain_storage_errors(folder.store), ExitStack() as stack:
         folder.path.mkdir(parents=True, exist_ok=True)
-        stack.enter_context(claim_folder(folder))
+        claim = stack.enter_context(
+            claim_rounds(folder, config.store.database, sync=fleet.sync, waiting=partial(_stand_by, fleet.observer))
+        )
+        store = claim.store
         observer = stack.enter_context(
-            audited(folder.path, fleet.observer, config=text, about=_about(config, fleet.kind), sync=fleet.sync)
+            audited(
+                folder.path,
+                fleet.observer,
+                config=text,
+                about=_about(config, fleet.kind),
+                sync=fleet.sync,
+                check=claim.check,
+            )
         )
         observer = stack.enter_context(noticed(folder.path, observer))
         observer = stack.enter_context(shown_live(folder.path, observer))
-        store = stack.enter_context(closing(SqliteRoundStore(folder.store, sync=fleet.sync)))
         record = record_run(store, folder, config, text, kind=fleet.kind)
         for event in missed_events(folder.path, store):
             observer(event)
         blobs = BlobStore(folder.blobs, sync=fleet.sync)
         builder = Builder(folder.artifacts)
         planner = _planner(config, builder, blobs, identity=record.identity)
-        planner.rollbacks = record.rollbacks
+        planner.rollbacks, planner.hiding = record.rollbacks, hiding_of(config)
         reader = UpdateReader(planner, norm_limit=config.update.clip_norm)
         tracker = TaskTracker(fleet.talk(blobs), planner, store=store, reader=reader, observer=observer)
+        tracker.check_claim = claim.check
         spec = record.spec
         if spec is None:
             reports = tracker.gather(config.fleet.devices, timeout_s=config.fleet.join_timeout_s)
@@ -153,17 +177,23 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
         method = registry.find(config.method.name).make(config.method.params, setting)
         fleet.started(method, planner)
         coordinator = coordinate(tracker, planner, store=store, reader=reader, options=_options(config))
-        if setting.combine.central is not None:
-            coordinator.privacy = CentralPrivacy(
-                config, folder.path, central=setting.combine.central, rollbacks=record.rollbacks, observer=observer
-            )
+        coordinator.obey(OrderBook(folder.path))
+        coordinator.privacy = privacy_of(
+            config, folder.path, central=setting.combine.central, rollbacks=record.rollbacks, observer=observer
+        )
         coordinator.run(method, spec)
         if fleet.dismiss:
             tracker.dismiss_all(f"run {config.run.name} is complete")
         model = _export(config, builder, method, record.class_names) if config.export.global_model else None
         metrics = [closed.metrics for closed in store.closed() if closed.metrics]
-        records = device_records(store, rounds=config.run.rounds, manifest=planner.manifest)
+        records = device_records(store, rounds=coordinator.rounds, manifest=planner.manifest)
         return RunOutcome(records, metrics, model)
+
+
+def _stand_by(observer: events.Observer, holder: str) -> None:
+    text = f"standing by: {holder} is at work on this run; this one takes over when that falls silent"
+    log.warning("%s", text)
+    observer(events.Warned(text))
 
 
 def _about(config: RunConfig, kind: Kind) -> dict[str, Any]:
@@ -258,56 +288,6 @@ def _check_foreign(config: RunConfig) -> None:
         raise ConfigError(
             f"public.foreign lets labels of another task in, but {config.method.name} would take them for the devices'"
             " classes; leave it out, or use fedconv with transfer = true"
-        )
-
-
-@dataclass(frozen=True)
-class RunModel:
-    """The model that a device should use; kept: layers of it that never left the device."""
-
-    spec: ModelSpec
-    weights: Tensors
-    class_names: tuple[str, ...]
-    kept: tuple[str, ...]
-
-
-def model_of_run(config: RunConfig, device: str) -> RunModel:
-    """What a device should use now, by the last finished round of a run; that of no device is the global model."""
-    folder = folder_of(config)
-    with plain_storage_errors(folder.store), closing(SqliteRoundStore(folder.store)) as store:
-        record = store.run()
-        closed = store.closed()
-        if record is None or record.spec is None or not closed:
-            raise ConfigError(f"run {config.run.name} in {folder.path} has no finished round to export yet")
-        _check_known(device, device_records(store, rounds=config.run.rounds), folder)
-        method = make_method(config, record.spec, class_names=record.class_names)
-        method.restore(MethodState.read(BlobStore(folder.blobs).path(closed[-1].state)))
-    spec, weights = method.model_of(device)
-    return RunModel(spec, weights, record.class_names, method.personal_layers(device))
-
-
-def export_device(config: RunConfig, device: str, target: Path) -> None:
-    """Write the model that a device should use now as a plain ONNX file; that of no device is the global one."""
-    found = model_of_run(config, device)
-    if found.kept:
-        names = ", ".join(found.kept)
-        log.warning("%s never left %s; the exported model has the server's own in place of them", names, device)
-    artifact = Builder(folder_of(config).artifacts).build(Structure(found.spec))
-    target.write_bytes(
-        export_model(
-            artifact, found.weights, class_names=found.class_names, notes=model_notes(config, folder_of(config).path)
-        )
-    )
-
-
-def _check_known(device: str, known: Mapping[str, DeviceRecord], folder: RunFolder) -> None:
-    """Raise ConfigError for a device that has never answered in a run."""
-    if device and device not in known:
-        names = sorted(known)
-        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        raise ConfigError(
-            f"no device {device!r} has answered in the run in {folder.path}; those that have are "
-            f"{', '.join(names[:SHOWN])}{more}"
         )
 
 

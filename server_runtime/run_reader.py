@@ -15,14 +15,15 @@ from fedwright.server_runtime.config import (
     config_from_text,
 )
 from fedwright.server_runtime.config_sections.metrics import MetricsSection
+from fedwright.server_runtime.config_sections.store import StoreSection
 from fedwright.server_runtime.rounds.device_records import device_records
 from fedwright.server_runtime.rounds.privacy.round_privacy import Spending, read_spending
 from fedwright.server_runtime.rounds.store.base import Kind, RoundStore, RunRecord, evaluation_after
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
-from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.rounds.store.storage_errors import plain_storage_errors
 from fedwright.server_runtime.run_folder.folder import RunFolder, check_kind, folder_of, kind_of
 from fedwright.server_runtime.run_folder.rollback import rounds_kept
+from fedwright.server_runtime.run_folder.rounds import open_rounds
 
 # Settings of the fleet that must stay what they were; addresses, times and least numbers may change.
 LASTING = ("name", "sample_ratio", "per_round", "buffer")
@@ -60,12 +61,12 @@ class PastRun:
         return self.privacy is not None and self.measured and self.rounds_done < self.config.run.rounds
 
 
-def open_run(path: Path) -> PastRun:
-    """The run in this folder, wherever the folder has been moved to."""
+def open_run(path: Path, url: str | None = None) -> PastRun:
+    """The run in this folder, wherever the folder has been moved to; url: of its database, with the password."""
     folder = RunFolder(path)
-    if not folder.store.exists():
+    if not folder.holds_run:
         raise ConfigError(f"{path} holds no run; give the folder of one, such as runs/NAME")
-    with plain_storage_errors(folder.store), closing(SqliteRoundStore(folder.store)) as store:
+    with plain_storage_errors(folder.store), closing(open_rounds(folder, url)) as store:
         record = store.run()
         if record is None:
             raise ConfigError(f"the run in {path} has no config yet; start it with `fedwright server run CONFIG`")
@@ -108,7 +109,7 @@ def _is_measured(store: RoundStore, rounds: int) -> bool:
 def latest_run(parent: Path | None = None) -> Path:
     """The folder of the run that was last written to."""
     parent = parent or Path(RunSection().folder)
-    stores = list(parent.glob("*/rounds.sqlite*"))
+    stores = [*parent.glob("*/rounds.sqlite*"), *parent.glob("*/rounds.url")]
     if not stores:
         raise ConfigError(f"there is no run in the folder {parent}; name the folder of one")
     return max(stores, key=lambda store: store.stat().st_mtime_ns).parent
@@ -117,11 +118,11 @@ def latest_run(parent: Path | None = None) -> Path:
 def find_run(config: RunConfig) -> PastRun | None:
     """The run in the folder that a config names; None when there is none that has begun."""
     folder = folder_of(config)
-    if not folder.store.exists():
+    if not folder.holds_run:
         return None
-    with plain_storage_errors(folder.store), closing(SqliteRoundStore(folder.store)) as store:
+    with plain_storage_errors(folder.store), closing(open_rounds(folder, config.store.database)) as store:
         record = store.run()
-    return None if record is None or record.spec is None else open_run(folder.path)
+    return None if record is None or record.spec is None else open_run(folder.path, config.store.database)
 
 
 def continued(config: RunConfig, *, kind: Kind, rounds: int | None = None) -> RunConfig:
@@ -131,9 +132,9 @@ def continued(config: RunConfig, *, kind: Kind, rounds: int | None = None) -> Ru
     """
     folder = folder_of(config)
     wanted = config if rounds is None else with_rounds(config, rounds)
-    if not folder.store.exists():
+    if not folder.holds_run:
         return wanted
-    with plain_storage_errors(folder.store), closing(SqliteRoundStore(folder.store)) as store:
+    with plain_storage_errors(folder.store), closing(open_rounds(folder, config.store.database)) as store:
         record = store.run()
         closed = store.closed()
     if record is None or record.spec is None:
@@ -175,5 +176,5 @@ def _essence(config: RunConfig, kind: Kind) -> RunConfig:
     fleet = replace(FleetSection(), **{name: getattr(config.fleet, name) for name in LASTING})
     simulated = SimulateSection() if kind == "served" else replace(config.simulate, processes=None)
     run = replace(config.run, name="run", rounds=1, folder="runs", keep_states=1)
-    config = replace(config, export=ExportSection(), metrics=MetricsSection())
+    config = replace(config, export=ExportSection(), metrics=MetricsSection(), store=StoreSection())
     return replace(config, run=run, fleet=fleet, simulate=simulated)

@@ -97,12 +97,14 @@ class Structure:
     """Everything an artifact depends on.
 
     trainable: name prefixes of the parameters that train (`("",)` = all); the rest is frozen and supplied once.
+    private: each sample's gradient is clipped and noise that the device draws is added to their sum.
     """
 
     spec: ModelSpec
     objective: Objective = field(default_factory=Objective)
     optimizer: Optimizer = field(default_factory=Optimizer)
     trainable: tuple[str, ...] = ("",)
+    private: bool = False
 
     def key(self) -> str:
         """Content hash that names the artifact in caches."""

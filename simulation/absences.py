@@ -5,13 +5,15 @@ the rounds. A loss of power within a task changes nothing that a server could se
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedwright.device_runtime.describe.hidden_counts import HiddenCounts
 from fedwright.device_runtime.emulate.profiles import DeviceProfile, load_fleet
 from fedwright.protocol.messages import Gone, Refusal, Report, Task, Update
-from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
+from fedwright.server_runtime.run_folder.folder import RunFolder
+from fedwright.server_runtime.run_folder.rounds import open_rounds
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.transport.device_channel import Heard
 from fedwright.server_runtime.transport.upload_puller import Pulled
@@ -35,15 +37,12 @@ def away_ratios(fleet: str | None, devices: Sequence[str]) -> dict[str, float]:
     return {device: ratio for device, kind in zip(devices, kinds, strict=True) if (ratio := away_ratio(kind))}
 
 
-def next_round(store: Path) -> int:
-    """The round that a run goes on with."""
-    if not store.exists():
+def next_round(folder: RunFolder, url: str | None = None) -> int:
+    """The round that a run goes on with; url: of its database, if it has one."""
+    if not folder.holds_run:
         return 1
-    rounds = SqliteRoundStore(store, sync=False)
-    try:
+    with closing(open_rounds(folder, url)) as rounds:
         closed = rounds.closed()
-    finally:
-        rounds.close()
     return closed[-1].position.round + 1 if closed else 1
 
 

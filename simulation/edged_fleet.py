@@ -72,7 +72,7 @@ class EdgedFleet:
         self._tasks: dict[str, tuple[str, Task]] = {}
         self._answers: dict[str, Update | None] = {}
 
-    def challenge(self, device: str, tell: Sequence[str] = ()) -> None:
+    def challenge(self, device: str, tell: Sequence[str] = (), *, profile: bool = False) -> None:
         """See LocalFleet."""
         self._fleet.challenge(device, tell)
 

@@ -94,7 +94,7 @@ class LocalFleet:
         self._has: dict[str, set[str]] = {device: set() for device in reports}
         self._sizes: dict[str, tuple[int, int]] = dict.fromkeys(reports, (0, 0))
 
-    def challenge(self, device: str, tell: Sequence[str] = ()) -> None:
+    def challenge(self, device: str, tell: Sequence[str] = (), *, profile: bool = False) -> None:
         """The device reports again, with these facts of its data."""
         self._asked[device] = tuple(tell)
         self._events.append(self.reported(device))

@@ -3,6 +3,7 @@
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -30,8 +31,8 @@ from fedwright.server_runtime.methods.base import Method, MethodState, Tensors
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.channel import Channel
 from fedwright.server_runtime.rounds.planner import Planner
-from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.run_folder.folder import SIMULATED_FILE, folder_of
+from fedwright.server_runtime.run_folder.rounds import open_rounds
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Objective, Structure
 from fedwright.simulation.absences import FrailFleet, Frailty, away_ratios, next_round
@@ -145,7 +146,7 @@ def simulate(
             def talk(blobs: BlobStore) -> Channel:
                 local = LocalFleet(reports, pool, devices=devices, hidden=hidden)
                 if away:
-                    frailty = Frailty(away, config.run.seed, next_round(folder.store))
+                    frailty = Frailty(away, config.run.seed, next_round(folder, config.store.database))
                     local = FrailFleet(reports, pool, frailty, devices=devices, hidden=hidden)
                 if not config.simulate.edges:
                     return local
@@ -250,9 +251,8 @@ class _Watch:
 
     def _catch_up(self, method: Method, planner: Planner) -> None:
         """Measure the round after whose end an earlier process stopped, if it did not."""
-        store = SqliteRoundStore(folder_of(self.config).store, sync=False)
-        closed = [entry for entry in store.closed() if entry.metrics][-1:]
-        store.close()
+        with closing(open_rounds(folder_of(self.config), self.config.store.database)) as store:
+            closed = [entry for entry in store.closed() if entry.metrics][-1:]
         measured = {entry.round for entry in self.evaluations}
         for entry in closed:
             if self._is_due(entry.position.round) and entry.position.round not in measured:

@@ -180,7 +180,9 @@ class Worker:
         folder = self._folder(device)
         checkpoint = Checkpoint(folder / "checkpoint", every_s=NEVER_S)
         tools = Tools(make_trainer, check, checkpoint, PersonalLayers(folder))
-        data = self.data(device)
+        # What devices measure in a round may decide something; rows to test on decide nothing.
+        chosen_by = not task.evaluation and len(self._place.shares[device].val) > 0
+        data = self.data(device, chosen_by=chosen_by)
         if device in self._place.hostile:
             data = spoil_rows(data, self._place.attack)
         return run_task(task, inputs, data, tools=tools, should_stop=lambda: False)

@@ -1,6 +1,5 @@
 """Bytes that are nested deeper than a decoder follows are unreadable like any others, wherever they are kept."""
 
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from fedwright.protocol.errors import BadMessage, ConfigError, FedwrightError
 from fedwright.server_runtime.config import config_from_text
 from fedwright.server_runtime.methods.state import MethodState
 from fedwright.server_runtime.rounds.audit import AUDIT, check_audit, read_audit
+from fedwright.server_runtime.rounds.store.database import DamagedStore
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 
 DEPTH = 5000
@@ -49,8 +49,9 @@ def test_the_reader_answers_with_an_error_of_its_own(read: Callable[[], object],
 
 def test_a_stored_record_is_a_damaged_store(tmp_path: Path) -> None:
     store = SqliteRoundStore(tmp_path / "rounds.sqlite")
-    store._db.execute("INSERT INTO run VALUES (1, ?)", (b"\x81\xa1x" + b"\x81\xa1a" * DEPTH + b"\xc0",))
+    nest = b"\x81\xa1x" + b"\x81\xa1a" * DEPTH + b"\xc0"
+    store._db.act(lambda db: db.change("INSERT INTO run VALUES (1, ?)", (nest,)))
 
-    with pytest.raises(sqlite3.DatabaseError, match="not readable"):
+    with pytest.raises(DamagedStore, match="not readable"):
         store.run()
     store.close()

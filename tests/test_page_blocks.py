@@ -1,15 +1,11 @@
 """Every code block of every page is run, or, where that takes a board or a network, checked."""
 
-import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from helpers.pages import Block, blocks_of, check_words, try_block
+from helpers.pages import Block, blocks_of, check_words, try_block, try_pages
 from helpers.tools import REPO
 from site_pages.methods import method_pages
 
@@ -31,22 +27,9 @@ PAGES = [page for page, blocks in BLOCKS.items() if blocks and page not in ELSEW
 
 @pytest.fixture(scope="module")
 def problems(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What went wrong on each page; one process tries them all, because starting one takes longer than most blocks."""
-    folder = tmp_path_factory.mktemp("pages")
+    """What went wrong on each page, those of methods included."""
     made = {page: text for page, text in method_pages().items() if page not in TEXTS}
-    pages = {page: TEXTS[page] for page in PAGES} | made
-    paths = os.pathsep.join([str(REPO), str(REPO / "tests")])
-    subprocess.run(
-        [sys.executable, str(REPO / "tests/helpers/page_process.py"), str(folder)],
-        input=json.dumps(pages),
-        text=True,
-        check=True,
-        capture_output=True,
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        timeout=280,
-    )
-    found: dict[str, str] = json.loads((folder / "problems.json").read_text())
-    return found
+    return try_pages({page: TEXTS[page] for page in PAGES} | made, tmp_path_factory.mktemp("pages"))
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -119,9 +119,10 @@ def _widths(own: Finished) -> tuple[list[float], list[int]]:
 
 def _pairs(rule: str, hasa: list[Finished], other: list[Finished]) -> list[dict[str, Any]]:
     rows = []
-    for name, scale in (("mean", 100.0), ("worst", 100.0), ("perplexity", 1.0)):
+    # Of perplexity less is better, so its sign is turned: what is above zero speaks for HASA in every row.
+    for name, scale, label in (("mean", 100.0, "mean"), ("worst", 100.0, "worst"), ("perplexity", -1.0, "PPL, turned")):
         ours, theirs = ([scale * figure(job, name) for job in own] for own in (hasa, other))
-        rows.append({"hasa against": rule, "figure": FIGURES[name], **paired_row(ours, theirs)})
+        rows.append({"hasa against": rule, "figure": label, **paired_row(ours, theirs)})
     return rows
 
 

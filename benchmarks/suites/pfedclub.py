@@ -122,6 +122,14 @@ class TeacherWatch:
             rows = self._dealt.shares[device].test
             module = zoo.create(teacher.spec, seed=0).eval()
             load(module, teacher.weights)
+            # Counted in the tensors that devices get, not by what the method says of them.
+            size, own = (
+                sum(weights[name].size for name, _ in made.named_parameters())
+                for made, weights in (
+                    (module, teacher.weights),
+                    (zoo.create(method.specs[device], seed=0), method.weights[device]),
+                )
+            )
             with torch.no_grad():
                 said = module(torch.from_numpy(np.array(self._dealt.x[rows]))).argmax(1).numpy()
             self._rounds.append(
@@ -129,8 +137,8 @@ class TeacherWatch:
                     "round": number,
                     "device": device,
                     "accuracy": float((said == self._dealt.y[rows]).mean()),
-                    "change": method.size_change(device),
-                    "parameters": teacher.parameters,
+                    "change": size / own - 1.0,
+                    "parameters": size,
                 }
             )
 

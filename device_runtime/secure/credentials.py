@@ -7,7 +7,7 @@ from fedwright.protocol.link.security import Bundle
 from fedwright.protocol.secure.roster import Certificates
 
 
-class Credentials(Protocol):
+class SumCredentials(Protocol):
     """A device's own word, and a check of others' words."""
 
     @property

@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec import structs
 
 from fedwright.device_runtime.secure.change import work_of
-from fedwright.device_runtime.secure.credentials import Credentials, Unenrolled
+from fedwright.device_runtime.secure.credentials import SumCredentials, Unenrolled
 from fedwright.device_runtime.secure.kept import Change, KeptChange, Session, check_free, same_or_first
 from fedwright.protocol.errors import DeviceError, FedwrightError, ProtocolError
 from fedwright.protocol.messages import BlobRef, Stats, SumAnswer, SumAsk, Task
@@ -30,10 +30,10 @@ Offer = Callable[[bytes, int], BlobRef]
 class SecureSums:
     """What this device has in sums; answers are made of what is on its disk, so that one may be asked again."""
 
-    def __init__(self, device: str, folder: Path, credentials: Credentials | None = None) -> None:
+    def __init__(self, device: str, folder: Path, credentials: SumCredentials | None = None) -> None:
         self._device = device
         self._kept = KeptChange(folder)
-        self._who: Credentials = credentials or Unenrolled()
+        self._who: SumCredentials = credentials or Unenrolled()
         self._part: Part | None = None
 
     def take(self, task: Task, stats: Stats, result: Path) -> None:

@@ -25,7 +25,7 @@ __all__ = ["OPERATORS", "check_artifact", "need_bytes"]
 # Steps of the longest honest sequence are some thousands; these many take seconds.
 MAX_TRIPS = 1_000_000
 
-SCALARS = {"learning_rate": "float32", "seed": "int64"}
+SCALARS = {"learning_rate": "float32", "seed": "int64", "clip": "float32", "expected_batch": "float32"}
 
 # Pure functions of tensors that training graphs are made of. No randomness, no sequences, no text, no control
 # flow but Scan, whose length is that of a tensor.
@@ -46,6 +46,7 @@ def check_artifact(artifact: Artifact, *, batch: int, free_bytes: int | None = N
     """Raise BadArtifact when the artifact is not what it must be, OverBudget when a step would not fit into memory."""
     # An agent that waits for its first task need not hold the rules of a hundred operators.
     from fedwright.protocol.dataflow.outputs import check_eval_outputs, check_train_outputs
+    from fedwright.protocol.private_graph import check_private
 
     check_files(artifact)
     manifest = artifact.manifest
@@ -64,6 +65,8 @@ def check_artifact(artifact: Artifact, *, batch: int, free_bytes: int | None = N
         if name == "train.onnx":
             _check_train(outline, manifest, name)
             check_train_outputs(outline, manifest, name)
+            if manifest.noise:
+                check_private(outline, manifest, name)
         else:
             _check_eval(outline, manifest, name)
             check_eval_outputs(outline, manifest, name)
@@ -85,7 +88,7 @@ def _size_bytes(spec: TensorSpec) -> int:
 
 def _check_manifest(manifest: Manifest) -> None:
     slots = _slot_specs(manifest)
-    inputs = [*manifest.batch, *slots, *manifest.sides, *manifest.scalars, *manifest.frozen]
+    inputs = [*manifest.batch, *slots, *manifest.sides, *manifest.scalars, *manifest.frozen, *manifest.noise]
     _check_unique([item.name for item in inputs], "input")
     _check_unique([manifest.loss, *manifest.metrics, *(slot.output for slot in manifest.slots)], "output")
     for spec in manifest.scalars:
@@ -158,7 +161,7 @@ def _check_tensors(outline: Outline, manifest: Manifest, name: str) -> None:
 
 
 def _check_train(outline: Outline, manifest: Manifest, name: str) -> None:
-    inputs = [*manifest.batch, *_slot_specs(manifest), *manifest.sides, *manifest.scalars]
+    inputs = [*manifest.batch, *_slot_specs(manifest), *manifest.sides, *manifest.scalars, *manifest.noise]
     _compare(outline.inputs, inputs, f"{name} input")
     written = {slot.output: TensorSpec(slot.output, slot.shape, slot.dtype) for slot in manifest.slots}
     numbers = [manifest.loss, *manifest.metrics]

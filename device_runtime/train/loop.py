@@ -12,9 +12,11 @@ from fedwright.device_runtime.data.graph import inner_edges
 from fedwright.device_runtime.data.local import LocalData
 from fedwright.device_runtime.train.base import Array, Predicts, StepResult, Tensors, Trainer
 from fedwright.device_runtime.train.measures import Measures
+from fedwright.device_runtime.train.private import Lots
 from fedwright.protocol.artifact import EDGES
 from fedwright.protocol.goals import CLASSIFY, GOALS
 from fedwright.protocol.messages import Recipe
+from fedwright.protocol.private_graph import ROW_WEIGHT
 
 # Names of the batch inputs of every artifact.
 INPUT = "x"
@@ -39,10 +41,14 @@ class TrainResult:
 
 
 class Span(NamedTuple):
-    """From which step on; what is left over at the end of an epoch is left out of it when it is below least_batch."""
+    """From which step on; what is left over at the end of an epoch is left out of it when it is below least_batch.
+
+    lots: draw the samples of every step by itself, in place of epochs.
+    """
 
     start_step: int = 0
     least_batch: int = 1
+    lots: Lots | None = None
 
 
 WHOLE = Span()
@@ -94,12 +100,11 @@ def train(
     last: float | None = None
     wall, cpu = time.monotonic(), time.process_time()
     step = start_step
-    for rows in _batches(recipe, len(data.y), range(start_step, end), taken=taken):
+    for rows, weights in _steps(span.lots, recipe, len(data.y), range(start_step, end), taken=taken):
         if should_stop():
             break
-        result = trainer.step(
-            batch_of(data, rows), learning_rate=recipe.learning_rate, seed=step_seed(recipe.seed, step)
-        )
+        seed = step_seed(recipe.seed, step) if span.lots is None else span.lots.seed()
+        result = trainer.step(batch_of(data, rows) | weights, learning_rate=recipe.learning_rate, seed=seed)
         step += 1
         first, last = (result.loss if first is None else first), result.loss
         if on_step is not None:
@@ -162,9 +167,8 @@ def _held_out(trainer: Predicts, data: LocalData, batch: int) -> Iterator[tuple[
 
 def _judge(trainer: Predicts, data: LocalData, batch: int) -> Evaluation:
     measures, n = Measures(GOALS[data.goal]), len(data.y_holdout)
-    for start in range(0, n, batch):
-        outputs, _ = trainer.predict({INPUT: data.x_holdout[start : start + batch]})
-        measures.add(outputs, data.y_holdout[start : start + batch])
+    for labels, outputs in _held_out(trainer, data, batch):
+        measures.add(outputs, labels)
     loss, figures = measures.figures()
     return Evaluation(correct=0, n=n, loss=loss, measures=figures)
 
@@ -200,6 +204,19 @@ def class_means(
 
 def _steps_per_epoch(samples: int, batch: int) -> int:
     return -(-samples // batch)
+
+
+def _steps(
+    lots: Lots | None, recipe: Recipe, samples: int, steps: range, *, taken: int
+) -> Iterator[tuple[NDArray[np.int64], Tensors]]:
+    """Rows of each step, and their weights where they are drawn by lot."""
+    if lots is None:
+        for rows in _batches(recipe, samples, steps, taken=taken):
+            yield rows, {}
+        return
+    for _ in steps:
+        rows, weights = lots.draw()
+        yield rows, {ROW_WEIGHT: weights}
 
 
 def _batches(recipe: Recipe, samples: int, steps: range, *, taken: int) -> Iterator[NDArray[np.int64]]:

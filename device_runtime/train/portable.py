@@ -9,6 +9,7 @@ import onnxruntime as ort
 from fedwright.device_runtime.train import session as sessions
 from fedwright.device_runtime.train.base import Array, StepResult, Tensors
 from fedwright.device_runtime.train.check import need_bytes
+from fedwright.device_runtime.train.private import StepPrivacy
 from fedwright.protocol.artifact import Artifact, Slot, TensorSpec
 from fedwright.protocol.errors import BadArtifact
 
@@ -41,6 +42,7 @@ class PortableTrainer:
         # An output bound to its own input buffer changes results, so every slot exists twice.
         self._slots = tuple(_values(_zeros(self.manifest.slots), device) for _ in range(2))
         self._now = 0
+        self._privacy: StepPrivacy | None = None
         self._loss = sessions.scalar_buffer(train, self.manifest.loss)
         self._metrics = {name: sessions.scalar_buffer(train, name) for name in self.manifest.metrics}
         self._bindings += [self._bind(train, self._slots[turn], self._slots[1 - turn]) for turn in range(2)]
@@ -50,6 +52,12 @@ class PortableTrainer:
         kept = [slot for slot in self.manifest.slots if slot.role != "optimizer"]
         self._fill(sessions.checked(weights, _specs(kept), what="weights"))
         self._fill(_zeros(slot for slot in self.manifest.slots if slot.role == "optimizer"))
+
+    def hide(self, privacy: StepPrivacy | None) -> None:
+        """Clip and add noise from the next step on; only a private graph can."""
+        if (privacy is not None) != bool(self.manifest.noise):
+            raise BadArtifact("the graph and the task do not agree on hiding samples; update the server")
+        self._privacy = privacy
 
     def give_sides(self, sides: Tensors) -> None:
         """Replace the side inputs by others of the same shapes."""
@@ -61,8 +69,12 @@ class PortableTrainer:
         binding = self._bindings[self._now]
         for spec in self.manifest.batch:
             binding.bind_cpu_input(spec.name, sessions.batch_array(batch, spec))
+        more = {} if self._privacy is None else self._privacy.scalars
         for spec in self.manifest.scalars:
-            binding.bind_cpu_input(spec.name, _scalar(spec, learning_rate=learning_rate, seed=seed))
+            binding.bind_cpu_input(spec.name, _scalar(spec, learning_rate=learning_rate, seed=seed, **more))
+        if self._privacy is not None:
+            for spec in self.manifest.noise:
+                binding.bind_cpu_input(spec.name, self._privacy.noise_for(spec))
         try:
             self._session("train.onnx").run_with_iobinding(binding, self._run_options)
         except sessions.RUNTIME_ERRORS as err:

@@ -69,7 +69,7 @@ def use_threads(count: int) -> None:
 
 
 class TorchTrainer:
-    """Trainer on a torch module; parameters whose names start with none of `trainable` stay as they are."""
+    """Trainer on a torch module; parameters stay as they are that do not require a gradient, or are not `trainable`."""
 
     def __init__(
         self,
@@ -88,12 +88,14 @@ class TorchTrainer:
         self._shown = shown
         self.give_sides(sides or {})
         for name, value in module.named_parameters():
-            value.requires_grad_(name.startswith(trainable))
+            value.requires_grad_(value.requires_grad and name.startswith(trainable))
         self._trained = {name: value for name, value in module.named_parameters() if value.requires_grad}
         saved = module.state_dict().keys()
+        # Parameters that the module itself keeps as they are travel like buffers.
+        kept = {name: value for name, value in module.named_parameters() if name not in self._trained}
         self._buffers = {
             name: value
-            for name, value in module.named_buffers()
+            for name, value in [*kept.items(), *module.named_buffers()]
             if name in saved and value.is_floating_point() and name.startswith(trainable)
         }
         self._seen = Tensor()

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime.config import RunConfig
-from fedwright.server_runtime.run import export_device, model_of_run
+from fedwright.server_runtime.run_model import export_device, model_of_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

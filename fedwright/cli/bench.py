@@ -46,6 +46,10 @@ SUITES = {
         "suites.framp_fashion",
         "FRAMP beside submodel methods, also on new devices",
     ),
+    "framp-sizes": (
+        "suites.framp_sizes",
+        "FRAMP beside submodel methods at sizes that nobody trained",
+    ),
     "framp-cora": (
         "suites.framp_cora",
         "FRAMP beside submodel methods on pieces of a citation graph",
@@ -54,6 +58,7 @@ SUITES = {
         "suites.hyperflora_fashion",
         "HyperFLoRA and its controls, on bystanders",
     ),
+    "hyperflora-vit": ("suites.hyperflora_fashion", "the same with adapters on the attention of a ViT"),
     "fedconv-fashion": ("suites.fedconv", "FedConv, its rivals, its control and its parts"),
     "fedconv-har": ("suites.fedconv", "the same on phone motion, one device per person"),
     "fedconv-devices": ("suites.fedconv_devices", "the devices' own models by FedConv's parts and by participation"),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         DeviceTurnedAway,
         Event,
         LessOffered,
+        Ordered,
         PrivacySpent,
         RoundClosed,
         TaskFailed,
@@ -98,8 +99,10 @@ class Progress:
         else:
             self._take_fate(event)
 
-    def _take_fate(self, event: "DeviceJoined | DeviceLost | DeviceTurnedAway | PrivacySpent | Warned") -> None:
-        """Who came, went or was sent away, what was told of devices, and what the server warns of."""
+    def _take_fate(
+        self, event: "DeviceJoined | DeviceLost | DeviceTurnedAway | PrivacySpent | Warned | Ordered"
+    ) -> None:
+        """Who came, went or was sent away, what was told of devices, what is ordered, what the server warns of."""
         from fedwright.server_runtime.rounds import events
 
         if isinstance(event, events.DeviceJoined):
@@ -110,6 +113,10 @@ class Progress:
             if not event.double:
                 self._states[event.device] = AWAY
             self._say(f"{event.device} was turned away: {event.reason}")
+        elif isinstance(event, events.Ordered):
+            rounds = event.force.get("rounds")
+            self._rounds = rounds if isinstance(rounds, int) else self._rounds
+            self._say(f"{event.by or 'somebody'} ordered: {event.kind} {event.device}".rstrip())
         elif isinstance(event, events.Warned):
             if event.fate == "revoked":
                 self._states[event.device] = REVOKED

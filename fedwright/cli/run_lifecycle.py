@@ -4,15 +4,17 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedwright.server_runtime.run_folder.folder import RunFolder
+    from fedwright.server_runtime.config import RunConfig
     from fedwright.server_runtime.run_reader import PastRun
 
 
-def begin_anew(folder: "RunFolder") -> None:
-    """Give the run in a folder another one, and say which."""
-    from fedwright.server_runtime.run_folder.folder import set_aside
+def begin_anew(config: "RunConfig") -> None:
+    """Give the run in a config's folder another one, and say which."""
+    from fedwright.server_runtime.run_folder.folder import folder_of
+    from fedwright.server_runtime.run_folder.rounds import set_aside
 
-    aside = set_aside(folder)
+    folder = folder_of(config)
+    aside = set_aside(folder, config.store.database)
     if aside is not None:
         print(f"the run that was in {folder.path} is in {aside} now", file=sys.stderr)
 

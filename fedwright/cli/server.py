@@ -1,4 +1,4 @@
-"""`fedwright server run | resume | rollback | edge | status | check | audit | enroll | renew | revoke | export`."""
+"""`fedwright server`: run, resume, look at, order, check and export runs; enroll devices; serve as an edge."""
 
 import argparse
 import json
@@ -23,10 +23,12 @@ from fedwright.cli.logs import add_log_options, say, start_logging
 from fedwright.cli.page import add_page_options, start_page
 from fedwright.cli.run_lifecycle import begin_anew, say_complete
 from fedwright.cli.run_records import add_audit, add_check
+from fedwright.cli.server_ctl import add_ctl
 from fedwright.cli.server_link import add_broker_options, open_link, with_metrics, with_options
 from fedwright.cli.trust_commands import add_trust
 
 if TYPE_CHECKING:
+    from fedwright.protocol.link.base import Link
     from fedwright.server_runtime.config import RunConfig
     from fedwright.server_runtime.run_reader import PastRun
 
@@ -38,6 +40,7 @@ EXAMPLES = """examples:
   fedwright server resume runs/run                                  go on with a run that was stopped
   fedwright server rollback runs/run --to 12                        take the rounds after the 12th back
   fedwright server status                                           how far the newest run has come
+  fedwright server ctl runs/run pause                               order something of a run that goes on
   fedwright server check runs/run                                   is what it keeps on disk whole?
   fedwright server audit runs/run --verify                          was what happened written down, and unchanged?
   fedwright server export --device pi-07 model.onnx                 a trained model as one ONNX file
@@ -100,6 +103,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add_run_folder(status)
     add_print_json(status)
     status.set_defaults(run=_status)
+    add_ctl(commands)
     add_check(commands)
     add_audit(commands)
     add_trust(commands)
@@ -136,14 +140,13 @@ def _run(args: argparse.Namespace) -> int:
     from fedwright.server_runtime.check_run import check_server
     from fedwright.server_runtime.config import config_from_text
     from fedwright.server_runtime.config_sections.reading import read_text
-    from fedwright.server_runtime.run_folder.folder import folder_of
     from fedwright.server_runtime.run_reader import continued
 
     text = read_text(args.config)
     config = config_from_text(text, where=args.config.name)
     if args.anew:
-        begin_anew(folder_of(config))
-    config = continued(config, kind="served", rounds=args.rounds)
+        begin_anew(config)
+    config = continued(config, kind="served", rounds=args.rounds or _ordered_rounds(folder_of(config).path))
     config = replace(config, fleet=with_options(config.fleet, args), metrics=with_metrics(config.metrics, args))
     check_server(config)
     # What is kept with the run holds no password.
@@ -155,12 +158,22 @@ def _resume(args: argparse.Namespace) -> int:
     from fedwright.server_runtime.run_reader import check_rounds, open_run, with_rounds
 
     past = open_run(args.run_folder)
+    rounds = args.rounds or _ordered_rounds(args.run_folder)
     if past.kind == "simulated":
         raise ConfigError(f"{args.run_folder} holds a simulation; go on with `fedwright simulate CONFIG`")
-    config = past.config if args.rounds is None else with_rounds(past.config, args.rounds)
+    config = past.config if rounds is None else with_rounds(past.config, rounds)
     check_rounds(config.run.rounds, past.rounds_done, past.folder)
     config = replace(config, fleet=with_options(config.fleet, args), metrics=with_metrics(config.metrics, args))
     return _execute(config, past.text, args, again=f"fedwright server resume {args.run_folder}")
+
+
+def _ordered_rounds(folder: Path) -> int | None:
+    """The rounds that an order which still waits gives a run; those that were done cannot be taken back so."""
+    from fedwright.server_runtime.rounds.orders import ordered_rounds
+    from fedwright.server_runtime.watch.history import read_history
+
+    wanted = ordered_rounds(folder)
+    return None if wanted is None else max(wanted, read_history(folder).rounds_done)
 
 
 def _rollback(args: argparse.Namespace) -> int:
@@ -215,12 +228,16 @@ def _play(config: "RunConfig", text: str, args: argparse.Namespace) -> None:
         for line in _endings(config.fleet.trust):
             log.warning("%s", line)
         progress = Progress(config.run.rounds, config.fleet.devices, silent=args.log_json)
-        link = open_link(config.fleet, folder.path, stack, watch=progress.watch, as_json=args.log_json)
+
+        def connect() -> "Link":
+            link = open_link(config.fleet, folder.path, stack, watch=progress.watch, as_json=args.log_json)
+            stack.enter_context(progress)
+            return link
+
         if args.page is not None:
             say(f"page: {start_page(args, folder.path.parent, stack)}", as_json=args.log_json)
-        stack.enter_context(progress)
         try:
-            execute(config, text, link=link, observer=progress)
+            execute(config, text, link=connect, observer=progress)
         except KeyboardInterrupt:
             say(f"nothing is lost; go on with: fedwright server resume {folder.path}", as_json=args.log_json)
             raise
@@ -286,7 +303,7 @@ def _endings(trust: str | None) -> list[str]:
 
 
 def _export(args: argparse.Namespace) -> int:
-    from fedwright.server_runtime.run import export_device
+    from fedwright.server_runtime.run_model import export_device
     from fedwright.server_runtime.run_reader import latest_run, open_run
 
     past = open_run(args.run_folder or latest_run())

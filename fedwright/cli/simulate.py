@@ -85,12 +85,12 @@ def run(args: argparse.Namespace) -> int:
 def _config(args: argparse.Namespace, text: str) -> "RunConfig":
     """The config of the simulation, in a folder of its own, with as many rounds as it is to have in all."""
     from fedwright.server_runtime.config import config_from_text
-    from fedwright.server_runtime.run_folder.folder import folder_of, simulation_of
+    from fedwright.server_runtime.run_folder.folder import simulation_of
     from fedwright.server_runtime.run_reader import continued
 
     config = simulation_of(config_from_text(text, where=args.config.name))
     if args.anew:
-        begin_anew(folder_of(config))
+        begin_anew(config)
     return continued(config, kind="simulated", rounds=args.rounds)
 
 

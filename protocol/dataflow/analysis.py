@@ -79,6 +79,14 @@ def follow(graph: Graph, given: Mapping[str, Value], *, what: str) -> dict[str, 
         raise BadArtifact(f"{what} cannot be followed ({type(err).__name__}: {err}); build it again") from err
 
 
+def follow_all(graph: Graph, given: Mapping[str, Value], *, what: str) -> dict[str, Value]:
+    """What is known of each value of a graph, not only of its outputs."""
+    try:
+        return _Walk(graph).walk(graph, given)
+    except (IndexError, KeyError, ValueError, ZeroDivisionError) as err:
+        raise BadArtifact(f"{what} cannot be followed ({type(err).__name__}: {err}); build it again") from err
+
+
 class _Walk:
     """One pass over a graph and those inside it."""
 
@@ -97,6 +105,11 @@ class _Walk:
 
     def run(self, graph: Graph, given: Mapping[str, Value]) -> dict[str, Value]:
         """The outputs of a graph whose inputs, and what it sees from outside, are given."""
+        known = self.walk(graph, given)
+        return {name: known[name] for name in graph.outputs}
+
+    def walk(self, graph: Graph, given: Mapping[str, Value]) -> dict[str, Value]:
+        """All values of such a graph."""
         known = {**given, "": Value(Kind.FIXED, ())}
         for tensor in graph.tensors:
             _put(known, tensor.name, _of_tensor(tensor))
@@ -105,7 +118,7 @@ class _Walk:
             for name, value in zip(node.outputs, made, strict=False):
                 if name:
                     _put(known, name, value)
-        return {name: known[name] for name in graph.outputs}
+        return known
 
     def _step(self, node: Node, inputs: list[Value], known: Mapping[str, Value]) -> list[Value]:
         if node.operator == "Constant":

@@ -14,12 +14,16 @@ LINKS = "edges"
 
 def check_train_outputs(outline: Outline, manifest: Manifest, name: str) -> None:
     """Raise BadArtifact unless all that a training graph gives is summed over the samples of its batch."""
-    slots = [TensorSpec(slot.name, slot.shape, slot.dtype) for slot in manifest.slots]
-    given = _batch(manifest.batch) | _constants([*slots, *manifest.sides, *manifest.scalars])
-    for output, value in follow(outline.graph, given, what=name).items():
+    for output, value in follow(outline.graph, given_values(manifest), what=name).items():
         if value.kind in (Kind.ROWS, Kind.SINGLE, Kind.LINKS):
             why = value.why or "it is not summed over the batch"
             raise BadArtifact(f"{name} output {output!r} would carry single samples off this device: {why}")
+
+
+def given_values(manifest: Manifest) -> dict[str, Value]:
+    """What is known of the inputs of a training graph."""
+    slots = [TensorSpec(slot.name, slot.shape, slot.dtype) for slot in manifest.slots]
+    return _batch(manifest.batch) | _constants([*slots, *manifest.sides, *manifest.scalars, *manifest.noise])
 
 
 def check_eval_outputs(outline: Outline, manifest: Manifest, name: str) -> None:

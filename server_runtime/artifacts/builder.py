@@ -6,6 +6,7 @@ Built once per structure: kept in memory and, with a cache folder, on disk. Equa
 import hashlib
 import os
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,13 +18,14 @@ from fedwright.protocol.artifact import FORMAT, Artifact, Manifest, Slot, Tensor
 from fedwright.protocol.dataflow.outputs import check_eval_outputs, check_train_outputs
 from fedwright.protocol.errors import BadArtifact, BuildError
 from fedwright.protocol.onnx_outline import scan
+from fedwright.protocol.private_graph import CLIP, EXPECTED, NOISE, ROW_WEIGHT, check_private
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts import objectives
 from fedwright.server_runtime.artifacts.autodiff.engine import differentiate
 from fedwright.server_runtime.artifacts.autodiff.finish import finish
 from fedwright.server_runtime.artifacts.autodiff.graph import IR_VERSION, OPSET, Graph, Value
 from fedwright.server_runtime.artifacts.autodiff.rules.dropout import SEED
-from fedwright.server_runtime.artifacts.autodiff.shapes import measure
+from fedwright.server_runtime.artifacts.autodiff.shapes import Seen, measure
 from fedwright.server_runtime.artifacts.export import Rewrite, buffer_names, export, initial_weights
 from fedwright.server_runtime.artifacts.grouped_steps import make_stepper
 from fedwright.server_runtime.artifacts.loss import Loss, append_loss
@@ -31,6 +33,7 @@ from fedwright.server_runtime.artifacts.macs import count_macs
 from fedwright.server_runtime.artifacts.memory import estimate
 from fedwright.server_runtime.artifacts.operator_table import tabulate
 from fedwright.server_runtime.artifacts.optimizer import LEARNING_RATE, Updates, clip
+from fedwright.server_runtime.artifacts.private.gradients import check_objective, private_gradients
 from fedwright.server_runtime.spec import Structure
 
 __all__ = ["Builder", "initial_weights"]
@@ -91,14 +94,14 @@ def _cache_key(structure: Structure) -> str:
 def build(structure: Structure, module: nn.Module) -> Artifact:
     """Build an artifact, without any cache."""
     names = [name for name, _ in module.named_parameters()]
-    trainable = [name for name in names if name.startswith(structure.trainable)]
-    if not trainable:
+    asked = [name for name in names if name.startswith(structure.trainable)]
+    _check_layers(module, structure)
+    if not asked:
         raise BuildError(
             f"no parameter of {structure.spec.model} starts with any of {list(structure.trainable)}; "
             f"its parameters are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
         )
-    frozen = frozenset(names) - frozenset(trainable)
-    train = _train_graph(structure, module, trainable, frozen)
+    train = _train_graph(structure, module, asked)
     evaluation = _eval_graph(structure, module, train.frozen)
     # Both sessions are given the same tensors, so both graphs must know all of them.
     train.frozen = train.graph.external = evaluation.graph.external = {**train.frozen, **evaluation.graph.external}
@@ -112,7 +115,10 @@ def build(structure: Structure, module: nn.Module) -> Artifact:
 def _check_outputs(artifact: Artifact, model: str) -> None:
     """A model that mixes the samples of a batch is told here and not by every device."""
     try:
-        check_train_outputs(scan(artifact.train, what="train.onnx"), artifact.manifest, "train.onnx")
+        train = scan(artifact.train, what="train.onnx")
+        check_train_outputs(train, artifact.manifest, "train.onnx")
+        if artifact.manifest.noise:
+            check_private(train, artifact.manifest, "train.onnx")
         check_eval_outputs(scan(artifact.eval, what="eval.onnx"), artifact.manifest, "eval.onnx")
     except BadArtifact as err:
         raise BuildError(f"devices would refuse {model}: {err}; keep samples apart until they are summed") from err
@@ -128,20 +134,32 @@ class _Train:
     frozen: dict[str, Value] = field(default_factory=dict)
 
 
-def _train_graph(structure: Structure, module: nn.Module, trainable: list[str], frozen: frozenset[str]) -> _Train:
+def _train_graph(structure: Structure, module: nn.Module, asked: list[str]) -> _Train:
+    """asked: what a method would train; what the module itself keeps (requires_grad is False) travels and stays."""
+    given = dict(module.named_parameters())
+    trainable = [name for name in asked if given[name].requires_grad]
+    if not trainable:
+        raise BuildError(
+            f"all that would train in {structure.spec.model}, such as {asked[0]}, has requires_grad = False; "
+            "let some of it train"
+        )
+    frozen = frozenset(given) - frozenset(trainable)
     forward = export(module, structure.spec, training=True, frozen=frozen, rewrite=_rewrite(structure, trainable))
     graph = forward.graph
     trained = [name for name in trainable if name in forward.parameters]
     loss = append_loss(graph, forward, structure, trained)
-    measure(graph)
-    updates = _optimize(graph, structure, loss, trained)
+    seen = measure(graph)
+    if structure.private:
+        updates = _optimize_privately(graph, structure, loss, trained, seen)
+    else:
+        updates = _optimize(graph, structure, loss, trained)
     train = _Train(graph, loss)
     buffers = [n for n in buffer_names(module) if n in forward.running or n.startswith(structure.trainable)]
     shapes = {name: tuple(value.shape) for name, value in module.state_dict(keep_vars=True).items()}
     outputs = [(LOSS, loss.value)]
     if loss.correct is not None:
         outputs.append((CORRECT, loss.correct))
-    for name in [*trainable, *buffers]:
+    for name in [*asked, *buffers]:
         if not graph.knows(name):
             graph.add_input(Value(name, shapes[name]))
         new = updates.parameters.get(name) or forward.running.get(name, name)
@@ -199,6 +217,27 @@ def _optimize(graph: Graph, structure: Structure, loss: Loss, trained: list[str]
     return stepper.updates
 
 
+def _optimize_privately(
+    graph: Graph, structure: Structure, loss: Loss, trained: list[str], seen: Mapping[str, Seen]
+) -> Updates:
+    """As `_optimize`, with samples' gradients clipped and the device's noise on their sum."""
+    check_objective(structure.objective, structure.spec.model)
+    stepper = make_stepper(graph, structure)
+    for name, grad in private_gradients(graph, loss, trained, seen=seen, batch=loss.batch).items():
+        stepper.apply(name, grad)
+    loss.batch.append(ROW_WEIGHT)
+    return stepper.updates
+
+
+def _check_layers(module: nn.Module, structure: Structure) -> None:
+    """Raise BuildError for a private structure whose layers mix samples."""
+    if structure.private and any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
+        raise BuildError(
+            f"{structure.spec.model} has batch normalisation, which mixes samples so that none can be hidden; use a "
+            f"model with group normalisation, such as resnet8-gn or cnn-gn"
+        )
+
+
 def _make_external(graph: Graph, slots: set[str], weights: set[str]) -> dict[str, Value]:
     """Turn the weights that are no slot into initializers that the session is given by name."""
     frozen = {v.name: v for v in graph.inputs if v.name in weights and v.name not in slots}
@@ -237,7 +276,7 @@ def _manifest(
     structure: Structure, train: _Train, evaluation: _Eval, train_bytes: bytes, eval_bytes: bytes
 ) -> Manifest:
     inputs = {value.name: value for value in train.graph.inputs}
-    scalars = [inputs[name] for name in (LEARNING_RATE, SEED) if name in inputs]
+    scalars = [inputs[name] for name in (LEARNING_RATE, SEED, CLIP, EXPECTED) if name in inputs]
     fixed_bytes, sample_bytes = estimate(train.graph)
     return Manifest(
         format=FORMAT,
@@ -258,6 +297,7 @@ def _manifest(
         embedding_size=evaluation.graph.shape(EMBEDDING)[-1],
         sides=[_spec(inputs[name]) for name in train.loss.sides],
         frozen=[_spec(value) for value in train.frozen.values()],
+        noise=[_spec(value) for value in train.graph.inputs if value.name.startswith(NOISE)],
         fixed_bytes=fixed_bytes,
         sample_bytes=sample_bytes,
         work=tabulate(train.graph),

@@ -18,12 +18,17 @@ _ABOUT_CLASSES = ("prototypes", "distill", "match_logits", "masked_classes", "ex
 
 @dataclass
 class Loss:
-    """The loss and how many were right, with the batch and side inputs that they read."""
+    """The loss and how many were right, with the batch and side inputs that they read.
+
+    logits, labels: the rows that cross-entropy is taken of.
+    """
 
     value: str
     correct: str | None
     batch: list[str]
     sides: list[str] = field(default_factory=list)
+    logits: str = ""
+    labels: str = ""
 
 
 def append_loss(graph: Graph, forward: Forward, structure: Structure, trained: list[str]) -> Loss:
@@ -61,7 +66,7 @@ def append_loss(graph: Graph, forward: Forward, structure: Structure, trained: l
     own = [value.name for value in graph.inputs[sides_from:]]
     batch += [name for name in (LABELS, objectives.TARGET_LOGITS) if name in own]
     threshold = [objectives.THRESHOLD] if objective.fiarse else []
-    return Loss(value, correct, batch, [*threshold, *(name for name in own if name not in batch)])
+    return Loss(value, correct, batch, [*threshold, *(n for n in own if n not in batch)], logits[-1], labels)
 
 
 def _check(forward: Forward, structure: Structure) -> None:

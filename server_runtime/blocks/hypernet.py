@@ -106,12 +106,13 @@ class Hypernet:
         """How many weights it has itself."""
         return sum(value.numel() for value in self._values.values())
 
-    def generate(self, inputs: Array) -> list[Tensors]:
-        """The weights for each row of `inputs` [n, descriptor]."""
+    def generate(self, inputs: Array, values: Mapping[str, Array] | None = None) -> list[Tensors]:
+        """The weights for each row of `inputs` [n, descriptor]; values: as it was when it had these of its own."""
         made: list[Tensors] = []
+        own = self._values if values is None else {name: self._tensor(values[name]) for name in self._values}
         with torch.no_grad():
             for rows in _batches(self._checked(inputs), self._batch()):
-                flat = self._forward(self._values, self._tensor(rows)).cpu().numpy()
+                flat = self._forward(own, self._tensor(rows)).cpu().numpy()
                 made += [self._split(row) for row in flat]
         return made
 
@@ -179,9 +180,13 @@ class Hypernet:
         found: Array = grad[0].cpu().numpy()
         return found
 
+    def values(self) -> Tensors:
+        """Its own weights."""
+        return {name: value.cpu().numpy().copy() for name, value in self._values.items()}
+
     def state(self) -> Tensors:
         """All that it depends on, as arrays."""
-        state = {name: value.cpu().numpy().copy() for name, value in self._values.items()}
+        state = self.values()
         state |= {MOMENTUM + name: value.cpu().numpy().copy() for name, value in self._momentum.items()}
         if self._pending:
             inputs, changes, weights = zip(*self._pending, strict=True)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedwright.protocol import deltas
 from fedwright.protocol.artifact import CLASS_COUNTS, CLASS_MEANS, MEASURED, Manifest, returned_shapes
 from fedwright.protocol.errors import BadBlob, BadUpdate
-from fedwright.protocol.messages import Recipe, Report, Returns, Stats
+from fedwright.protocol.messages import Recipe, Report, Returns, Stats, Task
 from fedwright.server_runtime.blocks.prototypes import check_owned
 from fedwright.server_runtime.fleet.class_names import RunData
 from fedwright.server_runtime.spec import ModelSpec
@@ -60,6 +60,15 @@ def check_stats(stats: Stats, recipe: Recipe) -> None:
         correct = getattr(stats, name)
         if correct is not None and correct > stats.holdout:
             raise BadUpdate(f"stats.{name} is {correct} of {stats.holdout} samples; the device counts wrongly")
+
+
+def check_hidden(stats: Stats, task: Task) -> None:
+    """Raise BadUpdate unless a device did to its samples' gradients what the run accounts for."""
+    wanted, done = task.privacy, stats.privacy
+    if wanted is None or not stats.steps:
+        return
+    if done is None or done.clip > wanted.clip or done.noise_multiplier < wanted.noise_multiplier:
+        raise BadUpdate("it does not say that its samples were hidden as the task asks; update the device")
 
 
 def read_update(

@@ -18,11 +18,21 @@ def most_bytes(manifest: Manifest, returns: Returns) -> int:
     return HEADER_BYTES + MOST_ENTRY_BYTES * sum(math.prod(shape) for shape in shapes.values())
 
 
-def check_size(ref: BlobRef, manifest: Manifest, returns: Returns) -> None:
-    """Raise BadUpdate when a blob is larger than what was asked for can be."""
-    limit = most_bytes(manifest, returns)
+def size_problem(ref: BlobRef, manifest: Manifest, returns: Returns) -> str | None:
+    """Why a blob cannot be what was asked for: it is too large, or cut into another number of pieces than it says."""
+    limit, pieces = most_bytes(manifest, returns), -(-ref.size_bytes // ref.chunk_bytes)
     if ref.size_bytes > limit:
-        raise BadUpdate(
+        return (
             f"its blob of {ref.size_bytes} bytes is over the limit of {limit} for what the task returns; "
             f"send only the tensors that were asked for"
         )
+    if len(ref.chunks) != pieces:
+        return f"its blob of {ref.size_bytes} bytes must have {pieces} chunks, not {len(ref.chunks)}"
+    return None
+
+
+def check_size(ref: BlobRef, manifest: Manifest, returns: Returns) -> None:
+    """Raise BadUpdate for a blob that cannot be what was asked for."""
+    problem = size_problem(ref, manifest, returns)
+    if problem is not None:
+        raise BadUpdate(problem)

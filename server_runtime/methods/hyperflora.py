@@ -6,8 +6,9 @@ adapted matrices and its head, or in any layers of any model that `targets` name
 LSTM); class indicators; standard rounds; client pairs that pass one adapter to and fro through the server (E
 exchanges); bystanders, which get a merged model and never train (declared, or short of memory); the sequential and the
 +head variant; logits masked to owned classes as an option; adapters of a smaller rank for devices without the budget
-for q (the first components of what was written; the others learn from other devices).
-Left out: choosing the pre-trained checkpoint by validation accuracy.
+for q (the first components of what was written; the others learn from other devices); the base and the hypernetwork
+as they did best on all devices' held-out rows, every `choose_every` rounds.
+Left out: that by default; `choose_every` is 0 and the last state counts, because measuring costs every device a model.
 Differs: second factors begin at zero, so that the base is not disturbed at the start. The trunk keeps the size of what
 runs through it and reads r / ||r||, at five times the paper's rate and without weight decay: with torch's start
 descriptions of unlike devices come out alike, and what one needs is learnt by all (thousands of rounds would undo it).
@@ -22,7 +23,7 @@ import numpy as np
 from msgspec import structs
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.protocol.messages import Report
+from fedwright.protocol.messages import Report, Returns
 from fedwright.server_runtime.artifacts.classifier import classifier_matrix
 from fedwright.server_runtime.blocks import lora
 from fedwright.server_runtime.blocks.hypernet import Hypernet, HypernetForm, HypernetStart
@@ -41,6 +42,7 @@ from fedwright.server_runtime.methods.base import (
 from fedwright.server_runtime.methods.params.generated_models import HyperFLoRAParams
 from fedwright.server_runtime.methods.shared import generated_models
 from fedwright.server_runtime.methods.shared.budget_fit import BudgetFit, LeftOut, divided, largest_fitting
+from fedwright.server_runtime.methods.shared.checkpoints import Checkpoints
 from fedwright.server_runtime.methods.shared.frozen_base import FrozenBase
 from fedwright.server_runtime.methods.shared.recipes import recipe_for
 from fedwright.server_runtime.seeds import derive_seed
@@ -48,13 +50,15 @@ from fedwright.server_runtime.spec import ModelSpec
 from fedwright.server_runtime.zoo import adapter_models
 
 PAIR = "pair/"
+# What a device must be able to train at to measure a model.
+EVALUATION_BATCH = 8
 
 
 class TurnNote(msgspec.Struct):
     """What a plan must remember: the classes an adapter was written for; of a pair, its turns and whose it is.
 
-    hop: -1 for a device's own adapter. rank: of the adapter that is sent; of a pair, what both can do. Taken from the
-    method's own where it is 0.
+    hop: -1 for a device's own adapter. measure: it is tried on held-out rows and not trained. rank: of the adapter that
+    is sent; of a pair, what both can do. Taken from the method's own where it is 0.
     """
 
     round: int
@@ -63,6 +67,7 @@ class TurnNote(msgspec.Struct):
     drawn: list[int] = []
     hop: int = -1
     pretrain: bool = False
+    measure: bool = False
     rank: int = 0
     pair_rank: int = 0
 
@@ -87,17 +92,30 @@ class HyperFLoRA(Method):
         # How many adapters came back in this round, own ones and pairs'.
         self._taken = 0
         self._left = LeftOut()
+        self._checkpoints = Checkpoints(params.choose_every)
+        self._here: list[str] = []
+        # The round whose updates are being folded in.
+        self._round = 0
 
     def _head_names(self) -> list[str]:
         """The weights of the layer that makes the logits."""
-        matrix = classifier_matrix(adapter_models.without_adapters(self._base.spec) or self._setting.spec)
+        matrix = classifier_matrix(self._plain_spec())
         if matrix is None:
             raise ConfigError(f"no layer of model {self._setting.spec.model} makes its logits alone; set head = false")
         layer = matrix.rpartition(".")[0]
         return [name for name in self._base.weights if name.rpartition(".")[0] == layer]
 
+    def _plain_spec(self) -> ModelSpec:
+        """The model without adapters."""
+        return adapter_models.without_adapters(self._base.spec) or self._setting.spec
+
     def meet(self, reports: Mapping[str, Report]) -> None:
-        """Take in which classes every device holds."""
+        """Take in which classes every device holds, and who is here to measure."""
+        self._describe(reports)
+        if self._params.choose_every:
+            self._here = sorted(d for d, report in reports.items() if report.trains and d in self._known.rows)
+
+    def _describe(self, reports: Mapping[str, Report]) -> None:
         classes = self._setting.spec.classes
         self._known.meet(
             reports, lambda device: generated_models.unit(generated_models.indicator_of(reports[device], classes))
@@ -105,7 +123,7 @@ class HyperFLoRA(Method):
 
     def assign(self, reports: Mapping[str, Report], round_number: int) -> dict[str, Assignment]:
         """The base for everyone, then adapters of the rank that fits; those who cannot train are bystanders."""
-        self.meet(reports)
+        self._describe(reports)
         able = {device: reports[device] for device in sorted(reports) if device in self._known.rows}
         fitting = {d: fit for d, report in able.items() if (fit := self._fitting(d, report, round_number))}
         if not self._base.frozen or not fitting:
@@ -149,18 +167,24 @@ class HyperFLoRA(Method):
         return fit
 
     def _assignment(self, device: str, note: TurnNote) -> Assignment:
-        recipe = recipe_for(self._setting, note.round, device)
+        recipe, returns = recipe_for(self._setting, note.round, device), self._setting.returns
+        if note.measure:
+            recipe = structs.replace(recipe, batch=min(recipe.batch, EVALUATION_BATCH), epochs=0, steps=None)
+            returns = Returns(weights="none")
         if note.hop >= 0:
             seed = derive_seed(recipe.seed, note.hop)
             recipe = structs.replace(recipe, seed=seed, epochs=1, steps=None, classes=note.drawn)
         structure = self._base.structure(tuple(self._base.weights) if note.pretrain else self._written, note.rank)
-        return Assignment(structure, recipe, self._setting.returns, tuple(msgspec.msgpack.encode(note)))
+        return Assignment(structure, recipe, returns, tuple(msgspec.msgpack.encode(note)))
 
     def emit(self, device: str, assignment: Assignment) -> Emission:
         """The base while it is trained, then an adapter with the base beside it."""
         note = _note(assignment)
         if note.pretrain:
             return Emission(self._base.weights, frozen=self._base.adapters)
+        if note.measure:
+            own = self._net().generate(self._known.rows[device][None])[0]
+            return Emission(cut_rank(own, note.rank), frozen=self._frozen[note.rank])
         self._net()
         own = self._made[device] if note.hop < 0 else lora.unflatten(self._shapes, self._passed[note.turns[0]][1])
         return Emission(cut_rank(own, note.rank), frozen=self._frozen[note.rank])
@@ -168,6 +192,10 @@ class HyperFLoRA(Method):
     def absorb(self, device: str, update: CheckedUpdate) -> Relay | None:
         """Remember a change; a pair's adapter goes on to whoever has the next turn."""
         note = _note(update.assignment)
+        self._round = note.round
+        if note.measure:
+            self._checkpoints.hear(device, update.stats)
+            return None
         if note.pretrain:
             if not self._base.frozen:
                 self._base.add(update)
@@ -191,39 +219,70 @@ class HyperFLoRA(Method):
         target = note.turns[following.hop]
         return Relay(target, self._assignment(target, following))
 
+    def pass_on(self) -> list[Relay]:
+        """When it is time, all devices that are here measure what this round began with, once pairs are done."""
+        last = (self._setting.rounds, self._base.rounds)
+        if self._passed or not self._here or not self._checkpoints.due(self._round, *last):
+            return []
+        self._checkpoints.ask()
+        note = TurnNote(self._round, pretrain=not self._base.frozen, measure=True, rank=self._params.rank)
+        return [Relay(device, self._assignment(device, note)) for device in self._here]
+
     def compared(self, device: str, update: CheckedUpdate) -> tuple[Hashable, Tensors] | None:
         """The base's change, or that of an adapter; one that a pair passes on goes its way."""
         note = _note(update.assignment)
-        if note.hop >= 0:
+        if note.hop >= 0 or note.measure:
             return None
         change = update.tensors if note.pretrain else pad_rank(update.tensors, self._params.rank)
         return note.pretrain, change
 
     def advance(self) -> dict[str, float]:
         """A FedAvg step of the base, or a step of the hypernetwork."""
-        norm = self._net().learn(self._params.step()) if self._base.frozen else 0.0
+        learns = not self._base.frozen
+        score = self._checkpoints.close(self._base.weights if learns else self._net().values())
+        norm = 0.0 if learns else self._net().learn(self._params.step())
         self._base.advance()
+        if learns and self._base.frozen and self._checkpoints.best:
+            self._base.weights = self._checkpoints.best
+            self._checkpoints.begin_anew()
         taken, self._taken = self._taken, 0
         self._made, self._passed = {}, {}
-        return {"hypernet_gradient": norm, "adapters": float(taken)}
+        measured = {} if score is None else {"validation": score}
+        return {"hypernet_gradient": norm, "adapters": float(taken), **measured}
 
     def model_of(self, device: str) -> tuple[ModelSpec, Tensors]:
-        """The base with the adapter for the device's classes merged; without classes, the base."""
+        """The base with the best adapter so far for the device's classes merged; without classes, the base."""
+        return self._merged(device, self._checkpoints.best or None)
+
+    def start_of(self, device: str) -> tuple[ModelSpec, Tensors]:
+        """The same with the adapter that would be written now."""
+        return self._merged(device, None)
+
+    def _merged(self, device: str, values: Tensors | None) -> tuple[ModelSpec, Tensors]:
         row = self._known.rows.get(device)
-        own = self._net().generate(row[None])[0] if row is not None and self._base.frozen else {}
+        own = self._net().generate(row[None], values)[0] if row is not None and self._base.frozen else {}
         spec, weights = self._base.merged(own)
         if row is not None and self._params.mask_logits:
-            weights |= generated_models.mask_logits(weights, row)
+            weights |= generated_models.mask_logits(self._plain_spec(), weights, row)
         return spec, weights
 
     def state(self) -> MethodState:
         """The base, the classes of devices, the hypernetwork, and adapters that are with pairs."""
         passed = {PAIR + lead: value.copy() for lead, value in self._passed.items()}
-        own = MethodState.of(passed, taken=self._taken)
+        own = MethodState.of(passed, taken=self._taken) | self._checkpoints.state()
         return own | self._base.state() | self._known.state() | generated_models.hypernet_state(self._hypernet)
+
+    def planning_state(self) -> MethodState:
+        """Who is here: a round goes on with them."""
+        return MethodState.of(here=self._here)
+
+    def restore_planning(self, state: MethodState) -> None:
+        """Know again who was here."""
+        self._here = state.record("here", list[str])
 
     def restore(self, state: MethodState) -> None:
         """Continue from a saved state."""
+        self._checkpoints.restore(state)
         self._base.restore(state)
         self._known.restore(state)
         self._passed = {lead: value.copy() for lead, value in state.below(PAIR).items()}

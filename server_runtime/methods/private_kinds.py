@@ -19,3 +19,19 @@ CENTRAL = (
     "pfedme",
     "scalefl",
 )
+
+# These train on plain cross-entropy and ask devices for nothing but the change, so that hiding samples hides all.
+EXAMPLE = (
+    "adapters-private",
+    "encoder-private",
+    "fedadam",
+    "fedavg",
+    "fedavgm",
+    "fedbn",
+    "feddropout",
+    "fedrolex",
+    "fedyogi",
+    "hasa",
+    "head-private",
+    "heterofl",
+)

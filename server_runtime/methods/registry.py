@@ -13,7 +13,7 @@ from fedwright.server_runtime.methods.fedconv.params import FedConvParams
 from fedwright.server_runtime.methods.framp.params import FrampParams
 from fedwright.server_runtime.methods.params import averaging, generated_models, personal_models, pruned, submodels
 from fedwright.server_runtime.methods.params.hasa import HasaParams
-from fedwright.server_runtime.methods.private_kinds import CENTRAL
+from fedwright.server_runtime.methods.private_kinds import CENTRAL, EXAMPLE
 from fedwright.server_runtime.methods.starts import STARTS, Start
 from fedwright.server_runtime.public_data.embedded_sets import STARTER_PUBLIC
 
@@ -42,7 +42,8 @@ class Entry:
     @property
     def private(self) -> tuple[str, ...]:
         """The kinds of privacy that a run of it may ask for."""
-        return ("central",) if self.name in CENTRAL else ()
+        kinds = {"central": CENTRAL, "example": EXAMPLE}
+        return tuple(kind for kind, methods in kinds.items() if self.name in methods)
 
     @property
     def start(self) -> Start:
@@ -70,7 +71,8 @@ def _always(params: Any) -> str:
 
 
 def _pairs(params: generated_models.HyperFLoRAParams) -> str:
-    return "set pairs = false" if params.pairs else ""
+    wanted = [("pairs = false", params.pairs), ("choose_every = 0", params.choose_every)]
+    return " and ".join(f"set {how}" for how, given in wanted if given)
 
 
 def _exchange(params: FedConvParams) -> str:

@@ -1,13 +1,10 @@
 """The page's answers: files for a browser, records of runs, news as they come."""
 
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
@@ -15,26 +12,17 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from fedwright import __version__
+from fedwright.server_runtime.page.actions import export, take_order
+from fedwright.server_runtime.page.answers import PageState, body_of, encoded, no_such, page_of, problem
 from fedwright.server_runtime.page.feed import Feed
-from fedwright.server_runtime.page.guard import COOKIE, REPORT_POLICY, problem
+from fedwright.server_runtime.page.guard import COOKIE, REPORT_POLICY
 from fedwright.server_runtime.page.people import SESSION_S, Person
-from fedwright.server_runtime.page.runs import Runs, device_page, run_page, shown
+from fedwright.server_runtime.page.runs import device_page, run_page, shown
 from fedwright.server_runtime.watch.run_watch import RunWatch
 
 STATIC = Path(__file__).parent / "static"
 MOST_LISTENERS = 64
-MOST_BODY_BYTES = 4096
 REPORT = "report.html"
-
-
-@dataclass
-class PageState:
-    """What the answers share. bench: the folder that `fedwright bench report` wrote. secure: the page is behind TLS."""
-
-    runs: Runs
-    bench: Path | None = None
-    secure: bool = False
-    feeds: dict[str, Feed] = field(default_factory=dict)
 
 
 def make_app(state: PageState) -> Starlette:
@@ -58,36 +46,13 @@ def make_app(state: PageState) -> Starlette:
         Route("/api/runs/{run}/rounds/{number:int}", _round),
         Route("/api/runs/{run}/devices/{device}", _device),
         Route("/api/runs/{run}/events", _events),
+        Route("/api/runs/{run}/orders", take_order, methods=["POST"]),
+        Route("/api/runs/{run}/export", export, methods=["POST"]),
         Route("/bench/report", _report),
     ]
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: _missing, 500: _broken})
     app.state.page = state
     return app
-
-
-def page_of(request: Request) -> PageState:
-    """What the answers share."""
-    found: PageState = request.app.state.page
-    return found
-
-
-def encoded(data: Any, status: int = 200) -> Response:
-    """Records as JSON."""
-    return Response(msgspec.json.encode(data), status, media_type="application/json")
-
-
-async def body_of(request: Request) -> dict[str, Any]:
-    """The table that came with a request; an empty one when it is none, or too long."""
-    taken = b""
-    async for part in request.stream():
-        taken += part
-        if len(taken) > MOST_BODY_BYTES:
-            return {}
-    try:
-        found = json.loads(taken)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 async def _index(request: Request) -> Response:
@@ -130,7 +95,7 @@ def _one(make: Callable[[RunWatch], Any]) -> Callable[[Request], Awaitable[Respo
     async def answer(request: Request) -> Response:
         async with page_of(request).runs.looked_at(request.path_params["run"]) as watch:
             found = None if watch is None else make(watch)
-        return _no_such("run") if found is None else encoded(found)
+        return no_such("run") if found is None else encoded(found)
 
     return answer
 
@@ -149,7 +114,7 @@ async def _events(request: Request) -> Response:
     state, name = page_of(request), request.path_params["run"]
     async with state.runs.looked_at(name) as watch:
         if watch is None:
-            return _no_such("run")
+            return no_such("run")
     if sum(feed.listeners for feed in state.feeds.values()) >= MOST_LISTENERS:
         return problem(503, "too many browsers watch already; close one")
     feed = state.feeds.setdefault(name, Feed(state.runs, name))
@@ -168,12 +133,8 @@ async def _report(request: Request) -> Response:
     return FileResponse(file, headers={"Content-Security-Policy": REPORT_POLICY}, media_type="text/html")
 
 
-def _no_such(what: str) -> Response:
-    return problem(404, f"there is no such {what} here, or no longer")
-
-
 async def _missing(request: Request, err: Exception) -> Response:
-    return _no_such("page")
+    return no_such("page")
 
 
 async def _broken(request: Request, err: Exception) -> Response:

@@ -6,10 +6,11 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fedwright.server_runtime.page.address import LOOPBACK
+from fedwright.server_runtime.page.answers import problem
 from fedwright.server_runtime.page.people import LOCAL, People, Person
 from fedwright.server_runtime.page.rates import Rates
 
@@ -35,11 +36,6 @@ PUBLIC = ("/", "/login", "/api/me")
 LOOKS_PER_S, LOOKS_AT_ONCE = 50.0, 300.0
 ORDERS_PER_S, ORDERS_AT_ONCE = 1.0, 20.0
 TRIES_PER_S, TRIES_AT_ONCE = 0.1, 5.0
-
-
-def problem(status: int, sentence: str, **headers: str) -> JSONResponse:
-    """An error in one sentence."""
-    return JSONResponse({"error": sentence}, status, headers)
 
 
 @dataclass

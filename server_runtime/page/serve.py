@@ -8,7 +8,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fedwright.server_runtime.page.address import PageSettings
-from fedwright.server_runtime.page.app import PageState, make_app
+from fedwright.server_runtime.page.answers import PageState
+from fedwright.server_runtime.page.app import make_app
 from fedwright.server_runtime.page.guard import Guard
 from fedwright.server_runtime.page.people import People
 from fedwright.server_runtime.page.runs import Runs

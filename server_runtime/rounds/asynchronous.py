@@ -65,8 +65,24 @@ class AsynchronousCoordinator(RoundRunner):
         self._tracker.offer_less = smaller_tasks(method, self._planner)
         self._restore(method)
         self._gather()
+        while True:
+            self._make_versions(method)
+            self._tracker.call_in([planned.task.task for planned in self._tracker.out()], detail="the run is over")
+            self._tracker.new_replies()
+            options = self._options
+            evaluate_fleet(self._tracker, self._store, self._planner, method=method, options=options, left=self._left)
+            # The run may have been given more rounds while it was measured.
+            if self._version > self._options.rounds:
+                return
+
+    def _make_versions(self, method: Method) -> None:
+        """All versions that the run is to have by now."""
         heard_s = self._tracker.clock()
         while self._version <= self._options.rounds:
+            self._begun = self._version
+            if self._orders.force.paused:
+                self._wait_while_paused()
+                heard_s = self._tracker.clock()
             self._hand_out(method)
             self._tracker.poll(heard_s + self._options.deadline_s)
             updates = [(p, r) for p, r in self._tracker.new_replies() if r.outcome == "update"]
@@ -80,9 +96,6 @@ class AsynchronousCoordinator(RoundRunner):
                 )
             while len(self._buffer) >= (self._options.buffer or 1) and self._version <= self._options.rounds:
                 self._advance(method)
-        self._tracker.call_in([planned.task.task for planned in self._tracker.out()], detail="the run is over")
-        self._tracker.new_replies()
-        evaluate_fleet(self._tracker, self._store, self._planner, method=method, options=self._options, left=self._left)
 
     def _restore(self, method: Method) -> None:
         """Take up the newest state, the updates that are not in it yet, and the tasks that are still out."""
@@ -108,8 +121,9 @@ class AsynchronousCoordinator(RoundRunner):
     def _hand_out(self, method: Method) -> None:
         """Give every idle device a task from the newest model; plans are durable before they are sent."""
         busy = {planned.device for planned in self._tracker.out()}
-        room = (self._options.per_round or len(self._tracker.present())) - len(busy)
         present = self._tracker.present()
+        share = max(1, round(self._options.sample_ratio * len(present)))
+        room = (self._options.per_round or share) - len(busy)
         idle = {device: report for device, report in present.items() if device not in busy and report.trains}
         if room <= 0 or not idle:
             return

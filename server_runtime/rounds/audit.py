@@ -22,7 +22,7 @@ from msgspec import to_builtins
 
 from fedwright import __version__
 from fedwright.protocol.address import mask
-from fedwright.protocol.errors import BadMessage
+from fedwright.protocol.errors import BadMessage, LeaseLost, StorageError
 from fedwright.protocol.messages import Report
 from fedwright.protocol.predictor import profile_from_json
 from fedwright.protocol.support.unreadable import UNREADABLE
@@ -33,6 +33,7 @@ FIRST = "0" * 64
 # A power cut costs at most the lines of so long; a kill costs none.
 SYNC_S = 1.0
 _BLOCK_BYTES = 64 * 1024
+_SYNCED = events.StagePlanned | events.RoundClosed | events.PrivacySpent | events.Ordered
 
 
 class AuditLog:
@@ -126,7 +127,13 @@ def _round_facts(event: events.Event) -> tuple[str, dict[str, Any]] | None:
         return "privacy", {"round": event.round, **event.facts}
     if isinstance(event, events.Warned):
         return event.fate, {"device": event.device, "detail": event.text}
-    return None
+    return _order(event) if isinstance(event, events.Ordered) else None
+
+
+def _order(event: events.Ordered) -> tuple[str, dict[str, Any]]:
+    """What somebody ordered, who, and what is in force since."""
+    known = {"order": event.order, "detail": event.kind, "by": event.by, "force": dict(event.force)}
+    return "ordered", {**known, "device": event.device} if event.device else known
 
 
 def _board(report: Report) -> dict[str, Any]:
@@ -176,20 +183,23 @@ def audited(
     config: str = "",
     about: Mapping[str, Any] | None = None,
     sync: bool = True,
+    check: Callable[[], None] = lambda: None,
 ) -> Iterator[events.Observer]:
     """Inside the block everything that the observer hears goes into the folder's log first.
 
     config: its text, of which the hash is kept. about: what else to say of a run that begins or goes on.
+    check: raises LeaseLost when the run, and so its log, is another server's.
     """
     log = AuditLog(folder / AUDIT, sync=sync)
     ended = "stopped"
 
     def observe(event: events.Event) -> None:
         found = facts_of(event)
+        check()
         if found is not None:
             log.append(found[0], **found[1])
         # Before devices act on it, and before the next round builds on it.
-        if isinstance(event, events.StagePlanned | events.RoundClosed | events.PrivacySpent):
+        if isinstance(event, _SYNCED):
             log.flush()
         observer(event)
 
@@ -201,7 +211,9 @@ def audited(
     finally:
         problem = sys.exc_info()[1]
         try:
-            log.append("ended", how=ended, **({} if problem is None else {"detail": f"{type(problem).__name__}"}))
+            if not isinstance(problem, LeaseLost | StorageError):
+                check()
+                log.append("ended", how=ended, **({} if problem is None else {"detail": f"{type(problem).__name__}"}))
         finally:
             log.close()
 

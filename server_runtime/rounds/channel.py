@@ -11,8 +11,8 @@ from fedwright.server_runtime.transport.upload_puller import Pulled
 class Channel(Protocol):
     """What the tracker needs of whoever speaks with the devices: a channel over a link, or a fleet in this process."""
 
-    def challenge(self, device: str, tell: Sequence[str] = ()) -> None:
-        """Ask whoever is alive under this id to report, with these facts of its data."""
+    def challenge(self, device: str, tell: Sequence[str] = (), *, profile: bool = False) -> None:
+        """Ask whoever is alive under this id to report, with these facts of its data; profile: measured anew."""
         ...
 
     def assign(self, device: str, boot: str, task: Task) -> None:

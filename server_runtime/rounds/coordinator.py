@@ -18,6 +18,7 @@ from fedwright.server_runtime.rounds.believed_samples import capped_reports, pas
 from fedwright.server_runtime.rounds.costs import round_cost
 from fedwright.server_runtime.rounds.old_tasks import forget_old_tasks
 from fedwright.server_runtime.rounds.pooled_tasks import PoolTerms, merged_tasks, with_pools
+from fedwright.server_runtime.rounds.privacy.round_privacy import BudgetSpent
 from fedwright.server_runtime.rounds.retry import smaller_tasks
 from fedwright.server_runtime.rounds.round_runner import RoundRunner
 from fedwright.server_runtime.rounds.secure.adder import SumAdder
@@ -58,11 +59,26 @@ class Coordinator(RoundRunner):
         self._tracker.want(method.wanted_facts())
         self._tracker.offer_less = smaller_tasks(method, self._planner)
         start = self._restore(method)
-        for number in range(start.round, self._options.rounds + 1):
-            if not self._may_begin(number):
-                break
+        number, self._begun = start.round, start.round - 1
+        while True:
+            self._wait_while_paused()
+            if number <= self._options.rounds and self._is_within_budget(method, number, start):
+                number += 1
+                continue
+            options = self._options
+            evaluate_fleet(self._tracker, self._store, self._planner, method=method, options=options, left=self._left)
+            # The run may have been given more rounds while it was measured.
+            if self._options.rounds <= max(number - 1, options.rounds):
+                return
+
+    def _is_within_budget(self, method: Method, number: int, start: Position) -> bool:
+        """Run a round, unless it would pass the budget of privacy."""
+        try:
             self._run_round(method, number, start.stage if number == start.round else 0)
-        evaluate_fleet(self._tracker, self._store, self._planner, method=method, options=self._options, left=self._left)
+        except BudgetSpent as err:
+            self._tracker.observe(events.Warned(str(err)))
+            return False
+        return True
 
     def _restore(self, method: Method) -> Position:
         """Put the method where the store says the run stands; return the stage to do next."""
@@ -73,7 +89,9 @@ class Coordinator(RoundRunner):
         return following if self._store.plan(following) is not None else Position(last.round + 1, 0)
 
     def _run_round(self, method: Method, number: int, stage: int) -> None:
-        began_s = self._tracker.clock()
+        if not self.privacy.begin(number):
+            raise BudgetSpent(number)
+        began_s, self._begun = self._tracker.clock(), number
         relays: dict[str, Assignment] = {}
         while True:
             position = Position(number, stage)
@@ -130,15 +148,11 @@ class Coordinator(RoundRunner):
             raise RoundError(
                 f"the method gave nobody anything to do in round {number}; check its settings and the devices' budgets"
             )
-        self.privacy.spend(number, eligible)
-        return self._save_plan(method, Position(number, 0), assignments, emissions)
-
-    def _may_begin(self, number: int) -> bool:
-        """Whether the budget of privacy allows for a round."""
-        if self.privacy.begin(number):
-            return True
-        self._tracker.observe(events.Warned(f"round {number} would pass the budget of privacy, so the run ends"))
-        return False
+        within = self.privacy.affordable(assignments, present)
+        if not within:
+            raise BudgetSpent(number)
+        self.privacy.spend(number, present, within)
+        return self._save_plan(method, Position(number, 0), within, emissions)
 
     def _pass_on(self, method: Method, position: Position, relays: Mapping[str, Assignment]) -> list[Planned]:
         """Plan a further stage of a round."""

@@ -141,6 +141,17 @@ class Warned:
     fate: str = "warning"
 
 
+@dataclass(frozen=True)
+class Ordered:
+    """Somebody has ordered something of the run; force: what all orders together have made of it."""
+
+    order: str
+    kind: str
+    device: str
+    by: str
+    force: Mapping[str, object]
+
+
 Event = (
     Waiting
     | DeviceJoined
@@ -154,6 +165,7 @@ Event = (
     | RoundClosed
     | PrivacySpent
     | Warned
+    | Ordered
 )
 Observer = Callable[[Event], None]
 

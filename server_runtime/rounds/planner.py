@@ -11,7 +11,7 @@ from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import deltas, tensors
 from fedwright.protocol.artifact import Artifact, Manifest
 from fedwright.protocol.blobs import BlobStore, make_ref
-from fedwright.protocol.messages import LARGE_CHUNK_BYTES, BlobRef, Task
+from fedwright.protocol.messages import LARGE_CHUNK_BYTES, BlobRef, Hiding, Task
 from fedwright.server_runtime.methods.base import Assignment, Emission, Tensors
 from fedwright.server_runtime.rounds.store.base import Planned, Position, evaluation_after
 from fedwright.server_runtime.spec import Structure
@@ -35,6 +35,7 @@ class Planner:
     identity: the run's own, part of every task id; empty for a run of a release that had none.
     class_names: all classes of the run, where they have names, so that devices number theirs alike.
     rollbacks: how often rounds were taken back; a round that is done again has tasks of other ids.
+    hiding: how devices hide their samples from whoever sees their updates.
     """
 
     run: str
@@ -46,6 +47,7 @@ class Planner:
     identity: str = ""
     class_names: tuple[str, ...] = ()
     rollbacks: int = 0
+    hiding: Hiding | None = None
     # Told of every artifact that is used, by its blob's name.
     on_artifact: Callable[[str, Structure], None] = lambda sha256, structure: None
     _artifacts: dict[Structure, tuple[BlobRef, Manifest]] = field(default_factory=dict)
@@ -106,6 +108,7 @@ class Planner:
             evaluation=position.is_evaluation,
             passing=emission.passing,
             class_names=list(self.class_names),
+            privacy=self.hiding,
         )
 
     def _weights(self, emission: Emission, refs: Refs, *, codec: deltas.Codec) -> BlobRef:
@@ -123,7 +126,7 @@ class Planner:
 
     def _artifact(self, structure: Structure) -> tuple[BlobRef, Manifest]:
         if structure not in self._artifacts:
-            built = self.builder.build(structure)
+            built = self.builder.build(structure if self.hiding is None else replace(structure, private=True))
             self._artifacts[structure] = (self._offer(artifacts.pack(built)), built.manifest)
             self.on_artifact(self._artifacts[structure][0].sha256, structure)
         return self._artifacts[structure]

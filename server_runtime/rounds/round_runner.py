@@ -1,17 +1,20 @@
 """What rounds in step and asynchronous ones are made of, and how either takes back what a method did."""
 
 import math
+from dataclasses import replace
 
 from fedwright.protocol.messages import Report
 from fedwright.server_runtime.methods.base import Method, MethodState
+from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.absorber import Absorber
 from fedwright.server_runtime.rounds.leave_out import LeftOutDevices
+from fedwright.server_runtime.rounds.orders import InForce, Order, OrderBook
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.privacy.round_privacy import NO_PRIVACY, NoPrivacy
 from fedwright.server_runtime.rounds.spoilt_rounds import best_round, best_state, in_a_row
 from fedwright.server_runtime.rounds.stage import RoundOptions, restore_newest
 from fedwright.server_runtime.rounds.store.base import RoundStore
-from fedwright.server_runtime.rounds.task_tracker import TaskTracker
+from fedwright.server_runtime.rounds.task_tracker import TICK_S, TaskTracker
 from fedwright.server_runtime.rounds.update_reader import UpdateReader
 
 
@@ -38,13 +41,57 @@ class RoundRunner:
         self._first = b""
         # Devices of which nothing was believed yet.
         self._rejected: set[str] = set()
+        self._orders = OrderBook()
+        # The round that was begun last.
+        self._begun = 0
+
+    @property
+    def rounds(self) -> int:
+        """How many the run has, by now."""
+        return self._options.rounds
+
+    def obey(self, orders: OrderBook) -> None:
+        """From now on do what people order: what holds already, and what comes."""
+        self._orders = orders
+        self._tracker.go_without(orders.force.taken_out)
+        if orders.force.sample_ratio is not None:
+            self._options = replace(self._options, sample_ratio=orders.force.sample_ratio, per_round=None)
+        self._tracker.each_tick = self._look_for_orders
+        self._look_for_orders()
+
+    def _look_for_orders(self) -> None:
+        self._orders.take(self._tracker.observe, self._apply, lambda: self._begun)
+
+    def _apply(self, order: Order, force: InForce) -> None:
+        if order.kind in ("rounds", "end") and force.rounds is not None:
+            record = self._store.run()
+            if record is not None:
+                self._store.update_run(replace(record, rounds=force.rounds))
+            self._options = replace(self._options, rounds=force.rounds)
+        elif order.kind == "sample-ratio" and self.privacy.draws:
+            self._tracker.observe(events.Warned("the budget of privacy counts on fleet.sample_ratio, which stays"))
+        elif order.kind == "sample-ratio":
+            self._options = replace(self._options, sample_ratio=order.sample_ratio, per_round=None)
+        elif order.kind == "profile":
+            self._tracker.ask_profile(order.device)
+        self._tracker.go_without(force.taken_out)
+
+    def _wait_while_paused(self) -> None:
+        """Hear devices and orders, and begin nothing, until somebody lets the run go on."""
+        self._look_for_orders()
+        while self._orders.force.paused:
+            self._tracker.poll(self._tracker.clock() + TICK_S)
 
     def _gather(self) -> dict[str, Report]:
         """Wait for the devices that a round should have; a run that began goes on with a quorum of them."""
         options = self._options
         least = math.ceil(options.quorum_ratio * options.devices)
         began = bool(self._store.closed())
-        return self._tracker.gather(options.devices, timeout_s=options.join_timeout_s, least=least, began=began)
+        while True:
+            found = self._tracker.gather(options.devices, timeout_s=options.join_timeout_s, least=least, began=began)
+            if not self._orders.force.paused:
+                return found
+            self._wait_while_paused()
 
     def _resume(self, method: Method) -> bool:
         """Continue from the last closed stage; False when there is none, and then this is where `_restart` goes."""

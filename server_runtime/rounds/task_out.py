@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from fedwright.protocol.messages import Stats
+from fedwright.protocol.messages import Stats, Update
+from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.store.base import Planned
 
 
@@ -22,6 +23,19 @@ class TaskOut:
     def tell(self, now_s: float) -> None:
         """The device says that it is done; its tensors may still have to come."""
         self.told_s = now_s if self.told_s is None else self.told_s
+
+    def taken(self, update: Update, now_s: float) -> events.UpdateTaken:
+        """What is told of an update that is durable by now."""
+        task, stats = self.planned.task, update.stats
+        return events.UpdateTaken(
+            task.round,
+            self.planned.device,
+            stats,
+            now_s - self.since_s,
+            task.evaluation,
+            "" if update.tensors is None else update.tensors.sha256,
+            self.spans(stats, now_s),
+        )
 
     def spans(self, stats: Stats, now_s: float) -> dict[str, float]:
         """Seconds of waiting, coming down, training and going up; they add up to the time since it was sent."""

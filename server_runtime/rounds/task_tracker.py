@@ -2,22 +2,24 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from msgspec import structs
 
-from fedwright.protocol.errors import BadBlob, BadUpdate, NoQuorum
+from fedwright.protocol.errors import BadBlob, BadUpdate
 from fedwright.protocol.messages import Answer, Dismiss, Gone, Refusal, Report, Status, SumAnswer, Update, Why
-from fedwright.server_runtime.fleet.admission import check_stats, is_without_data, report_problem
+from fedwright.server_runtime.fleet.admission import check_stats, report_problem
 from fedwright.server_runtime.fleet.attendance import Attendance
 from fedwright.server_runtime.fleet.class_names import RunData
 from fedwright.server_runtime.fleet.registry import Registry
 from fedwright.server_runtime.fleet.speeds import Speeds
-from fedwright.server_runtime.fleet.upload_limits import most_bytes
+from fedwright.server_runtime.fleet.upload_limits import size_problem
 from fedwright.server_runtime.rounds import events
+from fedwright.server_runtime.rounds.arriving_updates import ArrivingUpdates
 from fedwright.server_runtime.rounds.believed_samples import IdleDevices, believed, believed_pool
 from fedwright.server_runtime.rounds.channel import Channel
 from fedwright.server_runtime.rounds.costs import offers_of
+from fedwright.server_runtime.rounds.gathering import wait_for_devices
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.pooled_tasks import is_pool
 from fedwright.server_runtime.rounds.questions import Questions
@@ -32,10 +34,9 @@ log = logging.getLogger(__name__)
 
 # The longest wait for a message, so that deadlines and contested ids are looked at in time.
 TICK_S = 0.5
+TAKEN_OUT = "it was taken out of the run by order"
 # The rule of a device's owner that another offer can obey.
 LEAST_BATCH = "least_batch"
-
-
 OfferLess = Callable[[Planned, Refusal], Planned | None]
 """What to send a device that refused a task; None gives up on it for this stage."""
 
@@ -67,21 +68,20 @@ class TaskTracker:
         self.run_data = RunData()
         self._wanted: tuple[str, ...] = ()
         self._out: dict[str, TaskOut] = {}
-        self._arriving: dict[str, list[Update]] = {}
+        self._arriving = ArrivingUpdates()
         self._answered: list[tuple[Planned, Reply]] = []
         self._idle = IdleDevices()
+        self._taken_out: set[str] = set()
+        self.each_tick: Callable[[], None] = lambda: None
         self.speeds = Speeds()
         self.offer_less: OfferLess = lambda planned, refusal: None
+        # Raises when the run is no longer this server's.
+        self.check_claim: Callable[[], None] = lambda: None
 
     def present(self) -> dict[str, Report]:
         """Reports of the devices that are here now, but for those that have not yet told what the run asks for."""
-        present = self._registry.present()
-        return {d: report for d, report in present.items() if not report.edge and not self._untold(report)}
-
-    def _enough(self, needed: int) -> bool:
-        """Whether so many are here, one of them with data: a run of bystanders alone has nothing to learn from."""
-        present = self.present()
-        return len(present) >= needed and not all(map(is_without_data, present.values()))
+        known = self._registry.present()
+        return {d: report for d, report in known.items() if not report.edge and not self._untold(report)}
 
     def want(self, facts: Sequence[str]) -> None:
         """From now on devices are asked for these facts of their data; their owners may let them keep some back."""
@@ -99,21 +99,27 @@ class TaskTracker:
 
         least: so few will do once the time is over, where others were turned away, or (began) were in the run before.
         """
-        deadline, told = self.clock() + timeout_s, False
-        while not self._enough(needed := self._attendance.needed(wanted, self.present())):
-            if not told:
-                self.observe(events.Waiting(needed, tuple(self.present())))
-            told = True
-            self.poll(deadline)
-            if self.clock() < deadline or self._enough(needed):
-                continue
-            here = f"only {len(self.present())} of {needed} devices are present after {timeout_s:.0f} s"
-            forgiven = least is not None and (began or self._attendance.is_spoilt)
-            if not forgiven or not self._enough(max(1, least or 1)):
-                raise NoQuorum(f"{here}; start more devices or lower fleet.devices")
-            self._attendance.give_up(wanted, self.present())
-            self.observe(events.Warned(f"{here}; the run goes on with them"))
+
+        def needed(present: Collection[str]) -> int:
+            return max(1, self._attendance.needed(wanted, present) - len(self._taken_out))
+
+        if wait_for_devices(self, needed, timeout_s, lambda: least if began or self._attendance.is_spoilt else None):
+            self._attendance.give_up(wanted - len(self._taken_out), self.present())
         return self.present()
+
+    def go_without(self, devices: Collection[str]) -> None:
+        """From now on the run goes on without these devices, and without these alone."""
+        before, self._taken_out = self._taken_out, set(devices)
+        for device in sorted(self._taken_out - before):
+            self.call_in([task for task, out in self._out.items() if out.planned.device == device], detail=TAKEN_OUT)
+            self._dismiss(device, self._registry.boot(device), "run_over", TAKEN_OUT)
+            self._registry.remove(device)
+        for device in sorted(before - self._taken_out):
+            self._channel.challenge(device, self._wanted)
+
+    def ask_profile(self, device: str) -> None:
+        """Ask a device to measure itself when it has nothing else to do, and to report what it found."""
+        self._channel.challenge(device, self._wanted, profile=True)
 
     def admit(self, spec: ModelSpec) -> None:
         """From now on only devices whose data fits this model may stay."""
@@ -143,6 +149,7 @@ class TaskTracker:
         """Give up waiting for these tasks; that too is made durable."""
         for task in list(tasks):
             planned = self._out.pop(task).planned
+            self._arriving.forget(task)
             self._channel.withdraw(task)
             reply = Reply(task, "late", detail=detail)
             self._store.save_reply(reply)
@@ -171,6 +178,7 @@ class TaskTracker:
 
     def poll(self, deadline_s: float) -> None:
         """Wait for messages, at most until the deadline, and deal with them."""
+        self.check_claim()
         for event in self._channel.poll(max(0.0, min(TICK_S, deadline_s - self.clock()))):
             if isinstance(event, Pulled):
                 self._take_pulled(event)
@@ -186,8 +194,12 @@ class TaskTracker:
                 self._take_reply(event.device, event.message)
         for device in self._registry.settle(now_s=self.clock()):
             self._welcome(device)
+        self.each_tick()
 
     def _take_report(self, device: str, boot: str, report: Report) -> None:
+        if device in self._taken_out:
+            self._dismiss(device, boot, "run_over", TAKEN_OUT)
+            return
         self.speeds.hear(device, report)
         newcomer = self._registry.newcomer_boot(device)
         report = self._idle.read(device, self.run_data.read(report), self.observe)
@@ -259,11 +271,9 @@ class TaskTracker:
         ref = update.tensors
         if ref is None or self._planner.blobs.has(ref.sha256):
             return False
-        if ref.size_bytes > most_bytes(self._planner.manifest(planned.assignment.structure), planned.task.returns):
+        if size_problem(ref, self._planner.manifest(planned.assignment.structure), planned.task.returns):
             return False
-        waiting = self._arriving.setdefault(ref.sha256, [])
-        if all(known.task != update.task for known in waiting):
-            waiting.append(update)
+        self._arriving.add(update, ref.sha256)
         self._channel.pull(device, ref)
         return True
 
@@ -328,7 +338,7 @@ class TaskTracker:
             self._channel.acknowledge(device, task, problem=problem)
 
     def _take_pulled(self, event: Pulled) -> None:
-        for update in self._arriving.pop(event.sha256, []):
+        for update in self._arriving.take(event.sha256):
             out = self._out.get(update.task)
             if out is None:
                 continue
@@ -370,17 +380,13 @@ class TaskTracker:
     def _settle(self, out: TaskOut, reply: Reply) -> None:
         """Tell the device and the observer how a task ended that is durable by now."""
         planned = self._out.pop(reply.task).planned
+        self._arriving.forget(reply.task)
         self._channel.acknowledge(planned.device, reply.task, problem=reply.detail)
         self._channel.withdraw(reply.task)
         self._answered.append((planned, reply))
         number, measures = planned.task.round, planned.task.evaluation
         if reply.update is not None:
-            now_s, stats = self.clock(), reply.update.stats
-            blob = "" if reply.update.tensors is None else reply.update.tensors.sha256
-            spans = out.spans(stats, now_s)
-            self.observe(
-                events.UpdateTaken(number, planned.device, stats, now_s - out.since_s, measures, blob, spans=spans)
-            )
+            self.observe(out.taken(reply.update, self.clock()))
         else:
             self.observe(events.TaskFailed(number, planned.device, reply.detail, measures, reply.outcome))
 

@@ -7,7 +7,7 @@ from fedwright.protocol import deltas
 from fedwright.protocol.artifact import BY_CLASS
 from fedwright.protocol.errors import BadUpdate
 from fedwright.protocol.messages import Update
-from fedwright.server_runtime.fleet.admission import clip_norm, magnitude, read_update
+from fedwright.server_runtime.fleet.admission import check_hidden, clip_norm, magnitude, read_update
 from fedwright.server_runtime.fleet.upload_limits import check_size
 from fedwright.server_runtime.methods.base import Tensors
 from fedwright.server_runtime.rounds.planner import Planner
@@ -33,6 +33,8 @@ class UpdateReader:
 
     def check(self, planned: Planned, update: Update) -> None:
         """Raise BadUpdate or BadBlob unless a method may fold this in, or it waits on its device to be summed."""
+        for stats in [part.stats for part in update.parts] or [update.stats]:
+            check_hidden(stats, planned.task)
         if planned.task.sum is not None and not update.parts:
             if update.tensors is not None:
                 raise BadUpdate("it sent its change although that belongs into a sum; update the agent on the device")

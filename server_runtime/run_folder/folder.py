@@ -29,6 +29,16 @@ class RunFolder:
         return self.path / "rounds.sqlite"
 
     @property
+    def address(self) -> Path:
+        """Says which database has them, when it is not that file."""
+        return self.path / "rounds.url"
+
+    @property
+    def holds_run(self) -> bool:
+        """Whether a run was ever begun here."""
+        return self.store.exists() or self.address.exists()
+
+    @property
     def blobs(self) -> Path:
         """Weights, updates, method states."""
         return self.path / "blobs"
@@ -79,18 +89,6 @@ def claim_folder(folder: RunFolder) -> Iterator[None]:
         )
     with lock:
         yield
-
-
-def set_aside(folder: RunFolder) -> Path | None:
-    """Give the run in a folder another folder beside it, to begin anew; None when there is no run."""
-    if not folder.store.exists():
-        return None
-    taken = {path.name for path in folder.path.parent.iterdir()}
-    number = next(n for n in range(1, len(taken) + 2) if f"{folder.path.name}.{n}" not in taken)
-    target = folder.path.with_name(f"{folder.path.name}.{number}")
-    with claim_folder(folder):
-        folder.path.rename(target)
-    return target
 
 
 def record_run(store: RoundStore, folder: RunFolder, config: RunConfig, text: str, *, kind: Kind) -> RunRecord:

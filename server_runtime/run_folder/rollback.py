@@ -10,9 +10,9 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime.rounds.audit import AUDIT, AuditLog, orderer
 from fedwright.server_runtime.rounds.stage import spent_blobs
 from fedwright.server_runtime.rounds.store.base import Closed, RoundStore
-from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.rounds.store.storage_errors import plain_storage_errors
-from fedwright.server_runtime.run_folder.folder import RunFolder, claim_folder, kind_of
+from fedwright.server_runtime.run_folder.folder import RunFolder, kind_of
+from fedwright.server_runtime.run_folder.rounds import claim_rounds
 
 
 def rounds_kept(store: RoundStore, blobs: BlobStore) -> list[int]:
@@ -27,13 +27,13 @@ def rollback(path: Path, number: int) -> int:
     What devices keep to themselves, such as personal layers, is not taken back.
     """
     folder = RunFolder(path)
-    if not folder.store.exists():
+    if not folder.holds_run:
         raise ConfigError(f"{path} holds no run; give the folder of one, such as runs/NAME")
     with (
         plain_storage_errors(folder.store),
-        claim_folder(folder),
-        closing(SqliteRoundStore(folder.store)) as store,
+        claim_rounds(folder, None) as claim,
     ):
+        store = claim.store
         record = store.run()
         if record is None or kind_of(record, folder) == "simulated":
             raise ConfigError(f"{path} holds no run over a broker; a simulation is done again with --anew")

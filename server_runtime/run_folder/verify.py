@@ -16,8 +16,9 @@ from fedwright.server_runtime.methods.base import MethodState
 from fedwright.server_runtime.rounds.audit import AUDIT, check_audit
 from fedwright.server_runtime.rounds.store.base import Closed, Planned, Reply, RoundStore
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
-from fedwright.server_runtime.rounds.store.sqlite_check import store_problems
+from fedwright.server_runtime.rounds.store.sqlite_check import contradictions, store_problems
 from fedwright.server_runtime.run_folder.folder import RunFolder, claim_folder
+from fedwright.server_runtime.run_folder.rounds import address_of, claim_rounds
 
 FROM_COPY = "put a copy of it back, or begin anew with --anew"
 NO_COPY = "put a copy of the run's folder back, or begin anew with --anew"
@@ -47,8 +48,10 @@ class Verdict:
 def verify_run(path: Path) -> Verdict:
     """Check the run in a folder; ConfigError when there is none, or a server is at work on it."""
     folder = RunFolder(path)
-    if not folder.store.exists():
+    if not folder.holds_run:
         raise ConfigError(f"{path} holds no run; give the folder of one, such as runs/NAME")
+    if folder.address.exists():
+        return _verify_database(folder)
     with claim_folder(folder):
         try:
             found = [Problem(f"{folder.store} has {what}", FROM_COPY) for what in store_problems(folder.store)]
@@ -58,6 +61,15 @@ def verify_run(path: Path) -> Verdict:
                 return _verify(folder, store)
         except (sqlite3.Error, OSError) as err:
             return Verdict([Problem(f"{folder.store} cannot be read ({err})", FROM_COPY)])
+
+
+def _verify_database(folder: RunFolder) -> Verdict:
+    from fedwright.server_runtime.rounds.store.postgres import PostgresSchema
+
+    url = address_of(folder)
+    with claim_rounds(folder, None) as claim, closing(PostgresSchema(url, folder.path.name)) as schema:
+        found = [Problem(f"{url} has {what}", FROM_COPY) for what in contradictions(schema.rows)]
+        return Verdict(found) if found else _verify(folder, claim.store)
 
 
 def _verify(folder: RunFolder, store: RoundStore) -> Verdict:

@@ -44,6 +44,7 @@ from fedwright.server_runtime.transport.chunk_server import ChunkServer
 from fedwright.server_runtime.transport.cluster_relay import ClusterRelay
 from fedwright.server_runtime.transport.edge_routes import ANYBODY, EdgeRights, EdgeRoutes, VerifyDevice
 from fedwright.server_runtime.transport.message_limits import MessageLimits
+from fedwright.server_runtime.transport.plain_words import plain_words
 from fedwright.server_runtime.transport.upload_puller import Pulled, UploadPuller
 
 log = logging.getLogger(__name__)
@@ -128,9 +129,9 @@ class DeviceChannel:
         """Ask every device that is alive to report."""
         self._link.send(topics.shared(self._fleet), self._encode(Challenge()))
 
-    def challenge(self, device: str, tell: Sequence[str] = ()) -> None:
-        """Ask whoever is alive under this id to report, with these facts of its data."""
-        self._send(device, Challenge(tell=list(tell)))
+    def challenge(self, device: str, tell: Sequence[str] = (), *, profile: bool = False) -> None:
+        """Ask whoever is alive under this id to report, with these facts of its data; profile: measured anew."""
+        self._send(device, Challenge(profile, list(tell)))
 
     def assign(self, device: str, boot: str, task: Task) -> None:
         """Send a task to one boot of a device until it is acknowledged."""
@@ -310,7 +311,7 @@ class DeviceChannel:
         self, device: str, edge: str | None, envelope: Envelope, payload: bytes, events: list[Heard | Pulled]
     ) -> None:
         """A report, an answer or the end of a connection, straight from a device or by way of an edge."""
-        body = envelope.body
+        body = plain_words(envelope.body)
         if not isinstance(body, Word) or self.gate.bars(device):
             return
         self.gate.note(device, envelope.boot)

@@ -16,10 +16,10 @@ CARRIED_WORD = 0.01
 WASTE_PER_MINUTE = 300
 # Counts of a vocabulary of 200,000 words; decoded, numbers take eight times as much.
 REPORT_BYTES = 1024**2
-# Where anybody may give himself an id: how many ids there are, and what their large reports take together.
+# Where anybody may give himself an id: how many ids there are, and what their reports take together that are larger
+# than so: those of boards with a profile, those with counts of many words.
 STRANGERS = 20_000
-LARGE_REPORT_BYTES = 64 * 1024
-STRANGERS_BYTES = 16 * 1024**2
+REPORTS_TOGETHER = {2 * 1024: 64 * 1024**2, 64 * 1024: 16 * 1024**2}
 
 
 @dataclass
@@ -48,7 +48,8 @@ class MessageLimits:
         self._clock = clock
         self._budgets: dict[str, _Budget] = {}
         self._crowd = _Budget(clock())
-        self._large: dict[str, int] = {}
+        self._sizes: dict[str, int] = {}
+        self._together = dict.fromkeys(REPORTS_TOGETHER, 0)
 
     def problem(self, device: str, message: Message, size_bytes: int, *, edge: bool = False) -> str | None:
         """Why a message is not taken; None when it is. Pieces of blobs are asked for, and so not counted."""
@@ -86,10 +87,18 @@ class MessageLimits:
     def _size_problem(self, device: str, size_bytes: int) -> str | None:
         if size_bytes > REPORT_BYTES:
             return f"its report of {size_bytes} bytes is over the limit of {REPORT_BYTES}; tell less of its data"
-        self._large.pop(device, None)
-        if self.enrolled or size_bytes <= LARGE_REPORT_BYTES:
+        if self.enrolled:
             return None
-        if sum(self._large.values()) + size_bytes > STRANGERS_BYTES:
-            return f"large reports of devices that nobody enrolled take {STRANGERS_BYTES} bytes already; enroll them"
-        self._large[device] = size_bytes
+        self._count(-self._sizes.pop(device, 0))
+        for larger_than, most_bytes in REPORTS_TOGETHER.items():
+            if size_bytes > larger_than and self._together[larger_than] + size_bytes > most_bytes:
+                return f"large reports of devices that nobody enrolled take {most_bytes} bytes already; enroll them"
+        self._sizes[device] = size_bytes
+        self._count(size_bytes)
         return None
+
+    def _count(self, size_bytes: int) -> None:
+        """A report of this size is kept, or (below 0) one of it no longer."""
+        for larger_than in REPORTS_TOGETHER:
+            if abs(size_bytes) > larger_than:
+                self._together[larger_than] += size_bytes

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from fedwright.protocol.errors import LeaseLost
 from fedwright.protocol.support.unreadable import UNREADABLE
 from fedwright.server_runtime.rounds import events
 
@@ -68,10 +69,15 @@ def shown_live(folder: Path, observer: events.Observer) -> Iterator[events.Obser
     """Inside the block the folder says what devices are at."""
     live = Live(folder, observer)
     live.write()
+    ours = True
     try:
         yield live
+    except LeaseLost:
+        ours = False
+        raise
     finally:
-        (folder / LIVE).unlink(missing_ok=True)
+        if ours:
+            (folder / LIVE).unlink(missing_ok=True)
 
 
 def read_live(folder: Path) -> dict[str, Any]:

@@ -74,7 +74,7 @@ class RunFigures:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._watch = RunWatch(folder, clock=clock)
-        self._link = link
+        self.link = link
         self._expiries = expiries
         self._clock = clock
         self._expiry: dict[str, float] = {}
@@ -86,7 +86,7 @@ class RunFigures:
 
     def problem(self) -> str:
         """Why no device can be served now; "" when they can."""
-        if self._link is not None and not self._link.connected:
+        if self.link is not None and not self.link.connected:
             return "the broker is not reached"
         return ""
 
@@ -98,8 +98,8 @@ class RunFigures:
         yield from self._of_devices()
         yield from disk_figures(self._watch.folder)
         yield from self._of_certificates()
-        if self._link is not None:
-            yield from link_figures(self._link)
+        if self.link is not None:
+            yield from link_figures(self.link)
 
     def _of_the_run(self) -> Iterator[Figure]:
         history, about = self._watch.history, self._watch.history.about

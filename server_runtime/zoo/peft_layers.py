@@ -17,14 +17,16 @@ PARTS = ("base_layer", "lora_A", "lora_B", "scaling")
 def unwrapped(module: nn.Module) -> nn.Module:
     """The bare model with our adapters in place of PEFT's; any other module as it is."""
     wrapped: Any = module
+    replaced = hasattr(wrapped, "peft_config")
     while hasattr(wrapped, "peft_config") and hasattr(wrapped, "get_base_model"):
         wrapped = wrapped.get_base_model()
     bare: nn.Module = wrapped
     for name, layer in list(bare.named_modules()):
         if all(hasattr(layer, part) for part in PARTS) and len(layer.lora_A):
             _replace(bare, name, _ours(name, layer))
-    for value in bare.parameters():
-        # Which parameters train is for a method to say.
+            replaced = True
+    for value in bare.parameters() if replaced else ():
+        # PEFT froze what is no adapter; which of these train is for a method to say.
         value.requires_grad_(True)
     return bare
 

@@ -10,7 +10,7 @@ import pytest
 from fedwright.benchmarks.harness import generated_plots
 from fedwright.benchmarks.harness.generated_views import cumulative
 from fedwright.benchmarks.harness.suite import Finished, Job, merged, read_suite, run_job
-from fedwright.benchmarks.suites import framp_fashion
+from fedwright.benchmarks.suites import framp_fashion, framp_sizes
 from fedwright.benchmarks.suites.framp_fashion import SIZES, jobs_of, view
 from fedwright.server_runtime.config import config_from_dict
 from fedwright.simulation.simulate import DeviceAccuracy, FleetEvaluation
@@ -117,3 +117,21 @@ def test_the_union_model_is_measured_inside_every_piece(small_graph: None) -> No
     assert {device.n for entry in done.evaluations for device in entry.devices} == {2}
     assert len(done.seen["union"]) == 4
     assert all(0 <= value <= 1 for value in done.seen["union"])
+
+
+def test_sizes_that_nobody_trained_are_cut_from_the_same_model() -> None:
+    found = read_suite("framp-sizes", quick=True)
+    found["suite"] |= {"rounds": 1, "rows": 240, "devices": 4, "per_round": 2}
+    found["config"]["simulate"] |= {"dataset": "digits", "alpha": 1.0}
+    found["methods"] = {"framp": "sizes", "heterofl": "levels"}
+    jobs = framp_sizes.jobs_of(found, [1])
+    assert [job.config["simulate"]["bystanders"] for job in jobs] == [0, 1, 0, 1]
+    runs = {job.name: [run_job(job)] for job in jobs}
+    seen = runs["heterofl, all train"][0].seen
+    shares = [*found["sizes"]["trained"], *found["sizes"]["unseen"]]
+    assert {f"{share:.3g}" for share in shares} <= seen.keys()
+    # The last device has the least size: a bystander where it is left out, which is measured still.
+    row = framp_sizes.excluded_row("framp", runs, found)
+    assert row.keys() == {"method", "1/64, all train", "others, all train", "1/64, no 1/64", "others, no 1/64"}
+    pairs = framp_sizes._pairs(runs, found)
+    assert [pair["what"] for pair in pairs] == ["unseen sizes", "1/64 left out of training"]

@@ -146,7 +146,7 @@ def test_teachers_are_measured_on_their_pupils_test_rows() -> None:
     spec = method.spec_of("mlp")
     digits = type(spec)("mlp", dealt.input_shape, 10)
     device = next(iter(dealt.shares))
-    method.specs[device] = digits
+    method.specs[device], method.weights[device] = digits, method.initial(digits)
     method.teachers = {device: Teacher(digits, method.initial(digits))}
     watch(method, 2)
     (entry,) = watch.seen()["teachers"]

@@ -166,11 +166,11 @@ def test_the_titles_suite_puts_tables_and_checks_together(monkeypatch: pytest.Mo
     monkeypatch.setattr(hasa_titles, "run_jobs", lambda jobs: [finished(job.name, seed=job.seed) for job in jobs])
     monkeypatch.setattr(hasa_titles, "always_unknown", lambda section: (3437, [0.1, 0.2]))
     found = hasa_titles.run(Namespace(quick=True, seeds=2))
-    rows, second, pairs, curve, floor = found["tables"].values()
-    assert second == []
+    rows, second, pairs, second_pairs, curve, floor = found["tables"].values()
+    assert second == second_pairs == []
     assert [row["rule"] for row in rows] == ["hasa", "uniform", "size", "inverse"]
     assert (rows[0]["mean"], rows[0]["paper mean"]) == (pytest.approx(20.0), 14.32)
-    assert len(pairs) == 6
+    assert [row["figure"] for row in pairs] == ["mean", "worst", "PPL, turned"] * 3
     assert [row["round"] for row in curve] == [1, 2, 3]
     assert floor == [{"mean": pytest.approx(15.0), "worst": pytest.approx(10.0)}]
     assert found["seeds"] == [1, 2]

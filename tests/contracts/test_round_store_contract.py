@@ -1,4 +1,4 @@
-"""What every round store must keep, tried on the memory twin and on SQLite."""
+"""What every round store must keep, tried on the memory twin, on SQLite and on PostgreSQL."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,18 +25,30 @@ from fedwright.server_runtime.rounds.store.base import (
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.server_runtime.rounds.store.memory import MemoryRoundStore
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
+from fedwright.server_runtime.run_folder.folder import RunFolder
+from fedwright.server_runtime.run_folder.rounds import claim_rounds
 from fedwright.server_runtime.spec import ModelSpec, Objective, Structure
+from helpers.postgres import PostgresServer, running_postgres
 from helpers.present import present
 
 SPEC = ModelSpec("cnn", (1, 8, 8), 10, sizes=(("conv1", 4),))
 RECIPE = Recipe(batch=8, learning_rate=0.1, seed=3)
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RoundStore]:
-    made = MemoryRoundStore() if request.param == "memory" else SqliteRoundStore(tmp_path / "rounds.sqlite")
-    yield made
-    made.close()
+    if request.param == "memory":
+        yield MemoryRoundStore()
+        return
+    url = request.getfixturevalue("postgres").url if request.param == "postgres" else None
+    with claim_rounds(RunFolder(tmp_path), url) as claim:
+        yield claim.store
 
 
 def planned(device: str, task: str) -> Planned:

@@ -17,7 +17,7 @@ from fedwright.device_runtime.owner_rules import OwnerRules
 from fedwright.device_runtime.policy import EXAMPLE, Policy, read_policy
 from fedwright.device_runtime.run_task import _enough
 from fedwright.protocol.errors import ConfigError, FedwrightError, PolicyRefused
-from fedwright.protocol.messages import BlobRef, Recipe, Returns, Task
+from fedwright.protocol.messages import BlobRef, Hiding, Recipe, Returns, Task
 
 BLOB = BlobRef("0" * 64, 1_000_000, 65_536, [])
 NOON = 12 * 60
@@ -152,3 +152,20 @@ def test_the_owners_folder_is_looked_in_and_the_doctor_says_so(tmp_path: Path, m
 def _policy_line(config: AgentConfig, home: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home))
     return next(finding.what for finding in diagnose(config) if "policy" in finding.what)
+
+
+@pytest.mark.parametrize("hiding", [None, Hiding(clip=1.0, noise_multiplier=0.5)], ids=["no noise", "too little"])
+def test_an_owner_may_ask_that_samples_are_hidden(hiding: Hiding | None) -> None:
+    policy = Policy(least_noise=1.0)
+    policy.check(structs.replace(task(), privacy=Hiding(clip=1.0, noise_multiplier=1.0)), NOON)
+    policy.check(structs.replace(task(recipe={"epochs": 0}), privacy=hiding), NOON)
+
+    with pytest.raises(PolicyRefused, match="noise of 1 or more"):
+        policy.check(structs.replace(task(), privacy=hiding), NOON)
+
+
+def test_what_would_tell_of_samples_beside_an_update_is_refused_where_they_are_hidden() -> None:
+    asked = structs.replace(task(class_means=True), privacy=Hiding(clip=1.0, noise_multiplier=1.0))
+
+    with pytest.raises(PolicyRefused, match="no class_means"):
+        Policy().check(asked, NOON)

@@ -85,7 +85,7 @@ class AnyFleet:
         del device
         return None
 
-    def challenge(self, device: str, tell: Sequence[str] = ()) -> None:
+    def challenge(self, device: str, tell: Sequence[str] = (), *, profile: bool = False) -> None:
         """Nobody claims another's id."""
 
     def withdraw(self, task: str) -> None:

@@ -38,6 +38,7 @@ from fedwright.server_runtime.methods.base import Method, Setting
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg
 from fedwright.server_runtime.methods.params.submodels import FedAvgParams
 from fedwright.server_runtime.rounds import events
+from fedwright.server_runtime.rounds.orders import OrderBook
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.stage import RoundOptions
 from fedwright.server_runtime.rounds.store.memory import MemoryRoundStore
@@ -215,7 +216,9 @@ class Server:
             channel = DeviceChannel(link, FLEET, blobs=blobs)
             tracker = TaskTracker(channel, planner, store=self.store, reader=reader, observer=observe)
             tracker.gather(self.options.devices, timeout_s=self.first_wait_s or self.options.join_timeout_s)
-            coordinate(tracker, planner, store=self.store, reader=reader, options=self.options).run(method, SPEC)
+            coordinator = coordinate(tracker, planner, store=self.store, reader=reader, options=self.options)
+            coordinator.obey(OrderBook(self.folder))
+            coordinator.run(method, SPEC)
             tracker.dismiss_all("done")
         finally:
             link.close()

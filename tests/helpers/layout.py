@@ -54,6 +54,7 @@ SERVER_LAYERS = [
     "watch",
     "run_folder",
     "run",
+    "run_model",
     "run_reader",
     "check_run",
     "edge",

@@ -13,7 +13,7 @@ from helpers.pages import blocks_of, try_block
 
 def try_page(page: str, text: str, folder: Path) -> str:
     """What went wrong, or nothing."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     try:
         for block in blocks_of(page, text):
             folder = try_block(block, folder)

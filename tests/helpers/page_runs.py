@@ -6,7 +6,8 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
-from fedwright.server_runtime.page.app import PageState, make_app
+from fedwright.server_runtime.page.answers import PageState
+from fedwright.server_runtime.page.app import make_app
 from fedwright.server_runtime.page.guard import Guard
 from fedwright.server_runtime.page.people import People
 from fedwright.server_runtime.page.runs import Runs

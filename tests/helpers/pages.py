@@ -1,13 +1,18 @@
 """The code blocks of the documentation, and how each kind is tried in an empty folder."""
 
+import json
+import os
 import re
 import runpy
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, chdir, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import tomllib
 import yaml
@@ -15,6 +20,7 @@ import yaml
 from fedwright.cli.main import build_parser, main
 from fedwright.server_runtime.config import config_from_dict
 from fedwright.server_runtime.edge.config import is_edge
+from helpers.tools import REPO
 
 BLOCK = re.compile(
     r"(?:^<!-- not run: (?P<why>.*?) -->\n)?^```(?P<language>[a-z]*)\n(?P<text>.*?)^```", re.DOTALL | re.MULTILINE
@@ -72,12 +78,26 @@ def run_command(command: str) -> None:
     """Do what a shell would do, inside this process: our own commands, > and cd."""
     call, _, file = command.partition(" > ")
     words = shlex.split(call)
+    if words[0] == "python":
+        _run_program(words[1], words[2:])
+        return
     assert words[0] == "fedwright", command
     with ExitStack() as stack:
         if file:
             stack.enter_context(redirect_stdout(stack.enter_context(Path(file).open("w"))))
         code = main(words[1:])
     assert code == 0, command
+
+
+def _run_program(file: str, arguments: list[str]) -> None:
+    """A program, or the cells of a notebook one after the other."""
+    with patch.object(sys, "argv", [file, *arguments]):
+        if file.endswith(".ipynb"):
+            cells = [cell for cell in json.loads(Path(file).read_text())["cells"] if cell["cell_type"] == "code"]
+            file = "notebook.py"
+            text = "\n\n".join("".join(cell["source"]) for cell in cells)
+            Path(file).write_text(text.replace("ROUNDS, SEEDS = 6, (1, 2)", "ROUNDS, SEEDS = 1, (1,)"))
+        runpy.run_path(file, run_name="__main__")
 
 
 def try_block(block: Block, folder: Path) -> Path:
@@ -117,3 +137,20 @@ def _check_toml(block: Block) -> None:
         Path(block.file).write_text(block.text)
     if not is_edge(block.text):
         config_from_dict({"method": {"name": "fedavg"}, **found}, where=str(block))
+
+
+def try_pages(pages: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """What went wrong on each page; one process tries them all, because starting one takes longer than most blocks."""
+    paths = os.pathsep.join([str(REPO), str(REPO / "tests")])
+    done = subprocess.run(
+        [sys.executable, str(REPO / "tests/helpers/page_process.py"), str(folder)],
+        input=json.dumps(pages),
+        text=True,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, str] = json.loads((folder / "problems.json").read_text())
+    return found

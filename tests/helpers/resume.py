@@ -13,8 +13,9 @@ from fedwright.protocol.link import Link, connect
 from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.config import RunConfig
 from fedwright.server_runtime.rounds import events
-from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.run import RunOutcome
+from fedwright.server_runtime.run_folder.folder import RunFolder
+from fedwright.server_runtime.run_folder.rounds import open_rounds
 from fedwright.simulation.simulate import simulate
 
 
@@ -83,5 +84,5 @@ def final_state(folder: Path) -> bytes:
 
 def state_of(run_folder: Path) -> bytes:
     """The last saved state of a run."""
-    with closing(SqliteRoundStore(run_folder / "rounds.sqlite")) as store:
+    with closing(open_rounds(RunFolder(run_folder))) as store:
         return BlobStore(run_folder / "blobs").read(store.closed()[-1].state)

@@ -13,7 +13,8 @@ from fedwright.server_runtime.config import RunConfig, config_from_text
 from fedwright.server_runtime.rounds.store.base import Closed, Position, RunRecord
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.run import execute
-from fedwright.server_runtime.run_folder.folder import folder_of, record_run, set_aside
+from fedwright.server_runtime.run_folder.folder import folder_of, record_run
+from fedwright.server_runtime.run_folder.rounds import set_aside
 from fedwright.server_runtime.run_reader import continued, find_run, open_run, with_rounds
 from fedwright.server_runtime.spec import ModelSpec
 from fedwright.simulation.dealing import deal

@@ -10,6 +10,7 @@ from fedwright.device_runtime.emulate.profiles import ProfileValue, load_fleet, 
 from fedwright.protocol.messages import Gone, Report
 from fedwright.server_runtime.rounds.store.base import Position
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
+from fedwright.server_runtime.run_folder.folder import RunFolder
 from fedwright.server_runtime.transport.device_channel import Heard
 from fedwright.simulation import absences
 from fedwright.simulation.absences import FrailFleet, Frailty, away_ratio, away_ratios, is_away
@@ -84,4 +85,4 @@ def test_a_config_names_a_frail_fleet(tmp_path: Path) -> None:
 
     assert len(found.round_s) == 2
     assert load_fleet("frail").members[0].up_s == 20
-    assert absences.next_round(tmp_path / "run/rounds.sqlite") == 3
+    assert absences.next_round(RunFolder(tmp_path / "run")) == 3

@@ -301,3 +301,25 @@ def dx_turned(graph: Graph, sizes: Geometry, weight: str, dy: str) -> str:
     pads = [r - b for r, b in zip(reach, sizes.begin, strict=True)]
     pads += [r - e for r, e in zip(reach, sizes.end, strict=True)]
     return graph.op("Conv", dy, turned, pads=pads, dilations=list(sizes.dilation), group=sizes.group)
+
+
+def unfold(graph: Graph, sizes: Geometry, x: str) -> str:
+    """What each output position sees, [N, in * taps, positions], in the order of the weight."""
+    padded = pad(graph, x, sizes.begin, sizes.end)
+    flat = graph.ints(0, sizes.channels_in, 1, -1)
+    seen = [graph.op("Reshape", _tap(graph, sizes, padded, tap), flat) for tap in sizes.taps]
+    rows = sizes.channels_in * len(sizes.taps)
+    return graph.op("Reshape", _join(graph, seen, 2), graph.ints(-1, rows, sizes.positions))
+
+
+def dw_rows(graph: Graph, sizes: Geometry, x: str, dy: str) -> str:
+    """dW of every sample by itself: [N, out * in/group * taps], in the order of the weight."""
+    group, inner = sizes.group, sizes.channels_in // sizes.group * len(sizes.taps)
+    split = (group,) if group > 1 else ()
+    columns = graph.op("Reshape", dy, graph.ints(-1, *split, sizes.channels_out // group, sizes.positions))
+    seen = unfold(graph, sizes, x)
+    if group > 1:
+        seen = graph.op("Reshape", seen, graph.ints(-1, group, inner, sizes.positions))
+    axes = [0, 1, 3, 2] if group > 1 else [0, 2, 1]
+    made = graph.op("MatMul", columns, graph.op("Transpose", seen, perm=axes))
+    return graph.op("Reshape", made, graph.ints(-1, sizes.channels_out * inner))

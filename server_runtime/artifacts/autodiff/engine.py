@@ -235,11 +235,21 @@ def _first_readers(nodes: list[Node], names: set[str]) -> dict[int, list[str]]:
 
 def _step(context: Backward, node: Node) -> None:
     """Apply the rule of one node if a gradient reaches it."""
+    grads = arriving(context, node)
+    if grads is not None:
+        apply_rule(context, node, grads)
+
+
+def arriving(context: Backward, node: Node) -> list[str | None] | None:
+    """The gradients of a node's outputs, once all readers have contributed; None when none reaches it."""
     if not any(context.needs(name) for name in node.outputs):
-        return
+        return None
     grads = [context.take(name) if name and context.needs(name) else None for name in node.outputs]
-    if all(grad is None for grad in grads):
-        return
+    return None if all(grad is None for grad in grads) else grads
+
+
+def apply_rule(context: Backward, node: Node, grads: list[str | None]) -> None:
+    """Contribute to the gradients of a node's inputs."""
     context.graph.module = node.module
     composite = context.graph.composites.get(node.outputs[0])
     if composite is not None and grads[0] is not None:

@@ -36,7 +36,7 @@ class Masked(FedAvg):
         """The global model with masked logits; without a mask for devices that are not known."""
         spec, weights = super().model_of(device)
         row = self._known.rows.get(device)
-        return spec, weights if row is None else weights | mask_logits(weights, row)
+        return spec, weights if row is None else weights | mask_logits(spec, weights, row)
 
     def state(self) -> MethodState:
         """The global weights and the classes of devices."""

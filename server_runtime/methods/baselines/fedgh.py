@@ -19,6 +19,7 @@ from torch.nn import functional
 from fedwright.protocol.artifact import CLASS_COUNTS, CLASS_MEANS
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime import zoo
+from fedwright.server_runtime.artifacts.classifier import classifier_names
 from fedwright.server_runtime.methods.base import (
     Array,
     Assignment,
@@ -29,7 +30,6 @@ from fedwright.server_runtime.methods.base import (
     Setting,
     Tensors,
 )
-from fedwright.server_runtime.methods.baselines.heterofl import classifier_names
 from fedwright.server_runtime.methods.params.personal_models import FedGHParams
 from fedwright.server_runtime.methods.shared.personal_models import PersonalModels
 from fedwright.server_runtime.spec import ModelSpec
@@ -126,7 +126,7 @@ def head_names(spec: ModelSpec, weights: Tensors) -> dict[str, str]:
     """weight and bias of the last block, by their names in a model."""
     prefix = "head."
     if spec.model.startswith("python:"):
-        prefix = (classifier_names(weights, spec.classes) or [""])[0].rpartition(".")[0] + "."
+        prefix = (classifier_names(spec, weights) or [""])[0].rpartition(".")[0] + "."
     elif spec.model.startswith(STITCHED):
         prefix = f"blocks.{max(int(name.split('.')[1]) for name in weights if name.startswith('blocks.'))}."
     found = {name.removeprefix(prefix): name for name in weights if name.startswith(prefix)}

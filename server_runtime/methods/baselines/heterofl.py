@@ -17,6 +17,7 @@ import numpy as np
 
 from fedwright.protocol.messages import Report
 from fedwright.server_runtime import zoo
+from fedwright.server_runtime.artifacts.classifier import classifier_names
 from fedwright.server_runtime.blocks.slicing import Axis, Plan
 from fedwright.server_runtime.methods.base import Assignment, CheckedUpdate, Setting, Tensors
 from fedwright.server_runtime.methods.params.submodels import HeteroFLParams
@@ -37,7 +38,7 @@ class HeteroFL(LeveledMethod):
         self._params = params
         self._owned: dict[str, tuple[int, ...]] = {}
         super().__init__(params.levels, setting)
-        self._classifier = classifier_names(self.weights, setting.spec.classes)
+        self._classifier = classifier_names(setting.spec, self.weights)
         if params.masked:
             rows = {name: (Axis(CLASSES), *self.axes[name][1:]) for name in self._classifier}
             self.axes = {**self.axes, **rows}
@@ -88,10 +89,3 @@ class HeteroFL(LeveledMethod):
         rows = list(update.assignment.marks)
         own = {name: update.tensors[name][rows] for name in self._classifier}
         return {**update.tensors, **own}
-
-
-def classifier_names(weights: Tensors, classes: int) -> list[str]:
-    """The tensors of the last layer: those of the last module that has one row per class."""
-    rows = [name for name, value in weights.items() if value.ndim and value.shape[0] == classes]
-    owner = rows[-1].rpartition(".")[0] if rows else ""
-    return [name for name in rows if name.rpartition(".")[0] == owner]

@@ -30,6 +30,7 @@ from torch import Tensor
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Refusal
 from fedwright.server_runtime import zoo
+from fedwright.server_runtime.artifacts.classifier import classifier_names
 from fedwright.server_runtime.blocks.robust import make_mean
 from fedwright.server_runtime.blocks.slicing import prefix_plan
 from fedwright.server_runtime.methods.base import (
@@ -41,7 +42,6 @@ from fedwright.server_runtime.methods.base import (
     Setting,
     Tensors,
 )
-from fedwright.server_runtime.methods.baselines.heterofl import classifier_names
 from fedwright.server_runtime.methods.fedconv.exchange import Exchange, HeldGroup, TrainedGroup, linked_pairs
 from fedwright.server_runtime.methods.fedconv.groups import Groups
 from fedwright.server_runtime.methods.fedconv.params import FedConvParams
@@ -73,7 +73,7 @@ class FedConv(LeveledMethod):
         self._head: Tensors = {}
         self._ready = False
         self._exchange = self._make_exchange()
-        head = classifier_names(setting.initial, setting.spec.classes)[0]
+        head = next(iter(classifier_names(setting.spec, setting.initial)), "")
         self._groups = Groups(params.group, params.clusters, head, derive_seed(setting.seed, "clusters"))
         # Each device's model after its own training: as of the last round, and of this one until it is closed.
         self._own: dict[str, tuple[ModelSpec, Tensors]] = {}
@@ -85,7 +85,12 @@ class FedConv(LeveledMethod):
     def _make_exchange(self) -> Exchange | None:
         """What the exchange needs; ConfigError where it, or making clusters, lacks something."""
         params, setting = self._params, self.setting
-        last = classifier_names(setting.initial, setting.spec.classes)
+        last = classifier_names(setting.spec, setting.initial)
+        if not last and (params.exchange or params.clusters > 1):
+            raise ConfigError(
+                f"exchange and clusters compare last layers but no layer of {setting.spec.model} makes its logits "
+                "alone; leave them out"
+            )
         kept = any(name.startswith(params.personal_layers) for name in last)
         if kept and (params.exchange or params.clusters > 1):
             raise ConfigError(

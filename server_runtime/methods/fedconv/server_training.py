@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime import zoo
+from fedwright.server_runtime.artifacts.classifier import classifier_names
 from fedwright.server_runtime.blocks.fedconv import learned_weights
 from fedwright.server_runtime.blocks.fedconv.compression import Compression, compress
 from fedwright.server_runtime.blocks.fedconv.dilation import Dilation
@@ -30,7 +31,6 @@ from fedwright.server_runtime.blocks.joint_tuning import (
 )
 from fedwright.server_runtime.blocks.slicing import prefix_plan, take
 from fedwright.server_runtime.methods.base import Array, Setting, Tensors
-from fedwright.server_runtime.methods.baselines.heterofl import classifier_names
 from fedwright.server_runtime.methods.fedconv.params import FedConvParams
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec
@@ -63,7 +63,7 @@ class ServerSide:
         self._classes = classes
         self._forwards: dict[ModelSpec, Forward] = {}
         self.names = [name for name, _ in self.module(setting.spec).named_parameters()]
-        self._head = classifier_names({n: setting.initial[n] for n in self.names}, setting.spec.classes)
+        self._head = classifier_names(setting.spec, {n: setting.initial[n] for n in self.names})
 
     def module(self, spec: ModelSpec) -> nn.Module:
         """A model at a spec's sizes, with the classes of the server's examples."""

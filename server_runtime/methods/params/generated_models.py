@@ -97,9 +97,13 @@ class HyperFLoRAParams(BaseParams, HypernetParams):
     sequential: bool = field(default=False, metadata=hint("follow each change on its own instead of their mean"))
     head: bool = field(default=False, metadata=hint("write the classification layer too"))
     mask_logits: bool = field(default=False, metadata=hint("let models give only classes that the device holds"))
+    choose_every: int = field(
+        default=0, metadata=hint("rounds after which devices measure it; the best counts in the end; 0 = the last does")
+    )
 
     def __post_init__(self) -> None:
         """Check values."""
         BaseParams.__post_init__(self)
         HypernetParams.__post_init__(self)
         check_range("exchanges", self.exchanges, low=1)
+        check_range("choose_every", self.choose_every, low=0)

@@ -55,6 +55,11 @@ class FrozenBase:
         """Whether the base is done."""
         return self._advanced >= self._rounds
 
+    @property
+    def rounds(self) -> int:
+        """After how many rounds it is."""
+        return self._rounds
+
     def structure(self, trainable: tuple[str, ...], rank: int) -> Structure:
         """The model with adapters of this rank, of which these tensors learn."""
         spec = adapter_models.with_rank(self.spec, rank or self._rank)

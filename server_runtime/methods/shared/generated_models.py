@@ -8,11 +8,12 @@ import numpy as np
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Report
 from fedwright.server_runtime import zoo
+from fedwright.server_runtime.artifacts.classifier import classifier_names
 from fedwright.server_runtime.blocks.hypernet import Hypernet
 from fedwright.server_runtime.blocks.robust import Mean, make_mean
 from fedwright.server_runtime.blocks.slicing import Axes, Plan
 from fedwright.server_runtime.methods.base import Array, MethodState, Setting, Tensors
-from fedwright.server_runtime.methods.baselines.heterofl import classifier_names
+from fedwright.server_runtime.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
@@ -146,9 +147,9 @@ class Descriptions:
         self.rows = state.below(KNOWN)
 
 
-def mask_logits(weights: Mapping[str, Array], owned: Array) -> Tensors:
-    """The classifier's bias with classes that a device lacks put out of reach."""
-    names = [n for n in classifier_names(dict(weights), len(owned)) if weights[n].ndim == 1]
+def mask_logits(spec: ModelSpec, weights: Mapping[str, Array], owned: Array) -> Tensors:
+    """The classifier's bias with classes that a device lacks put out of reach; spec: of the model without adapters."""
+    names = [n for n in classifier_names(spec, weights) if weights[n].ndim == 1]
     if not names:
         raise ConfigError("the model's last layer has no bias, so classes cannot be masked; choose another model")
     return {name: np.where(owned > 0, weights[name], np.float32(-OUT_OF_REACH)) for name in names}

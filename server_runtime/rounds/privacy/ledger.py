@@ -84,8 +84,7 @@ class Ledger:
         for entries in self._with_devices().values():
             whole: dict[str, Release] = {}
             for entry, devices in entries:
-                for device, (noise, ratio, steps) in entry.each.items():
-                    found.setdefault(device, []).append(Release(noise, ratio, steps))
+                whole |= {device: Release(*told) for device, told in entry.each.items()}
                 if entry.noise_multiplier:
                     whole |= dict.fromkeys(devices, Release(entry.noise_multiplier, entry.sample_ratio))
             for device, release in whole.items():

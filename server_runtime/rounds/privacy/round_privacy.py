@@ -11,8 +11,11 @@ from typing import Any
 from msgspec import structs
 
 from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.messages import Hiding, Report
+from fedwright.server_runtime.blocks.budget import step_count
 from fedwright.server_runtime.blocks.private_mean import CentralNoise
 from fedwright.server_runtime.config import RunConfig
+from fedwright.server_runtime.methods.base import Assignment
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.privacy.accounting import Release, epsilon, noise_for
 from fedwright.server_runtime.rounds.privacy.ledger import LEDGER, Entry, Ledger
@@ -102,6 +105,13 @@ def _ratio(config: RunConfig) -> float:
     return config.fleet.sample_ratio if config.fleet.per_round is None else 1.0
 
 
+class BudgetSpent(Exception):
+    """A round would tell more than the budget allows; the run ends without it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"round {number} would pass the budget of privacy, so the run ends before it")
+
+
 class NoPrivacy:
     """What the coordinator asks, answered for a run that hides nothing: who is in a round, and whether there is one."""
 
@@ -119,8 +129,13 @@ class NoPrivacy:
         del number
         return True
 
-    def spend(self, number: int, eligible: Sequence[str]) -> None:
-        """Write down what a round will have told, before it is sent; eligible: devices that might be in it."""
+    def affordable(self, assignments: dict[str, Assignment], reports: Mapping[str, Report]) -> dict[str, Assignment]:
+        """The assignments that stay within the budgets of their devices."""
+        del reports
+        return assignments
+
+    def spend(self, number: int, reports: Mapping[str, Report], assignments: Mapping[str, Assignment]) -> None:
+        """Write down what a round will have told, before it is sent; reports: of devices that might be in it."""
 
     def close(self, number: int) -> None:
         """Write down what the next round needs, before this one is closed."""
@@ -161,8 +176,9 @@ class CentralPrivacy(NoPrivacy):
         told = self._ledger.empty_chance() + empty_chance(self._config, self._config.fleet.devices)
         return epsilon(following, self._config.privacy.delta - told) <= limit
 
-    def spend(self, number: int, eligible: Sequence[str]) -> None:
+    def spend(self, number: int, reports: Mapping[str, Report], assignments: Mapping[str, Assignment]) -> None:
         """One sum with noise; a second time for the same round is no second one."""
+        eligible = [device for device, report in reports.items() if report.trains]
         chance = empty_chance(self._config, len(eligible))
         entry = Entry(number, self._rollbacks, self._central.multiplier, self._ratio, self._central.clip)
         self._ledger.append(structs.replace(entry, devices=sorted(eligible), empty_chance=chance))
@@ -172,6 +188,58 @@ class CentralPrivacy(NoPrivacy):
         """Where the clip has moved."""
         if self._central.following is not None:
             self._ledger.append(Entry(number, self._rollbacks, next_clip=self._central.settle()))
+
+
+class ExamplePrivacy(NoPrivacy):
+    """Devices hide their own samples; each has a budget, and is left out of rounds that would pass it."""
+
+    def __init__(self, config: RunConfig, folder: Path, *, rollbacks: int, observer: events.Observer) -> None:
+        self._config, self._rollbacks, self._observer = config, rollbacks, observer
+        self._ledger = Ledger(folder / LEDGER)
+        self._noise = config.privacy.noise_multiplier or 0.0
+
+    def affordable(self, assignments: dict[str, Assignment], reports: Mapping[str, Report]) -> dict[str, Assignment]:
+        """Of devices whose samples stay within the budget in one round more."""
+        limit = self._config.privacy.epsilon
+        if limit is None:
+            return assignments
+        known = self._ledger.by_device()
+        return {
+            device: one
+            for device, one in assignments.items()
+            if epsilon([*known.get(device, ()), self._tells(one, reports[device])], self._config.privacy.delta) <= limit
+        }
+
+    def spend(self, number: int, reports: Mapping[str, Report], assignments: Mapping[str, Assignment]) -> None:
+        """What each device will tell of its samples, also if its update is lost."""
+        told = {device: self._tells(one, reports[device]) for device, one in assignments.items()}
+        each = {device: (one.noise_multiplier, one.sample_ratio, one.count) for device, one in told.items()}
+        self._ledger.append(Entry(number, self._rollbacks, clip=self._config.privacy.clip, each=each))
+        self._observer(events.PrivacySpent(number, spending_of(self._config, self._ledger).facts()))
+
+    def _tells(self, assignment: Assignment, report: Report) -> Release:
+        samples = max(1, report.data.samples)
+        steps = step_count(assignment.recipe, samples)
+        return Release(self._noise, min(1.0, assignment.recipe.batch / samples), steps)
+
+
+def privacy_of(
+    config: RunConfig, folder: Path, *, central: CentralNoise | None, rollbacks: int, observer: events.Observer
+) -> NoPrivacy:
+    """What the coordinator of a run asks."""
+    if central is not None:
+        return CentralPrivacy(config, folder, central=central, rollbacks=rollbacks, observer=observer)
+    if config.privacy.kind == "example":
+        return ExamplePrivacy(config, folder, rollbacks=rollbacks, observer=observer)
+    return NO_PRIVACY
+
+
+def hiding_of(config: RunConfig) -> Hiding | None:
+    """What tasks ask devices to do to their samples."""
+    privacy = config.privacy
+    if privacy.kind != "example":
+        return None
+    return Hiding(privacy.clip, privacy.noise_multiplier or 0.0)
 
 
 def spending_of(config: RunConfig, ledger: Ledger) -> Spending:

@@ -1,8 +1,11 @@
-"""Looks through the SQLite file of a run for what cannot be: damaged pages, and rows that contradict each other."""
+"""Looks through the store of a run for what cannot be: damaged pages, and rows that contradict each other."""
 
 import sqlite3
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
+
+from fedwright.server_runtime.rounds.store.database import Row
 
 # More of one kind say nothing new.
 MOST = 5
@@ -33,8 +36,9 @@ def store_problems(path: Path) -> list[str]:
         pages = [row[0] for row in db.execute(f"PRAGMA integrity_check({MOST})")]
         if pages != ["ok"]:
             return [f"damaged pages: {page}" for page in pages]
-        return [
-            phrase.format(row[0])
-            for phrase, query in CONTRADICTIONS.items()
-            for row in db.execute(f"{query} LIMIT {MOST}")
-        ]
+        return contradictions(lambda query: db.execute(query).fetchall())
+
+
+def contradictions(rows: Callable[[str], Sequence[Row]]) -> list[str]:
+    """Rows of a store that contradict each other, one phrase each; rows: what a query finds there."""
+    return [phrase.format(row[0]) for phrase, query in CONTRADICTIONS.items() for row in rows(f"{query} LIMIT {MOST}")]

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedwright.protocol.errors import DeviceError, StorageError
+from fedwright.server_runtime.rounds.store.database import DamagedStore
 
 # Of a disk, a user's share of it, or a file that may not grow.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -26,7 +27,7 @@ def plain_storage_errors(store: Path, *, otherwise: str = ANEW) -> Iterator[None
         raise StorageError(
             f"{store} cannot be used ({err}); free some space there and see that it may be written, {go_on}"
         ) from err
-    except sqlite3.DatabaseError as err:
+    except (sqlite3.DatabaseError, DamagedStore) as err:
         raise StorageError(f"{store} is damaged ({err}); put a copy of it back, or {otherwise}") from err
     except DeviceError as err:
         if isinstance(err.__cause__, OSError) and err.__cause__.errno in FULL:

@@ -1,5 +1,7 @@
 """A revoked device on a real mosquitto: no new connection, no word in the old one, deaf ears at the server."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -11,7 +13,11 @@ from fedwright.protocol.errors import LinkError
 from fedwright.protocol.link import Link, Received, connect
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.link.security import Bundle, read_bundle
-from fedwright.server_runtime.fleet.trust import Authority, enroll, enroll_server, revoke
+from fedwright.server_runtime.config import config_from_dict
+from fedwright.server_runtime.fleet.trust import Authority, enroll, enroll_edge, enroll_server, revoke
+from fedwright.server_runtime.rounds import events
+from fedwright.server_runtime.run import execute
+from helpers.data_files import save_points
 from helpers.links import closed_broker, take, wait_until
 
 pytestmark = pytest.mark.broker
@@ -96,3 +102,57 @@ def test_a_broker_that_starts_later_knows_it_too(broker: Broker, authority: Auth
     broker.restart()
 
     assert not is_let_in(bundle)
+
+
+EDGE = """
+[edge]
+name = "site"
+bundle = "{bundle}"
+once = true
+[host]
+broker = "{broker}"
+fleet = "home"
+"""
+
+
+def test_what_a_revoked_device_learnt_is_not_used_through_an_edge_either(
+    broker: Broker, authority: Authority, tmp_path: Path
+) -> None:
+    """Real processes of an edge and three devices; one of them is revoked as soon as its first update is taken."""
+    devices = ("kept-1", "kept-2", "stolen")
+    site = enroll_edge(authority, "site", fleet=FLEET, broker=broker.url)
+    (tmp_path / "edge.toml").write_text(EDGE.format(bundle=site, broker=broker.url))
+    commands = [["server", "edge", str(tmp_path / "edge.toml")]]
+    for seed, device in enumerate(devices):
+        bundle = enroll(authority, device, fleet=FLEET, broker=broker.url, edges=["site"])
+        save_points(tmp_path / f"{device}.npz", seed=seed)
+        words = ["--bundle", str(bundle), "--data", f"npz:{tmp_path}/{device}.npz", "--state", str(tmp_path / "state")]
+        commands.append(["device", "run", *words, "--threads", "1", "--once"])
+    broker.reload()
+    fleet = {"name": FLEET, "devices": 2, "broker": broker.url, "trust": str(authority.folder), "deadline_s": 20}
+    run = {"rounds": 4, "folder": str(tmp_path / "runs")}
+    config = config_from_dict(
+        {"run": run, "fleet": fleet, "model": {"model": "mlp"}, "method": {"name": "fedavg"}}, where="test"
+    )
+    taken: list[str] = []
+    late: list[str] = []
+
+    def watch(event: events.Event) -> None:
+        if isinstance(event, events.UpdateTaken):
+            (late if "stolen" in taken else taken).append(event.device)
+            if event.device == "stolen" and not late:
+                revoke(authority, "stolen")
+                broker.reload()
+
+    with ExitStack() as stack:
+        log = stack.enter_context((tmp_path / "log").open("wb"))
+        for command in commands:
+            process = subprocess.Popen([sys.executable, "-m", "fedwright", *command], stdout=log, stderr=log)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+        link = stack.enter_context(closing(connect(broker.url, client_id="server", tls=enroll_server(authority))))
+        execute(config, "", link=link, observer=watch)
+
+    assert "stolen" in taken
+    assert "stolen" not in late
+    assert {"kept-1", "kept-2"} <= set(late)

@@ -13,6 +13,8 @@ import pytest
 import torch
 from torch import nn
 
+from fedwright.device_runtime.train.portable import PortableTrainer
+from fedwright.device_runtime.train.torch import TorchTrainer
 from fedwright.protocol.artifact import MAX_IR, MAX_OPSET, pack
 from fedwright.protocol.errors import BuildError, UnsupportedOperator
 from fedwright.server_runtime.artifacts import builder as builder_module
@@ -328,3 +330,31 @@ def test_memory_estimate_counts_state_twice_and_grows_with_width() -> None:
 
 def _wide(width: int) -> nn.Module:
     return nn.Sequential(nn.Linear(32, width), nn.ReLU(), nn.Linear(width, 3))
+
+
+def test_parameters_without_a_gradient_travel_and_stay_as_they_are() -> None:
+    module = Small()
+    module.conv.requires_grad_(False)
+    module.norm.requires_grad_(False)
+    structure = structure_of((2, 4, 4), 3)
+    artifact = build(structure, module)
+    roles = {slot.name: slot.role for slot in artifact.manifest.slots}
+    assert {name for name, role in roles.items() if role == "trainable"} == {"head.weight", "head.bias"}
+    assert roles["conv.weight"] == "buffer"
+    rng = np.random.default_rng(1)
+    batch = {"x": rng.normal(size=(4, 2, 4, 4)).astype(np.float32), "y": np.array([0, 1, 2, 0])}
+    start, trainer = initial_weights(module), PortableTrainer(artifact)
+    twin = TorchTrainer(module, structure.optimizer)
+    for each in (trainer, twin):
+        each.load(start)
+        each.step(batch, learning_rate=0.1, seed=1)
+    # Also the statistics of a layer that does not learn.
+    moved = {name for name, value in trainer.weights().items() if (value != start[name]).any()}
+    assert moved == {"head.weight", "head.bias"}
+    assert twin.weights().keys() == trainer.weights().keys()
+    assert {name for name, value in twin.weights().items() if (value != start[name]).any()} == moved
+
+
+def test_a_module_that_trains_nothing_is_told_so() -> None:
+    with pytest.raises(BuildError, match="has requires_grad = False; let some of it train"):
+        build(structure_of((2, 4, 4), 3), Small().requires_grad_(False))

@@ -16,6 +16,7 @@ from fedwright.server_runtime.config import RunConfig
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.store.base import Position, Reply
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
+from fedwright.server_runtime.run_model import export_device
 from fedwright.simulation.dealing import deal
 from fedwright.simulation.edged_fleet import in_turn
 from fedwright.simulation.simulate import simulate
@@ -386,5 +387,5 @@ def test_personal_layers_never_leave_their_device_with_or_without_edges(
         assert all(np.array_equal(layers[path.parent.name][name], twin[name]) for name in twin)
     assert len(layers) == 4
     assert all(own.keys() == {"head.weight", "head.bias"} for own in layers.values())
-    runs.export_device(settings(tmp_path / "real", **given)[0], "device-1", tmp_path / "model.onnx")
+    export_device(settings(tmp_path / "real", **given)[0], "device-1", tmp_path / "model.onnx")
     assert "head.weight, head.bias never left device-1; the exported model has the server's own" in caplog.text

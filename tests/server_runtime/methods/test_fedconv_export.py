@@ -13,6 +13,7 @@ from fedwright.server_runtime import run as runs
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.rounds.store.base import Position, evaluation_after
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
+from fedwright.server_runtime.run_model import export_device
 from fedwright.simulation.dealing import deal
 from helpers.present import present
 from helpers.simulation import local_data, make_config, public_file, run_agents
@@ -50,7 +51,7 @@ def test_the_model_after_own_training_is_evaluated_and_exported(tmp_path: Path) 
         update = replies[planned.task.task].update
         # As the device itself found it after its training.
         assert present(measured[planned.device]).stats.correct_before == present(update).stats.correct_after
-        runs.export_device(config, planned.device, tmp_path / "model.onnx")
+        export_device(config, planned.device, tmp_path / "model.onnx")
         own = data[planned.device]
         said = ort.InferenceSession(tmp_path / "model.onnx").run(None, {"x": own.x_holdout})[0]
         assert int((said.argmax(1) == own.y_holdout).sum()) == present(update).stats.correct_after

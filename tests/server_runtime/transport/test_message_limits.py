@@ -16,7 +16,7 @@ from fedwright.server_runtime.transport.device_channel import DeviceChannel
 from fedwright.server_runtime.transport.message_limits import (
     REPORT_BYTES,
     REPORTS_PER_MINUTE,
-    STRANGERS_BYTES,
+    REPORTS_TOGETHER,
     WASTE_PER_MINUTE,
     WORDS_PER_MINUTE,
     MessageLimits,
@@ -78,6 +78,16 @@ def test_twenty_large_reports_of_strangers_are_not_all_kept(bench: Any) -> None:
     assert heard[-1] == "honest"
 
 
+def test_many_reports_of_a_middle_size_are_not_all_kept_and_one_that_comes_again_counts_once() -> None:
+    limits = MessageLimits(clock=lambda: 0.0)
+    taken = [limits.problem(f"d{number}", report(), 60_000) is None for number in range(3000)]
+
+    assert sum(taken) == 64 * 1024**2 // 60_000
+    assert all(limits.problem(f"d{number}", report(), 60_000) is None for number in range(50))
+    assert limits.problem("d0", report(), 900) is None
+    assert limits.problem("d2999", report(), 60_000) is None
+
+
 def test_a_report_that_is_too_large_is_not_taken(bench: Any, caplog: pytest.LogCaptureFixture) -> None:
     bench.say("huge", report(range(1_000_000)))
 
@@ -113,7 +123,7 @@ def test_only_strangers_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch, e
 
 def test_a_device_that_reports_again_takes_no_more_room() -> None:
     limits = MessageLimits(clock=lambda: 0.0)
-    size = STRANGERS_BYTES // 20
+    size = REPORTS_TOGETHER[64 * 1024] // 20
 
     assert all(limits.problem("a", report(), size) is None for _ in range(30))
 

@@ -17,10 +17,10 @@ from msgspec import structs
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime import zoo
+from fedwright.server_runtime.artifacts.classifier import classifier_names
 from fedwright.server_runtime.artifacts.export import norm_tensors
 from fedwright.server_runtime.methods.base import Assignment, CheckedUpdate, Setting, Tensors
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg
-from fedwright.server_runtime.methods.baselines.heterofl import classifier_names
 from fedwright.server_runtime.methods.params.averaging import PrivateLayersParams
 from fedwright.server_runtime.methods.params.submodels import FedAvgParams
 
@@ -61,7 +61,7 @@ class HeadPrivate(PrivateLayers):
 
     def private_names(self, setting: Setting) -> frozenset[str]:
         """The classifier."""
-        return frozenset(classifier_names(setting.initial, setting.spec.classes))
+        return frozenset(classifier_names(setting.spec, setting.initial))
 
 
 class EncoderPrivate(PrivateLayers):
@@ -69,7 +69,7 @@ class EncoderPrivate(PrivateLayers):
 
     def private_names(self, setting: Setting) -> frozenset[str]:
         """Everything but the classifier."""
-        head = classifier_names(setting.initial, setting.spec.classes)
+        head = classifier_names(setting.spec, setting.initial)
         return frozenset(setting.initial) - frozenset(head) if head else frozenset()
 
 

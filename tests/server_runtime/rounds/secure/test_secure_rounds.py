@@ -1,18 +1,48 @@
-"""Rounds whose changes are seen in sums only: real coordinator, real agents, a broker in memory."""
+"""Rounds whose changes are seen in sums only: real coordinator, real agents, a broker in memory, kills at any stage."""
 
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from fedwright.device_runtime.secure.sums import SecureSums
 from fedwright.protocol.link.memory import MemoryBroker
+from fedwright.protocol.messages import BlobRef, Stats, SumAnswer, SumAsk, Task
+from fedwright.protocol.secure import masks
 from fedwright.server_runtime.methods.base import Method
 from fedwright.server_runtime.rounds import events
+from fedwright.server_runtime.rounds.secure import talk
 from fedwright.server_runtime.rounds.secure.options import SecureOptions
-from helpers.fleet import Server, agents
+from helpers.fleet import WAIT_S, Running, Server, agents
+from helpers.tiny_artifact import start_weights
 
 DEVICES = ("a", "b", "c", "d")
-SECURE = SecureOptions(reach=8.0)
+STAGES = ("keys", "share", "mask", "agree", "open")
+SECURE = SecureOptions()
+
+
+class PowerCut(Exception):
+    """The device is gone between a question and its answer."""
+
+
+class Spied(SecureSums):
+    """Keeps the rows that go into sums; `act` changes or prevents answers."""
+
+    def __init__(self, device: str, folder: Path, act: Callable[[SumAsk, SumAnswer], SumAnswer] | None = None) -> None:
+        super().__init__(device, folder / device)
+        self.rows: list[np.ndarray] = []
+        self._act = act
+
+    def take(self, task: Task, stats: Stats, result: Path) -> None:
+        self.rows.append(np.fromfile(result, "<f4"))
+        super().take(task, stats, result)
+
+    def answer(self, ask: SumAsk, offer: Callable[[bytes, int], BlobRef]) -> SumAnswer:
+        answer = super().answer(ask, offer)
+        return answer if self._act is None else self._act(ask, answer)
 
 
 def weights_of(method: Method) -> dict[str, np.ndarray]:
@@ -26,11 +56,221 @@ def run(folder: Path, **options: Any) -> tuple[Server, Method]:
         return server, server.run()
 
 
+def expected(rows: Mapping[str, np.ndarray], members: int) -> dict[str, np.ndarray]:
+    """The model after one round by whole numbers added up in the open; every device has as many samples."""
+    words = [masks.to_words(row, 1.0, devices=members, reach=SECURE.reach) for row in rows.values()]
+    total = np.sum(words, axis=0, dtype=np.uint32)
+    mean = masks.to_mean(total, float(len(rows)), devices=members, reach=SECURE.reach)
+    found, start = {}, 0
+    for name, value in sorted(start_weights().items()):
+        part = mean[start : start + value.size].reshape(value.shape).astype(np.float32)
+        found[name], start = value + part, start + value.size
+    return found
+
+
+class Fleet:
+    """Agents with spied sums; a device of which `act` cuts the power comes back, or not."""
+
+    def __init__(self, folder: Path, devices: tuple[str, ...] = DEVICES, **acts: Callable[..., SumAnswer]) -> None:
+        self.folder, self.broker, self.devices = folder, MemoryBroker(), devices
+        self.sums = {device: Spied(device, folder, acts.get(device)) for device in devices}
+        self.running = {device: Running(self.broker, device, folder, sums=self.sums[device]) for device in devices}
+
+    def restart(self, device: str) -> None:
+        """Another life of an agent, with what the last one left on its disk."""
+        self.running[device].thread.join(WAIT_S)
+        self.running[device].stop()
+        fresh = Spied(device, self.folder)
+        fresh.rows = self.sums[device].rows
+        self.sums[device] = fresh
+        self.running[device] = Running(self.broker, device, self.folder, sums=fresh)
+
+    def run(self, **options: Any) -> tuple[Server, Method]:
+        server = Server(self.broker, self.folder, devices=len(self.devices), rounds=1, secure=SECURE, **options)
+        try:
+            return server, server.run()
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        for one in self.running.values():
+            one.stop()
+
+    def rows(self, *devices: str) -> dict[str, np.ndarray]:
+        return {device: self.sums[device].rows[-1] for device in devices}
+
+
+def check_equal(method: Method, wanted: Mapping[str, np.ndarray]) -> None:
+    for name, value in weights_of(method).items():
+        np.testing.assert_array_equal(value, wanted[name])
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(talk, "RETURN_S", 0.3)
+    monkeypatch.setattr(talk, "RESEND_S", 0.3)
+
+
 def test_a_run_of_sums_ends_where_a_plain_one_does(tmp_path: Path) -> None:
     plain = weights_of(run(tmp_path / "plain")[1])
     server, method = run(tmp_path / "secure", secure=SECURE)
 
     for name, value in weights_of(method).items():
-        # Two rounds, each off by at most n · range / 2^31 · W / w̄ and the rounding of float32.
+        # Two rounds, each off by at most n · range / 2^31 and the rounding of float32.
         np.testing.assert_allclose(value, plain[name], atol=2e-6)
     assert not server.seen(events.TaskFailed)
+
+
+def test_the_sum_is_exactly_that_of_whole_numbers_in_the_open(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path)
+    _, method = fleet.run()
+
+    check_equal(method, expected(fleet.rows(*DEVICES), 4))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_device_that_vanishes_at_any_stage_leaves_the_exact_sum_of_the_others(tmp_path: Path, stage: str) -> None:
+    gone: list[Fleet] = []
+
+    def vanish(ask: SumAsk, answer: SumAnswer) -> SumAnswer:
+        if ask.stage == stage:
+            gone[0].running["d"].agent.leave()
+            raise PowerCut
+        return answer
+
+    fleet = Fleet(tmp_path, d=vanish)
+    gone.append(fleet)
+    # It has left, but may be asked to measure before that is heard.
+    _, method = fleet.run(quorum_ratio=0.75, deadline_s=2.0)
+
+    # Whose part had come is in the sum, even if it is not there to open it.
+    stays = stage in ("agree", "open")
+    members = 3 if stage == "keys" else 4
+    check_equal(method, expected(fleet.rows(*(DEVICES if stays else DEVICES[:3])), members))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_device_that_is_killed_and_comes_back_is_in_the_exact_sum(
+    tmp_path: Path, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(talk, "RETURN_S", WAIT_S)
+    cut, known = threading.Event(), []
+
+    def die(ask: SumAsk, answer: SumAnswer) -> SumAnswer:
+        if ask.stage == stage:
+            cut.set()
+            raise PowerCut
+        return answer
+
+    fleet = Fleet(tmp_path, b=die)
+
+    def come_back() -> None:
+        known.append(cut.wait(WAIT_S))
+        fleet.restart("b")
+
+    helper = threading.Thread(target=come_back)
+    helper.start()
+    _, method = fleet.run()
+    helper.join()
+
+    assert known == [True]
+    check_equal(method, expected(fleet.rows(*DEVICES), 4))
+
+
+@pytest.mark.parametrize("saves", [0, 1, 2, 3])
+@pytest.mark.parametrize("after", [False, True], ids=["before it is durable", "right after"])
+def test_a_server_that_is_killed_at_any_stage_goes_on_to_the_same_bytes(
+    tmp_path: Path, saves: int, after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(talk, "RETURN_S", WAIT_S)
+    fleet = Fleet(tmp_path)
+    server = Server(fleet.broker, tmp_path, devices=4, rounds=1, secure=SECURE)
+    store, left = server.store, [saves]
+
+    def killed(act: Callable[..., None]) -> Callable[..., None]:
+        def do(*arguments: Any) -> None:
+            left[0] -= 1
+            if left[0] == -1 and not after:
+                raise KeyboardInterrupt
+            act(*arguments)
+            if left[0] == -1:
+                raise KeyboardInterrupt
+
+        return do
+
+    # Members, shares, parts, then the sum itself.
+    monkeypatch.setattr(store, "save_sum", killed(store.save_sum))
+    monkeypatch.setattr(store, "end_sum", killed(store.end_sum))
+    with pytest.raises(KeyboardInterrupt):
+        server.run()
+    try:
+        method = server.run()
+    finally:
+        fleet.stop()
+
+    check_equal(method, expected(fleet.rows(*DEVICES), 4))
+
+
+def test_a_wrong_share_is_named_and_the_sum_is_exact(tmp_path: Path) -> None:
+    def lie(ask: SumAsk, answer: SumAnswer) -> SumAnswer:
+        if ask.stage != "open":
+            return answer
+        return SumAnswer(ask.sum, "open", own=answer.own, shares={**answer.shares, "a": bytes(33)})
+
+    fleet = Fleet(tmp_path, c=lie)
+    server, method = fleet.run()
+
+    check_equal(method, expected(fleet.rows(*DEVICES), 4))
+    named = [event for event in server.seen(events.Warned) if event.device == "c"]
+    assert ["opened a share of a that is not the one that was promised" in event.text for event in named] == [True]
+
+
+def test_keys_of_another_sum_are_named_and_left_out(tmp_path: Path) -> None:
+    old: list[SumAnswer] = []
+
+    def replay(ask: SumAsk, answer: SumAnswer) -> SumAnswer:
+        if ask.stage == "keys":
+            old.append(answer)
+            member = answer.member
+            assert member is not None
+            from msgspec import structs
+
+            return structs.replace(answer, member=structs.replace(member, session="another"))
+        return answer
+
+    fleet = Fleet(tmp_path, c=replay)
+    server, method = fleet.run()
+
+    check_equal(method, expected(fleet.rows("a", "b", "d"), 3))
+    assert "for another sum" in " ".join(event.text for event in server.seen(events.Warned) if event.device == "c")
+
+
+def test_who_spoils_a_sum_costs_only_a_small_group_of_its_round(tmp_path: Path) -> None:
+    devices = tuple("abcdefgh")
+
+    def spoil(ask: SumAsk, answer: SumAnswer) -> SumAnswer:
+        from msgspec import structs
+
+        from fedwright.protocol.blobs import make_ref
+
+        if ask.stage != "mask" or answer.masked is None:
+            return answer
+        noise = np.random.default_rng(1).bytes(answer.masked.size_bytes)
+        return structs.replace(answer, masked=make_ref(noise))
+
+    fleet = Fleet(tmp_path, devices, f=spoil)
+    server, _ = fleet.run(quorum_ratio=0.25)
+
+    closed = server.store.closed()[-1]
+    assert closed.metrics["updates"] == 4
+    failed = {event.device for event in server.seen(events.TaskFailed) if event.outcome == "rejected"}
+    assert "f" in failed
+    assert "no changes can add up to" in server.seen(events.TaskFailed)[0].detail
+
+
+def test_a_change_beyond_the_range_is_refused_by_its_device_and_the_others_go_on(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path)
+    server = Server(fleet.broker, tmp_path, devices=4, rounds=1, secure=SecureOptions(reach=1e-9))
+    with pytest.raises(Exception, match=r"an entry of .*, which is beyond the 1e-09"):
+        server.run()
+    fleet.stop()

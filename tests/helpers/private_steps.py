@@ -1,0 +1,50 @@
+"""Gradients of single samples by torch, against which the graphs' own are held."""
+
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import torch
+from torch import nn
+
+from fedwright.protocol.artifact import Artifact
+
+
+def clipped_sum(
+    module: nn.Module, x: Any, y: Any, *, clip: float, names: list[str], weights: Any = None
+) -> dict[str, np.ndarray]:
+    """Σ_b w_b min(1, clip / ||∇_b||) ∇_b by torch.func.vmap, in float64."""
+    module = module.double().train()
+    parameters = {name: value.detach() for name, value in module.named_parameters()}
+    trained = {name: parameters[name] for name in names}
+    rest = {name: value for name, value in parameters.items() if name not in trained}
+    inputs = torch.as_tensor(x)
+    inputs = inputs.double() if inputs.is_floating_point() else inputs
+
+    def loss(chosen: dict[str, torch.Tensor], sample: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        made = torch.func.functional_call(module, {**chosen, **rest}, (sample.unsqueeze(0),))
+        logits = made[0] if isinstance(made, tuple) else made
+        return nn.functional.cross_entropy(logits, label.unsqueeze(0))
+
+    grads = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0), randomness="different")(
+        trained, inputs, torch.as_tensor(y)
+    )
+    norms = torch.sqrt(sum(grad.flatten(1).square().sum(1) for grad in grads.values()))
+    factor = torch.clamp(clip / norms, max=1.0)
+    if weights is not None:
+        factor = factor * torch.as_tensor(weights).double()
+    return {name: torch.tensordot(factor, grad, dims=([0], [0])).numpy() for name, grad in grads.items()}
+
+
+def graph_sum(artifact: Artifact, weights: dict[str, np.ndarray], x: Any, y: Any, *, clip: float) -> dict[str, Any]:
+    """What a private graph of plain SGD sums up: with rate 1, nothing expected but 1 and no noise, before - after."""
+    session = ort.InferenceSession(artifact.train, providers=["CPUExecutionProvider"])
+    manifest = artifact.manifest
+    feed: dict[str, Any] = {"x": x, "y": y, "row_weight": np.ones(len(y), np.float32)}
+    feed |= {spec.name: np.zeros(spec.shape, np.float32) for spec in manifest.noise}
+    scalars = {"learning_rate": 1.0, "clip": clip, "expected_batch": 1.0, "seed": 1}
+    feed |= {spec.name: np.full(spec.shape, scalars[spec.name], spec.dtype) for spec in manifest.scalars}
+    feed |= {slot.name: weights[slot.name] for slot in manifest.slots}
+    names = [slot.name for slot in manifest.slots]
+    after = session.run([slot.output for slot in manifest.slots], feed)
+    return {name: weights[name].astype(np.float64) - made for name, made in zip(names, after, strict=True)}
