@@ -140,6 +140,7 @@ def _run(args: argparse.Namespace) -> int:
     from fedwright.server_runtime.check_run import check_server
     from fedwright.server_runtime.config import config_from_text
     from fedwright.server_runtime.config_sections.reading import read_text
+    from fedwright.server_runtime.run_folder.folder import folder_of
     from fedwright.server_runtime.run_reader import continued
 
     text = read_text(args.config)
