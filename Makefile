@@ -10,13 +10,14 @@ export FEDWRIGHT_DATA := $(abspath ../shared/data)
 endif
 endif
 
-.PHONY: help setup demo test check docs fuzz bench-train-step clean
+.PHONY: help setup demo test check docs release fuzz bench-train-step clean
 
 help:
 	@echo "make demo    a broker, a server and eight emulated devices on this machine: about a minute"
 	@echo "make test    everything: check, then unit, contract and end-to-end tests"
 	@echo "make check   ruff, formatting, types"
 	@echo "make docs    the documentation site in build/site, without dead links or warnings"
+	@echo "make release   wheel, source, bill of materials and hashes in dist/, tried in fresh environments; publishes nothing"
 	@echo "make fuzz    hours of hostile bytes against every decoder; not part of make test"
 	@echo "make bench-train-step   CPU time and memory of a training step, beside torch's"
 	@echo "make setup   only the virtual environment .venv (demo and test make it when it is missing)"
@@ -44,6 +45,9 @@ test: check
 docs: $(READY)
 	@PYTHONPATH=scripts NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict $(ARGS)
 	@echo "open build/site/index.html"
+
+release: $(READY)
+	@PYTHONPATH=scripts $(BIN)/python scripts/release.py $(ARGS)
 
 fuzz: $(READY)
 	$(BIN)/fedwright bench fuzz --strict $(ARGS)

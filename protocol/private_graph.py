@@ -72,7 +72,10 @@ class _Private:
         if len(readers) != 1 or readers[0].operator != "Add" or len(readers[0].inputs) != 2:
             raise _Refused(f"{spec.name} is not added once")
         node = readers[0]
-        (value,) = [name for name in node.inputs if name != spec.name] or [""]
+        value = self._other(node, spec.name)
+        # A smaller sum would be stretched over the noise, and count once for each entry.
+        if self._known[value].dims != tuple(spec.shape):
+            raise _Refused(f"{spec.name} is not of the shape of its sum")
         term, weights = self._sum(self._moved(value))
         return node.outputs[0], term, weights
 

@@ -13,6 +13,7 @@ from fedwright.server_runtime.methods.registry import METHODS, find
 from fedwright.server_runtime.model_names import resolve
 from fedwright.server_runtime.public_data.examples import PublicData, need_public, read_public
 from fedwright.server_runtime.spec import ModelSpec
+from fedwright.server_runtime.track.base import check_tools
 
 # What a user's own code may raise when it is given data that it was not made for.
 OWN_ERRORS = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
@@ -26,6 +27,7 @@ def check_server(config: RunConfig) -> None:
         Authority(Path(config.fleet.trust)).check_signing()
     if config.metrics.listen:
         check_installed()
+    check_tools(config.track.to)
     if config.public.given:
         read_public(config.public)
     if config.model.weights is not None:

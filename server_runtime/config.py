@@ -17,6 +17,7 @@ from fedwright.server_runtime.config_sections.metrics import MetricsSection
 from fedwright.server_runtime.config_sections.privacy import PrivacySection
 from fedwright.server_runtime.config_sections.reading import parse_toml, read_sections, read_text, sections_of
 from fedwright.server_runtime.config_sections.store import StoreSection
+from fedwright.server_runtime.config_sections.track import TrackSection
 from fedwright.server_runtime.config_sections.train import TrainSection
 from fedwright.server_runtime.config_sections.update import UpdateSection
 from fedwright.server_runtime.fleet.class_names import check_classes
@@ -264,6 +265,7 @@ class RunConfig:
     export: ExportSection = field(default_factory=ExportSection)
     store: StoreSection = field(default_factory=StoreSection)
     metrics: MetricsSection = field(default_factory=MetricsSection)
+    track: TrackSection = field(default_factory=TrackSection)
     simulate: SimulateSection = field(default_factory=SimulateSection)
 
 

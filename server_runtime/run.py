@@ -29,7 +29,7 @@ from fedwright.server_runtime.fleet.admission import is_without_data
 from fedwright.server_runtime.fleet.class_names import RunData, fleet_names, largest_believed
 from fedwright.server_runtime.fleet.device_keys import DeviceKeys
 from fedwright.server_runtime.fleet.epoch import next_epoch
-from fedwright.server_runtime.fleet.expiry import soonest
+from fedwright.server_runtime.fleet.expiry import expiries_in
 from fedwright.server_runtime.fleet.revocation import Gate
 from fedwright.server_runtime.fleet.trust import Authority, read_edges
 from fedwright.server_runtime.methods import registry
@@ -56,6 +56,7 @@ from fedwright.server_runtime.run_folder.folder import folder_of, record_run
 from fedwright.server_runtime.run_folder.rounds import claim_rounds
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Structure
+from fedwright.server_runtime.track.run import tracked
 from fedwright.server_runtime.transport.device_channel import DeviceChannel
 from fedwright.server_runtime.transport.edge_routes import ANYBODY, EdgeRights
 from fedwright.server_runtime.watch.live import shown_live
@@ -104,7 +105,8 @@ def execute(
     link: to the broker, or what makes it once the run is this server's.
     """
 
-    figures = _figures(config)
+    folder = folder_of(config).path
+    figures = RunFigures(folder, expiries=expiries_in(config.fleet.trust))
 
     def talk(blobs: BlobStore) -> Channel:
         figures.link = link() if callable(link) else link
@@ -121,14 +123,10 @@ def execute(
             channel.order = codec.Order(next_epoch(Path(config.fleet.trust)))
         return channel
 
-    with served_metrics(config.metrics.listen, figures.endpoint()):
-        return conduct(config, text, FleetAccess(talk, observer, dismiss=dismiss))
-
-
-def _figures(config: RunConfig) -> RunFigures:
-    trust = config.fleet.trust
-    ends = dict if trust is None else lambda: soonest(Path(trust))
-    return RunFigures(folder_of(config).path, expiries=ends)
+    with served_metrics(config.metrics.listen, figures.endpoint()), tracked(config, text, folder, observer) as tracker:
+        outcome = conduct(config, text, FleetAccess(talk, tracker.observe, dismiss=dismiss))
+        tracker.finish(outcome.model, outcome.devices)
+        return outcome
 
 
 def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:

@@ -16,6 +16,7 @@ from fedwright.server_runtime.config import (
 )
 from fedwright.server_runtime.config_sections.metrics import MetricsSection
 from fedwright.server_runtime.config_sections.store import StoreSection
+from fedwright.server_runtime.config_sections.track import TrackSection
 from fedwright.server_runtime.rounds.device_records import device_records
 from fedwright.server_runtime.rounds.privacy.round_privacy import Spending, read_spending
 from fedwright.server_runtime.rounds.store.base import Kind, RoundStore, RunRecord, evaluation_after
@@ -176,5 +177,6 @@ def _essence(config: RunConfig, kind: Kind) -> RunConfig:
     fleet = replace(FleetSection(), **{name: getattr(config.fleet, name) for name in LASTING})
     simulated = SimulateSection() if kind == "served" else replace(config.simulate, processes=None)
     run = replace(config.run, name="run", rounds=1, folder="runs", keep_states=1)
-    config = replace(config, export=ExportSection(), metrics=MetricsSection(), store=StoreSection())
+    config = replace(config, export=ExportSection(), metrics=MetricsSection())
+    config = replace(config, store=StoreSection(), track=TrackSection())
     return replace(config, run=run, fleet=fleet, simulate=simulated)

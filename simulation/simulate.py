@@ -27,6 +27,7 @@ from fedwright.protocol.support.files import replace_file
 from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.check_run import check_hidden
 from fedwright.server_runtime.config import RunConfig, SimulateSection
+from fedwright.server_runtime.evaluate.metrics import fleet_summary
 from fedwright.server_runtime.methods.base import Method, MethodState, Tensors
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.channel import Channel
@@ -35,6 +36,7 @@ from fedwright.server_runtime.run_folder.folder import SIMULATED_FILE, folder_of
 from fedwright.server_runtime.run_folder.rounds import open_rounds
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Objective, Structure
+from fedwright.server_runtime.track.run import RunTracker, tracked
 from fedwright.simulation.absences import FrailFleet, Frailty, away_ratios, next_round
 from fedwright.simulation.dealing import Dealt, deal, local_data, reserve
 from fedwright.simulation.edged_fleet import EdgedFleet, in_turn, make_edge
@@ -79,6 +81,11 @@ class FleetEvaluation:
     round: int
     part: Part
     devices: tuple[DeviceAccuracy, ...]
+
+    def summary(self) -> dict[str, float]:
+        """The fleet's figures; devices without samples do not count."""
+        measured = [device for device in self.devices if device.n]
+        return fleet_summary([d.accuracy for d in measured], [d.loss for d in measured], [d.n for d in measured])
 
 
 @dataclass(frozen=True)
@@ -137,10 +144,12 @@ def simulate(
             frozenset(hostile_devices(config.simulate, list(reports))),
             config.simulate.attack,
         )
-        processes = config.simulate.processes
         folder.blobs.mkdir(parents=True, exist_ok=True)
-        with WorkerPool(dealt, place, processes=os.cpu_count() or 1 if processes is None else processes) as pool:
-            watch = _Watch(config, pool, folder.path, observer, parts, look)
+        with (
+            WorkerPool(dealt, place, processes=_processes(config.simulate)) as pool,
+            tracked(config, text, folder.path, observer) as tracker,
+        ):
+            watch = _Watch(config, pool, folder.path, tracker, parts, look)
             begin = watch.begin if config.simulate.backend == "portable" else _on_torch(place, watch.begin)
 
             def talk(blobs: BlobStore) -> Channel:
@@ -154,9 +163,9 @@ def simulate(
                 edges = {e: make_edge(e, config.simulate, folder.path / e, blobs) for e in set(places.values())}
                 return EdgedFleet(local, places, blobs=blobs, edges=edges)
 
-            outcome = runs.conduct(
-                config, text, runs.FleetAccess(talk, watch, begin, sync=False, public=public, kind="simulated")
-            )
+            access = runs.FleetAccess(talk, watch, begin, sync=False, public=public, kind="simulated")
+            outcome = runs.conduct(config, text, access)
+            tracker.finish(outcome.model, outcome.devices)
     return Simulated(outcome, watch.evaluations, watch.round_s, folder.path)
 
 
@@ -168,6 +177,11 @@ def _away(config: RunConfig, devices: list[str]) -> dict[str, float]:
             "privacy.kind 'central' needs a fixed number of devices, but some of simulate.profiles go away; take others"
         )
     return away
+
+
+def _processes(section: SimulateSection) -> int:
+    """How many beside this one; one for each core unless the config says."""
+    return (os.cpu_count() or 1) if section.processes is None else section.processes
 
 
 def hostile_devices(section: SimulateSection, devices: Sequence[str]) -> list[str]:
@@ -231,7 +245,7 @@ class _Watch:
     config: RunConfig
     pool: WorkerPool
     folder: Path
-    observer: events.Observer
+    tracker: RunTracker
     parts: tuple[Part, ...]
     look: Look | None = None
     evaluations: list[FleetEvaluation] = field(default_factory=list)
@@ -264,7 +278,7 @@ class _Watch:
         closed = event if isinstance(event, events.RoundClosed) else None
         if closed is not None:
             self._note(closed)
-        self.observer(event)
+        self.tracker.observe(event)
         if closed is not None and self._is_due(closed.round):
             self._measure(closed.round)
 
@@ -283,7 +297,10 @@ class _Watch:
             return
         last = number == self.config.run.rounds
         parts = tuple(part for part in self.parts if last or part not in AFTER)
-        self.evaluations += measure_fleet(self.method, self.planner, self.pool, at=Moment(self.config, number, parts))
+        found = measure_fleet(self.method, self.planner, self.pool, at=Moment(self.config, number, parts))
+        self.evaluations += found
+        for entry in found:
+            self.tracker.measured(number, entry.part, entry.summary())
         replace_file(self.folder / EVALUATIONS, msgspec.json.encode(self.evaluations))
         if self.look is not None:
             self.look(self.method, number)

@@ -13,6 +13,10 @@ ALONG = ("round", "devices", "parameters", "rounds")
 GOOD = ("mean", "accuracy %", "weighted mean", "participants", "bystanders")
 BYTES = ("upload kB", "kB per round", "up MB", "MB up", "MB", "bytes up")
 PER_DEVICE = ("s per round", "CPU s", "peak MB", "device MB", "device CPU s")
+MEMORY = {"peak MB", "predicted / peak"}
+TIMES = {"round", "device", "s", "training s"}
+# So many labels find room inside a plot.
+MANY = 8
 DOTS_PER_INCH = 110
 # Of pictures that are kept beside a result.
 DPI = 120
@@ -27,7 +31,7 @@ class Picture:
 
 
 def pictures(title: str, rows: Sequence[Row]) -> list[Picture]:
-    """All plots that a table allows: curves, accuracy by size, bytes against accuracy, cost of each device."""
+    """All plots that a table allows: curves, accuracy by size and by bytes, memory, costs and times of devices."""
     columns = columns_of(rows)
     first = columns[0]
     makers: list[tuple[bool, str, Callable[[Any], None]]] = [
@@ -35,24 +39,33 @@ def pictures(title: str, rows: Sequence[Row]) -> list[Picture]:
         (first in ALONG[1:], title, lambda axes: _growth(axes, rows)),
         (len(_sizes(columns)) > 1, f"{title}: by size", lambda axes: _by_size(axes, rows)),
         (_cost(columns) is not None, f"{title}: against bytes", lambda axes: _against_bytes(axes, rows)),
-        (_costs_of_devices(columns), f"{title}: cost", lambda axes: _bars(axes, rows)),
+        (_costs_of_devices(columns) and first != "round", f"{title}: cost", lambda axes: _bars(axes, rows)),
+        (set(columns) >= MEMORY, f"{title} against prediction", lambda axes: _memory(axes, rows)),
+        (set(columns) >= TIMES, f"{title}: time", lambda axes: _time_lines(axes, rows)),
     ]
     return [Picture(name, _drawn(name, draw)) for wanted, name, draw in makers if wanted and len(rows) > 1]
 
 
 def _drawn(title: str, draw: Callable[[Any], None]) -> bytes:
     # Importing it takes a second, and the command line lists suites without drawing any.
+    from cycler import cycler
+    from matplotlib import rcParams
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
+    # More lines than colours are told apart by how they are drawn.
+    axes.set_prop_cycle(cycler(linestyle=["-", "--", ":"]) * rcParams["axes.prop_cycle"])
     draw(axes)
     axes.set_title(title, fontsize=9)
     axes.grid(alpha=0.3)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=7, loc="upper right")
+    labels = len(axes.get_legend_handles_labels()[1])
+    if labels > MANY:
+        axes.legend(fontsize=6, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    elif labels:
+        axes.legend(fontsize=7, loc="best")
     target = io.BytesIO()
     # Without the date and the version equal tables give equal pictures.
     figure.savefig(target, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})
@@ -96,6 +109,7 @@ def _against_bytes(axes: Any, rows: Sequence[Row]) -> None:
         if row.get(cost) is not None and row.get(good) is not None:
             axes.scatter(row[cost], row[good])
             axes.annotate(str(row[columns[0]]), (row[cost], row[good]), fontsize=7)
+    axes.set_xscale("log")
     axes.set_xlabel(cost)
     axes.set_ylabel(good)
 
@@ -113,6 +127,32 @@ def _bars(axes: Any, rows: Sequence[Row]) -> None:
         axes.barh(places, [value / most for value in values], height, label=f"{column} (largest {most:.3g})")
     axes.set_yticks([place + 0.4 - height / 2 for place in range(len(rows))], names, fontsize=7)
     axes.set_xlabel("share of the largest")
+
+
+def _memory(axes: Any, rows: Sequence[Row]) -> None:
+    """What was predicted over what was measured; on the line both are the same."""
+    pairs = [(row["peak MB"], row["peak MB"] * row["predicted / peak"]) for row in rows if row.get("predicted / peak")]
+    most = max(max(pair) for pair in pairs)
+    axes.plot([0, most], [0, most], color="grey", linewidth=1, label="as measured")
+    axes.scatter(*zip(*pairs, strict=True), s=14, label="a model, width and batch")
+    axes.set_xlabel("measured peak, MB")
+    axes.set_ylabel("predicted, MB")
+
+
+def _time_lines(axes: Any, rows: Sequence[Row]) -> None:
+    """Each device's rounds one after the other: what it trained, then the rest of its work."""
+    devices = list(dict.fromkeys(str(row["device"]) for row in rows))
+    for place, device in enumerate(devices):
+        begin = 0.0
+        for row in (row for row in rows if str(row["device"]) == device):
+            trained, whole = float(row["training s"] or 0), float(row["s"] or 0)
+            axes.barh(place, trained, left=begin, color="C0", edgecolor="white", linewidth=0.5)
+            axes.barh(place, whole - trained, left=begin + trained, color="C1", edgecolor="white", linewidth=0.5)
+            begin += whole
+    for colour, label in (("C0", "training"), ("C1", "fetching, measuring, sending")):
+        axes.barh([0], [0], color=colour, label=label)
+    axes.set_yticks(range(len(devices)), devices, fontsize=7)
+    axes.set_xlabel("seconds of work, round after round")
 
 
 def _numbers(rows: Sequence[Row]) -> list[str]:

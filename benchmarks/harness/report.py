@@ -17,11 +17,30 @@ from fedwright.protocol.errors import ConfigError
 FOLDER = "folder"
 NEEDED = ("suite", "command", "versions", "machine", "tables", "checks")
 STYLE = """
-body { font: 15px/1.4 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; color: #222; }
-table { border-collapse: collapse; margin: .5rem 0 1.5rem; font-size: 13px; display: block; overflow-x: auto; }
-th, td { border: 1px solid #ccc; padding: .2rem .5rem; text-align: right; }
+:root { color-scheme: light dark; --text: #1d2330; --dim: #5b6475; --line: #d5d9e0; --back: #fff; --soft: #f3f5f8;
+  --good: #14692f; --bad: #a4161a; }
+@media (prefers-color-scheme: dark) { :root { --text: #e6e9ef; --dim: #a3adbf; --line: #3a4252; --back: #151922;
+  --soft: #1e2430; --good: #6fd08c; --bad: #ff8f8f; } }
+* { box-sizing: border-box; }
+body { font: 15px/1.45 system-ui, sans-serif; margin: 0; color: var(--text); background: var(--back);
+  display: grid; grid-template-columns: 15rem minmax(0, 1fr); }
+nav { position: sticky; top: 0; height: 100vh; overflow-y: auto; padding: 1.2rem 1rem; background: var(--soft);
+  border-right: 1px solid var(--line); font-size: 14px; }
+nav a { display: flex; justify-content: space-between; gap: .5rem; padding: .15rem 0; color: inherit;
+  text-decoration: none; }
+nav a:hover, nav a:focus { text-decoration: underline; }
+main { padding: 1.2rem 2rem 4rem; max-width: 76rem; }
+section { border-top: 1px solid var(--line); padding-top: .5rem; margin-top: 2rem; }
+table { border-collapse: collapse; margin: .5rem 0 1.2rem; font-size: 13px; display: block; overflow-x: auto; }
+th, td { border: 1px solid var(--line); padding: .2rem .5rem; text-align: right; }
+th { background: var(--soft); }
 th:first-child, td:first-child { text-align: left; }
-img { max-width: 100%; } code { background: #f3f3f3; padding: 0 .2rem; } .meta { color: #666; font-size: 13px; }
+figure { margin: 0; } .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(22rem, 1fr)); gap: 1rem; }
+img { width: 100%; background: #fff; border: 1px solid var(--line); }
+code { background: var(--soft); padding: 0 .2rem; } .meta, .about { color: var(--dim); font-size: 13px; }
+.good { color: var(--good); } .bad { color: var(--bad); font-weight: 600; } .big { font-size: 1.3rem; }
+summary { cursor: pointer; padding: .2rem 0; }
+@media (max-width: 50rem) { body { display: block; } nav { position: static; height: auto; } main { padding: 1rem; } }
 """
 
 
@@ -52,10 +71,13 @@ def read_results(paths: Sequence[Path]) -> list[dict[str, Any]]:
     return found
 
 
-def write_report(results: Sequence[Mapping[str, Any]], folder: Path) -> Written:
-    """report.md with its plots beside it, and report.html with everything inside."""
+def write_report(
+    results: Sequence[Mapping[str, Any]], folder: Path, *, before: Sequence[Mapping[str, Any]] = ()
+) -> Written:
+    """report.md with its plots beside it, and report.html with everything inside; before: what to compare with."""
     (folder / "plots").mkdir(parents=True, exist_ok=True)
-    lines, parts = ["# Measured with Fedwright\n"], [_summary_html(results)]
+    compared = compare(results, before)
+    lines, parts = [_summary(results, compared)], [_summary_html(results, compared)]
     for result in results:
         drawn: list[tuple[str, Picture]] = []
         for number, (title, rows) in enumerate(_tables(result)):
@@ -70,11 +92,75 @@ def write_report(results: Sequence[Mapping[str, Any]], folder: Path) -> Written:
         parts.append(_section_html(result, [picture for _, picture in drawn]))
     written = Written(folder / "report.md", folder / "report.html")
     written.markdown.write_text("\n".join(lines), encoding="utf-8")
-    page = (
-        f"<!doctype html><html lang=en><head><meta charset=utf-8><title>Measured with Fedwright</title><style>{STYLE}"
+    head = (
+        "<!doctype html><html lang=en><head><meta charset=utf-8><title>Measured with Fedwright</title>"
+        f"<meta name=viewport content='width=device-width, initial-scale=1'><style>{STYLE}</style></head>"
     )
-    written.page.write_text(f"{page}</style></head><body>{''.join(parts)}</body></html>", encoding="utf-8")
+    body = f"<body>{_navigation(results)}<main>{''.join(parts)}</main></body></html>"
+    written.page.write_text(head + body, encoding="utf-8")
     return written
+
+
+def compare(results: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Checks whose value or outcome is another than in earlier results of the same suite."""
+    known = {(one["suite"], check["name"]): (check, one) for one in before for check in one["checks"]}
+    rows = []
+    for result in results:
+        for check in result["checks"]:
+            then, one = known.get((result["suite"], check["name"]), (None, None))
+            if then is None or one is None or (then["value"], then["holds"]) == (check["value"], check["holds"]):
+                continue
+            rows.append(
+                {
+                    "suite and check": f"{result['suite']}: {check['name']}",
+                    "before": then["value"],
+                    "now": check["value"],
+                    "target": check["target"],
+                    "held": then["holds"],
+                    "holds": check["holds"],
+                    "measured before": one.get("date", "-"),
+                }
+            )
+    return rows
+
+
+def _promises(results: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Every figure that is promised, with its suite; those that are only reported promise nothing."""
+    found = [(str(result["suite"]), check) for result in results for check in result["checks"]]
+    return [(suite, check) for suite, check in found if check["target"] != "reported"]
+
+
+def _broken(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {"suite and check": f"{suite}: {check['name']}", "value": check["value"], "target": check["target"]}
+        for suite, check in _promises(results)
+        if not check["holds"]
+    ]
+
+
+def _summary(results: Sequence[Mapping[str, Any]], compared: Sequence[Mapping[str, Any]]) -> str:
+    lines = ["# Measured with Fedwright\n", f"{_score(results)}\n"]
+    for title, rows in (("What does not hold", _broken(results)), ("Other than before", compared)):
+        lines += [f"## {title}\n", markdown(rows)] if rows else []
+    return "\n".join(lines)
+
+
+def _score(results: Sequence[Mapping[str, Any]]) -> str:
+    promised = _promises(results)
+    held = sum(bool(check["holds"]) for _, check in promised)
+    return f"{held} of {len(promised)} promises hold, in {len(results)} suites."
+
+
+def _navigation(results: Sequence[Mapping[str, Any]]) -> str:
+    links = ["<a href='#summary'><b>Summary</b></a>"]
+    for result in results:
+        promised = _promises([result])
+        held = sum(bool(check["holds"]) for _, check in promised)
+        kind = "good" if held == len(promised) else "bad"
+        name = html.escape(result["suite"])
+        score = f"<span class={kind}>{held}/{len(promised)}</span>" if promised else ""
+        links.append(f"<a href='#{_slug(result['suite'])}'><span>{name}</span>{score}</a>")
+    return f"<nav aria-label='Suites'>{''.join(links)}</nav>"
 
 
 def _beside(result: Mapping[str, Any]) -> list[Picture]:
@@ -108,45 +194,46 @@ def _about(result: Mapping[str, Any]) -> Iterable[str]:
 
 def _section(result: Mapping[str, Any], plots: Sequence[str]) -> str:
     lines = [f"## {result['suite']}\n", f"`{result['command']}`\n", *(f"{line}  " for line in _about(result)), ""]
+    lines += [f"![{name}](plots/{name})\n" for name in plots]
+    if result["checks"]:
+        lines += ["**checks**\n", markdown(checks_of(result))]
     for title, rows in _tables(result):
         lines += [f"**{title}**\n", markdown(rows)]
         against = signs(rows)
         if against:
             lines += ["**beside the paper**\n", markdown(against)]
-    lines += [f"![{name}](plots/{name})\n" for name in plots]
-    if result["checks"]:
-        lines += ["**checks**\n", markdown(checks_of(result))]
     return "\n".join(lines)
 
 
 def _section_html(result: Mapping[str, Any], drawn: Sequence[Picture]) -> str:
-    parts = [f"<h2 id='{_slug(result['suite'])}'>{html.escape(result['suite'])}</h2>"]
-    parts.append(f"<p><code>{html.escape(result['command'])}</code></p>")
-    parts.append(f"<p class=meta>{'<br>'.join(html.escape(line) for line in _about(result))}</p>")
-    for title, rows in _tables(result):
-        parts.append(f"<h3>{html.escape(title)}</h3>{html_table(rows)}")
-        against = signs(rows)
-        if against:
-            parts.append(f"<h4>beside the paper</h4>{html_table(against)}")
-    for picture in drawn:
-        data = base64.b64encode(picture.png).decode()
-        parts.append(f"<p><img alt='{html.escape(picture.title, quote=True)}' src='data:image/png;base64,{data}'></p>")
+    """Plots, then what was promised, then the tables behind them, which open when asked for."""
+    parts = [f"<section id='{_slug(result['suite'])}'><h2>{html.escape(result['suite'])}</h2>"]
+    if drawn:
+        parts.append(f"<div class=plots>{''.join(_figure(picture) for picture in drawn)}</div>")
     if result["checks"]:
-        parts.append(f"<h3>checks</h3>{html_table(checks_of(result))}")
+        parts.append(f"<h3>Promised and measured</h3>{html_table(checks_of(result))}")
+    for title, rows in _tables(result):
+        against = signs(rows)
+        beside = f"<h4>beside the paper</h4>{html_table(against)}" if against else ""
+        parts.append(f"<details><summary>{html.escape(title)}</summary>{html_table(rows)}{beside}</details>")
+    about = "<br>".join(html.escape(line) for line in _about(result))
+    parts.append(f"<p class=meta><code>{html.escape(result['command'])}</code><br>{about}</p></section>")
     return "".join(parts)
 
 
-def _summary_html(results: Sequence[Mapping[str, Any]]) -> str:
-    rows = [
-        {
-            "suite": result["suite"],
-            "date": result.get("date", "-"),
-            "checks": len(result["checks"]),
-            "hold": sum(bool(check["holds"]) for check in result["checks"]),
-        }
-        for result in results
-    ]
-    return f"<h1>Measured with Fedwright</h1>{html_table(rows)}"
+def _figure(picture: Picture) -> str:
+    data, title = base64.b64encode(picture.png).decode(), html.escape(picture.title, quote=True)
+    return f"<figure><img alt='{title}' src='data:image/png;base64,{data}'></figure>"
+
+
+def _summary_html(results: Sequence[Mapping[str, Any]], compared: Sequence[Mapping[str, Any]]) -> str:
+    broken = _broken(results)
+    kind = "bad" if broken else "good"
+    parts = ["<div id=summary><h1>Measured with Fedwright</h1>", f"<p class='big {kind}'>{_score(results)}</p>"]
+    for title, rows in (("What does not hold", broken), ("Other than in the results before", compared)):
+        if rows:
+            parts.append(f"<h2>{title}</h2>{html_table(rows)}")
+    return "".join([*parts, "</div>"])
 
 
 def _slug(text: str) -> str:

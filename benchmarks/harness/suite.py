@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,11 +19,12 @@ import tomllib
 
 from fedwright.benchmarks.harness.kept_jobs import place_of
 from fedwright.benchmarks.harness.sent_models import SentModels
+from fedwright.benchmarks.harness.tracking import tracking_of
 from fedwright.device_runtime.facts import cores
 from fedwright.protocol.errors import RoundError
 from fedwright.protocol.support.files import replace_file
 from fedwright.server_runtime.config import config_from_dict
-from fedwright.server_runtime.evaluate.metrics import fleet_summary, paired
+from fedwright.server_runtime.evaluate.metrics import paired
 from fedwright.server_runtime.methods.base import Method
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.server_runtime.run_folder.folder import folder_of
@@ -94,8 +95,7 @@ class Finished:
 
 def summary(entry: FleetEvaluation) -> dict[str, float]:
     """The fleet's figures after one round; devices without samples do not count."""
-    measured = [device for device in entry.devices if device.n]
-    return fleet_summary([d.accuracy for d in measured], [d.loss for d in measured], [d.n for d in measured])
+    return entry.summary()
 
 
 def read_suite(name: str, *, quick: bool) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def run_jobs(jobs: Sequence[Job], *, processes: int | None = None) -> list[Finis
     pool = ProcessPoolExecutor(count, context, initializer=_use_one_thread)
     with Progress(console=Console(stderr=True)) as progress, pool:
         bar = progress.add_task(f"{len(jobs)} simulations", total=len(jobs))
-        work = [pool.submit(run_kept, job, place_of(job)) for job in jobs]
+        work = [pool.submit(run_kept, with_tracking(job), place_of(job)) for job in jobs]
         try:
             for done in as_completed(work):
                 done.result()
@@ -136,6 +136,12 @@ def run_jobs(jobs: Sequence[Job], *, processes: int | None = None) -> list[Finis
             # One that failed ends the suite: those that have not begun need not.
             pool.shutdown(wait=False, cancel_futures=True)
         return [done.result() for done in work]
+
+
+def with_tracking(job: Job) -> Job:
+    """The job with the tools that are to be told of it, where a command has asked for any."""
+    section = tracking_of(f"{job.name}-{job.seed}")
+    return replace(job, config=merged(job.config, {"track": section})) if section else job
 
 
 def _use_one_thread() -> None:

@@ -29,9 +29,11 @@ SUITES = {
     ),
     "fuzz": ("suites.fuzz", "a million hostile examples for every decoder"),
     "hostile": ("suites.hostile", "lying devices, by how updates are put together"),
+    "privacy": ("suites.privacy", "what privacy costs, and attacks that must fail under it"),
     "chaos": ("suites.chaos", "kills and cuts at random moments, against a run left in peace"),
     "soak": ("suites.soak", "memory of server, devices and broker over thousands of rounds"),
     "edges": ("suites.edges", "what reaches the host, with and without edge servers"),
+    "page": ("suites.page", "the page's answers, its browser and what it costs, with 1,000 devices"),
     "transport": ("suites.transport", "speed of blobs and messages, against a raw TCP relay"),
     "hasa-titles": (
         "suites.hasa_titles",
@@ -118,6 +120,16 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--document", type=Path, metavar="FILE", help="report: make the marked tables of a Markdown file anew instead"
     )
+    parser.add_argument(
+        "--track", nargs="+", default=[], metavar="TOOL", help="tell tensorboard, mlflow, wandb or jsonl of all of it"
+    )
+    parser.add_argument(
+        "--track-to",
+        type=Path,
+        default=Path("runs/bench"),
+        metavar="DIR",
+        help="where they write (default: runs/bench)",
+    )
     parser.add_argument("--strict", action="store_true", help="exit code 1 unless every check holds")
     parser.add_argument(
         "--edges", type=int, default=None, metavar="N", help="chaos: edge servers that may be killed too"
@@ -181,7 +193,9 @@ def _report(args: argparse.Namespace) -> int:
         fill_document(args.document, paths[0])
         print(args.document)
         return 0
-    written = write_report(read_results(paths), args.out)
+    # What a clone has committed is what new results are compared with.
+    committed = [] if paths == [RESULTS] or not RESULTS.is_dir() else read_results([RESULTS])
+    written = write_report(read_results(paths), args.out, before=committed)
     print(f"{written.markdown}\n{written.page}")
     return 0
 
@@ -218,9 +232,11 @@ def _run_suite(name: str, args: argparse.Namespace) -> dict[str, Any]:
     # One module may serve several suites.
     args = argparse.Namespace(**{**vars(args), "suite": name})
     from fedwright.benchmarks.harness.kept_jobs import keeping
+    from fedwright.benchmarks.harness.tracking import track_result, tracking
 
-    with keeping(name):
+    with keeping(name), tracking(args.track, name, args.track_to):
         result = _described(name, function(args))
+        track_result(result)
     _show(result)
     return result
 

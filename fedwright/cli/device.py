@@ -6,7 +6,8 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -261,7 +262,7 @@ def _profile(args: argparse.Namespace) -> int:
 
     config = config_of(args)
     out = args.out or config.state / PROFILE_NAME
-    shown = _show_progress if sys.stderr.isatty() else None
+    shown = _progress() if sys.stderr.isatty() else None
     # Small graphs are trained with one thread; profiles for more are kept beside it.
     found = measure_profile(threads=config.threads or 1, provider=config.provider, progress=shown)
     if shown is not None:
@@ -284,10 +285,17 @@ def _profile(args: argparse.Namespace) -> int:
     return 0
 
 
-def _show_progress(done: int, of: int, what: str) -> None:
-    width = 30
-    filled = width * done // of
-    print(f"\r[{'#' * filled}{'.' * (width - filled)}] {done}/{of} {what:24.24}", end="", file=sys.stderr, flush=True)
+def _progress() -> Callable[[int, int, str], None]:
+    """What shows how far the profile is, and how long it will take from here."""
+    began_s, width = time.monotonic(), 30
+
+    def show(done: int, of: int, what: str) -> None:
+        filled = width * done // of
+        left_s = (time.monotonic() - began_s) / done * (of - done) if done else 0.0
+        bar = "#" * filled + "." * (width - filled)
+        print(f"\r[{bar}] {done}/{of} {left_s:3.0f} s left {what:24.24}", end="", file=sys.stderr, flush=True)
+
+    return show
 
 
 def _install(args: argparse.Namespace) -> int:

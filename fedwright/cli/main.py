@@ -43,6 +43,7 @@ GROUPS = [
     CommandGroup("fedwright.cli.server", {"server": "run, resume, look at or export a run on the host"}),
     CommandGroup("fedwright.cli.device", {"device": "run, check or install the agent on a device"}),
     CommandGroup("fedwright.cli.page", {"page": "show runs, past and present, in a browser"}),
+    CommandGroup("fedwright.cli.top", {"top": "the fleet of a run in this terminal"}),
     CommandGroup("fedwright.cli.simulate", {"simulate": "run a config on this machine, hundreds of devices"}),
     CommandGroup("fedwright.cli.bench", {"bench": "measure what the project promises"}),
     CommandGroup("fedwright.cli.artifact", {"artifact": "turn a model into a training graph"}),

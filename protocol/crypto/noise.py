@@ -42,8 +42,8 @@ class SecureNoise:
         radius_bits: NDArray[Any] = np.frombuffer(raw, np.uint64, pairs)
         angle_bits: NDArray[Any] = np.frombuffer(raw, np.uint32, pairs, offset=8 * pairs)
         # (k + 1) / 2^64 is never 0, so that its logarithm is finite.
-        uniform = (radius_bits.astype(np.float64) + 1.0) * 2.0**-64
-        radius = np.sqrt(-2.0 * np.log(uniform)).astype(np.float32)
+        uniform = (radius_bits.astype(np.float32) + np.float32(1.0)) * np.float32(2.0**-64)
+        radius = np.sqrt(np.float32(-2.0) * np.log(uniform))
         angle = angle_bits.astype(np.float32) * np.float32(2.0 * np.pi * 2.0**-32)
         both = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
         return both[:size].reshape(shape)

@@ -1,7 +1,7 @@
 """Certificates that end soon, and new ones for the same keys."""
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,6 +56,11 @@ def soonest(folder: Path) -> dict[str, float]:
     for kind, cert in in_use:
         found[kind] = min(found.get(kind, float("inf")), cert.not_valid_after_utc.timestamp())
     return found
+
+
+def expiries_in(trust: str | None) -> Callable[[], dict[str, float]]:
+    """What gives `soonest` of a folder of trust, where a fleet has one."""
+    return dict if trust is None else lambda: soonest(Path(trust))
 
 
 def names_of(folder: Path) -> list[str]:

@@ -15,6 +15,7 @@ from fedwright.server_runtime.watch.run_watch import Row, RunWatch, task_row
 LOOK_S = 0.5
 NEWS = 100
 # Where something lies on this machine or on a device is nobody's business who looks from elsewhere.
+_PLAIN = frozenset({int, float, bool, type(None)})
 _PATH = re.compile(r"(?<![\w:/<])(?:~|[A-Za-z]:)?(?:/[^\s/:;,'\"()]+){2,}/?")
 
 
@@ -28,7 +29,8 @@ def shown(value: Any) -> Any:
     if isinstance(value, str):
         return without_paths(value) if "/" in value else value
     if isinstance(value, dict):
-        return {name: shown(one) for name, one in value.items()}
+        # Most of it is numbers, and there may be thousands of records.
+        return {name: one if type(one) in _PLAIN else shown(one) for name, one in value.items()}
     return [shown(one) for one in value] if isinstance(value, list | tuple) else value
 
 
@@ -98,9 +100,13 @@ def run_page(watch: RunWatch) -> Row:
 def _last_tasks(watch: RunWatch) -> dict[str, TaskHistory]:
     """The last task of each device that ended well and was more than a measurement."""
     found: dict[str, TaskHistory] = {}
-    for _, stage in sorted(watch.history.rounds.items()):
-        found |= {name: task for name, task in stage.tasks.items() if task.outcome == "accepted"}
-    return found
+    for _, stage in sorted(watch.history.rounds.items(), reverse=True):
+        for name, task in stage.tasks.items():
+            if task.outcome == "accepted":
+                found.setdefault(name, task)
+        if len(found) == len(watch.history.devices):
+            break
+    return dict(sorted(found.items()))
 
 
 def device_page(watch: RunWatch, device: str) -> Row | None:

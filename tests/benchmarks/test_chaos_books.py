@@ -70,7 +70,7 @@ def test_an_update_that_came_alone_and_in_a_pool_is_seen() -> None:
     method = make()
     assignment = method.assign({"a": report()}, 1)["a"]
     pooled = Update("t1", 1, STATS, parts=[Part("t1", STATS), Part("t2", STATS)])
-    planned = Planned("a", cast(Any, SimpleNamespace(pool=None)), assignment)
+    planned = Planned("a", cast(Any, SimpleNamespace(pool=None, sum=None)), assignment)
     method.absorb("a", checked_update(planned, pooled, CHANGE))
     method.absorb("b", checked_update(planned, Update("t2", 1, STATS), CHANGE))
 

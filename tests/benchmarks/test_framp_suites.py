@@ -1,7 +1,6 @@
 """FRAMP's suites: what they see of a run, their pictures, and rounds on the pieces of a graph."""
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,6 +13,7 @@ from fedwright.benchmarks.suites import framp_fashion, framp_sizes
 from fedwright.benchmarks.suites.framp_fashion import SIZES, jobs_of, view
 from fedwright.server_runtime.config import config_from_dict
 from fedwright.simulation.simulate import DeviceAccuracy, FleetEvaluation
+from helpers.rings import save_rings
 
 SHARES = [1.0, 0.25, 0.0625, 0.015625]
 PARAMS = {"sizes": [1.0, 0.5, 0.25, 0.125]}
@@ -97,14 +97,7 @@ def test_the_graph_suite_holds_valid_configs() -> None:
 @pytest.fixture
 def small_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four rings of ten papers, each about one subject, in the place of Cora."""
-    labels = np.repeat(np.arange(4), 10).astype(np.int8)
-    rings = np.concatenate([np.stack([np.arange(10), (np.arange(10) + 1) % 10], axis=1) + 10 * n for n in range(4)])
-    words: dict[str, Any] = {
-        "indptr": np.arange(41),
-        "indices": np.repeat(np.arange(4), 10),
-        "shape": np.array([40, 6]),
-    }
-    np.savez(tmp_path / "cora.npz", labels=labels, edges=rings, **words)
+    save_rings(tmp_path)
     monkeypatch.setenv("FEDWRIGHT_DATA", str(tmp_path))
 
 

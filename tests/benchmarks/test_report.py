@@ -10,6 +10,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
+from fedwright.benchmarks.harness.document_tables import fill_document
 from fedwright.benchmarks.harness.plots import pictures
 from fedwright.benchmarks.harness.report import read_results, write_report
 from fedwright.benchmarks.harness.tables import markdown, signs
@@ -61,7 +62,49 @@ def test_a_page_takes_nothing_from_elsewhere_and_no_markup_from_results(tmp_path
 
     assert "<script" not in page
     assert "&lt;two&gt;" in page
-    assert {start for start in re.findall(r"(?:src|href)=(.{6})", page)} == {"'data:"}
+    assert {start for start in re.findall(r"(?:src|href)=(.{6})", page)} == {"'data:", "'#summ", "'#trie"}
+
+
+def test_what_was_promised_comes_first_and_can_be_gone_to(tmp_path: Path) -> None:
+    missed = [{"name": "speed", "value": 3.0, "target": "<= 2", "holds": False}]
+    told = [{"name": "size", "value": 3.0, "target": "reported", "holds": True}]
+    page = write_report([result(), result(suite="slow", checks=missed + told)], tmp_path).page.read_text()
+
+    assert "1 of 2 promises hold, in 2 suites." in page
+    assert page.index("What does not hold") < page.index("slow: speed") < page.index("<section id='tried'")
+    assert "<a href='#slow'><span>slow</span><span class=bad>0/1</span></a>" in page
+    section = page[page.index("<section id='tried'") : page.index("<section id='slow'")]
+    assert section.index("<img") < section.index("Promised and measured") < section.index("<details>")
+
+
+def test_a_report_says_what_is_other_than_before(tmp_path: Path) -> None:
+    before = result(checks=[{"name": "one - two", "value": 7.0, "target": "> 0", "holds": True}], date="2025-12-31")
+
+    same = write_report([result()], tmp_path / "same", before=[result()])
+    other = write_report([result()], tmp_path / "other", before=[before, result(suite="gone")])
+
+    assert "Other than" not in same.page.read_text()
+    assert "| tried: one - two | 7.00 | 5.00 | > 0 | yes | yes | 2025-12-31 |" in other.markdown.read_text()
+
+
+def test_a_document_gets_its_plots_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "tried.json").write_text(json.dumps(result()))
+    document = tmp_path / "docs" / "page.md"
+    document.parent.mkdir()
+    document.write_text("Before.\n<!-- plot tried.json | by round -->\n<!-- end -->\nAfter.\n")
+
+    fill_document(document, tmp_path)
+
+    [name] = re.findall(r"!\[by round\]\(images/(.*)\)", document.read_text())
+    assert (document.parent / "images" / name).read_bytes().startswith(PNG)
+
+
+def test_a_table_that_cannot_be_drawn_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tried.json").write_text(json.dumps(result(tables={"words": [{"a": "x"}]})))
+    (tmp_path / "page.md").write_text("<!-- plot tried.json | words -->\n<!-- end -->\n")
+
+    with pytest.raises(ConfigError, match="has nothing to draw"):
+        fill_document(tmp_path / "page.md", tmp_path)
 
 
 def test_the_first_row_is_compared_with_the_paper() -> None:
@@ -108,6 +151,8 @@ def test_rows_without_a_paper_are_not_compared() -> None:
         [{"devices": 10, "CPU s": 0.1}, {"devices": 100, "CPU s": 1.0}],
         [{"device": "a", "s per round": 1.0, "peak MB": 3.0}, {"device": "b", "s per round": 2.0, "peak MB": 3.0}],
         [{"round": 1, "a": None}, {"round": 2, "a": None}],
+        [{"model": name, "peak MB": 10.0, "predicted / peak": 1.1} for name in ("a", "b")],
+        [{"round": number, "device": name, "s": 2.0, "training s": 1.0} for number in (1, 2) for name in ("a", "b")],
     ],
 )
 def test_other_tables_are_drawn_too(rows: list[dict[str, Any]]) -> None:
@@ -154,8 +199,8 @@ def test_a_browser_shows_the_page_and_its_plots(tmp_path: Path) -> None:
     dom = run([*command, "--dump-dom", page.as_uri()])
     run([*command, f"--screenshot={shot}", page.as_uri()])
 
-    assert dom.count("<table>") == 5
+    assert dom.count("<table>") == 4
     pixels = matplotlib.image.imread(shot)[..., :3]
     # The first colour of a plot's lines: a picture that did not load has none of it.
     blue = np.abs(pixels - np.array([0x1F, 0x77, 0xB4]) / 255).max(axis=2) < 0.02
-    assert blue.sum() > 500
+    assert blue.sum() > 150

@@ -52,6 +52,7 @@ SERVER_LAYERS = [
     "transport",
     "rounds",
     "watch",
+    "track",
     "run_folder",
     "run",
     "run_model",

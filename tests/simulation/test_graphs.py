@@ -25,6 +25,7 @@ from fedwright.server_runtime.config import SimulateSection, config_from_dict
 from fedwright.server_runtime.spec import ModelSpec, Structure
 from fedwright.simulation.dealing import Dealt, deal, local_data
 from fedwright.simulation.simulate import simulate
+from helpers.rings import save_rings
 
 SPEC = ModelSpec("gcn4", (6,), 7, (("conv1", 8), ("conv2", 8), ("conv3", 8), ("conv4", 8)))
 
@@ -32,14 +33,7 @@ SPEC = ModelSpec("gcn4", (6,), 7, (("conv1", 8), ("conv2", 8), ("conv3", 8), ("c
 @pytest.fixture
 def rings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dealt:
     """Four rings of ten papers, each about one subject."""
-    labels = np.repeat(np.arange(4), 10).astype(np.int8)
-    edges = np.concatenate([np.stack([np.arange(10), (np.arange(10) + 1) % 10], axis=1) + 10 * n for n in range(4)])
-    words: dict[str, Any] = {
-        "indptr": np.arange(41),
-        "indices": np.repeat(np.arange(4), 10),
-        "shape": np.array([40, 6]),
-    }
-    np.savez(tmp_path / "cora.npz", labels=labels, edges=edges, **words)
+    save_rings(tmp_path)
     monkeypatch.setenv("FEDWRIGHT_DATA", str(tmp_path))
     section = SimulateSection(dataset="cora", partition="metis", devices=4, val_ratio=0.2)
     return deal(section, seed=1)

@@ -10,12 +10,12 @@ const whole = (value) => (Number.isInteger(value) ? String(value) : "");
 
 export function compareView({ element, runs, fail }) {
   const chosen = new Set(runs);
-  const picks = h("fieldset", { class: "picks card" }, h("legend", {}, "Runs to compare"));
+  const picks = h("fieldset", { class: "picks" }, h("legend", {}, "Runs to compare"));
   const goal = h("input", { type: "number", id: "goal", min: "1", max: "100", step: "1", value: "80", oninput: () => costs() });
   const body = h("div", { class: "grid-2" });
   const cost = h("section", { class: "card" });
   const note = h("p", { class: "sub" });
-  fill(element, h("div", {}, h("h1", {}, "Compare"), note), picks, body,
+  fill(element, h("div", {}, h("h1", {}, "Compare"), note), h("div", { class: "card" }, picks), body,
     h("div", { class: "filters" }, h("label", { for: "goal" }, "Accuracy to reach, %", goal)), cost);
   let found = [];
 

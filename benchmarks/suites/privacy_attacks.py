@@ -1,0 +1,102 @@
+"""Attacks on what leaves a device: who was in the training data, and what a sample looked like.
+
+Membership: the loss of a sample under the model, which is lower for samples that it was trained on (Yeom et al., 2018);
+the area under the ROC curve is 0.5 for an attacker who guesses. Inversion: a step on one sample gives the input of the
+first linear layer away as the ratio of a weight's change to its bias' change (Phong et al., 2017); how alike it and the
+sample are is their correlation.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedwright.benchmarks.harness.suite import check, mean
+from fedwright.device_runtime.train.portable import PortableTrainer
+from fedwright.device_runtime.train.private import Lots, StepPrivacy
+from fedwright.protocol.messages import Hiding
+from fedwright.server_runtime import zoo
+from fedwright.server_runtime.artifacts.builder import build, initial_weights
+from fedwright.server_runtime.rounds.privacy.accounting import Release, epsilon
+from fedwright.server_runtime.spec import ModelSpec, Structure
+from fedwright.simulation import datasets
+from fedwright.simulation.datasets import Limit
+
+MEMBERS, BATCH, STEPS = 150, 30, 400
+CLIP, NOISE = 1.0, 4.0
+# One draw of 150 members has a standard error of 0.03.
+DRAWS = 5
+KINDS = ("plain", "example")
+SPEC = ModelSpec("mlp", (1, 28, 28), 10)
+Array = NDArray[Any]
+Part = tuple[dict[str, list[dict[str, Any]]], list[dict[str, Any]]]
+
+
+def attack_tables(seeds: Sequence[int]) -> Part:
+    """How well each attack does on plain training and on training that hides samples."""
+    draws = [100 * seed + draw for seed in seeds for draw in range(DRAWS)]
+    members = {kind: mean(membership(draw, private=kind != "plain") for draw in draws) for kind in KINDS}
+    inverted = {kind: mean(inversion(draw, private=kind != "plain") for draw in draws) for kind in KINDS}
+    epsilons = {"plain": "infinite", "example": epsilon([Release(NOISE, BATCH / MEMBERS, STEPS)], 1e-5)}
+    rows = [
+        {"training": kind, "epsilon": epsilons[kind]}
+        | {"membership: area under ROC": members[kind], "inversion: correlation": inverted[kind]}
+        for kind in KINDS
+    ]
+    found, hidden = members["plain"], members["example"]
+    seen, unseen = inverted["plain"], inverted["example"]
+    return {f"attacks on {MEMBERS} samples, noise {NOISE:g}": rows}, [
+        check("membership on plain training", found, ">= 0.6", holds=found >= 0.6),
+        check("membership where samples are hidden", hidden, "<= 0.55", holds=hidden <= 0.55),
+        check("inversion on plain training", seen, ">= 0.99", holds=seen >= 0.99),
+        check("inversion where samples are hidden", unseen, "<= 0.1", holds=unseen <= 0.1),
+    ]
+
+
+def membership(seed: int, *, private: bool) -> float:
+    """Area under the ROC curve of an attacker who takes samples of small loss for members."""
+    data = datasets.load("fashion-mnist", limit=Limit(train=2 * MEMBERS, test=1))
+    x, y = data.x_train[: 2 * MEMBERS], data.y_train[: 2 * MEMBERS]
+    order = np.random.default_rng(seed).permutation(2 * MEMBERS)
+    inside, outside = order[:MEMBERS], order[MEMBERS:]
+    trainer = _trainer(seed, private=private)
+    lots = Lots(MEMBERS, BATCH)
+    for _ in range(STEPS):
+        rows, weights = lots.draw()
+        batch = {"x": x[inside[rows]], "y": y[inside[rows]]} | ({"row_weight": weights} if private else {})
+        trainer.step(batch, learning_rate=0.1, seed=1)
+    member, other = (_losses(trainer, x[rows], y[rows]) for rows in (inside, outside))
+    return float(np.mean(member[:, None] < other[None, :]) + 0.5 * np.mean(member[:, None] == other[None, :]))
+
+
+def inversion(seed: int, *, private: bool) -> float:
+    """Correlation of a sample with what is read off the change that one step on it makes."""
+    data = datasets.load("fashion-mnist", limit=Limit(train=200, test=1))
+    row = int(np.random.default_rng(seed).integers(0, 200))
+    trainer = _trainer(seed, private=private)
+    before = trainer.weights()
+    batch = {"x": data.x_train[row : row + 1], "y": data.y_train[row : row + 1]}
+    trainer.step(batch | ({"row_weight": np.ones(1, np.float32)} if private else {}), learning_rate=1.0, seed=1)
+    after = trainer.weights()
+    weight = next(name for name, value in before.items() if value.ndim == 2)
+    bias = weight.replace("weight", "bias")
+    change, shift = after[weight] - before[weight], after[bias] - before[bias]
+    unit = int(np.argmax(np.abs(shift)))
+    guess = change[unit] / (shift[unit] if shift[unit] else 1.0)
+    return abs(float(np.corrcoef(guess, data.x_train[row].reshape(-1))[0, 1]))
+
+
+def _trainer(seed: int, *, private: bool) -> PortableTrainer:
+    module = zoo.create(SPEC, seed=seed)
+    trainer = PortableTrainer(build(Structure(SPEC, private=private), module))
+    trainer.load({name: np.asarray(value) for name, value in initial_weights(module).items()})
+    if private:
+        trainer.hide(StepPrivacy(Hiding(CLIP, NOISE), BATCH))
+    return trainer
+
+
+def _losses(trainer: PortableTrainer, x: Array, y: Array) -> Array:
+    logits = trainer.predict({"x": x})[0].astype(np.float64)
+    logits -= logits.max(axis=1, keepdims=True)
+    return np.asarray(np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(y)), y])

@@ -1,0 +1,1 @@
+"""The steps of a release, each a function that a test calls too."""
