@@ -47,8 +47,17 @@ _PLACES = {
     "training_graph": "fedwright.api.build",
 }
 
+# Names that will go, and those that replace them; they work and warn for one minor release at least.
+_RENAMED: dict[str, str] = {}
+
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        from warnings import warn
+
+        better = _RENAMED[name]
+        warn(f"fedwright.{name} will go; use fedwright.{better}", DeprecationWarning, stacklevel=2)
+        name = better
     if name not in _PLACES:
         raise AttributeError(f"module 'fedwright' has no attribute {name!r}")
     return getattr(import_module(_PLACES[name]), name)

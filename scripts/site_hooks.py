@@ -55,6 +55,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Gives the search dialogue, which the theme leaves without one, its name."""
+    return output.replace(
+        'data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"'
+    )
+
+
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Turns TeX into MathML, which browsers draw without any script."""
     content = INLINE.sub(lambda found: convert(html.unescape(found[1])), content)

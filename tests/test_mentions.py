@@ -16,10 +16,14 @@ from fedwright.server_runtime.methods.registry import METHODS
 from helpers.layout import Module, below, sources_of
 from helpers.tools import REPO
 
-# Options of pip, venv, systemctl and of the system that one suite compares with.
+# Options of Chromium, pip, venv, systemctl and of the system that one suite compares with.
 FOREIGN = {"--force-reinstall", "--upgrade", "--now", "--clear", "--no-input", "--no-deps"}
+FOREIGN |= {"--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"}
 FOREIGN |= {"--no-index", "--find-links", "--dest", "--quiet", "--disable-pip-version-check", "--only-binary"}
 FOREIGN |= {"--implementation", "--python-version"}
+# Of browsers.
+FOREIGN |= {"--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"}
+FOREIGN |= {"--headless", "--disable-component-update", "--disable-sync"}
 ELSEWHERE = "fedwright.benchmarks.peers"
 # What follows a section's name in the name of a file.
 ENDINGS = {"md", "toml", "onnx", "log", "out", "sqlite", "npz"}

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,32 +17,6 @@ from fedwright.protocol.errors import ConfigError
 # Where a result was read: pictures that its suite drew lie beside it.
 FOLDER = "folder"
 NEEDED = ("suite", "command", "versions", "machine", "tables", "checks")
-STYLE = """
-:root { color-scheme: light dark; --text: #1d2330; --dim: #5b6475; --line: #d5d9e0; --back: #fff; --soft: #f3f5f8;
-  --good: #14692f; --bad: #a4161a; }
-@media (prefers-color-scheme: dark) { :root { --text: #e6e9ef; --dim: #a3adbf; --line: #3a4252; --back: #151922;
-  --soft: #1e2430; --good: #6fd08c; --bad: #ff8f8f; } }
-* { box-sizing: border-box; }
-body { font: 15px/1.45 system-ui, sans-serif; margin: 0; color: var(--text); background: var(--back);
-  display: grid; grid-template-columns: 15rem minmax(0, 1fr); }
-nav { position: sticky; top: 0; height: 100vh; overflow-y: auto; padding: 1.2rem 1rem; background: var(--soft);
-  border-right: 1px solid var(--line); font-size: 14px; }
-nav a { display: flex; justify-content: space-between; gap: .5rem; padding: .15rem 0; color: inherit;
-  text-decoration: none; }
-nav a:hover, nav a:focus { text-decoration: underline; }
-main { padding: 1.2rem 2rem 4rem; max-width: 76rem; }
-section { border-top: 1px solid var(--line); padding-top: .5rem; margin-top: 2rem; }
-table { border-collapse: collapse; margin: .5rem 0 1.2rem; font-size: 13px; display: block; overflow-x: auto; }
-th, td { border: 1px solid var(--line); padding: .2rem .5rem; text-align: right; }
-th { background: var(--soft); }
-th:first-child, td:first-child { text-align: left; }
-figure { margin: 0; } .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(22rem, 1fr)); gap: 1rem; }
-img { width: 100%; background: #fff; border: 1px solid var(--line); }
-code { background: var(--soft); padding: 0 .2rem; } .meta, .about { color: var(--dim); font-size: 13px; }
-.good { color: var(--good); } .bad { color: var(--bad); font-weight: 600; } .big { font-size: 1.3rem; }
-summary { cursor: pointer; padding: .2rem 0; }
-@media (max-width: 50rem) { body { display: block; } nav { position: static; height: auto; } main { padding: 1rem; } }
-"""
 
 
 @dataclass(frozen=True)
@@ -92,9 +67,10 @@ def write_report(
         parts.append(_section_html(result, [picture for _, picture in drawn]))
     written = Written(folder / "report.md", folder / "report.html")
     written.markdown.write_text("\n".join(lines), encoding="utf-8")
+    style = resources.files("fedwright.benchmarks").joinpath("harness", "report.css").read_text(encoding="utf-8")
     head = (
         "<!doctype html><html lang=en><head><meta charset=utf-8><title>Measured with Fedwright</title>"
-        f"<meta name=viewport content='width=device-width, initial-scale=1'><style>{STYLE}</style></head>"
+        f"<meta name=viewport content='width=device-width, initial-scale=1'><style>{style}</style></head>"
     )
     body = f"<body>{_navigation(results)}<main>{''.join(parts)}</main></body></html>"
     written.page.write_text(head + body, encoding="utf-8")

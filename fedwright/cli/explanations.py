@@ -121,6 +121,12 @@ EXPLANATIONS = {
         "free some space; what was finished is kept | let it end first"
         " | `fedwright server check RUN` finds them, `server rollback` goes back before them",
     ),
+    "LeaseLost": _kind(
+        "FW602",
+        "another server has taken the run over",
+        "this server was silent for longer than the run's lease, and a standby went on with it",
+        "leave it to the other one; start this one again as the standby",
+    ),
     "BuildError": _kind(
         "FW700",
         "a model cannot be turned into a training graph",

@@ -186,7 +186,12 @@ class Hasa(SubmodelMethod):
                 raise
             log.warning("new devices are too small for the budget (%s); they get what they can hold", err)
             return {device: self._widths.get(device, entry.cap) for device, entry in known.items()}
-        return dict(zip(known, widths.tolist(), strict=True))
+        return {device: self._stepped(width) for device, width in zip(known, widths.tolist(), strict=True)}
+
+    def _stepped(self, width: float) -> float:
+        """The next width below that devices share, but not below the least."""
+        step = self._params.width_step
+        return max(self._params.least, math.floor(width / step + 1e-9) * step) if step else float(width)
 
     def _scores(self, values: Sequence[tuple[float, ...]], samples: Sequence[int]) -> NDArray[np.float64]:
         """h_i of every device; zeros for rules that do not look at data."""

@@ -45,6 +45,11 @@ def check_summed(method: str, params: Any, known: bool) -> None:
             f"secure is true but {method} cannot do with sums: {reason}; choose one of {', '.join(sorted(SUMMED))}, "
             f"or set secure = false"
         )
+    if method == "hasa" and (not params.width_step or params.submodels == "random"):
+        raise ConfigError(
+            "secure is true but with hasa every device has a width, or channels, of its own, so that no sum would hide "
+            "any; set method.width_step, such as 0.2, and no random submodels, or secure = false"
+        )
     if method in ("fedconv", "slice-tuned") and (params.group != "ratio" or params.exchange):
         raise ConfigError(
             f"secure is true but {method} looks at single devices with these settings; set method.group = 'ratio' and "

@@ -24,7 +24,7 @@ from fedwright.server_runtime.track.thread import Files, Numbers, TrackThread
 from fedwright.server_runtime.watch.history import RunHistory, read_history
 
 MEMORY = "tracked.json"
-DEVICES = "devices.json"
+DEVICES = "fleet-costs.json"
 # Sums over a round's devices.
 SUMS = ("train_s", "cpu_s", "energy_j")
 

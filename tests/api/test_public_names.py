@@ -23,6 +23,16 @@ def test_other_names_are_refused() -> None:
         fedwright.nothing  # noqa: B018
 
 
+def test_a_name_that_will_go_still_works_and_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(fedwright._RENAMED, "Fleet", "Device")
+
+    with pytest.warns(DeprecationWarning, match=r"fedwright\.Fleet will go; use fedwright\.Device"):
+        found = fedwright.Fleet
+
+    assert found is fedwright.Device
+    assert "Fleet" not in fedwright.__all__
+
+
 def test_importing_it_imports_nothing_heavy_and_training_needs_no_torch() -> None:
     script = (
         "import sys, fedwright; assert 'numpy' not in sys.modules\n"

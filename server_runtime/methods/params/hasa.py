@@ -43,6 +43,10 @@ class HasaParams:
         default=False,
         metadata={"help": "the server sees only sums of counts; 3 devices or more run with --hide-counts"},
     )
+    width_step: float = field(
+        default=0.0,
+        metadata={"help": "widths are rounded down to multiples of this (update.secure needs it); 0 = not"},
+    )
     memory_ratio: float = field(default=1.0, metadata={"help": "share of its free memory that a device may use"})
 
     def __post_init__(self) -> None:
@@ -52,6 +56,7 @@ class HasaParams:
             raise ConfigError(f"secure_sum adds up counts but score is {self.score!r}; set one of them back")
         check_range("size_share", self.size_share, low=0, high=1)
         check_range("smoothing", self.smoothing, low=0)
+        check_range("width_step", self.width_step, low=0, high=0.5)
         check_range("memory_ratio", self.memory_ratio, above=0)
         for name, width in self.caps.items():
             check_range(f"caps.{name}", width, low=self.least, high=1)

@@ -115,7 +115,7 @@ def test_a_simulation_tells_each_round_its_measurements_devices_model_and_ledger
     track = found.folder / "track"
     assert (track / "config.toml").read_text() == text
     assert "Differs:" in (track / "ledger.txt").read_text()
-    assert {one["device"] for one in json.loads((track / "devices.json").read_text())} == set(found.outcome.devices)
+    assert {one["device"] for one in json.loads((track / "fleet-costs.json").read_text())} == set(found.outcome.devices)
     assert found.outcome.model is not None
     assert (track / "model.onnx").read_bytes() == found.outcome.model.read_bytes()
 

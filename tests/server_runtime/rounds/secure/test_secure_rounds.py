@@ -59,7 +59,7 @@ def run(folder: Path, **options: Any) -> tuple[Server, Method]:
 def expected(rows: Mapping[str, np.ndarray], members: int) -> dict[str, np.ndarray]:
     """The model after one round by whole numbers added up in the open; every device has as many samples."""
     words = [masks.to_words(row, 1.0, devices=members, reach=SECURE.reach) for row in rows.values()]
-    total = np.sum(words, axis=0, dtype=np.uint32)
+    total = np.asarray(np.sum(words, axis=0, dtype=np.uint32))
     mean = masks.to_mean(total, float(len(rows)), devices=members, reach=SECURE.reach)
     found, start = {}, 0
     for name, value in sorted(start_weights().items()):
