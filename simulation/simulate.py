@@ -98,12 +98,14 @@ class Simulated:
     folder: Path
 
 
-def _check_task(config: RunConfig) -> None:
+def _deal(config: RunConfig) -> Dealt:
+    """The data of the config, dealt; ConfigError for a task that simulations do not know."""
     if config.model.task != CLASSIFY:
         raise ConfigError(
             f"simulations measure single classes, but model.task is {config.model.task!r}; use `fedwright server run` "
             "and `fedwright device run`"
         )
+    return deal(config.simulate, seed=config.run.seed, public=config.public)
 
 
 def simulate(
@@ -120,8 +122,7 @@ def simulate(
     dealt: data other than what the config names. parts: what to measure on every few rounds. look: called with the
     method after each of those rounds.
     """
-    _check_task(config)
-    dealt = dealt or deal(config.simulate, seed=config.run.seed, public=config.public)
+    dealt = dealt or _deal(config)
     dealt, public = reserve(dealt, config.public, seed=config.run.seed)
     reports = make_reports(config, dealt)
     check_hidden(config, len(reports), setting="the number of simulated devices")
