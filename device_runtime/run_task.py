@@ -173,6 +173,8 @@ def run_task(
             holdout=len(data.y_holdout),
             correct_before=_correct(before),
             correct_after=_correct(after),
+            measures_before=_measures(before),
+            measures_after=_measures(after),
             cpu_s=time.process_time() - cpu_s,
             task_s=time.monotonic() - wall_s,
             energy_j=energy.joules(),
@@ -329,7 +331,13 @@ def _returned(task: Task, trainer: Trainer, received: Tensors) -> Tensors:
 
 
 def _correct(evaluation: Evaluation | None) -> int | None:
-    return None if evaluation is None or evaluation.n == 0 else evaluation.correct
+    if evaluation is None or evaluation.n == 0 or evaluation.measures is not None:
+        return None
+    return evaluation.correct
+
+
+def _measures(evaluation: Evaluation | None) -> dict[str, float] | None:
+    return None if evaluation is None or not evaluation.measures else dict(evaluation.measures)
 
 
 def _load(path: Path | None) -> Tensors:

@@ -100,6 +100,8 @@ class Manifest(Struct, frozen=True):
     macs: Annotated[int, Meta(ge=0)] = 0
     # What train.onnx is for: the stock onnxruntime, or onnxruntime-training (protocol/classic_artifact.py).
     backend: Literal["portable", "classic"] = "portable"
+    # What the model is for (protocol/goals.py).
+    goal: Annotated[str, Meta(max_length=100)] = "classify"
 
 
 # Names under which class means and the numbers of samples behind them travel.

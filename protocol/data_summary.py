@@ -6,6 +6,7 @@ from typing import Annotated
 from msgspec import Meta, Struct, structs
 
 from fedwright.protocol.field_types import ClassNames, Count, Text
+from fedwright.protocol.goals import CLASSIFY
 
 # What a run may ask for beyond which classes there are; each by the fields of a summary that tell it.
 FACTS: dict[str, tuple[str, ...]] = {
@@ -23,6 +24,7 @@ class DataSummary(Struct, frozen=True):
     occurs. pixel_std: mean spread of an image's pixels. descriptor: random features.
     class_names: what the device calls its classes, which are in this order in all that is told here; empty when it
     keeps that to itself, None when its labels are numbers. input_dtype: of the samples, empty when it is not told.
+    goal: what its labels are for.
     number_descriptor: of whole numbers, what `descriptor` would be if they were measured and not word numbers.
     """
 
@@ -38,6 +40,7 @@ class DataSummary(Struct, frozen=True):
     input_dtype: Text = ""
     number_descriptor: Annotated[list[float], Meta(max_length=4096)] | None = None
     counted: bool = True
+    goal: Text = CLASSIFY
 
     @property
     def known_counts(self) -> list[int] | None:

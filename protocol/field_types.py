@@ -9,6 +9,8 @@ Id = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^(?!\.{1,2}\Z)[A
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, Meta(ge=0)]
+# What a device measured, by name.
+Figures = Annotated[dict[Annotated[str, Meta(max_length=40)], float], Meta(max_length=20)]
 Text = Annotated[str, Meta(max_length=2000)]
 Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
 # What a device, a config or a run calls its classes, in the order of their numbers.

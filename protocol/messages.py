@@ -12,7 +12,7 @@ from msgspec import Meta, Struct, field
 from fedwright.protocol.blob_ref import MAX_CHUNKS as MAX_CHUNKS
 from fedwright.protocol.blob_ref import BlobRef as BlobRef
 from fedwright.protocol.data_summary import DataSummary as DataSummary
-from fedwright.protocol.field_types import ClassNames, Count, Id, Key, Seconds, Sha256, Text
+from fedwright.protocol.field_types import ClassNames, Count, Figures, Id, Key, Seconds, Sha256, Text
 from fedwright.protocol.privacy_messages import Hidden as Hidden
 from fedwright.protocol.privacy_messages import Hiding as Hiding
 from fedwright.protocol.side_messages import Carried as Carried
@@ -199,6 +199,9 @@ class Stats(Struct, frozen=True):
     # Of `cpu_s`, what the training steps took; the rest is measuring and packing.
     train_cpu_s: Seconds = 0.0
     privacy: Hidden | None = None
+    # What the run's goal is judged by where that is not the share of right classes.
+    measures_before: Figures | None = None
+    measures_after: Figures | None = None
 
 
 class Part(Struct, frozen=True):

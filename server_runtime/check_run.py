@@ -106,4 +106,4 @@ def assumed(config: RunConfig) -> ModelSpec:
         shape, classes = shape or entry.example_shape, classes or entry.example_classes
     if shape is None:
         raise ConfigError(f"the input of {section.model} is not known before devices come; set model.input_shape")
-    return ModelSpec(section.model, shape, classes or 2)
+    return ModelSpec(section.model, shape, classes or 2, goal=section.task)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from fedwright.protocol.address import mask, parse_url
 from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.goals import CLASSIFY, GOALS, find_goal
 from fedwright.protocol.support import plugins
 from fedwright.protocol.support.settings import check_range, from_dict, hint
 from fedwright.protocol.topics import check_name
@@ -20,6 +21,7 @@ from fedwright.server_runtime.config_sections.track import TrackSection
 from fedwright.server_runtime.config_sections.train import TrainSection
 from fedwright.server_runtime.config_sections.update import UpdateSection
 from fedwright.server_runtime.fleet.class_names import check_classes
+from fedwright.server_runtime.goal_check import check_goal
 from fedwright.server_runtime.public_data.section import PublicSection
 
 EMBEDDED = "embedded"
@@ -122,8 +124,11 @@ class ModelSection:
         metadata=hint("safetensors file that the run begins with; a classifier for other classes begins anew"),
     )
 
+    task: str = field(default=CLASSIFY, metadata=hint("what it is for: " + ", ".join(GOALS)))
+
     def __post_init__(self) -> None:
         """Check values."""
+        find_goal(self.task)
         if not self.model:
             raise ConfigError("model is empty; choose a name from `fedwright models`")
         if plugins.is_reference(self.model):
@@ -289,6 +294,8 @@ def config_from_dict(data: Mapping[str, Any], *, where: str) -> RunConfig:
         raise ConfigError(f"{where} lacks the section [method]; name one from `fedwright methods`")
     asynchronous = "fleet" in sections and sections["fleet"].buffer is not None
     method = _method(data["method"], where=f"{where} [method]", asynchronous=asynchronous)
+    if "model" in sections:
+        check_goal(method.name, sections["model"].task)
     if "update" in sections:
         _check_combine(method.name, sections["update"], where=where)
         _check_secure(method, sections["update"], asynchronous, where=where)

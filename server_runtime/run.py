@@ -14,6 +14,7 @@ from fedwright.protocol import codec
 from fedwright.protocol.artifact import Manifest
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.goals import GOALS
 from fedwright.protocol.link.base import Link
 from fedwright.protocol.messages import Report, Returns
 from fedwright.protocol.support.metrics import served_metrics
@@ -227,9 +228,9 @@ def infer_spec(section: ModelSection, reports: Mapping[str, Report]) -> tuple[Mo
     names = fleet_names(section.classes, fitting)
     given = section.classes if isinstance(section.classes, int) else len(names)
     classes = given or largest_believed([report.data.classes for report in fitting.values()])
-    if classes < 2:
+    if classes < (1 if GOALS[section.task].numbers else 2):
         raise ConfigError("the devices report fewer than two classes; give them labelled data or set model.classes")
-    return zoo.named(section.model, ModelSpec(section.model, shape, classes)), names
+    return zoo.named(section.model, ModelSpec(section.model, shape, classes, goal=section.task)), names
 
 
 def make_method(config: RunConfig, spec: ModelSpec, *more: Any, **known: Any) -> Method:
@@ -342,7 +343,7 @@ def _initial(config: RunConfig, module: torch.nn.Module, spec: ModelSpec) -> Ten
 def _run_data(config: RunConfig, spec: ModelSpec, class_names: tuple[str, ...]) -> RunData:
     listed = isinstance(config.model.classes, tuple)
     dtype = str(model_inputs(zoo.create(spec, seed=0), spec)[0].dtype)
-    return RunData(class_names, listed, dtype, spec.classes)
+    return RunData(class_names, listed, dtype, spec.classes, spec.goal)
 
 
 def _export(config: RunConfig, builder: Builder, method: Method, class_names: tuple[str, ...]) -> Path:

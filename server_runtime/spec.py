@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from fedwright.protocol.goals import CLASSIFY
 from fedwright.protocol.support.settings import hint
 
 
@@ -14,6 +15,7 @@ class ModelSpec:
     """A model at a size.
 
     model: a zoo name or `python:module:function`. sizes: (channel group, size) pairs, empty = full size.
+    goal: what it is trained for (protocol/goals.py); of numbers to predict, `classes` is how many there are.
     links: widths of others' last layers that projections lead to, each of which counts for link_share (FedConv).
     """
 
@@ -23,6 +25,7 @@ class ModelSpec:
     sizes: tuple[tuple[str, int], ...] = ()
     links: tuple[int, ...] = ()
     link_share: float = 0.5
+    goal: str = CLASSIFY
 
 
 @dataclass(frozen=True)

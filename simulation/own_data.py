@@ -11,6 +11,7 @@ from fedwright.device_runtime.data import LocalData, load
 from fedwright.device_runtime.data.graph import SUFFIX, inner_edges, side_by_side
 from fedwright.device_runtime.equipment import SPLIT_SEED
 from fedwright.protocol.errors import DataError
+from fedwright.protocol.goals import CLASSIFY
 from fedwright.protocol.topics import check_name
 from fedwright.simulation.partition import Index, Share
 
@@ -38,6 +39,8 @@ def is_one_per_device(source: str) -> bool:
 def load_rows(source: str, *, most: int | None, rng: np.random.Generator) -> OwnExamples:
     """All examples of a source, held-out ones too, or that many drawn at random."""
     found = load(source, holdout_ratio=0.0, seed=SPLIT_SEED)
+    if found.goal != CLASSIFY:
+        raise DataError(f"simulate.data {source!r} is for the task {found.goal}; simulations know single classes only")
     x = np.concatenate([found.x, found.x_holdout]) if len(found.x_holdout) else found.x
     y, edges = np.concatenate([found.y, found.y_holdout]), found.edges
     if most is not None and most < len(y):

@@ -21,6 +21,7 @@ from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.crypto.x25519 import KEY_BYTES
 from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.goals import CLASSIFY
 from fedwright.protocol.messages import Recipe, Report
 from fedwright.protocol.support.files import replace_file
 from fedwright.server_runtime import run as runs
@@ -97,6 +98,16 @@ class Simulated:
     folder: Path
 
 
+def _deal(config: RunConfig) -> Dealt:
+    """The data of the config, dealt; ConfigError for a task that simulations do not know."""
+    if config.model.task != CLASSIFY:
+        raise ConfigError(
+            f"simulations measure single classes, but model.task is {config.model.task!r}; use `fedwright server run` "
+            "and `fedwright device run`"
+        )
+    return deal(config.simulate, seed=config.run.seed, public=config.public)
+
+
 def simulate(
     config: RunConfig,
     text: str,
@@ -111,7 +122,7 @@ def simulate(
     dealt: data other than what the config names. parts: what to measure on every few rounds. look: called with the
     method after each of those rounds.
     """
-    dealt = dealt or deal(config.simulate, seed=config.run.seed, public=config.public)
+    dealt = dealt or _deal(config)
     dealt, public = reserve(dealt, config.public, seed=config.run.seed)
     reports = make_reports(config, dealt)
     check_hidden(config, len(reports), setting="the number of simulated devices")

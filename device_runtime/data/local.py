@@ -11,6 +11,7 @@ from fedwright.device_runtime.describe.descriptor import describe, drawn_rows
 from fedwright.device_runtime.describe.word_counts import word_counts
 from fedwright.protocol.class_names import places_in
 from fedwright.protocol.errors import DataError
+from fedwright.protocol.goals import CLASSIFY
 from fedwright.protocol.messages import DataSummary
 
 Array = NDArray[np.generic]
@@ -24,6 +25,7 @@ class LocalData:
     x is float32, or whole numbers of any type, which become what a graph takes when a batch is made.
     extra: what else a batch has, one row per sample, by the name of the graph's input.
     class_names: what the classes are called, in the order of their numbers; empty when they are numbers only.
+    goal: what the labels are for; for numbers to predict, `classes` is how many there are.
     edges: of a graph [m, 2], between nodes numbered as in x, then as in x_holdout; None when samples stand alone.
     """
 
@@ -36,6 +38,7 @@ class LocalData:
     input_shape: tuple[int, ...]
     extra: Mapping[str, Array] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
+    goal: str = CLASSIFY
     edges: Labels | None = None
 
     def summary(self, *, counts: bool = True) -> DataSummary:
@@ -57,6 +60,7 @@ class LocalData:
             descriptor=self.descriptor if counts else None,
             class_names=list(self.class_names) if self.class_names else None,
             input_dtype=str(self.x.dtype),
+            goal=self.goal,
             number_descriptor=self.number_descriptor if counts and whole else None,
         )
 

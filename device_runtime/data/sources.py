@@ -1,14 +1,17 @@
 """One line of text names a data set: `npz:file`, `npy:folder`, `csv:file`, `images:folder`, `graph:file`, `python:…`.
 
 A plain path is guessed by its suffix. Options follow a question mark: `npz:data.npz?classes=10`,
-`csv:data.csv?label=species&shape=1,8,8`. An installed package may offer further schemes in the entry-point group
-`fedwright.sources`: each a function of the place and the options, which takes out of the options those that it knows.
+`csv:data.csv?label=species&shape=1,8,8`, `csv:rooms.csv?targets=heat,light`, `csv:load.csv?window=24&horizon=6`,
+`text:book.txt?window=64`, `npz:masks.npz?task=segment`. An installed package may offer further schemes in the
+entry-point group `fedwright.sources`: each a function of the place and the options, which takes out of the options
+those that it knows.
 Whatever the source, the result is checked here. `classes:3,7` is no data but what classes there would be.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl
 
 import numpy as np
@@ -19,7 +22,9 @@ from fedwright.device_runtime.data.bystander import CLASSES, only_classes
 from fedwright.device_runtime.data.graph import SUFFIX, inner_edges, read_graph
 from fedwright.device_runtime.data.labels import count_classes, numbered
 from fedwright.device_runtime.data.local import Array, Labels, LocalData, Raw
+from fedwright.device_runtime.data.targets import counts_of, read_targets
 from fedwright.protocol.errors import DataError
+from fedwright.protocol.goals import CLASSIFY, GOALS
 from fedwright.protocol.support import plugins
 
 Options = dict[str, str]
@@ -37,6 +42,7 @@ def load(source: str, *, holdout_ratio: float, seed: int) -> LocalData:
     if scheme == CLASSES:
         return only_classes(place)
     classes = _integer_option(options, "classes")
+    goal = _goal(options, source)
     raw = _reader(scheme)(place, options)
     if options:
         raise DataError(f"data source {source!r} has an unknown option {sorted(options)[0]!r}")
@@ -44,7 +50,23 @@ def load(source: str, *, holdout_ratio: float, seed: int) -> LocalData:
         raise DataError(f"data source {source!r} has names for its classes; leave ?classes={classes} out")
     if classes is not None:
         raw = replace(raw, classes=classes)
-    return assemble(raw, where=source, holdout_ratio=holdout_ratio, seed=seed)
+    return assemble(raw, where=source, holdout_ratio=holdout_ratio, seed=seed, goal=goal)
+
+
+def _goal(options: Options, source: str) -> str:
+    """What the labels are for: as the option says, else as the others imply."""
+    name = options.pop("task", _implied(source, options))
+    if name not in GOALS:
+        raise DataError(f"data source {source!r}: task {name!r} is not known; choose one of {', '.join(GOALS)}")
+    return name
+
+
+def _implied(source: str, options: Options) -> str:
+    if source.startswith("text:"):
+        return "language"
+    if "window" in options:
+        return "forecast"
+    return "regress" if "targets" in options else CLASSIFY
 
 
 def parse(source: str) -> tuple[str, str, Options]:
@@ -84,10 +106,16 @@ def _guess(source: str) -> str:
     raise DataError(f"data source {source!r} does not exist; give a path or one of {', '.join(_schemes())} with ':'")
 
 
-def assemble(raw: Raw, *, where: str, holdout_ratio: float, seed: int) -> LocalData:
+def assemble(raw: Raw, *, where: str, holdout_ratio: float, seed: int, goal: str = CLASSIFY) -> LocalData:
     """Checked arrays, split into a training and a held-out part."""
     x = _inputs(raw.x, where=where)
-    (y, *given), names = numbered(raw, where=where)
+    y: Any
+    given: list[Any]
+    if goal == CLASSIFY:
+        (y, *given), names = numbered(raw, where=where)
+        outputs = None
+    else:
+        ((y, *given), outputs), names = read_targets(raw, GOALS[goal], where=where), ()
     _check_pair(x, y, where=where)
     edges = raw.edges
     if raw.x_holdout is None or not given:
@@ -103,17 +131,18 @@ def assemble(raw: Raw, *, where: str, holdout_ratio: float, seed: int) -> LocalD
         raise DataError(f"{where}: x has samples of shape {list(x.shape[1:])} but x_holdout {list(x_out.shape[1:])}")
     if "f" in (x.dtype.kind, x_out.dtype.kind):
         x, x_out = _as_float32(x), _as_float32(x_out)
-    classes = count_classes(len(names) if names else raw.classes, [y, y_out], where=where)
+    classes = outputs or count_classes(len(names) if names else raw.classes, [y, y_out], where=where)
     return LocalData(
         x=x,
         y=y,
         x_holdout=x_out,
         y_holdout=y_out,
         classes=classes,
-        class_counts=tuple(np.bincount(y, minlength=classes).tolist()),
+        class_counts=counts_of(y, classes),
         input_shape=tuple(x.shape[1:]),
         class_names=names,
         edges=edges,
+        goal=goal,
     )
 
 
@@ -151,7 +180,7 @@ def _as_float32(x: Array) -> NDArray[np.float32]:
         return x if x.dtype == np.float32 else x.astype(np.float32)  # type: ignore[return-value]
 
 
-def _check_pair(x: Array, y: Labels, *, where: str) -> None:
+def _check_pair(x: Array, y: Array, *, where: str) -> None:
     if len(x) != len(y):
         raise DataError(f"{where}: {len(x)} samples but {len(y)} labels")
     if len(y) == 0:
@@ -225,10 +254,25 @@ def _read_images(place: str, options: Options) -> Raw:
     return read_folder(place, options)
 
 
+def _read_csv(place: str, options: Options) -> Raw:
+    if "targets" not in options and "window" not in options:
+        return tables.read_csv(place, options)
+    from fedwright.device_runtime.data.windows import read_series
+
+    return read_series(place, options)
+
+
+def _read_text(place: str, options: Options) -> Raw:
+    from fedwright.device_runtime.data.windows import read_text
+
+    return read_text(place, options)
+
+
 READERS: dict[str, Reader] = {
     "npz": tables.read_npz,
     "npy": tables.read_npy_folder,
-    "csv": tables.read_csv,
+    "csv": _read_csv,
+    "text": _read_text,
     "images": _read_images,
     "graph": read_graph,
     "python": _read_python,

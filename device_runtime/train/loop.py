@@ -1,7 +1,7 @@
 """Training, evaluation and class means over local data, whichever backend is underneath."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from fedwright.device_runtime.data.graph import inner_edges
 from fedwright.device_runtime.data.local import LocalData
 from fedwright.device_runtime.train.base import Array, Predicts, StepResult, Tensors, Trainer
+from fedwright.device_runtime.train.measures import Measures
 from fedwright.device_runtime.train.private import Lots
 from fedwright.protocol.artifact import EDGES
+from fedwright.protocol.goals import CLASSIFY, GOALS
 from fedwright.protocol.messages import Recipe
 from fedwright.protocol.private_graph import ROW_WEIGHT
 
@@ -56,11 +58,12 @@ Rows = NDArray[np.int64] | slice
 
 
 class Evaluation(NamedTuple):
-    """How many of `n` samples were classified right, and their mean cross-entropy."""
+    """How many of `n` samples were classified right, their mean loss, and by what another goal is judged."""
 
     correct: int
     n: int
     loss: float
+    measures: Mapping[str, float] | None = None
 
 
 def total_steps(recipe: Recipe, samples: int) -> int:
@@ -140,7 +143,9 @@ def evaluation_batch(recipe: Recipe) -> int:
 
 
 def evaluate(trainer: Predicts, data: LocalData, *, batch: int = EVALUATION_BATCH) -> Evaluation:
-    """Accuracy and mean cross-entropy on the held-out part."""
+    """Accuracy and mean cross-entropy on the held-out part, or what the goal of the data is judged by."""
+    if data.goal != CLASSIFY:
+        return _judge(trainer, data, batch)
     correct, loss = 0, 0.0
     for labels, logits in _held_out(trainer, data, batch):
         correct += int((logits.argmax(axis=1) == labels).sum())
@@ -158,6 +163,14 @@ def _held_out(trainer: Predicts, data: LocalData, batch: int) -> Iterator[tuple[
     for start in range(0, len(data.y_holdout), batch):
         rows = slice(start, start + batch)
         yield data.y_holdout[rows], trainer.predict({INPUT: data.x_holdout[rows]})[0]
+
+
+def _judge(trainer: Predicts, data: LocalData, batch: int) -> Evaluation:
+    measures, n = Measures(GOALS[data.goal]), len(data.y_holdout)
+    for labels, outputs in _held_out(trainer, data, batch):
+        measures.add(outputs, labels)
+    loss, figures = measures.figures()
+    return Evaluation(correct=0, n=n, loss=loss, measures=figures)
 
 
 def logits_of(trainer: Predicts, data: LocalData, *, batch: int = EVALUATION_BATCH) -> Array:

@@ -156,7 +156,9 @@ def _train_graph(structure: Structure, module: nn.Module, asked: list[str]) -> _
     train = _Train(graph, loss)
     buffers = [n for n in buffer_names(module) if n in forward.running or n.startswith(structure.trainable)]
     shapes = {name: tuple(value.shape) for name, value in module.state_dict(keep_vars=True).items()}
-    outputs = [(LOSS, loss.value), (CORRECT, loss.correct)]
+    outputs = [(LOSS, loss.value)]
+    if loss.correct is not None:
+        outputs.append((CORRECT, loss.correct))
     for name in [*asked, *buffers]:
         if not graph.knows(name):
             graph.add_input(Value(name, shapes[name]))
@@ -285,7 +287,8 @@ def _manifest(
         slots=train.slots,
         scalars=[_spec(value) for value in scalars],
         loss=LOSS,
-        metrics=[CORRECT],
+        metrics=[] if train.loss.correct is None else [CORRECT],
+        goal=structure.spec.goal,
         eval_batch=evaluation.batch,
         eval_slots=evaluation.slots,
         logits=LOGITS,

@@ -89,7 +89,8 @@ def _forward_model(structure: Structure, module: nn.Module, portable: Artifact) 
     loss = append_loss(graph, forward, structure, trainable)
     _add_in_pairs(graph)
     measure(graph)
-    finish(graph, [(portable.manifest.loss, loss.value), (portable.manifest.metrics[0], loss.correct)])
+    told = [] if loss.correct is None else [(portable.manifest.metrics[0], loss.correct)]
+    finish(graph, [(portable.manifest.loss, loss.value), *told])
     weights = {value.name: value for value in graph.inputs if value.name in {*trainable, *frozen}}
     graph.inputs = [value for value in graph.inputs if value.name not in weights]
     graph.initializers.update({name: np.zeros(value.shape, value.dtype) for name, value in weights.items()})

@@ -5,13 +5,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedwright.protocol.errors import BuildError
+from fedwright.protocol.goals import CLASSIFY, GOALS, Goal
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts import objectives
-from fedwright.server_runtime.artifacts.autodiff.graph import Graph, Value
+from fedwright.server_runtime.artifacts.autodiff.graph import Graph, Shape, Value
 from fedwright.server_runtime.artifacts.export import Forward, export
 from fedwright.server_runtime.spec import ModelSpec, Structure
 
 LABELS = "y"
+_ABOUT_CLASSES = ("prototypes", "distill", "match_logits", "masked_classes", "exits", "correlate")
 
 
 @dataclass
@@ -22,7 +24,7 @@ class Loss:
     """
 
     value: str
-    correct: str
+    correct: str | None
     batch: list[str]
     sides: list[str] = field(default_factory=list)
     logits: str = ""
@@ -33,18 +35,17 @@ def append_loss(graph: Graph, forward: Forward, structure: Structure, trained: l
     """Append every term of the structure's objective; the side inputs are those that the terms declared."""
     objective, classes = structure.objective, structure.spec.classes
     _check(forward, structure)
+    goal = GOALS[structure.spec.goal]
+    outputs = [_classes_last(graph, name) if goal.first else name for name in forward.logits]
     sides_from = len(graph.inputs)
     batch = [value.name for value in forward.inputs]
-    per_label = graph.shape(forward.logits[-1])[1:-1]
-    labels = graph.add_input(Value(LABELS, (-1, *per_label), np.dtype(np.int64)))
-    if per_label:
-        labels = graph.op("Reshape", labels, graph.ints(-1))
-    logits = [objectives.rows_of(graph, name, classes) for name in forward.logits]
+    labels = _add_labels(graph, goal, outputs[-1])
+    logits = [objectives.rows_of(graph, name, classes) for name in outputs]
     if objective.masked_classes:
         logits = [objectives.masked_classes(graph, name) for name in logits]
     terms: list[tuple[float, str]] = []
     if objective.cross_entropy:
-        terms.append((objective.cross_entropy, _classify(graph, structure, logits, labels)))
+        terms.append((objective.cross_entropy, _fit(graph, structure, logits, labels)))
     if objective.proximal:
         terms.append((objective.proximal, objectives.proximal(graph, trained)))
     if objective.prototypes:
@@ -61,7 +62,7 @@ def append_loss(graph: Graph, forward: Forward, structure: Structure, trained: l
     if objective.linear:
         terms.append((1.0, objectives.linear(graph, trained)))
     value = _weighted_sum(graph, terms)
-    correct = objectives.correct(graph, logits[-1], labels)
+    correct = None if goal.numbers else objectives.correct(graph, logits[-1], labels)
     own = [value.name for value in graph.inputs[sides_from:]]
     batch += [name for name in (LABELS, objectives.TARGET_LOGITS) if name in own]
     threshold = [objectives.THRESHOLD] if objective.fiarse else []
@@ -80,10 +81,59 @@ def _check(forward: Forward, structure: Structure) -> None:
         [objective.cross_entropy, objective.match_logits, objective.distill, objective.prototypes, objective.correlate]
     ):
         raise BuildError(f"the objective of {model} has no term that depends on the data; give one a weight")
+    _check_goal(structure)
     for name in forward.logits:
-        if forward.graph.shape(name)[-1] != structure.spec.classes:
-            found = forward.graph.shape(name)
-            raise BuildError(f"{model} returns logits of shape {found} but there are {structure.spec.classes} classes")
+        _check_shape(forward.graph.shape(name), structure)
+
+
+def _add_labels(graph: Graph, goal: Goal, outputs: str) -> str:
+    """The input of labels, one per row of the outputs."""
+    shape = graph.shape(outputs)
+    if goal.numbers:
+        return graph.add_input(Value(LABELS, (-1, shape[-1])))
+    labels = graph.add_input(Value(LABELS, shape[:-1], np.dtype(np.int64)))
+    return labels if len(shape) == 2 else graph.op("Reshape", labels, graph.ints(-1))
+
+
+def _check_goal(structure: Structure) -> None:
+    """Terms about classes are for single classes alone."""
+    objective, goal = structure.objective, structure.spec.goal
+    terms = {name: getattr(objective, name) for name in _ABOUT_CLASSES}
+    used = [name for name, value in terms.items() if value]
+    if goal != CLASSIFY and used:
+        raise BuildError(
+            f"the method's {used[0]} is about single classes, but the run's task is {goal}; choose a method that "
+            "averages weights, such as fedavg"
+        )
+
+
+def _check_shape(shape: Shape, structure: Structure) -> None:
+    spec, goal = structure.spec, GOALS[structure.spec.goal]
+    fits = len(shape) > 1 and shape[1 if goal.first else -1] == spec.classes
+    if goal.everywhere and len(shape) < 3:
+        raise BuildError(f"{spec.model} returns {shape} but {goal.name} needs classes at every place; return them all")
+    if goal.numbers and len(shape) != 2:
+        raise BuildError(f"{spec.model} returns {shape} but {goal.name} needs [samples, {spec.classes}]; flatten it")
+    if not fits:
+        what = "targets" if goal.numbers else "classes"
+        raise BuildError(f"{spec.model} returns logits of shape {shape} but there are {spec.classes} {what}")
+
+
+def _classes_last(graph: Graph, logits: str) -> str:
+    """[samples, classes, places...] with the classes on the last axis."""
+    shape = graph.shape(logits)
+    perm = [0, *range(2, len(shape)), 1]
+    return graph.op("Transpose", logits, perm=perm, shape=tuple(shape[axis] for axis in perm))
+
+
+def _fit(graph: Graph, structure: Structure, logits: list[str], labels: str) -> str:
+    """The term that compares outputs with labels."""
+    goal = GOALS[structure.spec.goal]
+    if goal.name == "multilabel":
+        return objectives.binary_cross_entropy(graph, logits[-1], labels)
+    if goal.numbers:
+        return objectives.squared_error(graph, logits[-1], labels)
+    return _classify(graph, structure, logits, labels)
 
 
 def _classify(graph: Graph, structure: Structure, logits: list[str], labels: str) -> str:

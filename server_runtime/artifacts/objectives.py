@@ -57,6 +57,18 @@ def cross_entropy(graph: Graph, logits: str, labels: str) -> str:
     return loss
 
 
+def squared_error(graph: Graph, outputs: str, targets: str) -> str:
+    """mean (z - t)^2 over all entries"""
+    away = graph.op("Sub", outputs, targets)
+    return graph.op("ReduceMean", graph.op("Mul", away, away), keepdims=0)
+
+
+def binary_cross_entropy(graph: Graph, logits: str, targets: str) -> str:
+    """mean log(1 + e^z) - z t over all entries, t in {0, 1}"""
+    terms = graph.op("Sub", graph.op("Softplus", logits), graph.op("Mul", logits, targets))
+    return graph.op("ReduceMean", terms, keepdims=0)
+
+
 def masked_classes(graph: Graph, logits: str) -> str:
     """z with the logits of classes that the device lacks set to zero (HeteroFL)."""
     classes = graph.shape(logits)[-1]

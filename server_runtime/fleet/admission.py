@@ -52,6 +52,10 @@ def check_stats(stats: Stats, recipe: Recipe) -> None:
         figure = getattr(stats, name)
         if figure is not None and not math.isfinite(figure):
             raise BadUpdate(f"stats.{name} is {figure}, which is no measurement; the device's training diverged")
+    for name in ("measures_before", "measures_after"):
+        for what, figure in (getattr(stats, name) or {}).items():
+            if not math.isfinite(figure):
+                raise BadUpdate(f"stats.{name} has {what} {figure}, which is no measurement; its training diverged")
     for name in ("correct_before", "correct_after"):
         correct = getattr(stats, name)
         if correct is not None and correct > stats.holdout:

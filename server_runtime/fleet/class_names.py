@@ -36,13 +36,14 @@ class RunData:
 
     class_names: the run's classes in order, empty when they are numbers. listed: the config lists them, so that plain
     numbers are places in the list. input_dtype: what the model takes, empty when that is not known. classes: of the
-    model; a device may know of fewer.
+    model; a device may know of fewer. goal: what the model is for, empty when that is not known.
     """
 
     class_names: tuple[str, ...] = ()
     listed: bool = False
     input_dtype: str = ""
     classes: int = 0
+    goal: str = ""
 
     def read(self, report: Report) -> Report:
         """The report with all that it says of classes in the run's order; as it is when `problem` finds one."""
@@ -60,6 +61,11 @@ class RunData:
     def problem(self, report: Report) -> str | None:
         """Why a device's classes or samples are not what the run is about; None when they are."""
         data = report.data
+        if self.goal and data.goal != self.goal and data.samples:
+            return (
+                f"its data is for the task {data.goal} but the run's is {self.goal}; put ?task={self.goal} behind the "
+                "device's data, or set task under [model]"
+            )
         if is_whole(self.input_dtype) and data.input_dtype and not is_whole(data.input_dtype):
             return (
                 f"its data has fractions ({data.input_dtype}) but the model takes whole numbers such as word numbers "

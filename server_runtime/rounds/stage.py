@@ -155,6 +155,11 @@ def fleet_metrics(replies: Mapping[str, Reply]) -> dict[str, float]:
             metrics[name.replace("correct", "accuracy")] = sum(share * n for share, n in shares) / sum(
                 n for _, n in shares
             )
+    for when in ("before", "after"):
+        told = [(getattr(one, f"measures_{when}") or {}, min(one.holdout, most)) for one in held_out]
+        for name in sorted({name for figures, _ in told for name in figures}):
+            known = [(figures[name], n) for figures, n in told if name in figures]
+            metrics[f"{name}_{when}"] = sum(figure * n for figure, n in known) / sum(n for _, n in known)
     for name, figure in (("loss", "loss_last"), (LOSS_BEFORE, "loss_first")):
         losses = [getattr(one, figure) for one in stats if getattr(one, figure) is not None]
         if losses:

@@ -40,6 +40,7 @@ SERVER_LAYERS = [
     "seeds",
     "spec",
     "model_names",
+    "goal_check",
     "public_data",
     "blocks",
     "config_sections",

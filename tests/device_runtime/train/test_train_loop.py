@@ -124,7 +124,7 @@ def test_resume_from_a_snapshot_ends_at_the_same_bits() -> None:
 
 
 def test_evaluation_counts_and_loss_by_hand() -> None:
-    correct, n, loss = loop.evaluate(Recorder(), local_data(), batch=2)
+    correct, n, loss, _ = loop.evaluate(Recorder(), local_data(), batch=2)
 
     sure = np.log(np.exp(9) + 3)
     assert (correct, n) == (1, 3)
@@ -132,7 +132,7 @@ def test_evaluation_counts_and_loss_by_hand() -> None:
 
 
 def test_evaluation_of_nothing_is_zero() -> None:
-    assert loop.evaluate(Recorder(), local_data(holdout=0)) == (0, 0, 0.0)
+    assert loop.evaluate(Recorder(), local_data(holdout=0)) == loop.Evaluation(0, 0, 0.0)
 
 
 def test_prototypes_are_class_means_and_absent_classes_are_zero() -> None:
