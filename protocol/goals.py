@@ -34,6 +34,7 @@ GOALS = {
         Goal("language", everywhere=True, measures=("accuracy", "perplexity")),
     )
 }
+MEASURES = frozenset(name for goal in GOALS.values() for name in goal.measures)
 
 
 def find_goal(name: str) -> Goal:

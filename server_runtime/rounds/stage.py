@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fedwright.protocol.goals import MEASURES
 from fedwright.protocol.task_blobs import own_blobs
 from fedwright.server_runtime.blocks.robust import Combine
 from fedwright.server_runtime.methods.base import Method, MethodState
@@ -157,9 +158,10 @@ def fleet_metrics(replies: Mapping[str, Reply]) -> dict[str, float]:
             )
     for when in ("before", "after"):
         told = [(getattr(one, f"measures_{when}") or {}, min(one.holdout, most)) for one in held_out]
-        for name in sorted({name for figures, _ in told for name in figures}):
+        # A device may tell anything; figures of other names are the server's own.
+        for name in sorted(MEASURES & {name for figures, _ in told for name in figures}):
             known = [(figures[name], n) for figures, n in told if name in figures]
-            metrics[f"{name}_{when}"] = sum(figure * n for figure, n in known) / sum(n for _, n in known)
+            metrics.setdefault(f"{name}_{when}", sum(figure * n for figure, n in known) / sum(n for _, n in known))
     for name, figure in (("loss", "loss_last"), (LOSS_BEFORE, "loss_first")):
         losses = [getattr(one, figure) for one in stats if getattr(one, figure) is not None]
         if losses:

@@ -73,5 +73,5 @@ def _plain(kind: Any, limits: msgspec.Meta) -> st.SearchStrategy[Any]:
             return st.from_regex(limits.pattern.rstrip("$") + r"\Z").filter(
                 lambda text: len(text) <= (limits.max_length or len(text))
             )
-        return st.text(min_size=limits.min_length or 0, max_size=MAX_BYTES)
+        return st.text(min_size=limits.min_length or 0, max_size=min(limits.max_length or MAX_BYTES, MAX_BYTES))
     raise TypeError(f"no strategy for {kind}")
