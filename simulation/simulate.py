@@ -164,7 +164,9 @@ def simulate(
                 edges = {e: make_edge(e, config.simulate, folder.path / e, blobs) for e in set(places.values())}
                 return EdgedFleet(local, places, blobs=blobs, edges=edges)
 
-            access = runs.FleetAccess(talk, watch, begin, sync=False, public=public, kind="simulated")
+            access = runs.FleetAccess(
+                talk, watch, begin, sync=False, public=public, kind="simulated", claimed=tracker.begin
+            )
             outcome = runs.conduct(config, text, access)
             tracker.finish(outcome.model, outcome.devices)
     return Simulated(outcome, watch.evaluations, watch.round_s, folder.path)
