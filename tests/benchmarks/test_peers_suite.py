@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedwright.benchmarks.peers import flower, suite
+from fedwright.benchmarks.peers import flower, ours, sizes, suite
 from fedwright.benchmarks.peers.scene import PeerResult
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.support.steps import listening
@@ -18,10 +18,10 @@ RESULT = PeerResult([1.0, 2.0], 1.0, 50.0, 1.0, 1.0, 0.5)
 def heard(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     """Measurements are made up; what is told is kept."""
     monkeypatch.setattr(suite, "prepare", lambda scene: None)
-    monkeypatch.setattr(suite.sizes, "own_mb", lambda: 80.0)
-    monkeypatch.setattr(suite.sizes, "installed_mb", lambda *given: 800.0)
+    monkeypatch.setattr(sizes, "own_mb", lambda: 80.0)
+    monkeypatch.setattr(sizes, "installed_mb", lambda *given: 800.0)
     monkeypatch.setattr(flower, "version", lambda python: "1.42")
-    for system in (suite.ours, flower):
+    for system in (ours, flower):
         monkeypatch.setattr(system, "measure", lambda *given, **named: RESULT)
         for victim in ("device", "server"):
             monkeypatch.setattr(system, f"survive_{victim}", lambda *given: "goes on")
