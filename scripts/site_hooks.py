@@ -14,6 +14,7 @@ from site_pages.documents import document_pages
 from site_pages.errors import errors_page, exit_codes_page
 from site_pages.messages import messages_page
 from site_pages.methods import method_pages, settings_page
+from site_pages.metrics import metrics_page
 from site_pages.public_names import public_names_page
 from site_pages.sections import config_page, edge_page
 
@@ -32,6 +33,7 @@ def pages() -> dict[str, str]:
         "reference/messages.md": messages_page(),
         "reference/errors.md": errors_page(),
         "reference/exit-codes.md": exit_codes_page(),
+        "reference/metrics.md": metrics_page(),
         **method_pages(),
         **document_pages(),
     }

@@ -13,9 +13,13 @@ from fedwright.cli.command_tree import commands
 from fedwright.cli.explanations import EXPLANATIONS, explain
 from fedwright.protocol import errors
 from fedwright.server_runtime.config import SECTIONS
+from fedwright.server_runtime.edge.metrics import EdgeFigures, EdgeSnapshot
 from fedwright.server_runtime.methods.registry import METHODS
+from fedwright.server_runtime.watch.metrics import RunFigures
+from helpers.scrape import memory_link
 from helpers.tools import REPO
 from site_pages.methods import NOTES
+from site_pages.metrics import metrics_page
 
 # What a browser fetches by itself; a link to another host is not among them.
 FETCHED = re.compile(r"<(?:script|link|img|iframe|source|video)\b[^>]*?\b(?:src|href)=\"?(?P<url>[^\"\s>]+)")
@@ -89,3 +93,15 @@ def test_every_error_is_explained(site: Path) -> None:
     assert [kind.__name__ for kind in kinds if kind.__name__ not in EXPLANATIONS] == []
     assert [code for kind in kinds if f'id="{(code := explain(kind).code).lower()}"' not in listed] == []
     assert len({known.code for known in EXPLANATIONS.values()}) == len(EXPLANATIONS)
+
+
+def test_every_figure_that_is_served_or_asked_for_is_in_the_list(tmp_path: Path) -> None:
+    listed = set(re.findall(r"^\| `(\w+)` \| (?:gauge|counter|histogram) \|", metrics_page(), flags=re.MULTILINE))
+    link = memory_link()
+    run, edge = RunFigures(tmp_path, link=link), EdgeFigures(EdgeSnapshot, tmp_path, link, link)
+    served = {figure.name for figure in (*run.collect(), *edge.collect())}
+    asked = {name for file in (REPO / "deploy").iterdir() for name in re.findall(r"fedwright_\w+", file.read_text())}
+
+    assert len(served) > 25
+    assert served - listed == set()
+    assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in asked} - listed == set()
