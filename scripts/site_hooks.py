@@ -57,11 +57,21 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Gives the search dialogue, which the theme leaves without one, its name."""
+def named_search(output: str) -> str:
+    """A page whose search dialogue, which the theme leaves without one, has a name."""
     return output.replace(
         'data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"'
     )
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Mends what the theme makes of a page."""
+    return named_search(output)
+
+
+def on_post_template(output_content: str, template_name: str, config: MkDocsConfig) -> str:
+    """The same for what is not written as a page, such as that of addresses that lead nowhere."""
+    return named_search(output_content)
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:

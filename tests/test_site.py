@@ -16,6 +16,7 @@ from fedwright.server_runtime.config import SECTIONS
 from fedwright.server_runtime.edge.metrics import EdgeFigures, EdgeSnapshot
 from fedwright.server_runtime.methods.registry import METHODS
 from fedwright.server_runtime.watch.metrics import RunFigures
+from helpers.browser import browser_page, chromium, mistakes
 from helpers.scrape import memory_link
 from helpers.tools import REPO
 from site_pages.methods import NOTES
@@ -23,6 +24,11 @@ from site_pages.metrics import metrics_page
 
 # What a browser fetches by itself; a link to another host is not among them.
 FETCHED = re.compile(r"<(?:script|link|img|iframe|source|video)\b[^>]*?\b(?:src|href)=\"?(?P<url>[^\"\s>]+)")
+# Wide tables, equations, code, links in code.
+SEEN = ("results.html", "methods/hasa.html", "how-to/tasks.html", "how-to/page.html")
+WITH_BROWSER = pytest.mark.skipif(
+    chromium() is None and not os.environ.get("CI"), reason="needs chromium; run scripts/setup"
+)
 IN_STYLES = re.compile(r"(?:url\(|@import )[\"']?(https?:)?//")
 
 
@@ -105,3 +111,26 @@ def test_every_figure_that_is_served_or_asked_for_is_in_the_list(tmp_path: Path)
     assert len(served) > 25
     assert served - listed == set()
     assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in asked} - listed == set()
+
+
+@WITH_BROWSER
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, True)], ids=["desk, light", "phone, dark"])
+def test_nobody_is_shut_out_of_a_page(site: Path, width: int, dark: bool) -> None:
+    with browser_page(width=width, dark=dark) as page:
+        found = {}
+        for name in SEEN:
+            page.goto((site / name).as_uri())
+            found[name] = mistakes(page)
+
+    assert found == {key: [] for key in SEEN}
+
+
+@WITH_BROWSER
+def test_a_wide_table_is_moved_by_keyboard(site: Path) -> None:
+    with browser_page(width=400) as page:
+        page.goto((site / "results.html").as_uri())
+        table = page.locator(".md-typeset__scrollwrap[tabindex]").first
+        table.focus()
+        page.keyboard.press("ArrowRight")
+
+        page.wait_for_function("table => table.scrollLeft > 0", arg=table.element_handle())
