@@ -8,7 +8,7 @@ from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.messages import Ask, BlobRef, Dismiss, Refusal, SumAsk, Task, Update
 from fedwright.protocol.support.files import replace_file
 from fedwright.server_runtime.blocks.fedconv.cluster_exchange import ExchangeOptions
-from fedwright.server_runtime.config import SimulateSection
+from fedwright.server_runtime.config_sections.simulate import SimulateSection
 from fedwright.server_runtime.edge.cluster_sharing import ClusterSharing
 from fedwright.server_runtime.edge.pooled_update import Grouping, Plain, PooledReply, Reader, split
 from fedwright.server_runtime.transport.device_channel import Heard
