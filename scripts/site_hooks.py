@@ -14,6 +14,7 @@ from site_pages.documents import document_pages
 from site_pages.errors import errors_page, exit_codes_page
 from site_pages.messages import messages_page
 from site_pages.methods import method_pages, settings_page
+from site_pages.metrics import metrics_page
 from site_pages.public_names import public_names_page
 from site_pages.sections import config_page, edge_page
 
@@ -32,6 +33,7 @@ def pages() -> dict[str, str]:
         "reference/messages.md": messages_page(),
         "reference/errors.md": errors_page(),
         "reference/exit-codes.md": exit_codes_page(),
+        "reference/metrics.md": metrics_page(),
         **method_pages(),
         **document_pages(),
     }
@@ -55,11 +57,21 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Gives the search dialogue, which the theme leaves without one, its name."""
+def named_search(output: str) -> str:
+    """A page whose search dialogue, which the theme leaves without one, has a name."""
     return output.replace(
         'data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"'
     )
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Mends what the theme makes of a page."""
+    return named_search(output)
+
+
+def on_post_template(output_content: str, template_name: str, config: MkDocsConfig) -> str:
+    """The same for what is not written as a page, such as that of addresses that lead nowhere."""
+    return named_search(output_content)
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:

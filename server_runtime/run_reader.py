@@ -11,10 +11,10 @@ from fedwright.server_runtime.config import (
     FleetSection,
     RunConfig,
     RunSection,
-    SimulateSection,
     config_from_text,
 )
 from fedwright.server_runtime.config_sections.metrics import MetricsSection
+from fedwright.server_runtime.config_sections.simulate import SimulateSection
 from fedwright.server_runtime.config_sections.store import StoreSection
 from fedwright.server_runtime.config_sections.track import TrackSection
 from fedwright.server_runtime.rounds.device_records import device_records

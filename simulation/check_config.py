@@ -8,7 +8,8 @@ from fedwright.device_runtime.emulate.profiles import load_fleet
 from fedwright.protocol.errors import ConfigError, FedwrightError
 from fedwright.protocol.messages import Report
 from fedwright.server_runtime.check_run import assumed, check_hidden, check_method, check_server, own_models
-from fedwright.server_runtime.config import RunConfig, SimulateSection
+from fedwright.server_runtime.config import RunConfig
+from fedwright.server_runtime.config_sections.simulate import SimulateSection
 from fedwright.server_runtime.methods.registry import find
 from fedwright.server_runtime.model_names import resolve
 from fedwright.server_runtime.public_data.examples import PublicData

@@ -11,7 +11,7 @@ from fedwright.device_runtime.data.graph import inner_edges
 from fedwright.device_runtime.data.local import LocalData
 from fedwright.protocol.class_names import places_in
 from fedwright.protocol.errors import ConfigError
-from fedwright.server_runtime.config import SimulateSection
+from fedwright.server_runtime.config_sections.simulate import SimulateSection
 from fedwright.server_runtime.public_data.embedded_sets import HOLDOUT
 from fedwright.server_runtime.public_data.examples import PublicData
 from fedwright.server_runtime.public_data.section import PublicSection

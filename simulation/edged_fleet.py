@@ -8,7 +8,7 @@ from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.messages import Ask, BlobRef, Dismiss, Refusal, SumAsk, Task, Update
 from fedwright.protocol.support.files import replace_file
 from fedwright.server_runtime.blocks.fedconv.cluster_exchange import ExchangeOptions
-from fedwright.server_runtime.config import SimulateSection
+from fedwright.server_runtime.config_sections.simulate import SimulateSection
 from fedwright.server_runtime.edge.cluster_sharing import ClusterSharing
 from fedwright.server_runtime.edge.pooled_update import Grouping, Plain, PooledReply, Reader, split
 from fedwright.server_runtime.transport.device_channel import Heard
@@ -106,6 +106,9 @@ class EdgedFleet:
 
     def recall(self, edge: str, task: str) -> None:
         """Tasks go one way only here."""
+
+    def recall_all(self, device: str) -> None:
+        """Nobody is taken out here."""
 
     def poll(self, timeout_s: float) -> list[Heard | Pulled]:
         """What the fleet says, but updates of a pool only when it is complete, as one."""

@@ -26,7 +26,8 @@ from fedwright.protocol.messages import Recipe, Report
 from fedwright.protocol.support.files import replace_file
 from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.check_run import check_hidden
-from fedwright.server_runtime.config import RunConfig, SimulateSection
+from fedwright.server_runtime.config import RunConfig
+from fedwright.server_runtime.config_sections.simulate import SimulateSection
 from fedwright.server_runtime.evaluate.metrics import fleet_summary
 from fedwright.server_runtime.methods.base import Method, MethodState, Tensors
 from fedwright.server_runtime.rounds import events

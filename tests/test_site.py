@@ -13,12 +13,22 @@ from fedwright.cli.command_tree import commands
 from fedwright.cli.explanations import EXPLANATIONS, explain
 from fedwright.protocol import errors
 from fedwright.server_runtime.config import SECTIONS
+from fedwright.server_runtime.edge.metrics import EdgeFigures, EdgeSnapshot
 from fedwright.server_runtime.methods.registry import METHODS
+from fedwright.server_runtime.watch.metrics import RunFigures
+from helpers.browser import browser_page, chromium, mistakes
+from helpers.scrape import memory_link
 from helpers.tools import REPO
 from site_pages.methods import NOTES
+from site_pages.metrics import metrics_page
 
 # What a browser fetches by itself; a link to another host is not among them.
 FETCHED = re.compile(r"<(?:script|link|img|iframe|source|video)\b[^>]*?\b(?:src|href)=\"?(?P<url>[^\"\s>]+)")
+# Wide tables, equations, code, links in code.
+SEEN = ("results.html", "methods/hasa.html", "how-to/tasks.html", "how-to/page.html")
+WITH_BROWSER = pytest.mark.skipif(
+    chromium() is None and not os.environ.get("CI"), reason="needs chromium; run scripts/setup"
+)
 IN_STYLES = re.compile(r"(?:url\(|@import )[\"']?(https?:)?//")
 
 
@@ -89,3 +99,38 @@ def test_every_error_is_explained(site: Path) -> None:
     assert [kind.__name__ for kind in kinds if kind.__name__ not in EXPLANATIONS] == []
     assert [code for kind in kinds if f'id="{(code := explain(kind).code).lower()}"' not in listed] == []
     assert len({known.code for known in EXPLANATIONS.values()}) == len(EXPLANATIONS)
+
+
+def test_every_figure_that_is_served_or_asked_for_is_in_the_list(tmp_path: Path) -> None:
+    listed = set(re.findall(r"^\| `(\w+)` \| (?:gauge|counter|histogram) \|", metrics_page(), flags=re.MULTILINE))
+    link = memory_link()
+    run, edge = RunFigures(tmp_path, link=link), EdgeFigures(EdgeSnapshot, tmp_path, link, link)
+    served = {figure.name for figure in (*run.collect(), *edge.collect())}
+    asked = {name for file in (REPO / "deploy").iterdir() for name in re.findall(r"fedwright_\w+", file.read_text())}
+
+    assert len(served) > 25
+    assert served - listed == set()
+    assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in asked} - listed == set()
+
+
+@WITH_BROWSER
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, True)], ids=["desk, light", "phone, dark"])
+def test_nobody_is_shut_out_of_a_page(site: Path, width: int, dark: bool) -> None:
+    with browser_page(width=width, dark=dark) as page:
+        found = {}
+        for name in SEEN:
+            page.goto((site / name).as_uri())
+            found[name] = mistakes(page)
+
+    assert found == {key: [] for key in SEEN}
+
+
+@WITH_BROWSER
+def test_a_wide_table_is_moved_by_keyboard(site: Path) -> None:
+    with browser_page(width=400) as page:
+        page.goto((site / "results.html").as_uri())
+        table = page.locator(".md-typeset__scrollwrap[tabindex]").first
+        table.focus()
+        page.keyboard.press("ArrowRight")
+
+        page.wait_for_function("table => table.scrollLeft > 0", arg=table.element_handle())

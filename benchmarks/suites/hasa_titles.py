@@ -19,7 +19,7 @@ from fedwright.benchmarks.harness.suite import (
 )
 from fedwright.device_runtime.describe.word_counts import UNKNOWN
 from fedwright.server_runtime.blocks.allocation import realised_budget
-from fedwright.server_runtime.config import SimulateSection
+from fedwright.server_runtime.config_sections.simulate import SimulateSection
 from fedwright.server_runtime.evaluate.metrics import LstmCost
 from fedwright.simulation.dealing import deal
 

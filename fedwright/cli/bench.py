@@ -91,6 +91,26 @@ SUITES = {
     "peers": ("peers.suite", "ten devices of ours beside ten of Flower, on the same task"),
     "aggregate": ("suites.aggregate", "averaging submodels, against a plain copy"),
 }
+# option -> (where its value is kept, the suites that have it); the others are for every suite
+OPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "--seeds": (
+        "seeds",
+        (
+            *("methods", "hostile", "privacy", "hasa-titles", "hasa-cifar", "sizes-fashion"),
+            *("framp-fashion", "framp-sizes", "framp-cora", "hyperflora-fashion", "hyperflora-vit"),
+            *("fedconv-fashion", "fedconv-har", "fedconv-devices"),
+            *("pfedclub-fashion", "pfedclub-cifar", "pfedclub-studies"),
+        ),
+    ),
+    "--methods": ("methods", ("devices", "chaos")),
+    "--fleet": ("fleet", ("devices",)),
+    "--run": ("run_folder", ("devices",)),
+    "--kills": ("kills", ("chaos",)),
+    "--edges": ("edges", ("chaos",)),
+    "--models": ("models", ("train-step", "world", "predictor")),
+    "--threads": ("threads", ("train-step",)),
+    "--classic-python": ("classic_python", ("train-step",)),
+}
 # Where a clone keeps what was measured last.
 RESULTS = Path("benchmarks/results")
 SEARCHES = Path("benchmarks/search")
@@ -114,9 +134,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "suites", nargs="*", metavar="SUITE", help="suites (see --list), or: report RESULT…, search SUITE"
     )
-    parser.add_argument("--list", action="store_true", help="say which suites there are")
+    parser.add_argument("--list", action="store_true", help="say which suites there are, with their own options")
     parser.add_argument("--quick", action="store_true", help="shorter and less exact")
-    parser.add_argument("--seeds", type=int, default=None, metavar="N", help="how many seeds, where a suite has any")
+    parser.add_argument("--seeds", type=int, default=None, metavar="N", help="how many seeds, for suites that have any")
     parser.add_argument("--json", type=new_file, default=None, metavar="FILE", help="write the results as JSON")
     parser.add_argument("--out", type=Path, default=Path("report"), metavar="DIR", help="report: folder to write")
     parser.add_argument(
@@ -142,7 +162,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--run", dest="run_folder", type=Path, metavar="DIR", help="devices: tell of a run of real devices instead"
     )
-    parser.add_argument("--models", nargs="+", metavar="MODEL", help="train-step, world: models to measure")
+    parser.add_argument("--models", nargs="+", metavar="MODEL", help="train-step, world, predictor: models to measure")
     parser.add_argument("--threads", nargs="+", type=int, metavar="N", help="train-step: thread counts (1 2)")
     parser.add_argument(
         "--classic-python",
@@ -156,8 +176,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(args: argparse.Namespace) -> int:
     """Run the suites; 0 unless `--strict` and a check fails."""
     if args.list or not args.suites:
-        for name, (_, summary) in present_suites().items():
-            print(f"{name:16} {summary}")
+        _list()
         return 0
     if args.suites[0] == "report":
         return _report(args)
@@ -172,6 +191,13 @@ def run(args: argparse.Namespace) -> int:
     return 1 if args.strict and not holds else 0
 
 
+def _list() -> None:
+    """What each suite measures, and the options that it has besides those of all."""
+    for name, (_, summary) in present_suites().items():
+        own = " ".join(option for option, (_, suites) in OPTIONS.items() if name in suites)
+        print(f"{name:18} {summary}{f' [{own}]' if own else ''}")
+
+
 def _check(args: argparse.Namespace) -> None:
     """What would only show after hours."""
     unknown = [name for name in args.suites if name not in present_suites()]
@@ -179,11 +205,13 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError(f"unknown suite {unknown[0]!r}; choose from {', '.join(present_suites())}")
     if args.seeds is not None and args.seeds < 1:
         raise ConfigError(f"--seeds {args.seeds}: give at least one")
-    meant = {"--methods": ("devices", "chaos"), "--fleet": ("devices",), "--run": ("devices",)}
-    for option, value in (("--methods", args.methods), ("--fleet", args.fleet), ("--run", args.run_folder)):
-        if value is not None and (len(args.suites) > 1 or args.suites[0] not in meant[option]):
-            allowed = " or ".join(meant[option])
-            raise ConfigError(f"{option} is for the suite {allowed} alone; leave it out for {', '.join(args.suites)}")
+    for option, (name, suites) in OPTIONS.items():
+        without = [suite for suite in args.suites if suite not in suites]
+        # The environment may name a Python for those suites that want one.
+        given = getattr(args, name) is not None and option != "--classic-python"
+        if given and without:
+            allowed = f"suite {' or '.join(suites)}" if len(suites) < 4 else "suites that --list shows with it"
+            raise ConfigError(f"{option} is for the {allowed} alone; leave it out for {', '.join(without)}")
 
 
 def _report(args: argparse.Namespace) -> int:

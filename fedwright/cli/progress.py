@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedwright.server_runtime.rounds.events import (
         DeviceJoined,
         DeviceLost,
+        DeviceMeasured,
         DeviceTurnedAway,
         Event,
         LessOffered,
@@ -118,13 +119,15 @@ class Progress:
             self._take_fate(event)
 
     def _take_fate(
-        self, event: "DeviceJoined | DeviceLost | DeviceTurnedAway | PrivacySpent | Warned | Ordered"
+        self, event: "DeviceJoined | DeviceMeasured | DeviceLost | DeviceTurnedAway | PrivacySpent | Warned | Ordered"
     ) -> None:
         """Who came, went or was sent away, what was told of devices, what is ordered, what the server warns of."""
         from fedwright.server_runtime.rounds import events
 
         if isinstance(event, events.DeviceJoined):
             self._join(event)
+        elif isinstance(event, events.DeviceMeasured):
+            self._say(f"{event.device} has measured itself")
         elif isinstance(event, events.DeviceLost):
             self._lose(event.device)
         elif isinstance(event, events.DeviceTurnedAway):

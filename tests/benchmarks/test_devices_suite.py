@@ -31,8 +31,8 @@ def profile(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture
     monkeypatch.setattr(subprocess, "run", run)
     found = devices._profile()
     monkeypatch.undo()
-    # This process holds far more than an agent does.
-    return replace(found, base_bytes=50_000_000)
+    # This process holds far more than one with the runtime alone, which has about so much.
+    return replace(found, base_bytes=65_000_000)
 
 
 def test_every_device_is_measured_beside_what_was_predicted(

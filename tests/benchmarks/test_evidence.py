@@ -15,7 +15,7 @@ from fedwright.benchmarks.suites.methods import over_budget
 from fedwright.device_runtime.train.loop import evaluate
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.link.broker import Broker
-from fedwright.server_runtime.config import SimulateSection
+from fedwright.server_runtime.config_sections.simulate import SimulateSection
 from fedwright.server_runtime.methods.shared.submodels import count_params
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.server_runtime.spec import ModelSpec

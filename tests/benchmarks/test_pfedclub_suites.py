@@ -9,7 +9,8 @@ import pytest
 from fedwright.benchmarks.harness.suite import Finished, read_suite
 from fedwright.benchmarks.harness.tables import signs
 from fedwright.benchmarks.suites import pfedclub, pfedclub_server
-from fedwright.server_runtime.config import SimulateSection, config_from_dict
+from fedwright.server_runtime.config import config_from_dict
+from fedwright.server_runtime.config_sections.simulate import SimulateSection
 from fedwright.server_runtime.methods.shared.teachers import BoardLimits, Teacher
 from fedwright.simulation.dealing import deal
 from fedwright.simulation.simulate import DeviceAccuracy, FleetEvaluation

@@ -7,7 +7,8 @@ import pytest
 
 from fedwright.benchmarks.harness.suite import Finished, Job, merged, read_suite, run_job, seeds_of
 from fedwright.benchmarks.suites import aggregate, hasa_cifar, hasa_titles, sizes_fashion
-from fedwright.server_runtime.config import SimulateSection, config_from_dict
+from fedwright.server_runtime.config import config_from_dict
+from fedwright.server_runtime.config_sections.simulate import SimulateSection
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.simulation.dealing import deal, thin
 from fedwright.simulation.simulate import DeviceAccuracy, FleetEvaluation

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +12,7 @@ import pytest
 
 from fedwright.cli import bench
 from fedwright.cli.main import main
+from helpers.tools import REPO
 
 KEYS = {"suite", "date", "command", "versions", "machine", "seeds", "tables", "checks"}
 
@@ -33,6 +35,28 @@ def test_list_names_every_suite(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--list"]) == 0
 
     assert "train-step" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("option", bench.OPTIONS)
+def test_an_option_is_for_the_suites_that_read_it(option: str) -> None:
+    kept, suites = bench.OPTIONS[option]
+    sources = {
+        name: REPO / "benchmarks" / f"{module.replace('.', '/')}.py" for name, (module, _) in bench.SUITES.items()
+    }
+    reads = [
+        name
+        for name, file in sources.items()
+        if re.search(rf'args\.{kept}\b|args, "{kept}"', file.read_text(encoding="utf-8"))
+    ]
+
+    assert sorted(reads) == sorted(suites)
+
+
+def test_the_list_has_the_options_of_each_suite(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["bench", "--list"])
+
+    [chaos] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("chaos")]
+    assert chaos.endswith("[--methods --kills --edges]")
 
 
 def test_json_has_the_promised_form(
@@ -72,6 +96,10 @@ def test_unknown_suite_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> No
         (["--seeds", "0"], "--seeds 0: give at least one"),
         (["--methods", "fedavg"], "--methods is for the suite devices or chaos alone; leave it out for own"),
         (["--fleet", "demo"], "--fleet is for the suite devices alone"),
+        (["--kills", "3"], "--kills is for the suite chaos alone"),
+        (["--threads", "1"], "--threads is for the suite train-step alone"),
+        (["--models", "mlp"], "--models is for the suite train-step or world or predictor alone"),
+        (["--seeds", "2"], "--seeds is for the suites that --list shows with it alone; leave it out for own"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused_before_anything_runs(

@@ -13,6 +13,7 @@ from helpers.tools import REPO
 EXAMPLES = sorted(path.parent for path in (REPO / "examples").glob("*/README.md"))
 # The command of the README in a cheaper form; without a line, it runs as it is with two rounds.
 CHEAP = {
+    "anomalies": "python run.py 6",
     "board": "python run.py",
     "camera": "python run.py 1",
     "compare": "python compare.ipynb",
@@ -62,6 +63,11 @@ def test_bystanders_get_models_and_edges_change_nothing_of_the_count(folder: Pat
 
     assert len(adapters["evaluations"][-1]["devices"]) == 10
     assert [row["updates"] for row in floor["metrics"]] == [12, 12]
+
+
+@pytest.mark.broker
+def test_the_worn_hours_of_a_pump_are_found(folder: Path, problems: dict[str, str]) -> None:
+    assert json.loads((folder / "anomalies/worn.json").read_text()) == [15, 16, 17, 18, 19]
 
 
 def test_every_example_is_listed() -> None:

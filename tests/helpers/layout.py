@@ -40,7 +40,6 @@ SERVER_LAYERS = [
     "seeds",
     "spec",
     "model_names",
-    "goal_check",
     "public_data",
     "blocks",
     "config_sections",

@@ -7,7 +7,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from fedwright.server_runtime.config import SimulateSection
+from fedwright.server_runtime.config_sections.simulate import SimulateSection
 from fedwright.simulation.attacks import Attack, spoil_change, spoil_rows, stamped
 from fedwright.simulation.dealing import deal, local_data
 from fedwright.simulation.simulate import hostile_devices, simulate

@@ -21,7 +21,8 @@ from fedwright.protocol.errors import ConfigError, DataError
 from fedwright.protocol.messages import Recipe, Returns, Task
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import Builder
-from fedwright.server_runtime.config import SimulateSection, config_from_dict
+from fedwright.server_runtime.config import config_from_dict
+from fedwright.server_runtime.config_sections.simulate import SimulateSection
 from fedwright.server_runtime.spec import ModelSpec, Structure
 from fedwright.simulation.dealing import Dealt, deal, local_data
 from fedwright.simulation.simulate import simulate

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedwright.protocol.errors import ConfigError, FedwrightError
-from fedwright.server_runtime.config import SimulateSection
+from fedwright.server_runtime.config_sections.simulate import SimulateSection
 from fedwright.simulation.datasets import Limit, load, offered
 from fedwright.simulation.dealing import deal
 from helpers.outside_package import example, installed

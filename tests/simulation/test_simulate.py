@@ -13,7 +13,8 @@ from fedwright.device_runtime.emulate.profiles import load_profile
 from fedwright.protocol.errors import ConfigError, FedwrightError, NoQuorum, RoundError
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.server_runtime import run as runs
-from fedwright.server_runtime.config import SimulateSection, config_from_text
+from fedwright.server_runtime.config import config_from_text
+from fedwright.server_runtime.config_sections.simulate import SimulateSection
 from fedwright.server_runtime.evaluate.metrics import fleet_summary
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.store.base import Position

@@ -312,7 +312,7 @@ def unfold(graph: Graph, sizes: Geometry, x: str) -> str:
     return graph.op("Reshape", _join(graph, seen, 2), graph.ints(-1, rows, sizes.positions))
 
 
-def dw_rows(graph: Graph, sizes: Geometry, x: str, dy: str) -> str:
+def weight_gradient_rows(graph: Graph, sizes: Geometry, x: str, dy: str) -> str:
     """dW of every sample by itself: [N, out * in/group * taps], in the order of the weight."""
     group, inner = sizes.group, sizes.channels_in // sizes.group * len(sizes.taps)
     split = (group,) if group > 1 else ()

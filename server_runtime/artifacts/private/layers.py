@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from math import prod
 
-from fedwright.server_runtime.artifacts.autodiff.conv_forms import Geometry, dw_rows, unfold
+from fedwright.server_runtime.artifacts.autodiff.conv_forms import Geometry, unfold, weight_gradient_rows
 from fedwright.server_runtime.artifacts.autodiff.graph import Graph, Node
 from fedwright.server_runtime.artifacts.private.factors import Factor
 
@@ -77,7 +77,7 @@ def conv(graph: Graph, node: Node, grad: str, place: int, rows: Rows) -> Factor 
         return Factor("rows", graph.op("ReduceSum", grad, spatial, keepdims=0), shape=graph.shape(node.inputs[2]))
     inner = sizes.channels_in * prod(sizes.kernel)
     if sizes.group > 1 or sizes.positions**2 >= inner * sizes.channels_out // 2:
-        return Factor("rows", dw_rows(graph, sizes, x, grad), shape=graph.shape(weight))
+        return Factor("rows", weight_gradient_rows(graph, sizes, x, grad), shape=graph.shape(weight))
     seen = graph.op("Transpose", unfold(graph, sizes, x), perm=[0, 2, 1])
     flat = graph.op("Reshape", grad, graph.ints(-1, sizes.channels_out, sizes.positions))
     turned = graph.op("Transpose", flat, perm=[0, 2, 1])

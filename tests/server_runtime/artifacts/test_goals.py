@@ -13,8 +13,8 @@ from torch.nn import functional
 from fedwright.protocol.errors import BuildError, ConfigError
 from fedwright.protocol.goals import GOALS, find_goal
 from fedwright.server_runtime.artifacts.builder import build, initial_weights
-from fedwright.server_runtime.goal_check import ANY_GOAL, check_goal
 from fedwright.server_runtime.methods import registry
+from fedwright.server_runtime.methods.goal_check import ANY_GOAL, check_goal
 from fedwright.server_runtime.spec import ModelSpec, Objective, Structure
 from helpers.graphs import Stepper
 from helpers.task_models import make_numbers, make_reader, make_segmenter
@@ -93,7 +93,8 @@ def test_unknown_tasks_and_methods_about_classes() -> None:
     with pytest.raises(ConfigError, match="task 'dream' is not known; choose one of classify, multilabel"):
         find_goal("dream")
     with pytest.raises(ConfigError, match="method framp is about single classes"):
-        check_goal("framp", "segment")
-    check_goal("framp", "classify")
+        check_goal("framp", "segment", known=True)
+    check_goal("framp", "classify", known=True)
+    check_goal("own", "segment", known=False)
     assert set(ANY_GOAL) <= set(registry.METHODS)
     assert {goal for goal in GOALS if goal != "classify"} == CASES.keys()

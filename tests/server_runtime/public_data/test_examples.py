@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from fedwright.protocol.errors import ConfigError, DataError
-from fedwright.server_runtime.config import SimulateSection, config_from_dict
+from fedwright.server_runtime.config import config_from_dict
+from fedwright.server_runtime.config_sections.simulate import SimulateSection
 from fedwright.server_runtime.public_data.examples import PublicData, as_dtype, load_public, need_public
 from fedwright.server_runtime.public_data.section import PublicSection
 from fedwright.server_runtime.run import make_method

@@ -10,9 +10,9 @@ ANY_GOAL = (
 )
 
 
-def check_goal(method: str, goal: str) -> None:
-    """Raise ConfigError for a method that is about classes when the run is not."""
-    if goal != CLASSIFY and method not in ANY_GOAL:
+def check_goal(method: str, goal: str, *, known: bool) -> None:
+    """Raise ConfigError for a method that is about classes when the run is not; known: it is one of ours."""
+    if goal != CLASSIFY and known and method not in ANY_GOAL:
         raise ConfigError(
             f"method {method} is about single classes, but model.task is {goal!r}; choose one of "
             f"{', '.join(sorted(ANY_GOAL))}"
