@@ -1,5 +1,6 @@
 """Several servers of one run over PostgreSQL: one serves, and another goes on when it is killed or falls silent."""
 
+import json
 import os
 import signal
 import subprocess
@@ -68,7 +69,8 @@ def test_another_server_goes_on_when_the_first_is_killed_or_stops(
     database = stack.enter_context(running_postgres())
     broker = stack.enter_context(Broker())
     fleet = stack.enter_context(EmulatedFleet(tmp_path / "logs"))
-    lasting = served_config(broker.url, rounds=ROUNDS, more=f'[store]\nrounds = "{database.url}"')
+    more = f'[store]\nrounds = "{database.url}"\n[track]\nto = ["jsonl"]'
+    lasting = served_config(broker.url, rounds=ROUNDS, more=more)
     (tmp_path / "run.toml").write_text(lasting)
     (tmp_path / "alone.toml").write_text(served_config(broker.url, name="alone", rounds=ROUNDS))
     for seed, device in enumerate(("a", "b")):
@@ -99,3 +101,6 @@ def test_another_server_goes_on_when_the_first_is_killed_or_stops(
     assert state_of(tmp_path / "runs/night") == state_of(tmp_path / "runs/alone")
     audit = check_audit(tmp_path / "runs/night")
     assert (audit.problem, audit.torn) == ("", False)
+    # Whoever was at work told of its rounds; one that was killed in between may have left one to be told again.
+    told = [json.loads(line) for line in (tmp_path / "runs/night/track/rounds.jsonl").read_text().splitlines()]
+    assert {line["round"] for line in told if "seconds" in line} == set(range(1, ROUNDS + 1))
