@@ -293,7 +293,7 @@ class Agent:
         status = self._status.due(self._downloads.values(), working=self._work is not None)
         if status is not None:
             self._send(status, reliable=False)
-        if self._have.measurement.tend(idle=self._have.journal.entry is None):
+        if self._have.measurement.tend(idle=self._have.may_measure()):
             self._report()
 
     def _finish_work(self, work: Future[Done | Refusal]) -> None:

@@ -45,6 +45,10 @@ class OwnerRules:
                 f"takes {need / MB:.1f} MB",
             )
 
+    def may_work(self) -> bool:
+        """Whether now is among the hours that the owner lets the device work."""
+        return self.policy.may_work(minute_of_day())
+
     def note(self, link_bytes: int) -> int:
         """Add what went over the link since last time; what the day has used."""
         day = self._read()

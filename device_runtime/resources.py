@@ -93,6 +93,10 @@ class Resources:
             )
         return tuple(challenge.tell)
 
+    def may_measure(self) -> bool:
+        """Whether nothing keeps the device from measuring itself now: no task, and its owner's hours."""
+        return self.journal.entry is None and (self.owner is None or self.owner.may_work())
+
     def close(self) -> None:
         """End what runs beside the agent."""
         self.runner.close()

@@ -45,7 +45,7 @@ class SelfMeasurement:
                 self._begin()
             return False
         if not idle:
-            # A task has come: what is measured beside it would be wrong. It is done again later.
+            # A task has come, beside which it would measure wrongly, or the owner's hours are over: again later.
             self.close()
             self._wanted = True
             return False

@@ -107,6 +107,9 @@ class EdgedFleet:
     def recall(self, edge: str, task: str) -> None:
         """Tasks go one way only here."""
 
+    def recall_all(self, device: str) -> None:
+        """Nobody is taken out here."""
+
     def poll(self, timeout_s: float) -> list[Heard | Pulled]:
         """What the fleet says, but updates of a pool only when it is complete, as one."""
         events: list[Heard | Pulled] = []

@@ -162,6 +162,9 @@ class LocalFleet:
     def recall(self, edge: str, task: str) -> None:
         """No edges here."""
 
+    def recall_all(self, device: str) -> None:
+        """No edges here."""
+
     def poll(self, timeout_s: float) -> list[Heard | Pulled]:
         """Reports at first, then the answers that have come in."""
         events, self._events = self._events, []

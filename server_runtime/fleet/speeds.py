@@ -21,19 +21,29 @@ class Speeds:
     def __init__(self) -> None:
         self._profiles: dict[str, Profile] = {}
         self._refined: dict[str, Refinement] = {}
+        self._asked: set[str] = set()
 
-    def hear(self, device: str, report: Report) -> None:
-        """Take a report; a profile that cannot be read counts as none."""
+    def ask(self, device: str) -> None:
+        """A device is asked to measure itself anew."""
+        self._asked.add(device)
+
+    def hear(self, device: str, report: Report) -> bool:
+        """Take a report; whether it has the new profile that was asked for. One that cannot be read counts as none."""
         if report.profile is None:
-            return
+            return False
         try:
             profile = profile_from_json(report.profile)
         except BadMessage as err:
             log.warning("device %s: %s", device, err)
-            return
-        if self._profiles.get(device) != profile:
-            self._profiles[device] = profile
-            self._refined[device] = Refinement()
+            return False
+        if self._profiles.get(device) == profile:
+            return False
+        self._profiles[device] = profile
+        self._refined[device] = Refinement()
+        # However often a device says that it measured itself, an order is answered once.
+        was_asked = device in self._asked
+        self._asked.discard(device)
+        return was_asked
 
     def take(self, device: str, manifest: Manifest, stats: Stats, *, batch: int) -> None:
         """Learn from the time of a task that was done."""

@@ -101,6 +101,8 @@ def facts_of(event: events.Event) -> tuple[str, dict[str, Any]] | None:
     """What the log says of an event; None for what nobody has to answer for."""
     if isinstance(event, events.DeviceJoined):
         return "joined", {"device": event.device, **_board(event.report)}
+    if isinstance(event, events.DeviceMeasured):
+        return "measured", {"device": event.device, "link": _link(event.report)}
     if isinstance(event, events.DeviceLost):
         return "lost", {"device": event.device}
     if isinstance(event, events.DeviceTurnedAway):

@@ -47,6 +47,10 @@ class Channel(Protocol):
         """Tell an edge not to count on a task any longer."""
         ...
 
+    def recall_all(self, device: str) -> None:
+        """Tell edges not to count on the tasks of a device that is shut out or taken out."""
+        ...
+
     def poll(self, timeout_s: float) -> list[Heard | Pulled]:
         """Wait for messages at most this long and return what the coordinator must know."""
         ...

@@ -24,6 +24,14 @@ class DeviceJoined:
 
 
 @dataclass(frozen=True)
+class DeviceMeasured:
+    """A device has measured itself as it was asked to; the profile is in its report."""
+
+    device: str
+    report: Report
+
+
+@dataclass(frozen=True)
 class DeviceLost:
     """A device's connection broke; it may come back before the deadline."""
 
@@ -83,7 +91,7 @@ class LessOffered:
 class UpdateTaken:
     """An update is durable; `seconds` since its task was sent, `blob`: the name of its tensors.
 
-    spans: where those seconds went, as far as the server sees it: waiting, down, train, up.
+    spans: where those seconds went, as far as the server sees it: waiting, down (or unknown), train, up.
     """
 
     round: int
@@ -155,6 +163,7 @@ class Ordered:
 Event = (
     Waiting
     | DeviceJoined
+    | DeviceMeasured
     | DeviceLost
     | DeviceTurnedAway
     | StagePlanned

@@ -152,6 +152,8 @@ def _log(event: events.Event) -> None:
     known = {"device": getattr(event, "device", None), "round": getattr(event, "round", None)}
     if isinstance(event, events.DeviceJoined):
         log.info("device %s joined with %d samples", event.device, event.report.data.samples, extra=known)
+    elif isinstance(event, events.DeviceMeasured):
+        log.info("device %s has measured itself", event.device, extra=known)
     elif isinstance(event, events.DeviceLost):
         log.info("device %s lost its connection", event.device, extra=known)
     elif isinstance(event, events.DeviceTurnedAway):

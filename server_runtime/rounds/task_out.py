@@ -38,11 +38,19 @@ class TaskOut:
         )
 
     def spans(self, stats: Stats, now_s: float) -> dict[str, float]:
-        """Seconds of waiting, coming down, training and going up; they add up to the time since it was sent."""
+        """Seconds of waiting, coming down, training and going up; they add up to the time since it was sent.
+
+        unknown: waiting and coming down, of a device that did not speak of the task before it worked on it.
+        """
         told_s = now_s if self.told_s is None else self.told_s
         train_s = min(stats.task_s or stats.train_s, max(0.0, told_s - self.since_s))
         before_s = told_s - self.since_s - train_s
-        # A device that was quick is done before it says anything; then all that came before is the way down.
-        waiting_s = 0.0 if self.begun_s is None else min(before_s, max(0.0, self.begun_s - self.since_s))
-        found = {"waiting": waiting_s, "down": before_s - waiting_s, "train": train_s, "up": now_s - told_s}
+        found = {**self._before(before_s), "train": train_s, "up": now_s - told_s}
         return {name: round(seconds, 3) for name, seconds in found.items()}
+
+    def _before(self, before_s: float) -> dict[str, float]:
+        """What the time before the work was, as far as the device said so in time."""
+        waiting_s = None if self.begun_s is None else max(0.0, self.begun_s - self.since_s)
+        if waiting_s is None or waiting_s > before_s:
+            return {"unknown": before_s}
+        return {"waiting": waiting_s, "down": before_s - waiting_s}

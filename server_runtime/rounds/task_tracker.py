@@ -111,6 +111,7 @@ class TaskTracker:
         """From now on the run goes on without these devices, and without these alone."""
         before, self._taken_out = self._taken_out, set(devices)
         for device in sorted(self._taken_out - before):
+            self._channel.recall_all(device)
             self.call_in([task for task, out in self._out.items() if out.planned.device == device], detail=TAKEN_OUT)
             self._dismiss(device, self._registry.boot(device), "run_over", TAKEN_OUT)
             self._registry.remove(device)
@@ -119,6 +120,7 @@ class TaskTracker:
 
     def ask_profile(self, device: str) -> None:
         """Ask a device to measure itself when it has nothing else to do, and to report what it found."""
+        self.speeds.ask(device)
         self._channel.challenge(device, self._wanted, profile=True)
 
     def admit(self, spec: ModelSpec) -> None:
@@ -200,7 +202,7 @@ class TaskTracker:
         if device in self._taken_out:
             self._dismiss(device, boot, "run_over", TAKEN_OUT)
             return
-        self.speeds.hear(device, report)
+        measured = self.speeds.hear(device, report)
         newcomer = self._registry.newcomer_boot(device)
         report = self._idle.read(device, self.run_data.read(report), self.observe)
         verdict = self._registry.hear(device, boot, report, now_s=self.clock())
@@ -210,6 +212,8 @@ class TaskTracker:
             self._welcome(device)
         elif verdict == "known" and self._registry.boot(device) == boot and not report.edge:
             # The same device says something else of itself than when it came.
+            if measured:
+                self.observe(events.DeviceMeasured(device, report))
             self._turn_away_misfit(device, report)
         elif verdict == "contested":
             self._channel.challenge(device, self._wanted)

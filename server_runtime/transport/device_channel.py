@@ -218,7 +218,7 @@ class DeviceChannel:
         events: list[Heard | Pulled] = []
         for device, boot in self.gate.leavers():
             events.append(Heard(device, boot, Gone()))
-            self._recall_all(device)
+            self.recall_all(device)
         self._pulling.admit()
         events += self._pulling.events()
         self._tend()
@@ -355,8 +355,8 @@ class DeviceChannel:
                 del self._at[task]
                 self.recall(where, task)
 
-    def _recall_all(self, device: str) -> None:
-        """Edges shall not count on a device that was shut out."""
+    def recall_all(self, device: str) -> None:
+        """Tell edges not to count on the tasks of a device that is shut out or taken out."""
         for task, (whose, where) in self._at.items():
             if whose == device:
                 self.recall(where, task)

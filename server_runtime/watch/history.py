@@ -246,6 +246,8 @@ class RunHistory:
             for name in ("samples", "agent", "free_bytes", "trains", "board", "link", "round_s", "round_bytes"):
                 if name in entry:
                     setattr(member, name, entry[name])
+        elif what == "measured":
+            member.seen_s, member.link = when, entry.get("link") or member.link
         elif what == "lost":
             member.state, member.seen_s = "silent", when
         elif what in ("turned away", "revoked", "taken out"):

@@ -5,7 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from fedwright.device_runtime import owner_rules
+from fedwright.device_runtime.policy import Policy
 from fedwright.device_runtime.self_measure import LEAST_S, SelfMeasurement, measuring_command
+from fedwright.protocol.link.memory import MemoryBroker
+from helpers.fleet import Running
 
 ENDS = [sys.executable, "-c", ""]
 FAILS = [sys.executable, "-c", "raise SystemExit(3)"]
@@ -77,6 +81,18 @@ def test_a_device_without_a_command_measures_nothing() -> None:
     measurement.want(0.0)
 
     assert not measurement.tend(idle=True)
+
+
+@pytest.mark.parametrize("allowed", [True, False], ids=["within", "outside"])
+def test_a_device_measures_itself_only_in_its_owners_hours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: bool
+) -> None:
+    monkeypatch.setattr(owner_rules, "minute_of_day", lambda: 23 * 60 if allowed else 12 * 60)
+    owner = owner_rules.OwnerRules(Policy(hours=("22:00-06:00",)), tmp_path)
+    device = Running(MemoryBroker(), "a", tmp_path, owner=owner)
+    device.stop()
+
+    assert device.resources.may_measure() == allowed
 
 
 def test_the_command_keeps_the_profile_with_the_state(tmp_path: Path) -> None:

@@ -103,6 +103,9 @@ class AnyFleet:
     def recall(self, edge: str, task: str) -> None:
         """No edges here."""
 
+    def recall_all(self, device: str) -> None:
+        """No edges here."""
+
 
 def conduct_any(
     config: RunConfig,

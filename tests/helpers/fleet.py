@@ -15,6 +15,7 @@ from fedwright.device_runtime.resources import Resources
 from fedwright.device_runtime.run_task import Tools
 from fedwright.device_runtime.runner import InProcessRunner
 from fedwright.device_runtime.secure.sums import SecureSums
+from fedwright.device_runtime.self_measure import SelfMeasurement
 from fedwright.device_runtime.server_choice import DeviceIdentity
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.journal import Journal
@@ -147,7 +148,7 @@ class Running:
             personal=PersonalLayers(folder / device),
         )
         data, residual = changes.get("data", make_data(device)), ErrorFeedback(folder / device)
-        resources = Resources(
+        self.resources = Resources(
             board=BOARD,
             told=changes.get("told") or data.summary(),
             blobs=BlobStore(folder / device / "blobs"),
@@ -159,13 +160,14 @@ class Running:
             trains=changes.get("trains", True),
             hidden=changes.get("hidden"),
             owner=changes.get("owner"),
+            measurement=changes.get("measurement") or SelfMeasurement(),
             sums=changes.get("sums") or SecureSums(device, folder / device),
         )
         self.boot = codec.new_id()
         fleet = changes.get("fleet", FLEET)
         further, patience_s = changes.get("further", ()), changes.get("patience_s", WAIT_S)
         identity = DeviceIdentity(device, fleet, self.boot, changes.get("verify"), further, patience_s)
-        self.agent = changes.get("make_agent", Agent)(self.link, identity, resources)
+        self.agent = changes.get("make_agent", Agent)(self.link, identity, self.resources)
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()

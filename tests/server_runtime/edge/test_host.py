@@ -31,6 +31,7 @@ from fedwright.protocol.messages import (
 )
 from fedwright.server_runtime.methods.base import Method
 from fedwright.server_runtime.rounds import events
+from fedwright.server_runtime.rounds.orders import give_order, make_order
 from fedwright.server_runtime.transport.device_channel import DeviceChannel, Heard
 from fedwright.server_runtime.transport.edge_routes import EdgeRights
 from helpers.fleet import FLEET, WAIT_S, Scripted, Server, report
@@ -213,6 +214,21 @@ def test_a_device_that_moves_is_recalled_from_the_edge_it_left(tmp_path: Path) -
         finish(other)
 
     assert len(server.seen(events.UpdateTaken)) == 2
+
+
+def test_a_device_that_is_taken_out_is_recalled_from_its_edge(tmp_path: Path) -> None:
+    broker = MemoryBroker()
+    edge = ScriptedEdge(broker, "edge", "a", "b")
+    with serving(broker, tmp_path) as server:
+        edge.join()
+        tasks = edge.tasks()
+        give_order(tmp_path, make_order({"id": "order-0001", "kind": "take-out", "device": "b"}))
+        assert edge.hear(Recall).of == tasks["b"].task
+        edge.carry("a", edge.update(tasks["a"]))
+        edge.devices.pop("b")
+        finish(edge)
+
+    assert [event.device for event in server.seen(events.UpdateTaken)] == ["a"]
 
 
 def test_two_boards_of_one_id_behind_two_edges(tmp_path: Path) -> None:

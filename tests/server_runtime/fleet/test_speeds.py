@@ -47,6 +47,15 @@ def test_the_same_profile_heard_again_forgets_nothing(speeds: Speeds) -> None:
     assert present(speeds.predict("pi", MANIFEST, batch=8)).step_s == pytest.approx(0.02)
 
 
+def test_a_new_profile_answers_a_question_once(speeds: Speeds) -> None:
+    newer = [replace(PROFILE, spread=spread).to_json() for spread in (0.3, 0.4, 0.5)]
+    unasked = speeds.hear("pi", report(profile=newer[0]))
+    speeds.ask("pi")
+
+    assert not unasked
+    assert [speeds.hear("pi", report(profile=newer[place])) for place in (0, 1, 2)] == [False, True, False]
+
+
 def test_a_device_without_a_readable_profile_has_no_prediction(speeds: Speeds) -> None:
     speeds.hear("old", report())
     speeds.hear("odd", report(profile=b"nonsense"))

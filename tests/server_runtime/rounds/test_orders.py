@@ -1,6 +1,7 @@
 """Orders for a run while it goes on: durable, taken once, in force after a kill."""
 
 import json
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -8,15 +9,19 @@ from typing import Any
 
 import pytest
 
+from fedwright.device_runtime.self_measure import SelfMeasurement
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.protocol.messages import Challenge
+from fedwright.protocol.predictor import Profile
 from fedwright.server_runtime.rounds import events, orders
 from fedwright.server_runtime.rounds.audit import audited, read_audit
 from fedwright.server_runtime.rounds.orders import InForce, OrderBook, give_order, make_order, read_in_force
 from fedwright.server_runtime.rounds.store.base import Position
-from helpers.fleet import WAIT_S, Scripted, Server, agents
+from helpers.fleet import WAIT_S, Running, Scripted, Server, agents
 from helpers.resume import Killed
+
+PROFILE = Profile("board", "runtime", 1, link={"bytes_per_s": 1e6})
 
 
 @pytest.fixture
@@ -172,6 +177,24 @@ def test_a_device_is_asked_to_measure_itself(broker: MemoryBroker, tmp_path: Pat
         thread.join(WAIT_S)
 
     assert asked.profile
+
+
+def test_what_a_device_measured_is_known_and_told(broker: MemoryBroker, tmp_path: Path) -> None:
+    server = Server(broker, tmp_path, devices=1, rounds=1)
+    measurement = SelfMeasurement([sys.executable, "-c", ""], PROFILE.to_json)
+
+    def go_on(event: events.Event) -> None:
+        if isinstance(event, events.DeviceMeasured):
+            give(tmp_path, "resume", 3)
+
+    give(tmp_path, "pause", 1)
+    give(tmp_path, "profile", 2, device="a")
+    device = Running(broker, "a", tmp_path, measurement=measurement)
+    server.run(observer=go_on)
+    device.stop()
+
+    assert [event.report.profile for event in server.seen(events.DeviceMeasured)] == [PROFILE.to_json()]
+    assert closed(server) == [1]
 
 
 def test_given_twice_it_counts_once(tmp_path: Path) -> None:

@@ -76,6 +76,12 @@ def test_figures_outlive_what_each_device_did(tmp_path: Path) -> None:
     assert watch.summary()["rounds_done"] == 1
 
 
+def test_what_a_device_measured_of_its_link_is_shown(tmp_path: Path) -> None:
+    write(tmp_path, BEGAN, *JOINED, ("measured", {"device": "pi", "link": {"bytes_per_s": 2e6}}))
+
+    assert [row["link_bytes_per_s"] for row in watched(tmp_path).fleet()] == [None, 2e6]
+
+
 def test_orders_in_force_are_those_of_the_last_one(tmp_path: Path) -> None:
     first = ("ordered", {"order": "a", "force": {"paused": True, "taken_out": ["pi"], "rounds": 9}})
     write(tmp_path, BEGAN, *JOINED, first)

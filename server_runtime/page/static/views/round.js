@@ -6,8 +6,8 @@ import { seconds } from "../format.js";
 import { heading, refresher } from "../parts.js";
 import { VirtualList } from "../virtual.js";
 
-const SPANS = ["waiting", "down", "train", "up"];
-const NAMES = { waiting: "Waiting", down: "Down", train: "Training", up: "Up", failed: "No update" };
+const SPANS = ["waiting", "down", "unknown", "train", "up"];
+const NAMES = { waiting: "Waiting", down: "Down", unknown: "Waiting or down", train: "Training", up: "Up", failed: "No update" };
 
 export function roundView({ element, run, live, rest, fail }) {
   const base = `#/run/${encodeURIComponent(run)}`;
