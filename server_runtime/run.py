@@ -72,6 +72,7 @@ class FleetAccess:
 
     started: gets the method and the planner before the first round. sync: False outlives a kill but not a power cut.
     public: the server's own examples, where they do not come from a file that the config names. kind: of the run.
+    claimed: called once the run is this server's, before anything is written.
     """
 
     talk: Callable[[BlobStore], Channel]
@@ -81,6 +82,7 @@ class FleetAccess:
     dismiss: bool = True
     public: PublicData | None = None
     kind: Kind = "served"
+    claimed: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def execute(
         return channel
 
     with served_metrics(config.metrics.listen, figures.endpoint()), tracked(config, text, folder, observer) as tracker:
-        outcome = conduct(config, text, FleetAccess(talk, tracker.observe, dismiss=dismiss))
+        outcome = conduct(config, text, FleetAccess(talk, tracker.observe, dismiss=dismiss, claimed=tracker.begin))
         tracker.finish(outcome.model, outcome.devices)
         return outcome
 
@@ -137,6 +139,7 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
         claim = stack.enter_context(
             claim_rounds(folder, config.store.database, sync=fleet.sync, waiting=partial(_stand_by, fleet.observer))
         )
+        fleet.claimed()
         store = claim.store
         observer = stack.enter_context(
             audited(

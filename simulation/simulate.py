@@ -128,24 +128,17 @@ def simulate(
     reports = make_reports(config, dealt)
     check_hidden(config, len(reports), setting="the number of simulated devices")
     away = _away(config, list(reports))
-    fleet = replace(config.fleet, devices=1 if away else len(reports), deadline_s=FOREVER_S)
-    config = replace(config, fleet=fleet)
+    needed = 1 if away else len(reports)
+    config = replace(config, fleet=replace(config.fleet, devices=needed, deadline_s=FOREVER_S))
     folder = folder_of(config)
     with tempfile.TemporaryDirectory(prefix="fedwright-simulate-") as data:
         free = {device: report.free_bytes for device, report in reports.items()}
         devices = folder.path / "devices"
         hidden = hide_counts(reports, devices) if config.simulate.hide_counts else {}
         paths = (Path(data), folder.blobs.absolute(), devices.absolute())
-        place = WorkerSetup(
-            *paths,
-            dealt.classes,
-            dealt.shares,
-            free,
-            config.simulate.backend,
-            dealt.class_names,
-            frozenset(hostile_devices(config.simulate, list(reports))),
-            config.simulate.attack,
-        )
+        hostile = frozenset(hostile_devices(config.simulate, list(reports)))
+        backend, attack = config.simulate.backend, config.simulate.attack
+        place = WorkerSetup(*paths, dealt.classes, dealt.shares, free, backend, dealt.class_names, hostile, attack)
         folder.blobs.mkdir(parents=True, exist_ok=True)
         with (
             WorkerPool(dealt, place, processes=_processes(config.simulate)) as pool,
@@ -165,7 +158,9 @@ def simulate(
                 edges = {e: make_edge(e, config.simulate, folder.path / e, blobs) for e in set(places.values())}
                 return EdgedFleet(local, places, blobs=blobs, edges=edges)
 
-            access = runs.FleetAccess(talk, watch, begin, sync=False, public=public, kind="simulated")
+            access = runs.FleetAccess(
+                talk, watch, begin, sync=False, public=public, kind="simulated", claimed=tracker.begin
+            )
             outcome = runs.conduct(config, text, access)
             tracker.finish(outcome.model, outcome.devices)
     return Simulated(outcome, watch.evaluations, watch.round_s, folder.path)

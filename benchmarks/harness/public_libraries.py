@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.support.steps import counted
 from fedwright.simulation.datasets.files import cache_folder
 
 LIBRARIES = ("torchvision==0.28.0", "timm==1.0.30", "transformers==5.22.2")
@@ -47,7 +48,9 @@ def environment() -> Path:
     packages = next(folder.glob("lib/python*/site-packages"))
     lines = [f"import site; site.addsitedir({path!r})" for path in beside]
     (packages / "beside.pth").write_text("\n".join(lines) + "\n")
-    _run(str(python), "-m", "pip", "install", "-q", "--no-input", "--no-deps", *LIBRARIES, *BESIDE)
+    # One by one, so that a person sees how many are left.
+    for package in counted([*LIBRARIES, *BESIDE], "installing architectures"):
+        _run(str(python), "-m", "pip", "install", "-q", "--no-input", "--no-deps", package)
     (packages / UNWANTED).write_text("")
     done.write_text(json.dumps(recipe))
     return python

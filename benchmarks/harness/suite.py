@@ -23,6 +23,7 @@ from fedwright.benchmarks.harness.tracking import tracking_of
 from fedwright.device_runtime.facts import cores
 from fedwright.protocol.errors import RoundError
 from fedwright.protocol.support.files import replace_file
+from fedwright.protocol.support.steps import steps
 from fedwright.server_runtime.config import config_from_dict
 from fedwright.server_runtime.evaluate.metrics import paired
 from fedwright.server_runtime.methods.base import Method
@@ -119,19 +120,15 @@ def merged(base: Mapping[str, Any], *changes: Mapping[str, Any]) -> dict[str, An
 
 def run_jobs(jobs: Sequence[Job], *, processes: int | None = None) -> list[Finished]:
     """All jobs, in their order; as many at a time as there are cores for this process (`taskset`)."""
-    from rich.console import Console
-    from rich.progress import Progress
-
     count = min(len(jobs), processes or cores())
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(count, context, initializer=_use_one_thread)
-    with Progress(console=Console(stderr=True)) as progress, pool:
-        bar = progress.add_task(f"{len(jobs)} simulations", total=len(jobs))
+    with steps("simulations", len(jobs)) as advance, pool:
         work = [pool.submit(run_kept, with_tracking(job), place_of(job)) for job in jobs]
         try:
             for done in as_completed(work):
                 done.result()
-                progress.advance(bar)
+                advance()
         finally:
             # One that failed ends the suite: those that have not begun need not.
             pool.shutdown(wait=False, cancel_futures=True)

@@ -15,6 +15,7 @@ from fedwright.benchmarks.peers import trees
 from fedwright.benchmarks.peers.relay import relay_to
 from fedwright.benchmarks.peers.scene import PeerResult, Scene, free_port
 from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.support.steps import counted
 from fedwright.simulation.datasets.files import cache_folder
 
 # The newest of these that the package index can give with all it needs.
@@ -59,13 +60,28 @@ def environment() -> Path:
     done = folder / "installed.json"
     if done.exists() and json.loads(done.read_text()) == [WANTED, torch]:
         return python
-    for command in ([sys.executable, "-m", "venv", "--clear", folder], [python, "-m", "pip", "install", WANTED, torch]):
-        made = subprocess.run([str(word) for word in command], capture_output=True, text=True)
-        if made.returncode:
-            said = (made.stderr or made.stdout).strip().splitlines() or ["nothing"]
-            raise ConfigError(f"Flower cannot be installed here, so it is not measured; pip said: {said[-1]}")
+    _run(sys.executable, "-m", "venv", "--clear", str(folder))
+    install_each(python, WANTED, torch)
     done.write_text(json.dumps([WANTED, torch]))
     return python
+
+
+def install_each(python: Path, *wanted: str) -> None:
+    """Install packages with all they need, one by one, so that a person sees how many are left."""
+    install = (str(python), "-m", "pip", "install", "--quiet", "--no-input")
+    plan = json.loads(_run(*install, "--dry-run", "--report", "-", *wanted))
+    packages = [f"{one['metadata']['name']}=={one['metadata']['version']}" for one in plan["install"]]
+    for package in counted(packages, "installing Flower"):
+        _run(*install, "--no-deps", package)
+
+
+def _run(*command: str) -> str:
+    """What a command printed; ConfigError if it failed."""
+    made = subprocess.run(command, capture_output=True, text=True)
+    if made.returncode:
+        said = (made.stderr or made.stdout).strip().splitlines() or ["nothing"]
+        raise ConfigError(f"Flower cannot be installed here, so it is not measured; pip said: {said[-1]}")
+    return made.stdout
 
 
 def version(python: Path) -> str:

@@ -2,7 +2,8 @@
 
 import argparse
 import tempfile
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +11,26 @@ from fedwright.benchmarks.harness.suite import check
 from fedwright.benchmarks.peers import flower, ours, sizes
 from fedwright.benchmarks.peers.scene import PeerResult, Scene, prepare
 from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.support.steps import steps
 
 SMALL = 'codec = "int8"\nmodel_codec = "bf16"'
 DEVICES, KILLED_AMONG = 10, 4
+# Of ours and of Flower: tasks without a kill, and with one.
+MEASUREMENTS = (2 + 2) + (1 + 2)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Both systems on one task; without Flower only ours is measured, and the result says so."""
     rounds = 8 if args.quick else 12
-    with tempfile.TemporaryDirectory(prefix="fedwright-peers-") as name:
-        scene = Scene(Path(name), DEVICES, rounds)
-        prepare(scene)
-        rows = {
-            "fedwright, float32": ours.measure(scene, "float32"),
-            "fedwright, int8 up and bf16 down": ours.measure(scene, "small", update=SMALL),
-        }
-        few = _fewer(scene, "ours")
-        kills = {"fedwright": {"device": ours.survive_device(few), "server": ours.survive_server(few)}}
-        install = {"fedwright[device]": sizes.own_mb()}
-        note = _flower(scene, rows, kills, install)
+    with (
+        tempfile.TemporaryDirectory(prefix="fedwright-peers-") as name,
+        steps("measurements", MEASUREMENTS) as advance,
+    ):
+        found = _Found(Scene(Path(name), DEVICES, rounds), advance)
+        prepare(found.scene)
+        _ours(found)
+        note = _flower(found)
+    rows, kills, install = found.rows, found.kills, found.install
     tables: dict[str, Any] = {
         f"LeNet on {DEVICES} devices, {rounds} rounds": [_row(name, found) for name, found in rows.items()],
         f"after kill -9 and a new start, {KILLED_AMONG} devices": [
@@ -39,21 +41,49 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return {"seeds": [1], "tables": tables, "notes": note, "checks": checks(rows, install)}
 
 
-def _flower(
-    scene: Scene, rows: dict[str, PeerResult], kills: dict[str, dict[str, str]], install: dict[str, float]
-) -> list[str]:
+@dataclass
+class _Found:
+    """What was measured so far; advance: called after each measurement."""
+
+    scene: Scene
+    advance: Callable[[], None]
+    rows: dict[str, PeerResult] = field(default_factory=dict)
+    kills: dict[str, dict[str, str]] = field(default_factory=dict)
+    install: dict[str, float] = field(default_factory=dict)
+
+    def row(self, name: str, measured: PeerResult) -> None:
+        """Take what a task cost."""
+        self.rows[name] = measured
+        self.advance()
+
+    def kill(self, name: str, victim: str, said: str) -> None:
+        """Take what became of a task after a kill."""
+        self.kills.setdefault(name, {})[victim] = said
+        self.advance()
+
+
+def _ours(found: _Found) -> None:
+    scene = found.scene
+    found.row("fedwright, float32", ours.measure(scene, "float32"))
+    found.row("fedwright, int8 up and bf16 down", ours.measure(scene, "small", update=SMALL))
+    few = _fewer(scene, "ours")
+    found.kill("fedwright", "device", ours.survive_device(few))
+    found.kill("fedwright", "server", ours.survive_server(few))
+    found.install["fedwright[device]"] = sizes.own_mb()
+
+
+def _flower(found: _Found) -> list[str]:
     """Measure Flower too; what stands in the way is said and not counted."""
+    scene = found.scene
     try:
         python = flower.environment()
     except ConfigError as err:
         return [str(err)]
     name = f"flower {flower.version(python)}"
-    rows[name] = flower.measure(scene, python)
-    kills[name] = {
-        "device": flower.survive_device(_fewer(scene, "device"), python),
-        "server": flower.survive_server(_fewer(scene, "server"), python),
-    }
-    install["flwr and torch"] = sizes.installed_mb(python, ("flwr", []), ("torch", []))
+    found.row(name, flower.measure(scene, python))
+    found.kill(name, "device", flower.survive_device(_fewer(scene, "device"), python))
+    found.kill(name, "server", flower.survive_server(_fewer(scene, "server"), python))
+    found.install["flwr and torch"] = sizes.installed_mb(python, ("flwr", []), ("torch", []))
     return [f"{name} is the newest of {flower.WANTED} that could be installed here"]
 
 

@@ -25,8 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
-from rich.progress import Progress
 
 from fedwright.benchmarks.harness.chaos_fleet import DEVICES, ChaosFleet, Plan, chaos_fleet
 from fedwright.benchmarks.harness.faulty_wire import FAULTS, FaultyWire
@@ -37,6 +35,7 @@ from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import RoundError
 from fedwright.protocol.support.files import replace_file
+from fedwright.protocol.support.steps import steps, tell
 from fedwright.server_runtime.methods.base import MethodState
 from fedwright.server_runtime.methods.registry import METHODS, find
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
@@ -99,14 +98,14 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     victims = VICTIMS if edges else VICTIMS[:-1]
     target = -(-wanted // len(victims))
     books = _Count(methods, victims, target)
-    with Progress(console=Console(stderr=True)) as progress, ThreadPoolExecutor(AT_ONCE) as pool:
-        bar = progress.add_task("kills", total=target * len(victims))
+    whole = target * len(victims)
+    with steps("kills", whole), ThreadPoolExecutor(AT_ONCE) as pool:
 
         def work() -> None:
             while (following := books.following()) is not None:
                 method, seed, left = following
                 books.add(_disturbed(method, seed, edges, left))
-                progress.update(bar, completed=books.kills())
+                tell("kills", books.kills(), whole)
 
         for worker in [pool.submit(work) for _ in range(AT_ONCE)]:
             worker.result()

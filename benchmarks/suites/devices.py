@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from fedwright.benchmarks.harness.device_rounds import rows_of_run
-from fedwright.benchmarks.harness.progress import stepped
 from fedwright.benchmarks.harness.suite import check, mean, reported
 from fedwright.device_runtime.train.loop import total_steps
 from fedwright.protocol.errors import FedwrightError
 from fedwright.protocol.predictor import Profile, expected_bytes, predict, profile_from_json
+from fedwright.protocol.support.steps import counted
 from fedwright.server_runtime.artifacts.builder import Builder
 from fedwright.server_runtime.rounds.store.base import Planned, Position
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     methods = tuple(getattr(args, "methods", None) or (QUICK if args.quick else PAPER))
     profile = _profile()
     fleet = getattr(args, "fleet", None)
-    found = {method: _measure(method, profile, fleet, quick=args.quick) for method in stepped(methods, "methods")}
+    found = {method: _measure(method, profile, fleet, quick=args.quick) for method in counted(methods, "methods")}
     tables = {
         "mean device beside FedConv's Table II (MNIST, on the boards' GPUs)": [
             _summary(method, own.devices) for method, own in found.items()

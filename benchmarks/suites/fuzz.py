@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
-from rich.progress import Progress
 
 from fedwright.benchmarks.harness.decoders import ARTIFACT, DECODERS, example_artifact
 from fedwright.benchmarks.harness.kept_jobs import place_named
 from fedwright.benchmarks.processes.fuzz_part import PartFound
 from fedwright.protocol.artifact import pack
 from fedwright.protocol.support.files import replace_file
+from fedwright.protocol.support.steps import steps
 
 EXAMPLES = 1_000_000
 PART = 50_000
@@ -40,17 +39,16 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with (
         tempfile.TemporaryDirectory(prefix="fedwright-fuzz-", dir=memory) as place,
-        Progress(console=Console(stderr=True)) as bar,
+        steps("examples, in parts", wanted // part * len(DECODERS)) as advance,
     ):
         folder = Path(place)
         write_examples(folder)
-        task = bar.add_task("examples", total=wanted * len(DECODERS))
         jobs = [(name, seed) for seed in range(wanted // part) for name in DECODERS]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             parts = pool.map(lambda job: _part(job[0], job[1], part, folder), jobs)
             for (name, _), one in zip(jobs, parts, strict=True):
                 found[name].append(one)
-                bar.advance(task, part)
+                advance()
     rows = [_row(name, parts) for name, parts in found.items()]
     return {
         "seeds": list(range(wanted // part)),

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from fedwright.benchmarks.harness import idle_rounds
-from fedwright.benchmarks.harness.progress import stepped
 from fedwright.benchmarks.harness.suite import check
 from fedwright.benchmarks.processes.growth_simulation import INPUT
 from fedwright.protocol.errors import FedwrightError
 from fedwright.protocol.link.broker import Broker
+from fedwright.protocol.support.steps import counted
 from fedwright.server_runtime.spec import ModelSpec
 
 MOST = 1.05
@@ -34,11 +34,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     lengths = (10, 30, 100) if args.quick else (10, 30, 100, 300)
     tables = {
         "simulated devices": [
-            {"devices": count, **_simulated(devices=count)} for count in stepped(simulated, "simulated devices")
+            {"devices": count, **_simulated(devices=count)} for count in counted(simulated, "simulated devices")
         ],
         "devices over MQTT": _over_mqtt(linked),
         "parameters": _by_model(MODELS[:4] if args.quick else MODELS),
-        "rounds": [_long(rounds) for rounds in stepped(lengths, "rounds")],
+        "rounds": [_long(rounds) for rounds in counted(lengths, "rounds")],
     }
     checks = []
     for title, rows in tables.items():
@@ -79,7 +79,7 @@ def _simulated(*, devices: int, model: str = MODEL, rounds: int = ROUNDS) -> dic
 def _by_model(models: Sequence[str]) -> list[dict[str, Any]]:
     rows = [
         {"parameters": _parameters(model), "model": model, **_simulated(devices=4, model=model)}
-        for model in stepped(models, "models")
+        for model in counted(models, "models")
     ]
     return sorted(rows, key=lambda row: int(row["parameters"]))
 
@@ -104,6 +104,6 @@ def _over_mqtt(counts: Sequence[int]) -> list[dict[str, Any]]:
     with Broker() as broker:
         # What a first fleet makes this process load is not what devices cost.
         idle_rounds.measure(broker, devices=2, rounds=1)
-        found = [idle_rounds.measure(broker, devices=count, rounds=ROUNDS) for count in stepped(counts, "over MQTT")]
+        found = [idle_rounds.measure(broker, devices=count, rounds=ROUNDS) for count in counted(counts, "over MQTT")]
     names = {"devices": "devices", "server_cpu_s": SECONDS, "server_mb": MEMORY, "bytes_per_device": BYTES}
     return [{new: row[old] for old, new in names.items()} | {"round s": row["round_s"]} for row in found]

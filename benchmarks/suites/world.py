@@ -24,6 +24,7 @@ from fedwright.benchmarks.harness.public_libraries import LIBRARIES, environment
 from fedwright.benchmarks.harness.suite import check
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.support.files import replace_file
+from fedwright.protocol.support.steps import steps
 
 GOAL = 0.97
 LEAST_ARCHITECTURES = 150
@@ -75,16 +76,15 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _all_rows(entries: list[dict[str, Any]], python: Path, limits: Mapping[str, Any]) -> list[dict[str, Any]]:
-    from rich.console import Console
-    from rich.progress import Progress
-
     rows = []
-    with Progress(console=Console(stderr=True)) as progress, Measurers(python, limits) as measurers:
-        bar = progress.add_task(f"{len(entries)} architectures", total=len(entries))
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for row in pool.map(lambda entry: measure_kept(entry, measurers, limits), entries):
-                rows.append(row)
-                progress.advance(bar)
+    with (
+        steps("architectures", len(entries)) as advance,
+        Measurers(python, limits) as measurers,
+        ThreadPoolExecutor(os.cpu_count()) as pool,
+    ):
+        for row in pool.map(lambda entry: measure_kept(entry, measurers, limits), entries):
+            rows.append(row)
+            advance()
     return rows
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedwright.cli.arguments import add_print_json, command
+from fedwright.cli.bars import bars
 
 if TYPE_CHECKING:
     from fedwright.protocol.artifact import Artifact
@@ -81,7 +82,8 @@ def _build(args: argparse.Namespace) -> int:
     from fedwright.server_runtime.artifacts.builder import Builder
     from fedwright.server_runtime.artifacts.folder import write_folder
 
-    artifact = Builder().build(_structure(args))
+    with bars():
+        artifact = Builder().build(_structure(args))
     write_folder(artifact, args.output)
     _show(artifact, as_json=args.json)
     return 0

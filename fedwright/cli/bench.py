@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedwright.cli.arguments import command, new_file
+from fedwright.cli.bars import bars
 from fedwright.protocol.errors import ConfigError
 
 # suite -> (module below fedwright.benchmarks with `run(args) -> dict`, what it measures)
@@ -241,7 +242,7 @@ def _search(args: argparse.Namespace) -> int:
     if not hasattr(module, "search_jobs"):
         raise ConfigError(f"suite {names[0]} has no settings to search; see benchmarks/search for those that have")
     found = search_file(names[0], quick=args.quick)
-    with keeping(f"{names[0]} search"):
+    with keeping(f"{names[0]} search"), bars():
         result = _described(names[0], search(found, module.search_jobs(found)))
     target = args.json or SEARCHES / f"{names[0]}.json"
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -263,7 +264,7 @@ def _run_suite(name: str, args: argparse.Namespace) -> dict[str, Any]:
     from fedwright.benchmarks.harness.kept_jobs import keeping
     from fedwright.benchmarks.harness.tracking import track_result, tracking
 
-    with keeping(name), tracking(args.track, name, args.track_to):
+    with keeping(name), tracking(args.track, name, args.track_to), bars():
         result = _described(name, function(args))
         track_result(result)
     _show(result)

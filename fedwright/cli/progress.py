@@ -2,6 +2,7 @@
 
 import logging
 import time
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,8 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from fedwright.protocol.support.steps import listening
 
 if TYPE_CHECKING:
     from fedwright.protocol.messages import Stats, Status
@@ -34,6 +37,8 @@ log = logging.getLogger(__name__)
 # Devices that a screen has lines for.
 SHOWN = 16
 REVOKED, AWAY = "[red]revoked[/red]", "[red]turned away[/red]"
+# Rounds by which the time that is left is guessed.
+LOOKED_BACK = 5
 # States of a device that a round waits for.
 BUSY = ("training", "measuring")
 
@@ -49,6 +54,10 @@ class Progress:
         self._console = Console(stderr=True)
         self._began_s = time.monotonic()
         self._closed = 0
+        self._round_s: list[float] = []
+        # Long work of the server itself, each with how much of it is done, of how much, and since when.
+        self._work: dict[str, tuple[int, int, float]] = {}
+        self._open = ExitStack()
         self._headline = f"waiting for {devices} devices"
         self._states: dict[str, str] = {}
         self._lost: dict[str, str] = {}
@@ -65,13 +74,21 @@ class Progress:
     def __enter__(self) -> "Progress":
         if self._live is not None:
             self._live.start()
+            self._open.enter_context(listening(self._take_work))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._open.close()
         if self._live is not None:
             self._live.stop()
+
+    def _take_work(self, what: str, done: int, of: int) -> None:
+        began_s = self._work[what][2] if what in self._work else time.monotonic()
+        self._work[what] = (done, of, began_s)
+        if done >= of:
+            del self._work[what]
 
     def __call__(self, event: "Event") -> None:
         """Take an event of the run."""
@@ -94,6 +111,7 @@ class Progress:
             self._say(f"{_place(event)}: {event.device} was offered less: {event.detail}")
         elif isinstance(event, events.RoundClosed):
             self._closed = event.round
+            self._round_s.append(event.seconds)
             self._say(round_line(event, self._rounds))
         elif isinstance(event, events.DeviceStatus):
             self._at[event.device] = status_line(event.status)
@@ -183,7 +201,11 @@ class Progress:
             ProgressBar(self._rounds, self._closed, width=30, complete_style="cyan", finished_style="green"),
             self._headline,
             elapsed,
+            self._left(),
         )
+        for what, (done, of, began_s) in list(self._work.items()):
+            left = _left((time.monotonic() - began_s) / done * (of - done)) if done else ""
+            head.add_row(ProgressBar(of, done, width=30), f"{what}: {done} of {of}", "", left)
         table = Table(box=None, padding=(0, 2, 0, 0))
         for column in ("device", "state", "accuracy", "seconds"):
             table.add_column(column, style="dim" if column == "seconds" else "")
@@ -194,6 +216,16 @@ class Progress:
             table.add_row(device, Text.from_markup(shown), accuracy, seconds)
         more = len(self._states) - SHOWN
         return Group(head, table, Text(f"and {more} more")) if more > 0 else Group(head, table)
+
+    def _left(self) -> str:
+        """How long the rounds to come will take, by the last ones."""
+        last = self._round_s[-LOOKED_BACK:]
+        return _left(sum(last) / len(last) * max(0, self._rounds - self._closed)) if last else ""
+
+
+def _left(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s left" if minutes else f"{rest} s left"
 
 
 def status_line(status: "Status") -> str:

@@ -19,6 +19,7 @@ from fedwright.protocol.dataflow.outputs import check_eval_outputs, check_train_
 from fedwright.protocol.errors import BadArtifact, BuildError
 from fedwright.protocol.onnx_outline import scan
 from fedwright.protocol.private_graph import CLIP, EXPECTED, NOISE, ROW_WEIGHT, check_private
+from fedwright.protocol.support.steps import steps
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts import objectives
 from fedwright.server_runtime.artifacts.autodiff.engine import differentiate
@@ -101,14 +102,18 @@ def build(structure: Structure, module: nn.Module) -> Artifact:
             f"no parameter of {structure.spec.model} starts with any of {list(structure.trainable)}; "
             f"its parameters are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
         )
-    train = _train_graph(structure, module, asked)
-    evaluation = _eval_graph(structure, module, train.frozen)
-    # Both sessions are given the same tensors, so both graphs must know all of them.
-    train.frozen = train.graph.external = evaluation.graph.external = {**train.frozen, **evaluation.graph.external}
-    train_bytes = train.graph.to_model().SerializeToString(deterministic=True)
-    eval_bytes = evaluation.graph.to_model().SerializeToString(deterministic=True)
-    artifact = Artifact(_manifest(structure, train, evaluation, train_bytes, eval_bytes), train_bytes, eval_bytes)
-    _check_outputs(artifact, structure.spec.model)
+    with steps(f"building {structure.spec.model}", 4) as advance:
+        train = _train_graph(structure, module, asked)
+        advance()
+        evaluation = _eval_graph(structure, module, train.frozen)
+        # Both sessions are given the same tensors, so both graphs must know all of them.
+        train.frozen = train.graph.external = evaluation.graph.external = {**train.frozen, **evaluation.graph.external}
+        advance()
+        train_bytes = train.graph.to_model().SerializeToString(deterministic=True)
+        eval_bytes = evaluation.graph.to_model().SerializeToString(deterministic=True)
+        artifact = Artifact(_manifest(structure, train, evaluation, train_bytes, eval_bytes), train_bytes, eval_bytes)
+        advance()
+        _check_outputs(artifact, structure.spec.model)
     return artifact
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from fedwright.protocol.support.steps import counted
 from fedwright.server_runtime.blocks.convolutions import use_safe_convolutions
 from fedwright.server_runtime.blocks.narrow_layers import channels_last, hasten
 
@@ -33,13 +34,17 @@ EVALUATION_BATCH = 500
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long and how fast; the rate is lr(e) = low + (high - low)(1 + cos(π e / period)) / 2, up and down again."""
+    """How long and how fast; the rate is lr(e) = low + (high - low)(1 + cos(π e / period)) / 2, up and down again.
+
+    work: how a person is told of it.
+    """
 
     epochs: int
     batch: int = 32
     high: float = 1e-3
     low: float = 1e-5
     period: int = 4
+    work: str = "tuning"
 
     def rate(self, epoch: int) -> float:
         """The learning rate of an epoch, counted from 0."""
@@ -108,7 +113,7 @@ def tune(
     optimizer = torch.optim.Adam([theta], lr=schedule.high, fused=True)
     generator = torch.Generator().manual_seed(seed)
     best, least = theta.detach().clone(), _held_out(theta, build, members)
-    for epoch in range(schedule.epochs):
+    for epoch in counted(range(schedule.epochs), schedule.work):
         optimizer.param_groups[0]["lr"] = schedule.rate(epoch)
         order = examples.fit[torch.randperm(len(examples.fit), generator=generator)]
         for rows in torch.split(order, schedule.batch):

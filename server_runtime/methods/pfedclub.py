@@ -26,6 +26,7 @@ from typing import cast
 import numpy as np
 
 from fedwright.protocol.predictor import HEADROOM, need_bytes
+from fedwright.protocol.support.steps import counted
 from fedwright.server_runtime.blocks.budget import FORWARD_RATIO
 from fedwright.server_runtime.blocks.pfedclub import block_search
 from fedwright.server_runtime.blocks.pfedclub.block_search import Block, BlockGroups, Chain, Rules
@@ -62,7 +63,10 @@ class PFedClub(TeacherMethod):
         groups = self.grouped(
             pupils, groups=self._params.groups, rows=self._params.rows, seed=self.seed_of("groups", number)
         )
-        return {device: self._teachers(pupil, pupils, groups, known[device]) for device, pupil in pupils.items()}
+        return {
+            device: self._teachers(pupils[device], pupils, groups, known[device])
+            for device in counted(list(pupils), "tuning teachers")
+        }
 
     def _teachers(
         self, pupil: Pupil, pupils: Mapping[str, Pupil], groups: BlockGroups, known: BoardLimits

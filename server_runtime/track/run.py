@@ -37,15 +37,46 @@ class Memory(msgspec.Struct):
 
 
 class RunTracker:
-    """An observer of a run that has its figures told, and passes every event on."""
+    """An observer of a run that has its figures told once the run is this server's, and passes every event on."""
 
-    def __init__(self, thread: TrackThread | None, folder: Path, memory: Memory, observer: events.Observer) -> None:
-        self._thread = thread
-        self._folder = folder
-        self._memory = memory
+    def __init__(self, config: RunConfig, text: str, run_folder: Path, observer: events.Observer) -> None:
+        section = config.track
+        self._config = config
+        self._text = text
+        self._run_folder = run_folder
+        self._folder = Path(section.folder) / config.run.name if section.folder else run_folder / "track"
         self._observer = observer
+        self._thread: TrackThread | None = None
         self._history = RunHistory()
         self._sums: dict[str, float] = {}
+
+    def begin(self) -> None:
+        """Open the tools: a server that stands by has nothing to tell, and must not write where another one does."""
+        if not self._config.track.to:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        memory = _memory(self._folder, known=(self._run_folder / AUDIT).exists())
+
+        def remember(message: Numbers | Files) -> None:
+            if isinstance(message, Numbers) and message.step > memory.last_round:
+                memory.last_round = message.step
+            replace_file(self._folder / MEMORY, msgspec.json.encode(memory))
+
+        self._thread = TrackThread(self._config.track.to, self._described(memory.identity), after=remember)
+        self._catch_up(memory)
+
+    def _described(self, identity: str) -> Described:
+        config = self._config
+        settings = flat(msgspec.to_builtins(asdict(config), enc_hook=str))
+        ledger = _ledger(config.method.name)
+        return Described(
+            config.run.name, identity, self._folder, config.track.project, mask(self._text), settings, ledger
+        )
+
+    def close(self) -> None:
+        """Let what waits be told."""
+        if self._thread is not None:
+            self._thread.close()
 
     def observe(self, event: events.Event) -> None:
         """Take an event of the run."""
@@ -72,11 +103,11 @@ class RunTracker:
             return
         self._thread.tell(Numbers(number, {name: value for name, value in figures.items() if math.isfinite(value)}))
 
-    def catch_up(self, run_folder: Path) -> None:
+    def _catch_up(self, memory: Memory) -> None:
         """Tell of rounds that a server closed and was killed before it told."""
-        history = read_history(run_folder)
+        history = read_history(self._run_folder)
         # After a rollback rounds are told again.
-        self._memory.last_round = last = min(self._memory.last_round, history.rounds_done)
+        memory.last_round = last = min(memory.last_round, history.rounds_done)
         for number, stage in sorted(history.rounds.items()):
             if number > last and stage.closed_s is not None:
                 self._tell(number, stage.figures())
@@ -98,31 +129,13 @@ class RunTracker:
 
 @contextmanager
 def tracked(config: RunConfig, text: str, run_folder: Path, observer: events.Observer) -> Iterator[RunTracker]:
-    """Inside the block the tools that the config names are told how the run does."""
-    section = config.track
-    if not section.to:
-        yield RunTracker(None, run_folder, Memory(""), observer)
-        return
-    check_tools(section.to)
-    folder = Path(section.folder) / config.run.name if section.folder else run_folder / "track"
-    folder.mkdir(parents=True, exist_ok=True)
-    memory = _memory(folder, known=(run_folder / AUDIT).exists())
-    settings = flat(msgspec.to_builtins(asdict(config), enc_hook=str))
-    ledger = _ledger(config.method.name)
-    described = Described(config.run.name, memory.identity, folder, section.project, mask(text), settings, ledger)
-
-    def remember(message: Numbers | Files) -> None:
-        if isinstance(message, Numbers) and message.step > memory.last_round:
-            memory.last_round = message.step
-        replace_file(folder / MEMORY, msgspec.json.encode(memory))
-
-    thread = TrackThread(section.to, described, after=remember)
-    tracker = RunTracker(thread, folder, memory, observer)
+    """Inside the block the tools that the config names are told how the run does, from `begin` on."""
+    check_tools(config.track.to)
+    tracker = RunTracker(config, text, run_folder, observer)
     try:
-        tracker.catch_up(run_folder)
         yield tracker
     finally:
-        thread.close()
+        tracker.close()
 
 
 def _memory(folder: Path, *, known: bool) -> Memory:

@@ -9,6 +9,7 @@ from rich.console import Console
 from fedwright.cli import progress as module
 from fedwright.cli.progress import Progress
 from fedwright.protocol.messages import Stats
+from fedwright.protocol.support.steps import counted
 from fedwright.server_runtime.rounds import events
 from helpers.fleet import report
 
@@ -83,6 +84,36 @@ def test_on_a_terminal_there_is_a_live_table(monkeypatch: pytest.MonkeyPatch) ->
     assert any(line.split() == ["pi", "measuring", "25.0%", "2.5"] for line in lines)
     assert any(line.split() == ["tx2", "failed"] for line in lines)
     assert any(line.split() == ["nano", "revoked"] for line in lines)
+
+
+def test_rounds_and_the_work_of_the_server_itself_have_bars_with_the_time_that_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr(module, "Console", lambda stderr: Console(file=io.StringIO(), force_terminal=True, width=100))
+    view = Console(width=100, file=io.StringIO(), record=True)
+
+    with Progress(30, 2) as progress:
+        progress(events.RoundClosed(1, {}, 3.0))
+        for epoch in counted(range(4), "tuning the compression"):
+            now_s[0] += 5.0
+            if epoch == 1:
+                view.print(progress._render())
+    seen = view.export_text().splitlines()
+    view.print(progress._render())
+
+    assert "1 min 27 s left" in seen[0]
+    assert "tuning the compression: 1 of 4" in seen[1]
+    assert "30 s left" in seen[1]
+    assert "tuning" not in view.export_text()
+
+
+def test_without_a_terminal_nothing_is_said_of_work(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(3, 2):
+        list(counted(range(4), "tuning the compression"))
+
+    assert capsys.readouterr() == ("", "")
 
 
 def test_the_broker_is_seen_to_go_and_come_back(capsys: pytest.CaptureFixture[str]) -> None:

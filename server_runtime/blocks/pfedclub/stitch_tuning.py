@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedwright.protocol.support.steps import counted
 from fedwright.server_runtime.blocks.fedconv.contrastive_views import nt_xent, view
 
 PASS = 128
@@ -160,7 +161,7 @@ def tune(candidates: Sequence[Candidate], x: Tensor, y: Tensor | None, tuning: T
     rng = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(weights, lr=tuning.rate)
     common = _Common(open_ones, tuning, x, y, rng)
-    for _ in range(tuning.epochs):
+    for _ in counted(range(tuning.epochs), "tuning stitches"):
         for rows in _batches(len(x), tuning.batch, rng):
             optimizer.zero_grad()
             common.loss(rows).backward()

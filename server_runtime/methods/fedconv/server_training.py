@@ -123,7 +123,7 @@ class ServerSide:
     def train(self, weights: Model, spec: ModelSpec, epochs: int, *names: str, rate: float | None = None) -> Model:
         """Ordinary training of all weights on labelled examples, at the server's rate unless another is given."""
         assert self.examples is not None
-        schedule = self._schedule(epochs, rate or self._params.server_rate)
+        schedule = self._schedule(epochs, rate or self._params.server_rate, "training on public examples")
         members = [TunedModel(self.forward(spec), Goal(self.examples))]
         theta = tune(
             flat(weights), lambda t: [unflat(t, weights)], members, schedule=schedule, seed=self._seed("train", *names)
@@ -171,7 +171,7 @@ class ServerSide:
             theta,
             made.submodels,
             members,
-            schedule=self._schedule(epochs, self._params.kernel_rate),
+            schedule=self._schedule(epochs, self._params.kernel_rate, "tuning the compression"),
             seed=self._seed("compress", number),
         )
 
@@ -196,7 +196,7 @@ class ServerSide:
                 theta,
                 lambda t: [{**model, **own} for model in made.models(t)],
                 members,
-                schedule=self._schedule(self._params.dilate_epochs, self._params.kernel_rate),
+                schedule=self._schedule(self._params.dilate_epochs, self._params.kernel_rate, "tuning the dilation"),
                 seed=self._seed("dilate", number),
             )
         with torch.no_grad():
@@ -233,7 +233,9 @@ class ServerSide:
                 v,
                 lambda t: [{**found.model(t), **own}],
                 [TunedModel(self.forward(self._setting.spec), self._common_goal(parts))],
-                schedule=self._schedule(params.weigh_epochs, params.weigh_rate, shape=params.weigh_schedule),
+                schedule=self._schedule(
+                    params.weigh_epochs, params.weigh_rate, "tuning the weights of the sum", shape=params.weigh_schedule
+                ),
                 seed=self._seed("weigh", number),
                 extra=extra,
             )
@@ -274,10 +276,11 @@ class ServerSide:
         axes, full = zoo.axes_of(spec), zoo.full_sizes(spec)
         return make_layout(axes, shapes, full=full, smallest=zoo.sizes_of(smallest), form=self.layout.form)
 
-    def _schedule(self, epochs: int, rate: float, *, shape: str = "cosine") -> Schedule:
+    def _schedule(self, epochs: int, rate: float, work: str, *, shape: str = "cosine") -> Schedule:
         """Eq. 5, or always the same rate."""
         low = rate if shape == "constant" else min(rate, self._params.lowest_rate)
-        return Schedule(epochs, self._params.server_batch, high=rate, low=low, period=self._params.rate_period)
+        period = self._params.rate_period
+        return Schedule(epochs, self._params.server_batch, high=rate, low=low, period=period, work=work)
 
     def _seed(self, *names: str | int) -> int:
         return derive_seed(self._setting.seed, "server", *names)

@@ -19,6 +19,7 @@ from msgspec import structs
 
 from fedwright.protocol.messages import Report
 from fedwright.protocol.predictor import need_bytes
+from fedwright.protocol.support.steps import counted
 from fedwright.server_runtime.blocks.budget import Budget, Cost, largest, largest_choice, task_cost
 from fedwright.server_runtime.methods.base import Assignment, MethodState, Setting
 
@@ -117,7 +118,7 @@ def fit_batches(
 ) -> dict[str, Assignment]:
     """`fit_batch` for every device; those that can do nothing are left out and named."""
     found = {}
-    for device, assignment in assignments.items():
+    for device, assignment in counted(list(assignments.items()), "planning for devices"):
         fitting = fit_batch(setting, device, report=reports[device], assignment=assignment)
         if fitting is None:
             left.out(device, setting=setting, report=reports[device])

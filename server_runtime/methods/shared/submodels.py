@@ -14,6 +14,7 @@ import numpy as np
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Refusal, Report
+from fedwright.protocol.support.steps import counted
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.export import initial_weights, norm_parameters
 from fedwright.server_runtime.blocks.averaging import KEPT_PLANS, DilutedMean
@@ -96,7 +97,8 @@ class SubmodelMethod(Method):
         """Everyone trains a submodel of its size; who has the budget for none is left out."""
         self.note(reports)
         found = {}
-        for device, report in sorted(reports.items()):
+        # What fits is known from graphs, which are built here.
+        for device, report in counted(sorted(reports.items()), "planning for devices"):
             fitting = self.fitting(device, report, round_number) if report.trains else None
             if fitting is not None:
                 found[device] = fitting

@@ -12,6 +12,7 @@ import pytest
 
 from fedwright.cli.main import main
 from fedwright.server_runtime.rounds import events
+from fedwright.server_runtime.run_folder.folder import folder_of
 from fedwright.server_runtime.track import run as track_run
 from fedwright.server_runtime.track import thread as module
 from fedwright.server_runtime.track.base import Described
@@ -148,11 +149,30 @@ def test_a_run_that_is_resumed_tells_no_round_twice_and_keeps_its_identity(tmp_p
     assert json.loads(memory.read_text()) == {"identity": identity, "last_round": 3}
 
 
+def test_a_server_that_stands_by_opens_no_tool_and_tells_what_it_takes_over(tmp_path: Path) -> None:
+    config, text = make_config(tmp_path, rounds=2, track=TRACK)
+    folder = folder_of(config).path
+    heard: list[events.Event] = []
+
+    with tracked(config, text, folder, heard.append) as tracker:
+        tracker.observe(events.Warned("standing by"))
+        assert heard == [events.Warned("standing by")]
+        assert not (folder / "track").exists()
+        assert "track" not in {one.name for one in threading.enumerate()}
+        # Another server has the run meanwhile, and falls silent before it tells of it.
+        simulate(replace(config, track=replace(config.track, to=())), text)
+        assert not (folder / "track").exists()
+        tracker.begin()
+
+    assert [line["round"] for line in lines(folder / "track") if "seconds" in line] == [1, 2]
+
+
 def test_without_tools_there_is_neither_thread_nor_folder(tmp_path: Path) -> None:
     config, text = make_config(tmp_path, rounds=1)
     heard: list[events.Event] = []
 
     with tracked(config, text, tmp_path / "run", heard.append) as tracker:
+        tracker.begin()
         tracker.observe(events.Warned("careful"))
         assert "track" not in {one.name for one in threading.enumerate()}
 
