@@ -2,6 +2,7 @@
 
 import argparse
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -37,22 +38,34 @@ def find_python(version: str) -> str | None:
     return None
 
 
+def try_install(python: str, wheel: Path) -> str:
+    """Install the device's part in a fresh environment and start it; what it calls itself."""
+    # The sources of this tree must not stand in for what was installed.
+    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([python, "-m", "venv", folder], check=True, env=bare)
+        own = Path(folder) / "bin"
+        target = f"fedwright[device] @ {wheel.resolve().as_uri()}"
+        calls: list[list[str | Path]] = [
+            [own / "python", "-m", "pip", "install", "-q", "--no-input", target],
+            [own / "python", "-c", "import fedwright; fedwright.Trainer, fedwright.Device"],
+            [own / "fedwright", "device", "run", "--help"],
+        ]
+        for call in calls:
+            subprocess.run(call, check=True, env=bare, cwd=folder, stdout=subprocess.DEVNULL)
+        said = subprocess.run([own / "fedwright", "--version"], check=True, env=bare, capture_output=True, text=True)
+        return said.stdout.strip()
+
+
 def try_installs(wheel: Path) -> list[str]:
-    """Install the device's part in a fresh environment of every Python that is here; which those are."""
+    """Try the wheel with every Python that is here; which those are."""
     tried = []
     for version in PYTHONS:
         python = find_python(version)
         if python is None:
             print(f"release: Python {version} is not here, so {wheel.name} was not tried with it")
             continue
-        with tempfile.TemporaryDirectory() as folder:
-            subprocess.run([python, "-m", "venv", folder], check=True)
-            own = Path(folder) / "bin"
-            target = f"fedwright[device] @ {wheel.resolve().as_uri()}"
-            subprocess.run([own / "python", "-m", "pip", "install", "-q", "--no-input", target], check=True)
-            said = subprocess.run([own / "fedwright", "--version"], check=True, capture_output=True, text=True).stdout
-            subprocess.run([own / "python", "-c", "import fedwright; fedwright.Trainer, fedwright.Device"], check=True)
-            print(f"release: {said.strip()} installs and starts on Python {version}")
+        print(f"release: {try_install(python, wheel)} installs and starts on Python {version}")
         tried.append(version)
     return tried
 

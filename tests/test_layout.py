@@ -49,6 +49,7 @@ PLANTED = {
     "onnx on the device": (layout.device_packages, "fedwright.device_runtime.x", "def f():\n    import onnx"),
     "rich in device command": (layout.device_packages, "fedwright.cli.device", "from rich.table import Table"),
     "too new for 3.10": (layout.device_packages, "fedwright.device_runtime.x", "import tomllib"),
+    "a type in brackets": (layout.plain_types, "fedwright.cli.x", "class A(logging.StreamHandler[str]): ..."),
     "eager command": (
         layout.lazy_commands,
         "fedwright.cli.x",

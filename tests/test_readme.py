@@ -42,6 +42,7 @@ ELSEWHERE = {
     r"fedwright device run .*--bundle .*": "tests/e2e/test_trusted_round.py",
     r"fedwright device run .*--hide-counts .*": "tests/e2e/test_secure_sum.py",
     r"fedwright bench (?!--list).*": "tests/cli/test_bench_command.py",
+    r"fedwright server ctl .*": "tests/e2e/test_page.py",
     # With a word to fill in.
     r"fedwright .*\b[A-Z]{3,}\b.*": "tests/cli/test_main.py",
 }

@@ -52,7 +52,8 @@ def say(line: str, *, as_json: bool) -> None:
         print(line, file=sys.stderr)
 
 
-class StandardError(logging.StreamHandler[Any]):
+# With Python 3.10 a StreamHandler takes no type while the program runs.
+class StandardError(logging.StreamHandler):  # type: ignore[type-arg]
     """Writes to standard error as it is now: a live table on a terminal takes its place for a while."""
 
     def __init__(self) -> None:

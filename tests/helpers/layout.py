@@ -25,6 +25,8 @@ ELSEWHERE = {f"fedwright.benchmarks.peers.flower_app.{side}_app" for side in ("c
 LIGHT = "fedwright.device_runtime.config"
 # Newer than Python 3.10, the oldest a device may have; an import inside a function is guarded by its caller.
 TOO_NEW = {"tomllib"}
+# Types of the standard library that take a type in brackets only from Python 3.11 on; mypy knows of no difference.
+PLAIN_IN_3_10 = {"StreamHandler", "LoggerAdapter"}
 SIDES = tuple(f"fedwright.{name}" for name in ("device_runtime", "server_runtime", "simulation", "benchmarks"))
 DEVICE_SIDE = ("fedwright.protocol", "fedwright.device_runtime", "fedwright.cli.main", "fedwright.cli.device")
 
@@ -187,6 +189,13 @@ def device_packages(module: Module) -> Iterator[str]:
             yield f"{module.name}:{found.line} imports {found.name}, which a device does not have"
 
 
+def plain_types(module: Module) -> Iterator[str]:
+    """Nothing is in brackets that Python 3.10 cannot put there."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value).rpartition(".")[2] in PLAIN_IN_3_10:
+            yield f"{module.name}:{node.lineno} has {ast.unparse(node)}, which ends Python 3.10 with a TypeError"
+
+
 def lazy_commands(module: Module) -> Iterator[str]:
     """A command imports a side only when it runs, so that help and other commands stay fast."""
     functions = {node.name for node in module.tree.body if isinstance(node, ast.FunctionDef)}
@@ -226,4 +235,14 @@ def printing(module: Module) -> Iterator[str]:
             yield f"{module.name}:{node.lineno} prints; use logging, or move it to fedwright/cli"
 
 
-SOURCE_RULES = [import_direction, server_layers, torch_place, device_packages, lazy_commands, docstring, size, printing]
+SOURCE_RULES = [
+    import_direction,
+    server_layers,
+    torch_place,
+    device_packages,
+    plain_types,
+    lazy_commands,
+    docstring,
+    size,
+    printing,
+]
