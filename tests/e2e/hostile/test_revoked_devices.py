@@ -107,6 +107,7 @@ def test_a_broker_that_starts_later_knows_it_too(broker: Broker, authority: Auth
 EDGE = """
 [edge]
 name = "site"
+folder = "{folder}"
 bundle = "{bundle}"
 once = true
 [host]
@@ -121,7 +122,7 @@ def test_what_a_revoked_device_learnt_is_not_used_through_an_edge_either(
     """Real processes of an edge and three devices; one of them is revoked as soon as its first update is taken."""
     devices = ("kept-1", "kept-2", "stolen")
     site = enroll_edge(authority, "site", fleet=FLEET, broker=broker.url)
-    (tmp_path / "edge.toml").write_text(EDGE.format(bundle=site, broker=broker.url))
+    (tmp_path / "edge.toml").write_text(EDGE.format(folder=tmp_path / "edges", bundle=site, broker=broker.url))
     commands = [["server", "edge", str(tmp_path / "edge.toml")]]
     for seed, device in enumerate(devices):
         bundle = enroll(authority, device, fleet=FLEET, broker=broker.url, edges=["site"])
