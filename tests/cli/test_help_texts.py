@@ -1,7 +1,6 @@
 """`explain`, `completion` and `man`: what is made from errors and commands."""
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from fedwright.cli.explanations import explain
 from fedwright.cli.main import main
 from fedwright.cli.manual import manual_pages
 from fedwright.protocol.errors import ConfigError, OverBudget
+from helpers.tools import require_tool
 
 
 def test_an_error_ends_with_a_code_that_explain_knows(capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,12 +80,11 @@ def test_manual_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert f"wrote {len(pages)} pages" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(shutil.which("man") is None, reason="there is no man here")
 def test_man_finds_nothing_to_complain_about(tmp_path: Path) -> None:
     (tmp_path / "page.1").write_text(manual_pages()["fedwright-device-run.1"])
 
     done = subprocess.run(
-        ["man", "--warnings", "-l", str(tmp_path / "page.1")], capture_output=True, text=True, check=True
+        [require_tool("man"), "--warnings", "-l", str(tmp_path / "page.1")], capture_output=True, text=True, check=True
     )
 
     assert "EXIT STATUS" in done.stdout
