@@ -15,7 +15,7 @@ from psycopg import errors, sql
 
 from fedwright.protocol.errors import ConfigError, RoundError, StorageError
 from fedwright.server_runtime.rounds.store.database import Conflict, Parameters, Row, Statements
-from fedwright.server_runtime.rounds.store.lease import LEASE_TABLE, PATIENCE_S, Lease
+from fedwright.server_runtime.rounds.store.lease import LEASE_S, LEASE_TABLE, PATIENCE_S, Lease
 from fedwright.server_runtime.rounds.store.sql import TABLES, SqlRoundStore
 
 T = TypeVar("T")
@@ -42,6 +42,7 @@ _POSTGRES_TABLES = (
     .replace("task_id TEXT PRIMARY KEY, round", "rowid BIGSERIAL, task_id TEXT PRIMARY KEY, round")
 )
 _AGAIN = (errors.SerializationFailure, errors.DeadlockDetected)
+_BROKEN = (psycopg.OperationalError, psycopg.InterfaceError, errors.IdleInTransactionSessionTimeout)
 
 
 class PostgresRoundStore(SqlRoundStore):
@@ -97,7 +98,7 @@ class PostgresSchema:
                 return work(self._connected())
             except _AGAIN:
                 continue
-            except (psycopg.OperationalError, psycopg.InterfaceError) as err:
+            except _BROKEN as err:
                 self._drop()
                 if time.monotonic() > until_s:
                     raise StorageError(
@@ -165,7 +166,10 @@ def open_schema(url: str, run: str, *, make: bool = False) -> psycopg.Connection
 def connect(url: str) -> psycopg.Connection[Row]:
     """A connection; ConfigError for an address, user or database that cannot be right."""
     try:
-        return psycopg.connect(url, **CONNECTION)  # type: ignore[arg-type]
+        connection: psycopg.Connection[Row] = psycopg.connect(url, **CONNECTION)  # type: ignore[arg-type]
+        # A server that stops in the middle of an act would keep the others from the lease for as long as it stands.
+        connection.execute(f"SET idle_in_transaction_session_timeout = {round(1000 * LEASE_S)}")
+        return connection
     except psycopg.ProgrammingError as err:
         raise ConfigError(f"store.rounds is no address of a PostgreSQL database ({first_line(err)})") from err
     except psycopg.OperationalError as err:

@@ -12,6 +12,7 @@ from fedwright.device_runtime.secure.sums import SecureSums
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.protocol.messages import BlobRef, Stats, SumAnswer, SumAsk, Task
 from fedwright.protocol.secure import masks
+from fedwright.protocol.secure.opening import Opening
 from fedwright.server_runtime.methods.base import Method
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.secure import talk
@@ -211,13 +212,28 @@ def test_a_server_that_is_killed_at_any_stage_goes_on_to_the_same_bytes(
     check_equal(method, expected(fleet.rows(*DEVICES), 4))
 
 
-def test_a_wrong_share_is_named_and_the_sum_is_exact(tmp_path: Path) -> None:
+def test_a_wrong_share_is_named_and_the_sum_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def lie(ask: SumAsk, answer: SumAnswer) -> SumAnswer:
         if ask.stage != "open":
             return answer
         return SumAnswer(ask.sum, "open", own=answer.own, shares={**answer.shares, "a": bytes(33)})
 
-    fleet = Fleet(tmp_path, c=lie)
+    def wait(ask: SumAsk, answer: SumAnswer) -> SumAnswer:
+        # Three open shares are enough: nobody would look at a lie that comes after them.
+        assert ask.stage != "open" or refused.wait(WAIT_S)
+        return answer
+
+    refused, take = threading.Event(), Opening.take
+
+    def watch(opening: Opening, device: str, *arguments: Any) -> None:
+        try:
+            take(opening, device, *arguments)
+        finally:
+            if device == "c":
+                refused.set()
+
+    monkeypatch.setattr(Opening, "take", watch)
+    fleet = Fleet(tmp_path, c=lie, d=wait)
     server, method = fleet.run()
 
     check_equal(method, expected(fleet.rows(*DEVICES), 4))

@@ -12,6 +12,7 @@ import pytest
 
 from fedwright.protocol.errors import ConfigError, LeaseLost, RoundError
 from fedwright.server_runtime.rounds.store import lease as leases
+from fedwright.server_runtime.rounds.store import postgres
 from fedwright.server_runtime.rounds.store.base import Position, Reply, RunRecord
 from fedwright.server_runtime.rounds.store.lease import Lease, LeaseKeeper
 from fedwright.server_runtime.rounds.store.postgres import (
@@ -145,6 +146,31 @@ def test_who_has_lost_the_lease_writes_nothing_more(server: PostgresServer, run:
         first.save_plan(Position(1, 0), [])
     assert first.plan(Position(1, 0)) is None
     first.close()
+
+
+def test_a_server_that_stops_in_the_middle_of_an_act_holds_nobody_up(
+    server: PostgresServer, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "LEASE_S", 0.4)
+    monkeypatch.setattr(leases, "LEASE_S", 0.4)
+    schema = PostgresSchema(server.url, run, lease=held(server, run))
+    schema.act(lambda db: db.change("CREATE TABLE tally (number BIGINT)"))
+    taken: list[Lease | None] = []
+
+    def stop(db: Any) -> None:
+        db.change("INSERT INTO tally VALUES (1)")
+        if not taken:
+            with open_schema(server.url, run) as other:
+                other.execute("SET statement_timeout = '20s'")
+                while not taken or taken[-1] is None:
+                    taken.append(Lease.take(other, "another"))
+        db.change("INSERT INTO tally VALUES (2)")
+
+    with pytest.raises(LeaseLost, match="server another"):
+        schema.act(stop)
+    assert present(taken[-1]).epoch == 2
+    assert schema.rows("SELECT number FROM tally") == []
+    schema.close()
 
 
 def test_a_keeper_says_when_the_lease_is_gone(
