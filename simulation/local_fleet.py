@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from msgspec import structs
@@ -29,6 +29,22 @@ from fedwright.simulation.processes import FreshProcesses
 from fedwright.simulation.worker import EvaluationJob, Worker, WorkerSetup, begin, run_device_task, run_measure
 
 BOOT = "simulated"
+
+
+class Pool(Protocol):
+    """Does the work of devices; models: those to be measured, blobs: those of the run."""
+
+    devices: list[str]
+    models: BlobStore
+    blobs: BlobStore
+
+    def run_task(self, device: str, task: Task) -> "Future[Update | Refusal]":
+        """Do a device's task."""
+        ...
+
+    def measure(self, jobs: Sequence[EvaluationJob]) -> list[tuple[str, Evaluation]]:
+        """Measure models on devices' data, in the order of the jobs."""
+        ...
 
 
 class WorkerPool:
@@ -77,7 +93,7 @@ class LocalFleet:
     def __init__(
         self,
         reports: Mapping[str, Report],
-        pool: WorkerPool,
+        pool: Pool,
         *,
         devices: Path,
         hidden: Mapping[str, HiddenCounts] | None = None,

@@ -45,6 +45,7 @@ SERVER_LAYERS = [
     "public_data",
     "blocks",
     "config_sections",
+    "engine",
     "zoo",
     "artifacts",
     "evaluate",
