@@ -182,6 +182,12 @@ class BlobStore:
 
     def remove(self, sha256: str) -> None:
         """Forget a blob and what was received of it."""
+        self._drop(sha256)
+
+    def close(self) -> None:
+        """Let go of what is held elsewhere; a folder holds nothing."""
+
+    def _drop(self, sha256: str) -> None:
         self.unpin(sha256)
         self._whole.pop(sha256, None)
         for suffix in ("", ".part", ".marks"):
@@ -197,7 +203,7 @@ class BlobStore:
             return True
         if self._limit_bytes is None:  # A cache fetches it again; of anything else its owner may save a part.
             file.replace(self._file(sha256, ".damaged"))
-        self.remove(sha256)
+        self._drop(sha256)
         return False
 
     def _file(self, sha256: str, suffix: str = "") -> Path:
