@@ -184,6 +184,10 @@ class BlobStore:
         """Forget a blob and what was received of it."""
         self._drop(sha256)
 
+    def address(self, sha256: str) -> str | None:
+        """Where somebody who has no rights can read a blob for a while; None: nowhere."""
+        return None
+
     def close(self) -> None:
         """Let go of what is held elsewhere; a folder holds nothing."""
 
@@ -292,6 +296,11 @@ class Download:
     def missing(self) -> int:
         """How many chunks are not here yet."""
         return len(self._missing)
+
+    @property
+    def lacking(self) -> list[int]:
+        """The chunks that are not here yet."""
+        return sorted(self._missing)
 
     def wanted(self, now_s: float) -> list[int]:
         """Chunks to ask for now; those asked for before come again when nothing arrived for `retry_s`."""

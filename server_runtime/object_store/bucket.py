@@ -134,9 +134,8 @@ class Bucket:
         if code == "NoSuchBucket":
             return f"there is no bucket {self.url}; make it, or mend its name, {GO_ON}"
         if code.startswith(("401", "403")) or "Denied" in code or "Key" in code or "Signature" in code:
-            return (
-                f"{self.url} lets this server not in ({code}); give it rights to list, read, write and delete, {GO_ON}"
-            )
+            rights = "give it rights to list, read, write and delete"
+            return f"{self.url} does not let this server in ({code}); {rights}, {GO_ON}"
         if not code:
             return f"{self.url} does not answer; see that it runs and can be reached, {GO_ON}"
         return f"{self.url} answers with a fault ({code}); look into its log, {GO_ON}"

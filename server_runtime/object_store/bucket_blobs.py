@@ -14,6 +14,8 @@ log = logging.getLogger(__name__)
 CACHE_BYTES = 4 * 1024**3
 # Spent blobs are removed so many at a time.
 REMOVED_AT_ONCE = 100
+# So long an address that a device was given can be read from; it asks for another one when that is over.
+ADDRESS_S = 3600.0
 # Names of blobs that are not there; more are asked for again.
 MOST_ABSENT = 10_000
 
@@ -22,6 +24,7 @@ class BucketBlobs(BlobStore):
     """A BlobStore whose blobs any server of the run can read.
 
     One server writes at a time, so what it has found or put stays true; check: raises when that is another one now.
+    fetched: whether devices are told where to read blobs.
     """
 
     def __init__(
@@ -31,11 +34,13 @@ class BucketBlobs(BlobStore):
         *,
         limit_bytes: int = CACHE_BYTES,
         check: Callable[[], None] = lambda: None,
+        fetched: bool = False,
     ) -> None:
         # A power cut costs the cache at most what is fetched again.
         super().__init__(folder, limit_bytes=limit_bytes, sync=False)
         self.bucket = bucket
         self._check = check
+        self._fetched = fetched
         self._there: set[str] = set()
         self._absent: set[str] = set()
         self._spent: list[str] = []
@@ -85,6 +90,10 @@ class BucketBlobs(BlobStore):
                 temporary.write_bytes(data)
                 self._adopt(temporary, sha256)
         return sha256
+
+    def address(self, sha256: str) -> str | None:
+        """A signed address of a blob, where devices may fetch."""
+        return self.bucket.presigned(sha256, ADDRESS_S) if self._fetched else None
 
     def remove(self, sha256: str) -> None:
         """Forget a blob; in the bucket some time later, together with others."""

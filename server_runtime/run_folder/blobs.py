@@ -41,7 +41,8 @@ def claim_blobs(
     from fedwright.server_runtime.object_store.bucket_blobs import BucketBlobs
 
     bucket.check()
-    with closing(BucketBlobs(folder.blobs, bucket, check=check)) as blobs:
+    fetched = config.store.fetch == "https"
+    with closing(BucketBlobs(folder.blobs, bucket, check=check, fetched=fetched)) as blobs:
         yield blobs
 
 

@@ -21,7 +21,7 @@ from helpers.links import wait_until
 from helpers.postgres import PostgresServer, running_postgres
 from helpers.resume import state_of
 from helpers.s3 import BUCKET, SECRET, running_s3
-from helpers.served import served_config, start_agents
+from helpers.served import PATIENT, served_config, start_agents
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 ROUNDS = 12
@@ -72,8 +72,9 @@ def test_another_server_goes_on_when_the_first_is_killed_or_stops(
     s3.enter(monkeypatch)
     broker = stack.enter_context(Broker())
     fleet = stack.enter_context(EmulatedFleet(tmp_path / "logs"))
-    more = f'[store]\nrounds = "{database.url}"\nblobs = "s3://{BUCKET}/runs"\n[track]\nto = ["jsonl"]'
-    lasting = served_config(broker.url, rounds=ROUNDS, more=more)
+    more = f'[store]\nrounds = "{database.url}"\nblobs = "s3://{BUCKET}/runs"\nfetch = "https"\n[track]\nto = ["jsonl"]'
+    # Small chunks make the model a large blob.
+    lasting = served_config(broker.url, rounds=ROUNDS, fleet=f"{PATIENT}\nchunk_kib = 1", more=more)
     (tmp_path / "run.toml").write_text(lasting)
     (tmp_path / "alone.toml").write_text(served_config(broker.url, name="alone", rounds=ROUNDS))
     for seed, device in enumerate(("a", "b")):
@@ -103,6 +104,7 @@ def test_another_server_goes_on_when_the_first_is_killed_or_stops(
     assert f"{ROUNDS} of {ROUNDS} rounds, complete" in capsys.readouterr().out
     assert state_of(tmp_path / "runs/night") == state_of(tmp_path / "runs/alone")
     assert not [file for file in tmp_path.rglob("*") if file.is_file() and SECRET.encode() in file.read_bytes()]
+    assert s3.reads_by_range() >= 2 * ROUNDS
     audit = check_audit(tmp_path / "runs/night")
     assert (audit.problem, audit.torn) == ("", False)
     # Whoever was at work told of its rounds; one that was killed in between may have left one to be told again.

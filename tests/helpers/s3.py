@@ -1,5 +1,6 @@
 """An S3 server of a test's own: moto's, in a process that can be killed, or one that only refuses."""
 
+import re
 import subprocess
 import sys
 import threading
@@ -36,6 +37,10 @@ class S3Server:
     def make_bucket(self, name: str) -> None:
         """An empty bucket."""
         urlopen(Request(f"{self.url}/{name}", method="PUT"), timeout=60).close()
+
+    def reads_by_range(self) -> int:
+        """How often a part of an object was read under a signed address."""
+        return len(re.findall(rb"GET \S+X-Amz-Signature=\S+ HTTP/1.1\S* 206", self._log.read_bytes()))
 
     def environment(self) -> dict[str, str]:
         """What a process needs to get in."""

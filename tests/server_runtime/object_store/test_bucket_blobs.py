@@ -1,14 +1,23 @@
 """Blobs in a bucket: what the contract of all blob stores does not say."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fedwright.device_runtime.downloads import Downloads
+from fedwright.device_runtime.https_fetch import HttpsFetcher
+from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import BadBlob, ConfigError, StorageError
+from fedwright.protocol.messages import Get
+from fedwright.protocol.uploads import Uploads
 from fedwright.server_runtime.object_store import bucket_blobs
 from fedwright.server_runtime.object_store.bucket import Bucket
 from fedwright.server_runtime.object_store.bucket_blobs import BucketBlobs
+from fedwright.server_runtime.transport.chunk_server import ChunkServer
+from helpers.links import wait_until
 from helpers.s3 import BUCKET, SECRET, S3Server, refusing_s3, running_s3
 
 
@@ -103,12 +112,35 @@ def test_an_address_for_one_object_gives_that_object_alone(bucket: Bucket, tmp_p
     assert SECRET not in address
 
 
+def test_a_device_that_was_told_where_fetches_from_the_bucket(bucket: Bucket, tmp_path: Path) -> None:
+    data = bytes(range(256)) * 40
+    uploads = Uploads(BucketBlobs(tmp_path / "server", bucket, fetched=True))
+    ref = uploads.offer(data, chunk_bytes=1024, inline=False)
+    sent: list[Any] = []
+    server = ChunkServer(uploads, lambda device, message: sent.append(message), clock=time.monotonic)
+    fetcher, device = HttpsFetcher(plain=True), BlobStore(tmp_path / "device")
+    downloads = Downloads(device, ask=lambda get: server.request("a", get), wake=lambda: None, fetcher=fetcher)
+    downloads.fetch(ref)
+
+    def step() -> bool:
+        downloads.tend()
+        while sent:
+            downloads.locate(sent.pop())
+        return not downloads
+
+    wait_until(step, timeout_s=60)
+    assert device.read(ref.sha256) == data
+    assert fetcher.received_bytes == len(data)
+    server.request("a", Get(ref.sha256, [3]))
+    assert bytes(sent.pop().data) == data[3 * 1024 : 4 * 1024]
+
+
 @pytest.mark.parametrize(
     ("status", "code", "said"),
     [
         (403, "RequestTimeTooSkewed", r"refuses this machine's clock \(RequestTimeTooSkewed\); set it by NTP"),
-        (403, "AccessDenied", r"lets this server not in \(AccessDenied\); let it list"),
-        (403, "SignatureDoesNotMatch", r"lets this server not in \(SignatureDoesNotMatch\)"),
+        (403, "AccessDenied", r"does not let this server in \(AccessDenied\); give it rights"),
+        (403, "SignatureDoesNotMatch", r"does not let this server in \(SignatureDoesNotMatch\)"),
         (404, "NoSuchBucket", r"there is no bucket s3://blobs/x; make it"),
         (501, "NotImplemented", r"answers with a fault \(NotImplemented\); look into its log"),
     ],
