@@ -124,10 +124,9 @@ class Setting:
 class SumRequest:
     """A sum of counts of classes, or of words, that a method wants of these devices; with `pooled` only their scores.
 
-    keys: each device's public key. samples: how much each says it can count; a sum that cannot come of it is refused.
+    samples: how much each says it can count; a sum that cannot come of it is refused.
     """
 
-    keys: Mapping[str, bytes]
     samples: Mapping[str, int]
     length: int
     smoothing: float

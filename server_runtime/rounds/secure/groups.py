@@ -1,7 +1,7 @@
 """Which changes may be summed: those of devices that trained the same part of the same model in the same way."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -16,8 +16,6 @@ from fedwright.server_runtime.rounds.pooled_tasks import merged_tasks
 from fedwright.server_runtime.rounds.secure.options import SecureOptions
 from fedwright.server_runtime.rounds.store.base import Planned, Position, Reply
 from fedwright.server_runtime.rounds.task_tracker import TaskTracker
-
-EdgeOf = Callable[[str], str | None]
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ def with_sums(
         if not _gives_change(planned):
             kept.append(planned)
             continue
-        problem = _problem(planned, reports.get(planned.device), tracker.edge_of)
+        problem = _problem(planned, reports.get(planned.device))
         if by is None:
             problem = "the method does not average it"
         if problem is None:
@@ -98,7 +96,8 @@ def _with_terms(name: str, members: Sequence[Planned], by: str, options: SecureO
     found = []
     for planned in members:
         own = structs.replace(terms, most_weight=weights[planned.device] if by == "samples" else 1)
-        found.append(replace(planned, task=structs.replace(planned.task, sum=own)))
+        # An edge that such a device is behind has nothing to put together.
+        found.append(replace(planned, task=structs.replace(planned.task, sum=own, pool=None)))
     return found
 
 
@@ -107,7 +106,7 @@ def _gives_change(planned: Planned) -> bool:
     return returns.weights != "none" or returns.class_means or bool(returns.logits)
 
 
-def _problem(planned: Planned, report: Report | None, edge_of: EdgeOf) -> str | None:
+def _problem(planned: Planned, report: Report | None) -> str | None:
     returns, recipe = planned.task.returns, planned.task.recipe
     if returns.weights != "delta" or returns.masked or returns.class_means or returns.logits:
         return "it is asked for more than the change of its weights"
@@ -115,8 +114,6 @@ def _problem(planned: Planned, report: Report | None, edge_of: EdgeOf) -> str | 
         return "it trains on other rows than all of its own"
     if report is not None and not report.sums:
         return "its agent takes part in none; update it"
-    if edge_of(planned.device) is not None:
-        return "it is behind an edge, and those carry none"
     return None
 
 
