@@ -280,6 +280,7 @@ def make_setting(
         rounds=config.run.rounds,
         steps=config.train.steps,
         schedule=config.train.schedule,
+        sums=config.update.secure,
     )
 
 

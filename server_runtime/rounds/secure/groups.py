@@ -17,6 +17,9 @@ from fedwright.server_runtime.rounds.secure.options import SecureOptions
 from fedwright.server_runtime.rounds.store.base import Planned, Position, Reply
 from fedwright.server_runtime.rounds.task_tracker import TaskTracker
 
+# Logits and features are larger than changes.
+MEASURED_REACH = 64.0
+
 
 @dataclass(frozen=True)
 class Group:
@@ -83,7 +86,8 @@ def with_sums(
 def group_of(planned: Planned, position: Position) -> str:
     """The name of those whose changes may be summed with this one."""
     task = planned.task
-    blobs = tuple(ref and ref.sha256 for ref in (task.artifact, task.weights, task.sides, task.frozen))
+    refs = (task.artifact, task.weights, task.sides, task.frozen, task.public)
+    blobs = tuple(ref and ref.sha256 for ref in refs)
     alike = (task.run_key, position, blobs, planned.assignment.marks, task.returns, task.recipe.learning_rate)
     return _digest(*alike)
 
@@ -91,7 +95,9 @@ def group_of(planned: Planned, position: Position) -> str:
 def _with_terms(name: str, members: Sequence[Planned], by: str, options: SecureOptions) -> list[Planned]:
     weights = {planned.device: planned.assignment.most_samples or 1 for planned in members}
     largest = max(weights.values()) if by == "samples" else 1
-    terms = SumTerms(name, options.least, options.reach, clip_norm=options.clip_norm, largest_weight=largest)
+    measured = members[0].task.returns.logits or members[0].task.returns.class_means
+    reach = max(options.reach, MEASURED_REACH) if measured else options.reach
+    terms = SumTerms(name, options.least, reach, clip_norm=options.clip_norm, largest_weight=largest)
     terms = structs.replace(terms, by="samples" if by == "samples" else "devices")
     found = []
     for planned in members:
@@ -108,7 +114,7 @@ def _gives_change(planned: Planned) -> bool:
 
 def _problem(planned: Planned, report: Report | None) -> str | None:
     returns, recipe = planned.task.returns, planned.task.recipe
-    if returns.weights != "delta" or returns.masked or returns.class_means or returns.logits:
+    if returns.weights == "weights" or returns.masked:
         return "it is asked for more than the change of its weights"
     if recipe.classes is not None or recipe.public:
         return "it trains on other rows than all of its own"
