@@ -20,7 +20,7 @@ from fedwright.protocol.artifact import EDGES
 from fedwright.protocol.blobs import BlobStore, make_ref
 from fedwright.protocol.data_summary import held_back, told
 from fedwright.protocol.errors import DeviceError, FedwrightError
-from fedwright.protocol.messages import Ask, BlobRef, Dismiss, Refusal, Report, SumAsk, Task, Update
+from fedwright.protocol.messages import BlobRef, Dismiss, Refusal, Report, SumAsk, Task, Update
 from fedwright.protocol.task_blobs import common_blobs, own_blobs
 from fedwright.server_runtime.transport.device_channel import Heard
 from fedwright.server_runtime.transport.upload_puller import Pulled
@@ -139,15 +139,15 @@ class LocalFleet:
         work = self._pool.run_task(device, task)
         work.add_done_callback(lambda done: self._done.put((device, done)))
 
-    def ask(self, device: str, ask: Ask | SumAsk) -> None:
+    def ask(self, device: str, ask: SumAsk) -> None:
         """The device answers at once."""
-        if isinstance(ask, SumAsk):
-            if ask.stage == "keys" or device not in self._sums:
-                # The change was put there by the process that did the task.
-                self._sums[device] = SecureSums(device, self._devices / device)
-            self._events.append(Heard(device, BOOT, self._sums[device].answer(ask, self._offer)))
+        if ask.counts is not None:
+            self._events.append(Heard(device, BOOT, self._hidden[device].answer(ask, self._offer)))
             return
-        self._events.append(Heard(device, BOOT, self._hidden[device].answer(ask)))
+        if ask.stage == "keys" or device not in self._sums:
+            # The change was put there by the process that did the task.
+            self._sums[device] = SecureSums(device, self._devices / device)
+        self._events.append(Heard(device, BOOT, self._sums[device].answer(ask, self._offer)))
 
     def _offer(self, data: bytes, chunk_bytes: int) -> BlobRef:
         """Masked changes lie in the server's own store before they are announced."""

@@ -15,12 +15,10 @@ from fedwright import __version__
 from fedwright.device_runtime import facts
 from fedwright.device_runtime.describe.hidden_counts import HiddenCounts, counts_of, without_counts
 from fedwright.device_runtime.emulate.profiles import load_fleet, load_profile
-from fedwright.device_runtime.store.secret import kept_secret
 from fedwright.device_runtime.train.loop import Evaluation
 from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
-from fedwright.protocol.crypto.x25519 import KEY_BYTES
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.goals import CLASSIFY
 from fedwright.protocol.messages import Recipe, Report
@@ -240,13 +238,7 @@ def hide_counts(reports: dict[str, Report], folder: Path) -> dict[str, HiddenCou
     """Take the counts out of the reports; what each device needs for sums that hide them."""
     hidden = {}
     for device, report in reports.items():
-        own = folder / device
-        secret = kept_secret(own / "sum-key", KEY_BYTES)
-        names = report.data.class_names
-        words = report.data.score_counts
-        hidden[device] = made = HiddenCounts(
-            device, counts_of(report.data), secret=secret, folder=own, class_names=names, words=words
-        )
+        hidden[device] = made = HiddenCounts(device, counts_of(report.data), folder=folder / device)
         reports[device] = structs.replace(report, data=without_counts(report.data), **made.offer())
     return hidden
 
