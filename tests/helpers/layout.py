@@ -20,7 +20,9 @@ OPTIONAL = {
     "fedwright.protocol.support.metrics": {"prometheus_client"},
 }
 # They run in the environment of the system that is compared with.
-ELSEWHERE = {f"fedwright.benchmarks.peers.flower_app.{side}_app" for side in ("client", "server")}
+ELSEWHERE = {f"fedwright.benchmarks.peers.flower_app.{side}_app" for side in ("client", "server")} | {
+    "fedwright.benchmarks.processes.onnx_in_jax"
+}
 # Plain settings that a command's help shows.
 LIGHT = "fedwright.device_runtime.config"
 # Newer than Python 3.10, the oldest a device may have; an import inside a function is guarded by its caller.
