@@ -107,6 +107,7 @@ OPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "--run": ("run_folder", ("devices",)),
     "--kills": ("kills", ("chaos",)),
     "--edges": ("edges", ("chaos",)),
+    "--decoders": ("decoders", ("fuzz",)),
     "--models": ("models", ("train-step", "world", "predictor")),
     "--threads": ("threads", ("train-step",)),
     "--classic-python": ("classic_python", ("train-step",)),
@@ -157,6 +158,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--edges", type=int, default=None, metavar="N", help="chaos: edge servers that may be killed too"
     )
     parser.add_argument("--kills", type=int, default=None, metavar="N", help="chaos: how many kills")
+    parser.add_argument(
+        "--decoders", nargs="+", metavar="NAME", help="fuzz: decoders to try; others stay in --json as they are there"
+    )
     parser.add_argument("--methods", nargs="+", metavar="METHOD", help="devices, chaos: methods to run")
     parser.add_argument("--fleet", metavar="F", help="devices: a mix of `fedwright profiles`")
     parser.add_argument(
