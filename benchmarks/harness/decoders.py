@@ -242,10 +242,10 @@ def _read_order(data: bytes) -> None:
     from fedwright.server_runtime.rounds.orders import make_order
 
     try:
-        found = json.loads(data)
-    except (ValueError, RecursionError) as err:
+        found = msgspec.json.decode(data, type=dict[str, Any])
+    except UNREADABLE as err:
         raise ConfigError("no JSON") from err
-    make_order(found if isinstance(found, dict) else {})
+    make_order(found)
 
 
 def _enrolments(rng: random.Random) -> list[bytes]:

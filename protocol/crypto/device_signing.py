@@ -4,6 +4,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedwright.protocol.crypto.certificates import unreadable_certificate
 from fedwright.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def _load(path: Path) -> "EllipticCurvePrivateKey":
 
     try:
         key = load_pem_private_key(path.read_bytes(), password=None)
-    except (OSError, ValueError, TypeError) as err:
+    except (OSError, *unreadable_certificate()) as err:
         raise ConfigError(f"{path} holds no usable key ({err}); enroll the device again") from err
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(f"{path} holds a key of another kind; enroll the device again")

@@ -57,8 +57,8 @@ class Combine:
 
         if self.mix != "none" and self.kind in UNAVERAGED:
             raise ConfigError(
-                f"mix is {self.mix!r} but combine is {self.kind!r}, which looks at each update alone; set combine to one"
-                f" of {', '.join(kind for kind in ALL if kind not in UNAVERAGED)}"
+                f"mix is {self.mix!r} but combine is {self.kind!r}, which looks at each update alone; set combine to"
+                f" one of {', '.join(kind for kind in ALL if kind not in UNAVERAGED)}"
             )
 
     @property

@@ -1,9 +1,9 @@
 """How much whole updates count where some devices may be hostile: chosen or weighed by how they lie to one another.
 
 Krum and Multi-Krum: Blanchard et al., Machine Learning with Adversaries (2017). Centred clipping: Karimireddy et al.,
-Learning from History for Byzantine Robust Optimization (2021), around a centre of each round's own. Similarity weights share with
-FoolsGold (Fung et al., 2018) that cosines decide and that copies count once; FoolsGold itself trusts whoever is unlike
-all others, and so follows an attacker who has no accomplice.
+Learning from History for Byzantine Robust Optimization (2021), around a centre of each round's own. Similarity weights
+share with FoolsGold (Fung et al., 2018) that cosines decide and that copies count once; FoolsGold itself trusts whoever
+is unlike all others, and so follows an attacker who has no accomplice.
 """
 
 from collections.abc import Mapping, Sequence
