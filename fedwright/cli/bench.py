@@ -30,6 +30,7 @@ SUITES = {
     ),
     "fuzz": ("suites.fuzz", "a million hostile examples for every decoder"),
     "hostile": ("suites.hostile", "lying devices, by how updates are put together"),
+    "hostile-lenet": ("suites.hostile", "the same with LeNet and four liars of ten"),
     "privacy": ("suites.privacy", "what privacy costs, and attacks that must fail under it"),
     "chaos": ("suites.chaos", "kills and cuts at random moments, against a run left in peace"),
     "soak": ("suites.soak", "memory of server, devices and broker over thousands of rounds"),
@@ -96,7 +97,7 @@ OPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "--seeds": (
         "seeds",
         (
-            *("methods", "hostile", "privacy", "hasa-titles", "hasa-cifar", "sizes-fashion"),
+            *("methods", "hostile", "hostile-lenet", "privacy", "hasa-titles", "hasa-cifar", "sizes-fashion"),
             *("framp-fashion", "framp-sizes", "framp-cora", "hyperflora-fashion", "hyperflora-vit"),
             *("fedconv-fashion", "fedconv-har", "fedconv-devices"),
             *("pfedclub-fashion", "pfedclub-cifar", "pfedclub-studies"),
