@@ -43,9 +43,10 @@ def _load(path: Path) -> "EllipticCurvePrivateKey":
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+    unusable: tuple[type[Exception], ...] = (OSError, *unreadable_certificate())
     try:
         key = load_pem_private_key(path.read_bytes(), password=None)
-    except (OSError, *unreadable_certificate()) as err:
+    except unusable as err:
         raise ConfigError(f"{path} holds no usable key ({err}); enroll the device again") from err
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(f"{path} holds a key of another kind; enroll the device again")
