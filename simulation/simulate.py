@@ -220,6 +220,7 @@ def make_reports(config: RunConfig, dealt: Dealt) -> dict[str, Report]:
     if config.simulate.profiles is not None:
         names = list(load_fleet(config.simulate.profiles).profiles(len(dealt.shares)))
     reports = {}
+    absent = hostile_devices(config.simulate, list(dealt.shares)) if config.simulate.attack == "absence" else []
     for number, (device, share) in enumerate(dealt.shares.items()):
         if not len(share.train):
             raise ConfigError(f"simulated device {device} got nothing to train on; take fewer devices or more data")
@@ -229,7 +230,7 @@ def make_reports(config: RunConfig, dealt: Dealt) -> dict[str, Report]:
             board=structs.replace(board, profile=names[number]) if names else board,
             free_bytes=load_profile(names[number]).memory_bytes if names else free_bytes,
             data=local_data(dealt, device).summary(),
-            trains=number < len(dealt.shares) - config.simulate.bystanders,
+            trains=number < len(dealt.shares) - config.simulate.bystanders and device not in absent,
         )
     return reports
 
