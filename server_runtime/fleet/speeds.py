@@ -25,7 +25,7 @@ class Speeds:
         self._profiles: dict[str, Profile] = {}
         self._refined: dict[str, Refinement] = {}
         self._asked: set[str] = set()
-        # By graph and batch, of devices that never measured themselves; a manifest is kept, so that its id stays its own.
+        # By graph and batch, of devices that never measured themselves; manifests are kept, so that ids stay theirs.
         self._usual: dict[tuple[int, int], tuple[Manifest, Prediction]] = {}
 
     def ask(self, device: str) -> None:
@@ -81,7 +81,8 @@ class Speeds:
             return predict(profile, manifest.work, batch=batch)
         key = (id(manifest), batch)
         if key not in self._usual:
-            usual = Profile("unknown", "unknown", 1, kinds=dict.fromkeys(manifest.work, list(_USUAL.values())))
+            row = list(_USUAL.values())
+            usual = Profile("unknown", "unknown", 1, kinds=dict.fromkeys(manifest.work, row))
             if len(self._usual) >= KEPT_USUAL:
                 self._usual.clear()
             self._usual[key] = (manifest, predict(usual, manifest.work, batch=batch))

@@ -10,7 +10,7 @@ from msgspec import structs
 from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import deltas, tensors
 from fedwright.protocol.artifact import Artifact, Manifest
-from fedwright.protocol.blobs import BlobStore, make_ref
+from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.messages import LARGE_CHUNK_BYTES, BlobRef, Hiding, Task
 from fedwright.server_runtime.methods.base import Assignment, Emission, Tensors
 from fedwright.server_runtime.rounds.store.base import Planned, Position, evaluation_after
@@ -144,8 +144,7 @@ class Planner:
         return self._artifacts[structure]
 
     def _offer(self, data: bytes) -> BlobRef:
-        self.blobs.put_bytes(data)
-        return make_ref(data, chunk_bytes=self.chunk_bytes, inline=False)
+        return self.blobs.keep(data, chunk_bytes=self.chunk_bytes)
 
 
 def _again(planned: Planned) -> str:
