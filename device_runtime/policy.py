@@ -52,6 +52,10 @@ least_in_sum = 0
 # here (kind = "example" in a run's [privacy]). Absent: not asked for.
 # least_noise = 1.0
 
+# Large models may be fetched by HTTPS from an address that the server names, beside the broker; false: only from the
+# broker.
+fetch_https = true
+
 # Operators of graphs that are run, where they shall be fewer than this release knows; empty: all of those.
 operators = []
 
@@ -80,6 +84,7 @@ class Policy:
     unfollowed_graphs: bool = False
     least_in_sum: int = 0
     least_noise: float | None = None
+    fetch_https: bool = True
     operators: tuple[str, ...] = ()
     hours: tuple[str, ...] = ()
     mb_per_day: float | None = None

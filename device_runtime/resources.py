@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from fedwright import __version__
 from fedwright.device_runtime.describe.hidden_counts import HiddenCounts
+from fedwright.device_runtime.https_fetch import HttpsFetcher
 from fedwright.device_runtime.owner_rules import OwnerRules
 from fedwright.device_runtime.runner import TaskRunner
 from fedwright.device_runtime.secure.change import check_summed
@@ -32,7 +33,8 @@ class Resources:
     measured of itself, as JSON.
     hidden: its part in sums of counts that it does not tell. sums: its part in
     sums of changes. model: the architecture that it wants to keep.
-    round_s, round_bytes: what its owner lets a round take; owner: what else.
+    round_s, round_bytes: what its owner lets a round take; owner: what else. fetcher: brings large blobs beside the
+    broker, where a server says so.
     """
 
     board: Board
@@ -51,6 +53,7 @@ class Resources:
     round_bytes: int | None = None
     model: str = ""
     owner: OwnerRules | None = None
+    fetcher: HttpsFetcher | None = None
     unasked: tuple[str, ...] = ()
     measurement: SelfMeasurement = field(default_factory=SelfMeasurement)
 

@@ -14,6 +14,7 @@ from fedwright.device_runtime.agent import Agent
 from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.describe.hidden_counts import HiddenCounts, counts_of, without_counts
 from fedwright.device_runtime.equipment import EquipmentSettings, find_profiles, limits_of
+from fedwright.device_runtime.https_fetch import HttpsFetcher
 from fedwright.device_runtime.owner_rules import OwnerRules
 from fedwright.device_runtime.policy import Policy, read_policy
 from fedwright.device_runtime.resources import Resources
@@ -61,7 +62,8 @@ def open_agent(config: AgentConfig) -> Iterator[Agent]:
     limits_of(settings)
     with closing(Journal(folder)) as journal, closing(TrainingProcess(settings)) as runner:
         resources = _resources(config, folder, journal, runner)
-        resources = replace(resources, owner=OwnerRules(settings.policy, folder))
+        owner = OwnerRules(settings.policy, folder)
+        resources = replace(resources, owner=owner, fetcher=_fetcher(config) if settings.policy.fetch_https else None)
         identity, link = _connect(config)
         with closing(link):
             agent = Agent(link, identity, resources, leave_when_over=config.once)
@@ -71,6 +73,11 @@ def open_agent(config: AgentConfig) -> Iterator[Agent]:
                     yield agent
                 finally:
                     agent.leave()
+
+
+def _fetcher(config: AgentConfig) -> HttpsFetcher:
+    """What fetches blobs beside the broker: with TLS where the broker is spoken to with TLS."""
+    return HttpsFetcher(plain=not config.broker.startswith("mqtts:"), ca=config.tls().ca)
 
 
 def _scraped(config: AgentConfig, resources: Resources, link: Link) -> AbstractContextManager[object]:

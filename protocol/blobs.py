@@ -190,6 +190,16 @@ class BlobStore:
 
     def remove(self, sha256: str) -> None:
         """Forget a blob and what was received of it."""
+        self._drop(sha256)
+
+    def address(self, sha256: str) -> str | None:
+        """Where somebody who has no rights can read a blob for a while; None: nowhere."""
+        return None
+
+    def close(self) -> None:
+        """Let go of what is held elsewhere; a folder holds nothing."""
+
+    def _drop(self, sha256: str) -> None:
         self.unpin(sha256)
         self._whole.pop(sha256, None)
         for suffix in ("", ".part", ".marks"):
@@ -205,7 +215,7 @@ class BlobStore:
             return True
         if self._limit_bytes is None:  # A cache fetches it again; of anything else its owner may save a part.
             file.replace(self._file(sha256, ".damaged"))
-        self.remove(sha256)
+        self._drop(sha256)
         return False
 
     def _file(self, sha256: str, suffix: str = "") -> Path:
@@ -294,6 +304,11 @@ class Download:
     def missing(self) -> int:
         """How many chunks are not here yet."""
         return len(self._missing)
+
+    @property
+    def lacking(self) -> list[int]:
+        """The chunks that are not here yet."""
+        return sorted(self._missing)
 
     def wanted(self, now_s: float) -> list[int]:
         """Chunks to ask for now; those asked for before come again when nothing arrived for `retry_s`."""

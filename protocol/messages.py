@@ -246,10 +246,18 @@ class Ack(Struct, tag="ack", frozen=True):
 
 
 class Get(Struct, tag="get", frozen=True):
-    """Receiver of a blob → its sender: send these chunks."""
+    """Receiver of a blob → its sender: send these chunks; https: or say where I can fetch it (Located)."""
 
     sha256: Sha256
     chunks: Annotated[list[Annotated[int, Meta(ge=0, lt=MAX_CHUNKS)]], Meta(max_length=MAX_CHUNKS)]
+    https: bool = False
+
+
+class Located(Struct, tag="located", frozen=True):
+    """Server → device: the blob can be fetched here for a while, by ranges; or ask for chunks again."""
+
+    sha256: Sha256
+    url: Annotated[str, Meta(max_length=8192)]
 
 
 class Chunk(Struct, tag="chunk", frozen=True):
@@ -343,6 +351,7 @@ Message = (
     | Get
     | Chunk
     | Lost
+    | Located
     | Challenge
     | Dismiss
     | Gone

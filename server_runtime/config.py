@@ -109,7 +109,7 @@ class ModelSection:
     model: str = field(
         default="cnn-small",
         metadata=hint(
-            "a name from `fedwright models`, such as lenet or lenet@0.5 (its width), or python:module:function"
+            "a name from `fedwright models`, such as lenet or lenet@0.5 (its width), python:module:name or onnx:file"
         ),
     )
     input_shape: tuple[int, ...] | None = field(

@@ -4,6 +4,7 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.support import plugins
 from fedwright.protocol.support.settings import suggest
 
+ONNX = "onnx:"
 SUMMARIES = {
     "mlp": "two hidden layers",
     "mlp-lora": "the mlp, wider, with low-rank adapters on every layer",
@@ -38,9 +39,16 @@ SUMMARIES = {
 
 def resolve(name: str) -> str:
     """The name from which a model is made: what an installed package offers becomes `python:module:function`."""
+    if is_file(name):
+        return name
     plain, at, width = name.partition("@")
     plugin = plugins.find(plugins.MODELS, plain, taken=SUMMARIES)
     return name if plugin is None else f"{plugin.reference}{at}{width}"
+
+
+def is_file(name: str) -> bool:
+    """Whether a name stands for an ONNX file."""
+    return name.startswith(ONNX)
 
 
 def offered() -> list[plugins.Plugin]:
@@ -51,6 +59,8 @@ def offered() -> list[plugins.Plugin]:
 def check(name: str) -> None:
     """Raise ConfigError unless it is one of ours, of an installed package, or a reference; nothing is imported."""
     plain = name.partition("@")[0]
+    if is_file(name):
+        return
     if plain not in SUMMARIES and not plugins.is_reference(resolve(name)):
         names = [*SUMMARIES, *(plugin.name for plugin in offered())]
-        raise ConfigError(f"there is no model {name!r}; {suggest(plain, names)}, or python:module:function")
+        raise ConfigError(f"there is no model {name!r}; {suggest(plain, names)}, python:module:function, or onnx:file")

@@ -53,6 +53,7 @@ from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.server_runtime.rounds.store.storage_errors import plain_storage_errors
 from fedwright.server_runtime.rounds.task_tracker import TaskTracker
 from fedwright.server_runtime.rounds.update_reader import UpdateReader
+from fedwright.server_runtime.run_folder.blobs import claim_blobs
 from fedwright.server_runtime.run_folder.folder import folder_of, record_run
 from fedwright.server_runtime.run_folder.rounds import claim_rounds
 from fedwright.server_runtime.seeds import derive_seed
@@ -157,7 +158,7 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
         record = record_run(store, folder, config, text, kind=fleet.kind)
         for event in missed_events(folder.path, store):
             observer(event)
-        blobs = BlobStore(folder.blobs, sync=fleet.sync)
+        blobs = stack.enter_context(claim_blobs(folder, config, record, sync=fleet.sync, check=claim.check))
         builder = Builder(folder.artifacts)
         planner = _planner(config, builder, blobs, identity=record.identity)
         planner.rollbacks, planner.hiding = record.rollbacks, hiding_of(config)

@@ -19,6 +19,7 @@ from fedwright.protocol.dataflow.outputs import check_eval_outputs, check_train_
 from fedwright.protocol.errors import BadArtifact, BuildError
 from fedwright.protocol.onnx_outline import scan
 from fedwright.protocol.private_graph import CLIP, EXPECTED, NOISE, ROW_WEIGHT, check_private
+from fedwright.protocol.support.plugins import PYTHON
 from fedwright.protocol.support.steps import steps
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts import objectives
@@ -35,6 +36,7 @@ from fedwright.server_runtime.artifacts.memory import estimate
 from fedwright.server_runtime.artifacts.operator_table import tabulate
 from fedwright.server_runtime.artifacts.optimizer import LEARNING_RATE, Updates, clip
 from fedwright.server_runtime.artifacts.private.gradients import check_objective, private_gradients
+from fedwright.server_runtime.model_names import ONNX
 from fedwright.server_runtime.spec import Structure
 
 __all__ = ["Builder", "initial_weights"]
@@ -52,9 +54,10 @@ class Builder:
     def build(self, structure: Structure, module: nn.Module | None = None) -> Artifact:
         """The artifact of a structure; `module` is what its spec stands for (None = ask the zoo)."""
         key = _cache_key(structure)
-        # The name of a module of the user's own says nothing about its code, which may change from run to run.
+        # The name of a module or file of the user's own says nothing about what is in it, which may change.
         teacher = structure.objective.teacher
-        lasting = not any("python:" in spec.model for spec in (structure.spec, teacher) if spec is not None)
+        models = [spec.model for spec in (structure.spec, teacher) if spec is not None]
+        lasting = not any(own in model for model in models for own in (PYTHON, ONNX))
         artifact = self._built.get(key) or (self._read(key) if lasting else None)
         if artifact is None:
             artifact = build(structure, zoo.create(structure.spec, seed=0) if module is None else module)

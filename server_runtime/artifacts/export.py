@@ -21,6 +21,7 @@ from fedwright.server_runtime.artifacts.autodiff.shapes import measure
 from fedwright.server_runtime.artifacts.autodiff.simplify import simplify
 from fedwright.server_runtime.artifacts.symbolics.registry import DOMAIN, quiet_tracing
 from fedwright.server_runtime.spec import ModelSpec
+from fedwright.server_runtime.zoo.onnx_module import OnnxModule
 
 Rewrite = Callable[[Graph, frozenset[str]], None]
 
@@ -98,7 +99,8 @@ def export(
         _freeze(module, frozen)
     _tell_apart(module)
     inputs = model_inputs(module, spec)
-    graph = _parse(_trace(module, inputs), inputs, module)
+    traced = module.traced() if isinstance(module, OnnxModule) else _trace(module, inputs)
+    graph = _parse(traced, inputs, module)
     outputs = tuple(value.name for value in graph.outputs)
     simplify(graph, measure(graph))
     embedding = find_embedding(graph, outputs[-1], has_head=hasattr(module, "head"))
@@ -136,11 +138,15 @@ def _running(graph: Graph) -> dict[str, str]:
 
 def norm_parameters(module: nn.Module) -> frozenset[str]:
     """The parameters of normalisation layers."""
+    if isinstance(module, OnnxModule):
+        return module.norm_names & {name for name, _ in module.named_parameters()}
     return frozenset(f"{prefix}.{name}" for prefix, layer in _norms(module) for name, _ in layer.named_parameters())
 
 
 def norm_tensors(module: nn.Module) -> frozenset[str]:
     """The parameters and running statistics of normalisation layers."""
+    if isinstance(module, OnnxModule):
+        return module.norm_names
     return frozenset(f"{prefix}.{name}" for prefix, layer in _norms(module) for name in layer.state_dict())
 
 

@@ -25,6 +25,7 @@ from fedwright.protocol.messages import (
     Gone,
     Held,
     Here,
+    Located,
     Lost,
     Message,
     Recall,
@@ -364,7 +365,7 @@ class DeviceChannel:
     def _send_get(self, device: str, get: Get) -> None:
         self._publish(device, self._encode(get), reliable=False)
 
-    def _send_chunk(self, device: str | None, message: Chunk | Lost) -> None:
+    def _send_chunk(self, device: str | None, message: Chunk | Lost | Located) -> None:
         topic = topics.shared(self._fleet) if device is None else topics.down(self._fleet, device)
         head, tail = codec.encode_parts(message, sender=SERVER, boot=self.boot)
         self._link.send(topic, head, tail=tail, reliable=False)

@@ -1,4 +1,4 @@
-"""Models that can be built at any size, by name; a user's own module as `python:module:function`."""
+"""Models that can be built at any size, by name; a user's own as `python:module:function` or `onnx:file`."""
 
 import inspect
 from collections.abc import Callable
@@ -16,8 +16,20 @@ from fedwright.protocol.support import plugins
 from fedwright.server_runtime import model_names
 from fedwright.server_runtime.blocks.convolutions import use_safe_convolutions
 from fedwright.server_runtime.blocks.slicing import Axes, group_size, group_sizes
+from fedwright.server_runtime.model_names import ONNX
 from fedwright.server_runtime.spec import ModelSpec
-from fedwright.server_runtime.zoo import exits, gcn, mobilenet, pfedclub_cnns, resnet, sequence, small, stitched, vit
+from fedwright.server_runtime.zoo import (
+    exits,
+    gcn,
+    mobilenet,
+    onnx_module,
+    pfedclub_cnns,
+    resnet,
+    sequence,
+    small,
+    stitched,
+    vit,
+)
 from fedwright.server_runtime.zoo.adapters import adapter_names
 from fedwright.server_runtime.zoo.base import Input, ModelEntry, ZooModel, build
 from fedwright.server_runtime.zoo.derive_groups import HOW_TO_DECLARE, declared_axes, derived_axes, shrink
@@ -53,9 +65,10 @@ MODELS: dict[str, ModelEntry] = {
 
 # Before the JSON of `Adapters`: a model with adapters in layers that were named.
 ADAPTED = "adapted:"
-_OWN = plugins.PYTHON
+_OWN = (plugins.PYTHON, ONNX)
 _WIDTH = "@"
-_MADE = (stitched.STITCHED, stitched.DENSE, ADAPTED)
+# Names in which @ is no width.
+_MADE = (stitched.STITCHED, stitched.DENSE, ADAPTED, ONNX)
 
 
 @dataclass(frozen=True)
@@ -83,7 +96,7 @@ def create(spec: ModelSpec, *, seed: int) -> nn.Module:
             module = create(replace(spec, model=own.model), seed=seed)
             adapt(module, own.targets, rank=own.rank, scale=own.scale)
             return module
-        if spec.model.startswith(_MADE):
+        if spec.model.startswith((stitched.STITCHED, stitched.DENSE)):
             return stitched.create(spec.model, spec.input_shape, spec.classes, lambda name: _plain(named(name, spec)))
         module = _plain(spec)
         if spec.links:
@@ -185,7 +198,7 @@ def width_of(spec: ModelSpec) -> float:
 def _entry(name: str) -> ModelEntry:
     if name not in MODELS:
         raise ConfigError(
-            f"unknown model {name!r}; choose one of {', '.join(sorted(MODELS))} or python:module:function"
+            f"unknown model {name!r}; choose one of {', '.join(sorted(MODELS))} python:module:function or onnx:file"
         )
     return MODELS[name]
 
@@ -240,6 +253,8 @@ def own_function(model: str) -> Callable[..., object]:
 
 
 def _call_own(spec: ModelSpec) -> nn.Module:
+    if spec.model.startswith(ONNX):
+        return onnx_module.create(spec)
     make = own_function(spec.model)
     try:
         inspect.signature(make).bind(input_shape=spec.input_shape, classes=spec.classes)

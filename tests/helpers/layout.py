@@ -52,6 +52,7 @@ SERVER_LAYERS = [
     "fleet",
     "config",
     "transport",
+    "object_store",
     "rounds",
     "watch",
     "track",

@@ -34,7 +34,7 @@ class SubmodelMasks:
         # Counters of normalisation layers are no weights: they stay where they are.
         self.axes: Axes = {name: axes[name] for name in setting.initial if name in axes}
         # Of the user's own module nobody knows whether its activations leave zeros as they are.
-        self._compact = not setting.spec.model.startswith("python:")
+        self._compact = not setting.spec.model.startswith(("python:", "onnx:"))
         normed = [axis for name in norms for axis in self.axes.get(name, ())]
         self._fixed = {axis.group for axis in normed if isinstance(axis, Axis)}
         self.by_element = params.granularity == "element" and not params.project
