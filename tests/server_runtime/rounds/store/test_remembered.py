@@ -34,28 +34,44 @@ def close_first(store: RememberedRounds) -> None:
     store.close_stage(Closed(FIRST, "state", {"loss": 1.0}, absorbed=("b", "a")))
 
 
-ACTS: dict[str, Callable[[RememberedRounds], object]] = {
-    "a reply": lambda store: store.save_reply(answered("b")),
-    "a second reply": lambda store: [store.save_reply(answered("a")), store.save_reply(Reply("a", "late"))],
-    "a retry": lambda store: store.save_reply(Reply("a", "refused"), retry=planned("c")),
-    "replies of a pool": lambda store: store.save_replies([answered("b"), answered("a")]),
-    "a longer plan": lambda store: store.extend_plan(FIRST, [planned("c")]),
-    "a rejection": lambda store: [store.save_reply(answered("a")), store.reject(["a"], "too large")],
-    "an ended sum": lambda store: [store.save_reply(answered("a")), store.end_sum("s", [Reply("a", "rejected")])],
-    "a closed stage": lambda store: [store.save_replies([answered("b"), answered("a")]), close_first(store)],
-    "forgotten tasks": lambda store: [store.save_reply(answered("a")), close_first(store), store.forget(["a"], {})],
-    "the next round": lambda store: [close_first(store), store.save_plan(SECOND, [planned("d", 2)])],
-    "a rollback": lambda store: [close_first(store), store.save_plan(SECOND, [planned("d", 2)]), store.roll_back(1)],
+Act = Callable[[RememberedRounds], object]
+
+
+def reply_a(store: RememberedRounds) -> None:
+    store.save_reply(answered("a"))
+
+
+def reply_all(store: RememberedRounds) -> None:
+    store.save_replies([answered("b"), answered("a")])
+
+
+def plan_second(store: RememberedRounds) -> None:
+    store.save_plan(SECOND, [planned("d", 2)])
+
+
+ACTS: dict[str, tuple[Act, ...]] = {
+    "a reply": (lambda store: store.save_reply(answered("b")),),
+    "a second reply": (reply_a, lambda store: store.save_reply(Reply("a", "late"))),
+    "a retry": (lambda store: store.save_reply(Reply("a", "refused"), retry=planned("c")),),
+    "replies of a pool": (reply_all,),
+    "a longer plan": (lambda store: store.extend_plan(FIRST, [planned("c")]),),
+    "a rejection": (reply_a, lambda store: store.reject(["a"], "too large")),
+    "an ended sum": (reply_a, lambda store: store.end_sum("s", [Reply("a", "rejected")])),
+    "a closed stage": (reply_all, close_first),
+    "forgotten tasks": (reply_a, close_first, lambda store: store.forget(["a"], {})),
+    "the next round": (close_first, plan_second),
+    "a rollback": (close_first, plan_second, lambda store: store.roll_back(1)),
 }
 
 
-@pytest.mark.parametrize("act", ACTS.values(), ids=ACTS.keys())
-def test_memory_and_disk_agree_after(act: Callable[[RememberedRounds], object], tmp_path: Path) -> None:
+@pytest.mark.parametrize("acts", ACTS.values(), ids=ACTS.keys())
+def test_memory_and_disk_agree_after(acts: tuple[Act, ...], tmp_path: Path) -> None:
     with closing(RememberedRounds(tmp_path / "rounds.sqlite")) as store:
         store.save_run(RunRecord("run", "", SPEC))
         store.save_plan(FIRST, [planned("b"), planned("a")])
         assert store.closed() == []
-        act(store)
+        for act in acts:
+            act(store)
         with closing(SqliteRoundStore(tmp_path / "rounds.sqlite")) as disk:
             for position in (FIRST, SECOND):
                 assert store.plan(position) == disk.plan(position)
