@@ -227,6 +227,7 @@ def make_reports(config: RunConfig, dealt: Dealt) -> dict[str, Report]:
     # Facts that no run of this method asks for take long to make for thousands of devices.
     wanted = registry.find(config.method.name).method.wanted_facts
     asked = wanted is not Method.wanted_facts or config.simulate.hide_counts
+    absent = hostile_devices(config.simulate, list(dealt.shares)) if config.simulate.attack == "absence" else []
     for number, (device, share) in enumerate(dealt.shares.items()):
         if not len(share.train):
             raise ConfigError(f"simulated device {device} got nothing to train on; take fewer devices or more data")
@@ -236,7 +237,7 @@ def make_reports(config: RunConfig, dealt: Dealt) -> dict[str, Report]:
             board=structs.replace(board, profile=names[number]) if names else board,
             free_bytes=load_profile(names[number]).memory_bytes if names else free_bytes,
             data=local_data(dealt, device).summary() if asked else plain_summary(dealt, device),
-            trains=number < len(dealt.shares) - config.simulate.bystanders,
+            trains=number < len(dealt.shares) - config.simulate.bystanders and device not in absent,
         )
     return reports
 

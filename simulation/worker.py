@@ -116,7 +116,6 @@ class Worker:
         self._path = lru_cache(maxsize=KEPT_PATHS)(self._blobs.path)
         self._unpacked = lru_cache(maxsize=KEPT_TRAINERS)(lambda path: artifacts.unpack(path.read_bytes()))
         self._weights = lru_cache(maxsize=KEPT_WEIGHTS)(deltas.load)
-        self._folders: set[str] = set()
 
     def run_task(self, device: str, task: Task) -> Update | Refusal:
         """Do a task as an agent would; a refusal says why it could not."""
@@ -161,7 +160,7 @@ class Worker:
         loaded = (job.artifact, job.weights)
         trainer = self._trainer(artifact, _kept_entries(artifact, weights), {})
         if job.personal or loaded != self._loaded:
-            trainer.load(PersonalLayers(self._folder(job.device)).over(weights, job.personal, run=job.run))
+            trainer.load(PersonalLayers(self._place.devices / job.device).over(weights, job.personal, run=job.run))
         # The next device may have the same model, which is in its place then.
         self._loaded = None if job.personal or job.own is not None else loaded
         data = self.data(job.device, chosen_by=job.part.startswith("val")).numbered_as(job.class_names)
@@ -245,9 +244,7 @@ class Worker:
 
     def _folder(self, device: str) -> Path:
         folder = self._place.devices / device
-        if device not in self._folders:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._folders.add(device)
+        folder.mkdir(parents=True, exist_ok=True)
         return folder
 
 
