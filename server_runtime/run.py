@@ -280,6 +280,8 @@ def make_setting(
         rounds=config.run.rounds,
         steps=config.train.steps,
         schedule=config.train.schedule,
+        trainable=config.train.trainable,
+        packing=config.train.frozen,
     )
 
 

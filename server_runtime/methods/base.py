@@ -9,8 +9,10 @@ from fedwright.protocol.artifact import Manifest
 from fedwright.protocol.messages import Recipe, Refusal, Report, Returns, Stats
 from fedwright.protocol.predictor import Prediction
 from fedwright.server_runtime.blocks.budget import Budget
+from fedwright.server_runtime.blocks.packing import Packing
 from fedwright.server_runtime.blocks.rate_schedule import RateSchedule
 from fedwright.server_runtime.blocks.robust import UNAVERAGED, Combine, Kind
+from fedwright.server_runtime.blocks.trained_part import EVERYTHING
 from fedwright.server_runtime.methods.state import Array, MethodState, Tensors
 from fedwright.server_runtime.public_data.examples import PublicData
 from fedwright.server_runtime.spec import ModelSpec, Optimizer, Structure
@@ -99,6 +101,7 @@ class Setting:
     that the server has itself. budget: what any device may use in a round, beside the limits that it reports itself
     (methods/shared/budget_fit.py). forecasts: how fast devices are. rounds: how many the run has; 0 where nobody knows.
     steps: of a device in a round, in place of epochs. schedule: how the learning rate moves from round to round.
+    trainable, packing: which part of the model trains, and how the other is stored (methods/shared/partly_trained.py).
     """
 
     spec: ModelSpec
@@ -118,6 +121,8 @@ class Setting:
     rounds: int = 0
     steps: int | None = None
     schedule: RateSchedule = field(default_factory=RateSchedule)
+    trainable: str | tuple[str, ...] = EVERYTHING
+    packing: Packing = "float32"
 
 
 @dataclass(frozen=True)
