@@ -15,6 +15,7 @@ from pathlib import Path
 from msgspec import structs
 
 from fedwright.device_runtime.answers import refusal_of, update_of
+from fedwright.device_runtime.downloads import Downloads
 from fedwright.device_runtime.resources import Resources
 from fedwright.device_runtime.run_task import Stopped, inputs_of
 from fedwright.device_runtime.runner import Crashed, Done
@@ -22,19 +23,19 @@ from fedwright.device_runtime.secure.masked_blob import MaskedBlob
 from fedwright.device_runtime.server_choice import DeviceIdentity, ServerChoice
 from fedwright.device_runtime.status import StatusTeller
 from fedwright.device_runtime.store.journal import JournalEntry
-from fedwright.protocol.blobs import Download, inlined
+from fedwright.protocol.blobs import inlined
 from fedwright.protocol.errors import BadBlob, BadMessage, DeviceError, IdentityTaken
 from fedwright.protocol.link.base import Link, Received
 from fedwright.protocol.messages import (
     Ack,
     Ask,
-    BlobRef,
     Challenge,
     Chunk,
     Dismiss,
     Get,
     Gone,
     Held,
+    Located,
     Lost,
     Message,
     Refusal,
@@ -73,7 +74,13 @@ class Agent:
         self._have = resources
         self._leave_when_over = leave_when_over
         self._clock = clock
-        self._downloads: dict[str, Download] = {}
+        self._downloads = Downloads(
+            resources.blobs,
+            ask=lambda get: self._send(get, reliable=False),
+            wake=link.wake,
+            fetcher=resources.fetcher,
+            clock=clock,
+        )
         self._uploads = Uploads(resources.blobs)
         self._masked = MaskedBlob(resources.blobs, self._uploads)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="train")
@@ -108,6 +115,7 @@ class Agent:
                     self._move()
         finally:
             self._give_up.set()
+            self._downloads.clear()
             self._have.close()
             self._worker.shutdown()
             if self._work is not None and not isinstance(self._work.exception(), Crashed):
@@ -143,8 +151,7 @@ class Agent:
         self._report()
         if self._have.journal.entry is None:
             log.info("reported to fleet %s; waiting for a task", self._home.fleet)
-        for download in self._downloads.values():
-            download.lost_link()
+        self._downloads.lost_link()
         self._send_reply()
 
     def _report(self) -> None:
@@ -181,14 +188,15 @@ class Agent:
             self._take_challenge(body)
         elif isinstance(body, Lost) and body.sha256 in self._downloads:
             self._refuse_for(BadBlob(f"the server no longer holds blob {body.sha256[:12]}"))
+        elif isinstance(body, Located):
+            self._downloads.locate(body)
         elif isinstance(body, Held):
             self._held = self._have.journal.entry is not None and self._have.journal.entry.task.task == body.of
         elif isinstance(body, Dismiss):
             self._take_dismiss(body)
-        elif isinstance(body, Ask) and self._have.hidden is not None and body.boot == self._identity.boot:
-            self._send(self._have.hidden.answer(body))
-        elif isinstance(body, SumAsk) and self._have.sums is not None and body.boot == self._identity.boot:
-            self._send(self._have.sums.answer(body, self._masked))
+        elif isinstance(body, Ask | SumAsk) and body.boot == self._identity.boot:
+            for answer in self._have.answer(body, self._masked):
+                self._send(answer)
 
     def _take_challenge(self, challenge: Challenge) -> None:
         """Say who is here, with what a run asks of the data as far as the owner lets it be told."""
@@ -209,8 +217,7 @@ class Agent:
         self._send(Ack(task.task))
         if known:
             # A server that comes with it again may have started anew and forgotten what was asked of it.
-            for download in self._downloads.values():
-                download.lost_link()
+            self._downloads.lost_link()
             self._send_reply()
         self._begin()
 
@@ -233,38 +240,27 @@ class Agent:
         if entry is None or entry.answer is not None or self._work is not None:
             return
         try:
-            self._have.check(entry.task, self._link.sent_bytes + self._link.received_bytes)
+            self._have.check(entry.task, sum(self._traffic()))
             for ref in blobs_of(entry.task):
-                self._fetch(ref)
+                self._downloads.fetch(ref)
         except (BadBlob, DeviceError) as err:
             self._refuse_for(err)
             return
         if not self._downloads:
             self._start(entry.task)
 
-    def _fetch(self, ref: BlobRef) -> None:
-        if ref.sha256 in self._downloads or self._have.blobs.has(ref.sha256):
-            return
-        download = Download(self._have.blobs, ref)
-        if download.done:
-            download.finish()
-        else:
-            self._downloads[ref.sha256] = download
-
     def _take_chunk(self, chunk: Chunk) -> None:
-        download = self._downloads.get(chunk.sha256)
-        if download is None:
-            return
+        self._continue(lambda: self._downloads.take(chunk))
+
+    def _continue(self, fetch: Callable[[], bool]) -> None:
+        """Have something more of what is missing, and go on when a blob is whole with it."""
         try:
-            download.accept(chunk.index, chunk.data)
-            if not download.done:
-                return
-            download.finish()
+            whole = fetch()
         except (BadBlob, DeviceError) as err:
             self._refuse_for(err)
             return
-        del self._downloads[chunk.sha256]
-        self._begin()
+        if whole:
+            self._begin()
 
     def _start(self, task: Task) -> None:
         entry = self._have.journal.entry
@@ -281,16 +277,13 @@ class Agent:
 
     def _tend(self) -> None:
         now = self._clock()
-        for sha256, download in self._downloads.items():
-            wanted = download.wanted(now)
-            if wanted:
-                self._send(Get(sha256, wanted), reliable=False)
+        self._continue(self._downloads.tend)
         if self._work is not None and self._work.done():
             work, self._work = self._work, None
             self._finish_work(work)
         elif now - self._answered_s >= (HELD_RESEND_S if self._held else RESEND_S):
             self._send_reply()
-        status = self._status.due(self._downloads.values(), working=self._work is not None)
+        status = self._status.due(self._downloads.coming, working=self._work is not None)
         if status is not None:
             self._send(status, reliable=False)
         if self._have.measurement.tend(idle=self._have.may_measure()):
@@ -326,11 +319,15 @@ class Agent:
     def _update(self, task: Task, done: Done) -> Update:
         if task.sum is not None and self._have.sums is not None:
             self._have.sums.take(task, done.stats, Path(done.blob))
-            return update_of(task, done.stats, None, self._link)
+            return update_of(task, done.stats, None, self._traffic())
         # The server's choice of chunk holds both ways: some brokers take only small messages.
         chunk_bytes = task.weights.chunk_bytes
         ref = self._uploads.offer_file(Path(done.blob), chunk_bytes=chunk_bytes) if done.blob else None
-        return update_of(task, done.stats, ref, self._link)
+        return update_of(task, done.stats, ref, self._traffic())
+
+    def _traffic(self) -> tuple[int, int]:
+        """Bytes that went out and came in, over the broker and beside it."""
+        return self._link.sent_bytes, self._link.received_bytes + self._downloads.fetched_bytes
 
     def _reply(self, answer: Update | Refusal) -> None:
         entry = self._have.journal.entry

@@ -6,20 +6,19 @@ from msgspec import structs
 
 from fedwright.device_runtime import facts
 from fedwright.protocol.errors import BadArtifact, BadBlob, FedwrightError, OverBudget, PolicyRefused
-from fedwright.protocol.link.base import Link
 from fedwright.protocol.messages import BlobRef, Refusal, Stats, Task, Update
 
 log = logging.getLogger(__name__)
 
 
-def update_of(task: Task, stats: Stats, tensors: BlobRef | None, link: Link) -> Update:
-    """The update of a task that is done."""
+def update_of(task: Task, stats: Stats, tensors: BlobRef | None, traffic: tuple[int, int]) -> Update:
+    """The update of a task that is done; traffic: bytes up and down since the agent's start."""
     stats = structs.replace(
         stats,
         # The process that trained says its own.
         peak_rss_bytes=stats.peak_rss_bytes + facts.peak_rss_bytes(),
-        bytes_up=link.sent_bytes,
-        bytes_down=link.received_bytes,
+        bytes_up=traffic[0],
+        bytes_down=traffic[1],
     )
     return Update(task=task.task, round=task.round, stats=stats, tensors=tensors)
 

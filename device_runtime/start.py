@@ -14,6 +14,7 @@ from fedwright.device_runtime.agent import Agent
 from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.describe.hidden_counts import HiddenCounts, counts_of, without_counts
 from fedwright.device_runtime.equipment import EquipmentSettings, find_profiles, limits_of
+from fedwright.device_runtime.https_fetch import HttpsFetcher
 from fedwright.device_runtime.owner_rules import OwnerRules
 from fedwright.device_runtime.policy import Policy, read_policy
 from fedwright.device_runtime.resources import Resources
@@ -25,14 +26,13 @@ from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.journal import Journal
 from fedwright.device_runtime.store.personal_layers import PersonalLayers
 from fedwright.device_runtime.store.residual import ErrorFeedback
-from fedwright.device_runtime.store.secret import kept_secret
 from fedwright.device_runtime.training_process.parent import TrainingProcess
 from fedwright.protocol import codec, topics
 from fedwright.protocol.blobs import BlobStore
-from fedwright.protocol.crypto.secure_sum import LEAST_DEVICES
-from fedwright.protocol.crypto.x25519 import KEY_BYTES
 from fedwright.protocol.link import Link, connect
 from fedwright.protocol.messages import Gone
+from fedwright.protocol.secure.graph import LEAST_DEVICES
+from fedwright.protocol.support.memory import give_back_large_blocks
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ MB = 1e6
 def run_agent(config: AgentConfig) -> None:
     """Run one device in the foreground; SIGTERM and SIGINT end it cleanly."""
     _check(config)
+    give_back_large_blocks()
     # Emulated devices and services may have been started further back already.
     os.nice(max(0, config.nice - os.nice(0)))
     with open_agent(config) as agent:
@@ -60,8 +61,9 @@ def open_agent(config: AgentConfig) -> Iterator[Agent]:
     settings = _settings(config, folder)
     limits_of(settings)
     with closing(Journal(folder)) as journal, closing(TrainingProcess(settings)) as runner:
-        resources = _resources(config, folder, journal, runner)
-        resources = replace(resources, owner=OwnerRules(settings.policy, folder))
+        resources = _resources(config, folder, journal, runner, settings.policy)
+        owner = OwnerRules(settings.policy, folder)
+        resources = replace(resources, owner=owner, fetcher=_fetcher(config) if settings.policy.fetch_https else None)
         identity, link = _connect(config)
         with closing(link):
             agent = Agent(link, identity, resources, leave_when_over=config.once)
@@ -71,6 +73,11 @@ def open_agent(config: AgentConfig) -> Iterator[Agent]:
                     yield agent
                 finally:
                     agent.leave()
+
+
+def _fetcher(config: AgentConfig) -> HttpsFetcher:
+    """What fetches blobs beside the broker: with TLS where the broker is spoken to with TLS."""
+    return HttpsFetcher(plain=not config.broker.startswith("mqtts:"), ca=config.tls().ca)
 
 
 def _scraped(config: AgentConfig, resources: Resources, link: Link) -> AbstractContextManager[object]:
@@ -123,7 +130,9 @@ def _policy(config: AgentConfig) -> Policy:
     return found.policy
 
 
-def _resources(config: AgentConfig, folder: Path, journal: Journal, runner: TrainingProcess) -> Resources:
+def _resources(
+    config: AgentConfig, folder: Path, journal: Journal, runner: TrainingProcess, policy: Policy
+) -> Resources:
     profiles, bundle = find_profiles(config.state, config.threads), config.identity()
     resources = Resources(
         board=facts.board(threads=config.threads or facts.cores(), profile=config.profile),
@@ -146,7 +155,7 @@ def _resources(config: AgentConfig, folder: Path, journal: Journal, runner: Trai
     if not config.hide_counts:
         return resources
     log.info("counts of the data are told only in sums over %d devices or more that hide theirs", LEAST_DEVICES)
-    return _hiding(resources, config.device, folder)
+    return _hiding(resources, config, folder, policy)
 
 
 def _measurement(config: AgentConfig, folder: Path) -> SelfMeasurement:
@@ -160,18 +169,12 @@ def _measurement(config: AgentConfig, folder: Path) -> SelfMeasurement:
     return SelfMeasurement(command, found, log_file=folder / "profile.log")
 
 
-def _hiding(resources: Resources, device: str, folder: Path) -> Resources:
-    """Nothing of the data's content is told; counts go into sums that hide them, with one key in all lives."""
-    told = resources.told
-    secret = kept_secret(folder / "sum-key", KEY_BYTES)
-    hidden = HiddenCounts(
-        device,
-        counts_of(told),
-        secret=secret,
-        folder=folder,
-        class_names=told.class_names,
-        words=told.score_counts,
-    )
+def _hiding(resources: Resources, config: AgentConfig, folder: Path, policy: Policy) -> Resources:
+    """Nothing of the data's content is told; counts go into sums that hide them."""
+    told, bundle = resources.told, config.identity()
+    counts = counts_of(told, sums=policy.sums_of_counts, least=policy.least_in_sum)
+    credentials = None if bundle is None else Enrolled(bundle)
+    hidden = HiddenCounts(config.device, counts, folder=folder, credentials=credentials)
     return replace(resources, told=without_counts(told), hidden=hidden)
 
 

@@ -150,12 +150,20 @@ class BlobStore:
 
     def put_bytes(self, data: bytes) -> str:
         """Keep a blob; returns its name."""
-        sha256 = make_ref(data, inline=False).sha256
-        if not self.has(sha256):
+        return self.keep(data).sha256
+
+    def keep(self, data: bytes, *, chunk_bytes: int = LARGE_CHUNK_BYTES) -> BlobRef:
+        """Keep a blob; returns its description."""
+        ref = make_ref(data, chunk_bytes=chunk_bytes, inline=False)
+        if not self.has(ref.sha256):
             with self._temporary() as temporary:
                 temporary.write_bytes(data)
-                self._adopt(temporary, sha256)
-        return sha256
+                self._adopt(temporary, ref.sha256)
+        return ref
+
+    def vouch(self, ref: BlobRef) -> None:
+        """A blob was put into this folder by this program under its own name: it need not be hashed again."""
+        self._whole.setdefault(ref.sha256, ref.size_bytes)
 
     def put_file(self, source: Path) -> str:
         """Keep a copy of a file without reading it whole; returns its name."""
@@ -182,6 +190,16 @@ class BlobStore:
 
     def remove(self, sha256: str) -> None:
         """Forget a blob and what was received of it."""
+        self._drop(sha256)
+
+    def address(self, sha256: str) -> str | None:
+        """Where somebody who has no rights can read a blob for a while; None: nowhere."""
+        return None
+
+    def close(self) -> None:
+        """Let go of what is held elsewhere; a folder holds nothing."""
+
+    def _drop(self, sha256: str) -> None:
         self.unpin(sha256)
         self._whole.pop(sha256, None)
         for suffix in ("", ".part", ".marks"):
@@ -197,7 +215,7 @@ class BlobStore:
             return True
         if self._limit_bytes is None:  # A cache fetches it again; of anything else its owner may save a part.
             file.replace(self._file(sha256, ".damaged"))
-        self.remove(sha256)
+        self._drop(sha256)
         return False
 
     def _file(self, sha256: str, suffix: str = "") -> Path:
@@ -286,6 +304,11 @@ class Download:
     def missing(self) -> int:
         """How many chunks are not here yet."""
         return len(self._missing)
+
+    @property
+    def lacking(self) -> list[int]:
+        """The chunks that are not here yet."""
+        return sorted(self._missing)
 
     def wanted(self, now_s: float) -> list[int]:
         """Chunks to ask for now; those asked for before come again when nothing arrived for `retry_s`."""

@@ -47,6 +47,10 @@ class Uploads:
         self._chunks.pop(sha256, None)
         self._store.unpin(sha256)
 
+    def address(self, sha256: str) -> str | None:
+        """Where a blob of several chunks can be fetched instead; None: only from here."""
+        return self._store.address(sha256) if self.count(sha256) > 1 else None
+
     def answer(self, get: Get, *, limit: int = ANSWER_CHUNKS) -> Iterator[Chunk | Lost]:
         """The first `limit` chunks asked for, or the news that the blob is gone."""
         chunk_bytes = self._chunk_bytes.get(get.sha256)

@@ -1,6 +1,7 @@
 """Puts a run together: folder, store, method and coordinator, from a config or from what an earlier process left."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -52,6 +53,7 @@ from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.server_runtime.rounds.store.storage_errors import plain_storage_errors
 from fedwright.server_runtime.rounds.task_tracker import TaskTracker
 from fedwright.server_runtime.rounds.update_reader import UpdateReader
+from fedwright.server_runtime.run_folder.blobs import claim_blobs
 from fedwright.server_runtime.run_folder.folder import folder_of, record_run
 from fedwright.server_runtime.run_folder.rounds import claim_rounds
 from fedwright.server_runtime.seeds import derive_seed
@@ -156,7 +158,7 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
         record = record_run(store, folder, config, text, kind=fleet.kind)
         for event in missed_events(folder.path, store):
             observer(event)
-        blobs = BlobStore(folder.blobs, sync=fleet.sync)
+        blobs = stack.enter_context(claim_blobs(folder, config, record, sync=fleet.sync, check=claim.check))
         builder = Builder(folder.artifacts)
         planner = _planner(config, builder, blobs, identity=record.identity)
         planner.rollbacks, planner.hiding = record.rollbacks, hiding_of(config)
@@ -226,7 +228,7 @@ def infer_spec(section: ModelSection, reports: Mapping[str, Report]) -> tuple[Mo
     Of numbers of classes the largest counts that the median bears out; who claims more is turned away.
     """
     shapes = [tuple(r.data.input_shape) for _, r in sorted(reports.items()) if not is_without_data(r)]
-    shape = section.input_shape or max(shapes, key=shapes.count)
+    shape = section.input_shape or Counter(shapes).most_common(1)[0][0]
     fitting = {device: report for device, report in reports.items() if tuple(report.data.input_shape) == shape}
     names = fleet_names(section.classes, fitting)
     given = section.classes if isinstance(section.classes, int) else len(names)
@@ -280,6 +282,7 @@ def make_setting(
         rounds=config.run.rounds,
         steps=config.train.steps,
         schedule=config.train.schedule,
+        sums=config.update.secure,
         trainable=config.train.trainable,
         packing=config.train.frozen,
     )
@@ -377,5 +380,6 @@ def _options(config: RunConfig) -> RoundOptions:
         norm_factor=None if config.privacy.kind == "central" else config.update.norm_factor or None,
         combine=config.update.combination(),
         keep_states=config.run.keep_states,
-        secure=secure_options(config),
+        secure=secure_options(config) if config.update.secure else None,
+        counts=secure_options(config),
     )

@@ -6,7 +6,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime.artifacts.builder import Builder
 from fedwright.server_runtime.artifacts.standalone import export_model
@@ -17,6 +16,7 @@ from fedwright.server_runtime.rounds.privacy.round_privacy import model_notes
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.server_runtime.rounds.store.storage_errors import plain_storage_errors
 from fedwright.server_runtime.run import make_method
+from fedwright.server_runtime.run_folder.blobs import open_blobs
 from fedwright.server_runtime.run_folder.folder import RunFolder, folder_of
 from fedwright.server_runtime.run_folder.rounds import open_rounds
 from fedwright.server_runtime.spec import ModelSpec, Structure
@@ -47,7 +47,7 @@ def model_of_run(config: RunConfig, device: str) -> RunModel:
             raise ConfigError(f"run {config.run.name} in {folder.path} has no finished round to export yet")
         _check_known(device, device_records(store, rounds=config.run.rounds), folder)
         method = make_method(config, record.spec, class_names=record.class_names)
-        method.restore(MethodState.read(BlobStore(folder.blobs).path(closed[-1].state)))
+        method.restore(MethodState.read(open_blobs(folder, config, record).path(closed[-1].state)))
     spec, weights = method.model_of(device)
     return RunModel(spec, weights, record.class_names, method.personal_layers(device))
 

@@ -4,7 +4,6 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime.config import (
     ExportSection,
@@ -22,6 +21,7 @@ from fedwright.server_runtime.rounds.privacy.round_privacy import Spending, read
 from fedwright.server_runtime.rounds.store.base import Kind, RoundStore, RunRecord, evaluation_after
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.server_runtime.rounds.store.storage_errors import plain_storage_errors
+from fedwright.server_runtime.run_folder.blobs import open_blobs
 from fedwright.server_runtime.run_folder.folder import RunFolder, check_kind, folder_of, kind_of
 from fedwright.server_runtime.run_folder.rollback import rounds_kept
 from fedwright.server_runtime.run_folder.rounds import open_rounds
@@ -84,7 +84,7 @@ def open_run(path: Path, url: str | None = None) -> PastRun:
             metrics=[stage.metrics for stage in closed],
             devices=device_records(store, rounds=config.run.rounds),
             class_names=record.class_names,
-            kept=tuple(rounds_kept(store, BlobStore(folder.blobs))),
+            kept=tuple(rounds_kept(store, open_blobs(folder, config, record))),
             privacy=read_spending(config, folder.path),
         )
 

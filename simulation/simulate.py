@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import structs
@@ -14,12 +15,10 @@ from fedwright import __version__
 from fedwright.device_runtime import facts
 from fedwright.device_runtime.describe.hidden_counts import HiddenCounts, counts_of, without_counts
 from fedwright.device_runtime.emulate.profiles import load_fleet, load_profile
-from fedwright.device_runtime.store.secret import kept_secret
 from fedwright.device_runtime.train.loop import Evaluation
 from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
-from fedwright.protocol.crypto.x25519 import KEY_BYTES
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.goals import CLASSIFY
 from fedwright.protocol.messages import Recipe, Report
@@ -28,7 +27,9 @@ from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.check_run import check_hidden
 from fedwright.server_runtime.config import RunConfig
 from fedwright.server_runtime.config_sections.simulate import SimulateSection
+from fedwright.server_runtime.engine.cluster import check_ray
 from fedwright.server_runtime.evaluate.metrics import fleet_summary
+from fedwright.server_runtime.methods import registry
 from fedwright.server_runtime.methods.base import Method, MethodState, Tensors
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.channel import Channel
@@ -39,10 +40,13 @@ from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Objective, Structure
 from fedwright.server_runtime.track.run import RunTracker, tracked
 from fedwright.simulation.absences import FrailFleet, Frailty, away_ratios, next_round
-from fedwright.simulation.dealing import Dealt, deal, local_data, reserve
+from fedwright.simulation.dealing import Dealt, deal, local_data, plain_summary, reserve
 from fedwright.simulation.edged_fleet import EdgedFleet, in_turn, make_edge
-from fedwright.simulation.local_fleet import LocalFleet, WorkerPool
+from fedwright.simulation.local_fleet import LocalFleet, Pool, WorkerPool
 from fedwright.simulation.worker import EvaluationJob, Part, WorkerSetup
+
+if TYPE_CHECKING:
+    from fedwright.simulation.ray_pool import RayPool
 
 # Devices that share this machine's processors say nothing about deadlines.
 FOREVER_S = 1e7
@@ -139,15 +143,18 @@ def simulate(
         hostile = frozenset(hostile_devices(config.simulate, list(reports)))
         backend, attack = config.simulate.backend, config.simulate.attack
         place = WorkerSetup(*paths, dealt.classes, dealt.shares, free, backend, dealt.class_names, hostile, attack)
+        place = replace(place, count_bytes=config.simulate.count_bytes)
         folder.blobs.mkdir(parents=True, exist_ok=True)
         with (
-            WorkerPool(dealt, place, processes=_processes(config.simulate)) as pool,
+            _pool(config, dealt, place) as pool,
             tracked(config, text, folder.path, observer) as tracker,
         ):
             watch = _Watch(config, pool, folder.path, tracker, parts, look)
             begin = watch.begin if config.simulate.backend == "portable" else _on_torch(place, watch.begin)
 
             def talk(blobs: BlobStore) -> Channel:
+                # What a process of this run puts there need not be hashed again where it is read.
+                pool.blobs = blobs
                 local = LocalFleet(reports, pool, devices=devices, hidden=hidden)
                 if away:
                     frailty = Frailty(away, config.run.seed, next_round(folder, config.store.database))
@@ -174,6 +181,17 @@ def _away(config: RunConfig, devices: list[str]) -> dict[str, float]:
             "privacy.kind 'central' needs a fixed number of devices, but some of simulate.profiles go away; take others"
         )
     return away
+
+
+def _pool(config: RunConfig, dealt: Dealt, place: WorkerSetup) -> "WorkerPool | RayPool":
+    """Who does the work of devices: processes of this machine, or a cluster."""
+    if config.engine.kind == "local":
+        return WorkerPool(dealt, place, processes=_processes(config.simulate))
+    # Ray is there only for who asks for it.
+    check_ray()
+    from fedwright.simulation.ray_pool import RayPool
+
+    return RayPool(dealt, place, config.engine)
 
 
 def _processes(section: SimulateSection) -> int:
@@ -206,6 +224,10 @@ def make_reports(config: RunConfig, dealt: Dealt) -> dict[str, Report]:
     if config.simulate.profiles is not None:
         names = list(load_fleet(config.simulate.profiles).profiles(len(dealt.shares)))
     reports = {}
+    # Facts that no run of this method asks for take long to make for thousands of devices.
+    wanted = registry.find(config.method.name).method.wanted_facts
+    asked = wanted is not Method.wanted_facts or config.simulate.hide_counts
+    absent = hostile_devices(config.simulate, list(dealt.shares)) if config.simulate.attack == "absence" else []
     for number, (device, share) in enumerate(dealt.shares.items()):
         if not len(share.train):
             raise ConfigError(f"simulated device {device} got nothing to train on; take fewer devices or more data")
@@ -214,8 +236,8 @@ def make_reports(config: RunConfig, dealt: Dealt) -> dict[str, Report]:
             agent=__version__,
             board=structs.replace(board, profile=names[number]) if names else board,
             free_bytes=load_profile(names[number]).memory_bytes if names else free_bytes,
-            data=local_data(dealt, device).summary(),
-            trains=number < len(dealt.shares) - config.simulate.bystanders,
+            data=local_data(dealt, device).summary() if asked else plain_summary(dealt, device),
+            trains=number < len(dealt.shares) - config.simulate.bystanders and device not in absent,
         )
     return reports
 
@@ -224,13 +246,7 @@ def hide_counts(reports: dict[str, Report], folder: Path) -> dict[str, HiddenCou
     """Take the counts out of the reports; what each device needs for sums that hide them."""
     hidden = {}
     for device, report in reports.items():
-        own = folder / device
-        secret = kept_secret(own / "sum-key", KEY_BYTES)
-        names = report.data.class_names
-        words = report.data.score_counts
-        hidden[device] = made = HiddenCounts(
-            device, counts_of(report.data), secret=secret, folder=own, class_names=names, words=words
-        )
+        hidden[device] = made = HiddenCounts(device, counts_of(report.data), folder=folder / device)
         reports[device] = structs.replace(report, data=without_counts(report.data), **made.offer())
     return hidden
 
@@ -240,7 +256,7 @@ class _Watch:
     """Passes events on and measures every device every few rounds, outside of the run's own plan."""
 
     config: RunConfig
-    pool: WorkerPool
+    pool: Pool
     folder: Path
     tracker: RunTracker
     parts: tuple[Part, ...]
@@ -325,9 +341,10 @@ class Moment:
         return Structure(spec, Objective(element_masks=zeros > SPARSE), self.config.train.optimizer)
 
 
-def measure_fleet(method: Method, planner: Planner, pool: WorkerPool, *, at: Moment) -> list[FleetEvaluation]:
+def measure_fleet(method: Method, planner: Planner, pool: Pool, *, at: Moment) -> list[FleetEvaluation]:
     """Each device's own model, at its own width, on the device's own data, with the layers it keeps to itself."""
     kept: dict[int, tuple[Tensors, str]] = {}
+    packed: dict[Structure, str] = {}
     jobs: dict[Part, list[EvaluationJob]] = {part: [] for part in at.parts}
     for device in pool.devices:
         for part in at.parts:
@@ -335,10 +352,12 @@ def measure_fleet(method: Method, planner: Planner, pool: WorkerPool, *, at: Mom
             if id(weights) not in kept:
                 # The dictionary is kept too: its id must not go to another one while ids are compared.
                 kept[id(weights)] = (weights, pool.models.put_bytes(tensors.save(weights)))
-            built = planner.builder.build(at.structure(spec, weights, part))
+            structure = at.structure(spec, weights, part)
+            if structure not in packed:
+                packed[structure] = pool.models.put_bytes(artifacts.pack(planner.builder.build(structure)))
             job = EvaluationJob(
                 device,
-                pool.models.put_bytes(artifacts.pack(built)),
+                packed[structure],
                 kept[id(weights)][1],
                 part,
                 run=planner.run_key,

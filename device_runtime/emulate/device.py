@@ -14,6 +14,7 @@ from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.emulate.limits import CpuLimiter, Mechanism
 from fedwright.device_runtime.emulate.meter import Meter
 from fedwright.device_runtime.emulate.profiles import DeviceProfile
+from fedwright.device_runtime.https_fetch import RATE_VARIABLE
 from fedwright.device_runtime.service import arguments
 from fedwright.protocol.errors import DeviceError
 from fedwright.protocol.link.shaping import Shape
@@ -83,7 +84,7 @@ class EmulatedDevice:
                 stdin=subprocess.DEVNULL,
                 stdout=log_file,
                 stderr=log_file,
-                env=_environment(),
+                env=_environment(host.links.get(device)),
                 # Ctrl-C on the terminal is for the parent, which then stops its devices in good order.
                 start_new_session=True,
             )
@@ -166,7 +167,8 @@ def _command_line(profile: DeviceProfile, command: Sequence[str]) -> list[str]:
     return [*launch, str(os.getpid()), str(profile.memory_bytes), str(NICE), *command]
 
 
-def _environment() -> dict[str, str]:
+def _environment(link: Shape | None) -> dict[str, str]:
     # A pool of threads as wide as the host would make the CPU share meaningless.
     single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return {**os.environ, **single, "PYTHONUNBUFFERED": "1"}
+    rate = {} if link is None or link.bytes_per_s is None else {RATE_VARIABLE: str(link.bytes_per_s)}
+    return {**os.environ, **single, **rate, "PYTHONUNBUFFERED": "1"}

@@ -1,6 +1,8 @@
 """The section [store] of a config: where a run keeps what it must not forget."""
 
+import re
 from dataclasses import dataclass, field
+from typing import Literal
 from urllib.parse import urlsplit, urlunsplit
 
 from fedwright.protocol.address import HIDDEN
@@ -8,6 +10,7 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.support.settings import hint
 
 POSTGRES = ("postgresql", "postgres")
+_BUCKET = re.compile(r"(s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._\-]{1,62}(/[A-Za-z0-9._=\-]+)*/?")
 
 
 @dataclass(frozen=True)
@@ -19,8 +22,24 @@ class StoreSection:
         metadata=hint("postgresql://user@host/database: rounds there, so that servers can stand by; absent: SQLite"),
     )
 
+    blobs: str | None = field(
+        default=None,
+        metadata=hint("s3://bucket/prefix (or gs://, az://): weights and updates there; absent: in the run's folder"),
+    )
+    fetch: Literal["mqtt", "https"] = field(
+        default="mqtt",
+        metadata=hint("'https': devices read large blobs from the bucket by signed addresses; needs blobs"),
+    )
+
     def __post_init__(self) -> None:
         """Check values."""
+        if self.blobs is not None and not _BUCKET.fullmatch(self.blobs):
+            raise ConfigError(
+                "store.blobs must be an address such as s3://bucket/prefix without a key or a user in it; "
+                "leave it out for the run's folder"
+            )
+        if self.fetch == "https" and self.blobs is None:
+            raise ConfigError("store.fetch = 'https' needs store.blobs, a bucket that devices can read from")
         if self.rounds is not None and urlsplit(self.rounds).scheme not in POSTGRES:
             raise ConfigError(
                 "store.rounds must be an address such as postgresql://user@host:5432/database; leave it out for SQLite"

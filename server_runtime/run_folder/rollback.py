@@ -1,16 +1,18 @@
 """Takes the last rounds of a run back, so that it goes on from the state that an earlier round left."""
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ConfigError
+from fedwright.server_runtime.config import config_from_text
 from fedwright.server_runtime.rounds.audit import AUDIT, AuditLog, orderer
 from fedwright.server_runtime.rounds.stage import spent_blobs
 from fedwright.server_runtime.rounds.store.base import Closed, RoundStore
 from fedwright.server_runtime.rounds.store.storage_errors import plain_storage_errors
+from fedwright.server_runtime.run_folder.blobs import claim_blobs
 from fedwright.server_runtime.run_folder.folder import RunFolder, kind_of
 from fedwright.server_runtime.run_folder.rounds import claim_rounds
 
@@ -29,15 +31,13 @@ def rollback(path: Path, number: int) -> int:
     folder = RunFolder(path)
     if not folder.holds_run:
         raise ConfigError(f"{path} holds no run; give the folder of one, such as runs/NAME")
-    with (
-        plain_storage_errors(folder.store),
-        claim_rounds(folder, None) as claim,
-    ):
+    with plain_storage_errors(folder.store), claim_rounds(folder, None) as claim, ExitStack() as stack:
         store = claim.store
         record = store.run()
         if record is None or kind_of(record, folder) == "simulated":
             raise ConfigError(f"{path} holds no run over a broker; a simulation is done again with --anew")
-        blobs = BlobStore(folder.blobs)
+        config = config_from_text(record.config, where=f"the config of {path}")
+        blobs = stack.enter_context(claim_blobs(folder, config, record, check=claim.check))
         kept = rounds_kept(store, blobs)
         if number not in kept:
             choice = f"it can go back to {_listed(kept)}" if kept else "it cannot go back at all"

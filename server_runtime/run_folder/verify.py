@@ -17,6 +17,7 @@ from fedwright.server_runtime.rounds.audit import AUDIT, check_audit
 from fedwright.server_runtime.rounds.store.base import Closed, Planned, Reply, RoundStore
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.rounds.store.sqlite_check import contradictions, store_problems
+from fedwright.server_runtime.run_folder.blobs import BlobFiles, blob_files
 from fedwright.server_runtime.run_folder.folder import RunFolder, claim_folder
 from fedwright.server_runtime.run_folder.rounds import address_of, claim_rounds
 
@@ -73,27 +74,23 @@ def _verify_database(folder: RunFolder) -> Verdict:
 
 
 def _verify(folder: RunFolder, store: RoundStore) -> Verdict:
+    record = store.run()
+    if record is None:
+        return Verdict([Problem(f"{folder.store} holds no config", "start it with `fedwright server run CONFIG`")])
     closed = store.closed()
     wanted = dict(_needed(store.pending()))
     # The state may be what devices are sent as well.
     wanted = {sha256: what for sha256, what in wanted.items() if sha256 not in {last.state for last in closed[-1:]}}
-    problems = [*_audit_problems(folder), *_record_problems(folder, store), *_state_problems(folder, closed[-1:])]
-    for sha256, what in wanted.items():
-        problem = _blob_problem(folder, sha256, what)
-        problems += [] if problem is None else [problem]
-    return Verdict(problems, closed[-1].position.round if closed else 0, len(wanted) + len(closed[-1:]))
-
-
-def _record_problems(folder: RunFolder, store: RoundStore) -> Iterator[Problem]:
-    """What is wrong with the run's own record."""
-    record = store.run()
-    if record is None:
-        yield Problem(f"{folder.store} holds no config", "start it with `fedwright server run CONFIG`")
-        return
+    problems = list(_audit_problems(folder))
     try:
-        config_from_text(record.config, where=f"the config of {folder.path}")
+        config = config_from_text(record.config, where=f"the config of {folder.path}")
     except FedwrightError as err:
-        yield Problem(str(err), "use the release that began this run")
+        return Verdict([*problems, Problem(str(err), "use the release that began this run")])
+    with blob_files(folder, config, record) as files:
+        problems += _state_problems(files, closed[-1:])
+        found = [_blob_problem(files, sha256, what) for sha256, what in wanted.items()]
+    problems += [problem for problem in found if problem is not None]
+    return Verdict(problems, closed[-1].position.round if closed else 0, len(wanted) + len(closed[-1:]))
 
 
 def _audit_problems(folder: RunFolder) -> Iterator[Problem]:
@@ -104,16 +101,16 @@ def _audit_problems(folder: RunFolder) -> Iterator[Problem]:
         yield Problem(f"{file} was changed or damaged: {problem}", "put a copy of it back; the run itself can go on")
 
 
-def _state_problems(folder: RunFolder, last: list[Closed]) -> Iterator[Problem]:
+def _state_problems(files: BlobFiles, last: list[Closed]) -> Iterator[Problem]:
     """What is wrong with the state that the next round begins from."""
     for closed in last:
         what = f"the state after round {closed.position.round}"
-        problem = _blob_problem(folder, closed.state, what)
+        problem = _blob_problem(files, closed.state, what)
         if problem is not None:
             yield problem
             return
         try:
-            state = MethodState.read(folder.blobs / closed.state)
+            state = MethodState.read(files.file_of(closed.state))
         except BadBlob as err:
             yield Problem(f"{what} cannot be read: {err}", NO_COPY)
             return
@@ -133,11 +130,11 @@ def _needed(pending: list[tuple[Planned, Reply | None]]) -> Iterator[tuple[str, 
         yield from ((ref.sha256, f"{what} {whose}") for what, ref in refs.items() if ref is not None)
 
 
-def _blob_problem(folder: RunFolder, sha256: str, what: str) -> Problem | None:
+def _blob_problem(files: BlobFiles, sha256: str, what: str) -> Problem | None:
     """What is wrong with a blob's file."""
-    file = folder.blobs / sha256
+    file, place = files.file_of(sha256), f"{files.place}/{sha256}"
     if not file.is_file():
-        return Problem(f"{what} is missing ({file})", FROM_COPY)
+        return Problem(f"{what} is missing ({place})", FROM_COPY)
     if make_ref(file, inline=False).sha256 != sha256:
-        return Problem(f"{what} is damaged: the bytes of {file} are not those of its name", FROM_COPY)
+        return Problem(f"{what} is damaged: the bytes of {place} are not those of its name", FROM_COPY)
     return None

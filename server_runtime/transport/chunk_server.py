@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedwright.protocol.blobs import ANSWER_CHUNKS
-from fedwright.protocol.messages import Chunk, Get, Lost
+from fedwright.protocol.messages import Chunk, Get, Located, Lost
 from fedwright.protocol.uploads import Uploads
 
 # Requests for a blob that a whole fleet needs are held back this long, so that they meet.
@@ -16,7 +16,7 @@ MOST_TIMES = 8
 MOST_LOST = 256
 MINUTE_S = 60.0
 
-Send = Callable[[str | None, Chunk | Lost], None]
+Send = Callable[[str | None, Chunk | Lost | Located], None]
 """Sends to one device, or to all (None)."""
 
 
@@ -48,6 +48,9 @@ class ChunkServer:
     def request(self, device: str, get: Get) -> None:
         """Answer a request now, or a moment later together with those of other devices; not the same for ever."""
         if not self._is_needed(device, get):
+            return
+        if get.https and (address := self._uploads.address(get.sha256)) is not None:
+            self._send(device, Located(get.sha256, address))
             return
         if get.sha256 not in self._common:
             for message in self._uploads.answer(get):

@@ -1,4 +1,4 @@
-"""Several servers of one run over PostgreSQL: one serves, and another goes on when it is killed or falls silent."""
+"""Several servers of one run over PostgreSQL and S3: when one is killed or falls silent, another goes on."""
 
 import json
 import os
@@ -20,7 +20,8 @@ from helpers.data_files import save_points
 from helpers.links import wait_until
 from helpers.postgres import PostgresServer, running_postgres
 from helpers.resume import state_of
-from helpers.served import served_config, start_agents
+from helpers.s3 import BUCKET, SECRET, running_s3
+from helpers.served import PATIENT, served_config, start_agents
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 ROUNDS = 12
@@ -67,10 +68,13 @@ def test_another_server_goes_on_when_the_first_is_killed_or_stops(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     database = stack.enter_context(running_postgres())
+    s3 = stack.enter_context(running_s3(tmp_path))
+    s3.enter(monkeypatch)
     broker = stack.enter_context(Broker())
     fleet = stack.enter_context(EmulatedFleet(tmp_path / "logs"))
-    more = f'[store]\nrounds = "{database.url}"\n[track]\nto = ["jsonl"]'
-    lasting = served_config(broker.url, rounds=ROUNDS, more=more)
+    more = f'[store]\nrounds = "{database.url}"\nblobs = "s3://{BUCKET}/runs"\nfetch = "https"\n[track]\nto = ["jsonl"]'
+    # Small chunks make the model a large blob.
+    lasting = served_config(broker.url, rounds=ROUNDS, fleet=f"{PATIENT}\nchunk_kib = 1", more=more)
     (tmp_path / "run.toml").write_text(lasting)
     (tmp_path / "alone.toml").write_text(served_config(broker.url, name="alone", rounds=ROUNDS))
     for seed, device in enumerate(("a", "b")):
@@ -99,6 +103,8 @@ def test_another_server_goes_on_when_the_first_is_killed_or_stops(
     assert "has taken this run over" in servers[second].said()
     assert f"{ROUNDS} of {ROUNDS} rounds, complete" in capsys.readouterr().out
     assert state_of(tmp_path / "runs/night") == state_of(tmp_path / "runs/alone")
+    assert not [file for file in tmp_path.rglob("*") if file.is_file() and SECRET.encode() in file.read_bytes()]
+    assert s3.reads_by_range() >= 2 * ROUNDS
     audit = check_audit(tmp_path / "runs/night")
     assert (audit.problem, audit.torn) == ("", False)
     # Whoever was at work told of its rounds; one that was killed in between may have left one to be told again.

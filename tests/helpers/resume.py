@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.link import Link, connect
 from fedwright.server_runtime import run as runs
-from fedwright.server_runtime.config import RunConfig
+from fedwright.server_runtime.config import RunConfig, config_from_text
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.run import RunOutcome
+from fedwright.server_runtime.run_folder.blobs import open_blobs
 from fedwright.server_runtime.run_folder.folder import RunFolder
 from fedwright.server_runtime.run_folder.rounds import open_rounds
 from fedwright.simulation.simulate import simulate
+from helpers.present import present
 
 
 class Links:
@@ -85,4 +86,6 @@ def final_state(folder: Path) -> bytes:
 def state_of(run_folder: Path) -> bytes:
     """The last saved state of a run."""
     with closing(open_rounds(RunFolder(run_folder))) as store:
-        return BlobStore(run_folder / "blobs").read(store.closed()[-1].state)
+        record = present(store.run())
+        config = config_from_text(record.config, where="the config of a run")
+        return open_blobs(RunFolder(run_folder), config, record).read(store.closed()[-1].state)
