@@ -11,7 +11,7 @@ from fedwright.protocol.messages import Dismiss, Gone, Refusal, Report, Status, 
 from fedwright.server_runtime.fleet.admission import check_stats, report_problem
 from fedwright.server_runtime.fleet.attendance import Attendance
 from fedwright.server_runtime.fleet.class_names import RunData
-from fedwright.server_runtime.fleet.registry import Registry
+from fedwright.server_runtime.fleet.registry import Registry, withholds
 from fedwright.server_runtime.fleet.speeds import Speeds
 from fedwright.server_runtime.fleet.upload_limits import size_problem
 from fedwright.server_runtime.rounds import events
@@ -78,17 +78,13 @@ class TaskTracker:
 
     def present(self) -> dict[str, Report]:
         """Reports of the devices that are here now, but for those that have not yet told what the run asks for."""
-        known = self._registry.present()
-        return {d: report for d, report in known.items() if not report.edge and not self._untold(report)}
+        return self._registry.told(self._wanted)
 
     def want(self, facts: Sequence[str]) -> None:
         """From now on devices are asked for these facts of their data; their owners may let them keep some back."""
         self._wanted = tuple(facts)
-        for device in (device for device, report in self._registry.present().items() if self._untold(report)):
+        for device in [d for d, report in self._registry.present().items() if withholds(report, self._wanted)]:
             self._channel.challenge(device, self._wanted)
-
-    def _untold(self, report: Report) -> bool:
-        return any(fact in self._wanted for fact in report.would_tell)
 
     def gather(
         self, wanted: int, *, timeout_s: float, least: int | None = None, began: bool = False
@@ -204,7 +200,7 @@ class TaskTracker:
         newcomer = self._registry.newcomer_boot(device)
         report = self._idle.read(device, self.run_data.read(report), self.observe)
         verdict = self._registry.hear(device, boot, report, now_s=self.clock())
-        if self._registry.boot(device) == boot and self._untold(report):
+        if self._registry.boot(device) == boot and withholds(report, self._wanted):
             self._channel.challenge(device, self._wanted)
         if verdict == "joined":
             self._welcome(device)
