@@ -133,9 +133,7 @@ class Planning:
     ],
     ids=["fewer bytes", "other hours", "other operators", "broken"],
 )
-def test_rules_of_an_owner_that_a_smaller_model_obeys_get_one(
-    rule: str, reason: Any, offered: list[str | None]
-) -> None:
+def test_rules_of_an_owner_that_a_smaller_model_obeys_get_one(rule: str, reason: Any, offered: Any) -> None:
     method: Any = Halving()
     planner: Any = Planning()
     offer_less = smaller_tasks(method, planner)
