@@ -194,10 +194,9 @@ class Agent:
             self._held = self._have.journal.entry is not None and self._have.journal.entry.task.task == body.of
         elif isinstance(body, Dismiss):
             self._take_dismiss(body)
-        elif isinstance(body, Ask) and self._have.hidden is not None and body.boot == self._identity.boot:
-            self._send(self._have.hidden.answer(body))
-        elif isinstance(body, SumAsk) and self._have.sums is not None and body.boot == self._identity.boot:
-            self._send(self._have.sums.answer(body, self._masked))
+        elif isinstance(body, Ask | SumAsk) and body.boot == self._identity.boot:
+            for answer in self._have.answer(body, self._masked):
+                self._send(answer)
 
     def _take_challenge(self, challenge: Challenge) -> None:
         """Say who is here, with what a run asks of the data as far as the owner lets it be told."""

@@ -48,6 +48,10 @@ unfollowed_graphs = false
 # What the device learnt leaves it only in sums over so many devices or more (update.secure); 0: as servers ask.
 least_in_sum = 0
 
+# Counts that this device hides (`device run --hide-counts`) are opened over so many different sets of devices, and
+# compared with so many different pools, in all its time: two sums that differ by one device tell its counts.
+sums_of_counts = 1
+
 # Training on own data must hide each sample: its gradient clipped, with noise of at least so many times the clip, drawn
 # here (kind = "example" in a run's [privacy]). Absent: not asked for.
 # least_noise = 1.0
@@ -83,6 +87,7 @@ class Policy:
     least_samples: int = 1
     unfollowed_graphs: bool = False
     least_in_sum: int = 0
+    sums_of_counts: int = 1
     least_noise: float | None = None
     fetch_https: bool = True
     operators: tuple[str, ...] = ()
@@ -98,7 +103,7 @@ class Policy:
             wrong = sorted(set(getattr(self, name)) - set(valid))
             if wrong:
                 raise ConfigError(f"{name} names {wrong[0]!r}; valid are {', '.join(valid)}")
-        for name in ("least_batch", "least_per_mean", "least_samples"):
+        for name in ("least_batch", "least_per_mean", "least_samples", "sums_of_counts"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)} but must be at least 1")
         if self.least_in_sum < 0 or self.least_in_sum in (1, 2):

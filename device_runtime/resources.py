@@ -10,7 +10,7 @@ from fedwright.device_runtime.https_fetch import HttpsFetcher
 from fedwright.device_runtime.owner_rules import OwnerRules
 from fedwright.device_runtime.runner import TaskRunner
 from fedwright.device_runtime.secure.change import check_summed
-from fedwright.device_runtime.secure.sums import SecureSums
+from fedwright.device_runtime.secure.sums import Offer, SecureSums
 from fedwright.device_runtime.self_measure import SelfMeasurement
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.journal import Journal
@@ -19,7 +19,7 @@ from fedwright.device_runtime.store.residual import ErrorFeedback
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.data_summary import FACTS, DataSummary, held_back, told
 from fedwright.protocol.errors import DeviceError
-from fedwright.protocol.messages import Board, Challenge, Report, Task
+from fedwright.protocol.messages import Answer, Ask, Board, Challenge, Report, SumAnswer, SumAsk, Task
 from fedwright.protocol.task_blobs import blobs_of
 
 log = logging.getLogger(__name__)
@@ -31,10 +31,9 @@ class Resources:
 
     told: what it can say about its data; unasked: facts of it that it tells although no run asked. profile: what it
     measured of itself, as JSON.
-    hidden: its part in sums of counts that it does not tell. sums: its part in
-    sums of changes. model: the architecture that it wants to keep.
-    round_s, round_bytes: what its owner lets a round take; owner: what else. fetcher: brings large blobs beside the
-    broker, where a server says so.
+    hidden: its part in sums of counts that it does not tell. sums: its part in sums of changes. model: the architecture
+    that it wants to keep. round_s, round_bytes: what its owner lets a round take; owner: what else. fetcher: brings
+    large blobs beside the broker, where a server says so.
     """
 
     board: Board
@@ -76,6 +75,13 @@ class Resources:
             would_tell=[fact for fact in held_back(self.told, facts) if self.may_tell(fact)],
             **({} if self.hidden is None else self.hidden.offer()),
         )
+
+    def answer(self, ask: Ask | SumAsk, offer: Offer) -> list[Answer | SumAnswer]:
+        """This device's part in a sum; nothing where it takes none."""
+        if isinstance(ask, Ask):
+            return [Answer(ask.sum, ask.stage, problem="counts go into sums of another kind now; update the server")]
+        part = self.sums if ask.counts is None else self.hidden
+        return [] if part is None else [part.answer(ask, offer)]
 
     def may_tell(self, fact: str) -> bool:
         """Whether the owner agrees to a fact of the data being told."""

@@ -26,14 +26,13 @@ from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.journal import Journal
 from fedwright.device_runtime.store.personal_layers import PersonalLayers
 from fedwright.device_runtime.store.residual import ErrorFeedback
-from fedwright.device_runtime.store.secret import kept_secret
 from fedwright.device_runtime.training_process.parent import TrainingProcess
 from fedwright.protocol import codec, topics
 from fedwright.protocol.blobs import BlobStore
-from fedwright.protocol.crypto.secure_sum import LEAST_DEVICES
-from fedwright.protocol.crypto.x25519 import KEY_BYTES
 from fedwright.protocol.link import Link, connect
 from fedwright.protocol.messages import Gone
+from fedwright.protocol.secure.graph import LEAST_DEVICES
+from fedwright.protocol.support.memory import give_back_large_blocks
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +44,7 @@ MB = 1e6
 def run_agent(config: AgentConfig) -> None:
     """Run one device in the foreground; SIGTERM and SIGINT end it cleanly."""
     _check(config)
+    give_back_large_blocks()
     # Emulated devices and services may have been started further back already.
     os.nice(max(0, config.nice - os.nice(0)))
     with open_agent(config) as agent:
@@ -61,7 +61,7 @@ def open_agent(config: AgentConfig) -> Iterator[Agent]:
     settings = _settings(config, folder)
     limits_of(settings)
     with closing(Journal(folder)) as journal, closing(TrainingProcess(settings)) as runner:
-        resources = _resources(config, folder, journal, runner)
+        resources = _resources(config, folder, journal, runner, settings.policy)
         owner = OwnerRules(settings.policy, folder)
         resources = replace(resources, owner=owner, fetcher=_fetcher(config) if settings.policy.fetch_https else None)
         identity, link = _connect(config)
@@ -130,7 +130,9 @@ def _policy(config: AgentConfig) -> Policy:
     return found.policy
 
 
-def _resources(config: AgentConfig, folder: Path, journal: Journal, runner: TrainingProcess) -> Resources:
+def _resources(
+    config: AgentConfig, folder: Path, journal: Journal, runner: TrainingProcess, policy: Policy
+) -> Resources:
     profiles, bundle = find_profiles(config.state, config.threads), config.identity()
     resources = Resources(
         board=facts.board(threads=config.threads or facts.cores(), profile=config.profile),
@@ -153,7 +155,7 @@ def _resources(config: AgentConfig, folder: Path, journal: Journal, runner: Trai
     if not config.hide_counts:
         return resources
     log.info("counts of the data are told only in sums over %d devices or more that hide theirs", LEAST_DEVICES)
-    return _hiding(resources, config.device, folder)
+    return _hiding(resources, config, folder, policy)
 
 
 def _measurement(config: AgentConfig, folder: Path) -> SelfMeasurement:
@@ -167,18 +169,12 @@ def _measurement(config: AgentConfig, folder: Path) -> SelfMeasurement:
     return SelfMeasurement(command, found, log_file=folder / "profile.log")
 
 
-def _hiding(resources: Resources, device: str, folder: Path) -> Resources:
-    """Nothing of the data's content is told; counts go into sums that hide them, with one key in all lives."""
-    told = resources.told
-    secret = kept_secret(folder / "sum-key", KEY_BYTES)
-    hidden = HiddenCounts(
-        device,
-        counts_of(told),
-        secret=secret,
-        folder=folder,
-        class_names=told.class_names,
-        words=told.score_counts,
-    )
+def _hiding(resources: Resources, config: AgentConfig, folder: Path, policy: Policy) -> Resources:
+    """Nothing of the data's content is told; counts go into sums that hide them."""
+    told, bundle = resources.told, config.identity()
+    counts = counts_of(told, sums=policy.sums_of_counts, least=policy.least_in_sum)
+    credentials = None if bundle is None else Enrolled(bundle)
+    hidden = HiddenCounts(config.device, counts, folder=folder, credentials=credentials)
     return replace(resources, told=without_counts(told), hidden=hidden)
 
 

@@ -16,6 +16,7 @@ FedwrightError
   x RoundError           the server cannot finish this round
     - NoQuorum           too few devices answered before the deadline
     - LeaseLost          another server has taken the run over
+  x EngineError          the machines that do the work cannot be reached or were lost
   x StorageError         what a run keeps on disk cannot be read or written
   x BuildError           a model cannot be turned into a training graph
     - UnsupportedOperator  an operator in it has no gradient rule
@@ -96,6 +97,10 @@ class NoQuorum(RoundError):
 
 class LeaseLost(RoundError):
     """Another server has taken the run over."""
+
+
+class EngineError(FedwrightError):
+    """The machines that do the work cannot be reached or were lost."""
 
 
 class StorageError(FedwrightError):

@@ -20,6 +20,8 @@ from fedwright.protocol.side_messages import Held as Held
 from fedwright.protocol.side_messages import Here as Here
 from fedwright.protocol.side_messages import Recall as Recall
 from fedwright.protocol.side_messages import Status as Status
+from fedwright.protocol.sum_messages import MOST_COUNTS
+from fedwright.protocol.sum_messages import CountTerms as CountTerms
 from fedwright.protocol.sum_messages import SumAnswer as SumAnswer
 from fedwright.protocol.sum_messages import SumAsk as SumAsk
 from fedwright.protocol.sum_messages import SumTerms as SumTerms
@@ -66,13 +68,14 @@ class Report(Struct, tag="report", frozen=True):
     model: Text = ""
     # An edge server, which speaks for devices of its own and trains nothing itself.
     edge: bool = False
-    # Offered by a device that hides its counts: its part in secure sums, and how many words those must have room for.
+    # Of a device that hides its counts: how many words a sum of them must have room for; the key is no longer used.
     sum_key: Key | None = None
-    sum_words: Annotated[int, Meta(ge=0, le=500_000)] = 0
+    sum_words: Annotated[int, Meta(ge=0, le=MOST_COUNTS)] = 0
     # Facts of the data that it does not tell here and would if a run asked for them (data_summary.FACTS).
     would_tell: Annotated[list[Text], Meta(max_length=64)] = []
-    # It can take part in sums of changes (sum_messages).
+    # It can take part in sums of changes (sum_messages), and in sums of counts, which it then tells nobody.
     sums: bool = False
+    sums_counts: bool = False
 
 
 class Recipe(Struct, frozen=True):
@@ -300,12 +303,7 @@ class Gone(Struct, tag="gone", frozen=True):
 
 
 class Ask(Struct, tag="ask", frozen=True):
-    """Server → one boot of a device: help to add up counts that nobody may see (secure_sum).
-
-    mask: send `length` counts under masks made with these keys. open: send the seeds that hide the sum over those
-    who are present. score: send how unlike the pooled counts your own are. class_names: the order of the counts.
-    words: counts of words and not of classes are meant.
-    """
+    """Server of an earlier release → one boot of a device: help to add up counts; answered with a problem (SumAsk)."""
 
     sum: Id
     boot: Id
@@ -320,7 +318,7 @@ class Ask(Struct, tag="ask", frozen=True):
 
 
 class Answer(Struct, tag="answer", frozen=True):
-    """Device → server: what was asked for, or (`problem`) why not."""
+    """Device → server of an earlier release: why not."""
 
     sum: Id
     stage: Literal["mask", "open", "score"]

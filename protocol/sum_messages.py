@@ -1,8 +1,9 @@
-"""What server and devices say to each other to add up changes that nobody may see alone (protocol/secure).
+"""What server and devices say to each other to add up changes, or counts, that nobody may see alone (protocol/secure).
 
 keys: make keys for this sum. share: these are all members; give shares of your secrets for your neighbours. mask: these
 have shared; send your change under masks. agree: the sum is over those present; sign that, once. open: so many signed
-the same; open what hides the sum. done: it is over, the change is no longer needed.
+the same; open what hides the sum. done: it is over, the change is no longer needed. score: say how unlike the pooled
+counts your own are.
 """
 
 from typing import Annotated, Literal
@@ -10,14 +11,15 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from fedwright.protocol.blob_ref import BlobRef
-from fedwright.protocol.field_types import Id, Key, Text
+from fedwright.protocol.field_types import ClassNames, Count, Id, Key, Text
 from fedwright.protocol.secure.roster import MOST_MEMBERS, Member
 
-SumStage = Literal["keys", "share", "mask", "agree", "open", "done"]
+SumStage = Literal["keys", "share", "mask", "agree", "open", "done", "score"]
 
 Names = Annotated[list[Id], Meta(max_length=MOST_MEMBERS)]
 Bytes = Annotated[bytes, Meta(max_length=256)]
 ByMember = Annotated[dict[Id, Bytes], Meta(max_length=MOST_MEMBERS)]
+MOST_COUNTS = 500_000
 
 
 class SumTerms(Struct, frozen=True):
@@ -41,11 +43,24 @@ class SumTerms(Struct, frozen=True):
         return min(samples, self.most_weight) if self.by == "samples" else 1
 
 
+class CountTerms(Struct, frozen=True):
+    """Counts of a device's data in place of a task's change.
+
+    length: how many. words: of words, and not of classes in the order of class_names. least: members it takes.
+    """
+
+    length: Annotated[int, Meta(ge=1, le=MOST_COUNTS)]
+    least: Annotated[int, Meta(ge=3, le=MOST_MEMBERS)]
+    words: bool = False
+    class_names: ClassNames = []
+
+
 class SumAsk(Struct, tag="sum_ask", frozen=True):
     """Server → one boot of a device: the next stage of a sum.
 
-    task: whose change it is. signatures: with `agree` those of the present under their masked parts, with `open` those
-    under the agreement.
+    task: whose change it is, or a name for a device's counts (`counts`, said in every stage). signatures: with `agree`
+    those of the present under their masked parts, with `open` those under the agreement. pooled, smoothing: with
+    `score`, what a device compares its counts with.
     """
 
     sum: Id
@@ -57,6 +72,9 @@ class SumAsk(Struct, tag="sum_ask", frozen=True):
     sealed: ByMember = {}
     present: Names = []
     signatures: ByMember = {}
+    counts: CountTerms | None = None
+    pooled: Annotated[list[Count], Meta(max_length=MOST_COUNTS)] = []
+    smoothing: Annotated[float, Meta(ge=0)] = 0.0
 
 
 class SumAnswer(Struct, tag="sum_answer", frozen=True):
@@ -75,3 +93,4 @@ class SumAnswer(Struct, tag="sum_answer", frozen=True):
     own: Key | None = None
     shares: ByMember = {}
     problem: Text = ""
+    score: float | None = None

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedwright.protocol.crypto.secure_sum import LEAST_DEVICES
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Report
+from fedwright.protocol.secure.graph import LEAST_DEVICES
 from fedwright.protocol.support import plugins
 from fedwright.protocol.support.metrics import check_installed
 from fedwright.server_runtime.config import RunConfig

@@ -13,6 +13,7 @@ from fedwright.protocol.support.settings import check_range, from_dict, hint
 from fedwright.protocol.topics import check_name
 from fedwright.server_runtime import model_names
 from fedwright.server_runtime.blocks.budget import Budget
+from fedwright.server_runtime.config_sections.engine import EngineSection
 from fedwright.server_runtime.config_sections.metrics import MetricsSection
 from fedwright.server_runtime.config_sections.privacy import PrivacySection
 from fedwright.server_runtime.config_sections.reading import parse_toml, read_sections, read_text, sections_of
@@ -208,6 +209,7 @@ class RunConfig:
     public: PublicSection = field(default_factory=PublicSection)
     export: ExportSection = field(default_factory=ExportSection)
     store: StoreSection = field(default_factory=StoreSection)
+    engine: EngineSection = field(default_factory=EngineSection)
     metrics: MetricsSection = field(default_factory=MetricsSection)
     track: TrackSection = field(default_factory=TrackSection)
     simulate: SimulateSection = field(default_factory=SimulateSection)

@@ -281,6 +281,7 @@ def make_setting(
         rounds=config.run.rounds,
         steps=config.train.steps,
         schedule=config.train.schedule,
+        sums=config.update.secure,
     )
 
 
@@ -376,5 +377,6 @@ def _options(config: RunConfig) -> RoundOptions:
         norm_factor=None if config.privacy.kind == "central" else config.update.norm_factor or None,
         combine=config.update.combination(),
         keep_states=config.run.keep_states,
-        secure=secure_options(config),
+        secure=secure_options(config) if config.update.secure else None,
+        counts=secure_options(config),
     )

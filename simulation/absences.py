@@ -17,7 +17,7 @@ from fedwright.server_runtime.run_folder.rounds import open_rounds
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.transport.device_channel import Heard
 from fedwright.server_runtime.transport.upload_puller import Pulled
-from fedwright.simulation.local_fleet import BOOT, LocalFleet, WorkerPool
+from fedwright.simulation.local_fleet import BOOT, LocalFleet, Pool
 
 _UNIT = 2**32
 
@@ -66,7 +66,7 @@ class FrailFleet(LocalFleet):
     def __init__(
         self,
         reports: Mapping[str, Report],
-        pool: WorkerPool,
+        pool: Pool,
         frailty: Frailty,
         *,
         devices: Path,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedwright.protocol.blobs import BlobStore
-from fedwright.protocol.messages import Ask, BlobRef, Dismiss, Refusal, SumAsk, Task, Update
+from fedwright.protocol.messages import BlobRef, Dismiss, Refusal, SumAsk, Task, Update
 from fedwright.protocol.support.files import replace_file
 from fedwright.server_runtime.blocks.fedconv.cluster_exchange import ExchangeOptions
 from fedwright.server_runtime.config_sections.simulate import SimulateSection
@@ -82,7 +82,7 @@ class EdgedFleet:
             self._tasks[task.task] = (device, task)
         self._fleet.assign(device, boot, task)
 
-    def ask(self, device: str, ask: Ask | SumAsk) -> None:
+    def ask(self, device: str, ask: SumAsk) -> None:
         """See LocalFleet."""
         self._fleet.ask(device, ask)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from msgspec import structs
@@ -20,7 +20,7 @@ from fedwright.protocol.artifact import EDGES
 from fedwright.protocol.blobs import BlobStore, make_ref
 from fedwright.protocol.data_summary import held_back, told
 from fedwright.protocol.errors import DeviceError, FedwrightError
-from fedwright.protocol.messages import Ask, BlobRef, Dismiss, Refusal, Report, SumAsk, Task, Update
+from fedwright.protocol.messages import BlobRef, Dismiss, Refusal, Report, SumAsk, Task, Update
 from fedwright.protocol.task_blobs import common_blobs, own_blobs
 from fedwright.server_runtime.transport.device_channel import Heard
 from fedwright.server_runtime.transport.upload_puller import Pulled
@@ -29,6 +29,22 @@ from fedwright.simulation.processes import FreshProcesses
 from fedwright.simulation.worker import EvaluationJob, Worker, WorkerSetup, begin, run_device_task, run_measure
 
 BOOT = "simulated"
+
+
+class Pool(Protocol):
+    """Does the work of devices; models: those to be measured, blobs: those of the run."""
+
+    devices: list[str]
+    models: BlobStore
+    blobs: BlobStore
+
+    def run_task(self, device: str, task: Task) -> "Future[Update | Refusal]":
+        """Do a device's task."""
+        ...
+
+    def measure(self, jobs: Sequence[EvaluationJob]) -> list[tuple[str, Evaluation]]:
+        """Measure models on devices' data, in the order of the jobs."""
+        ...
 
 
 class WorkerPool:
@@ -77,7 +93,7 @@ class LocalFleet:
     def __init__(
         self,
         reports: Mapping[str, Report],
-        pool: WorkerPool,
+        pool: Pool,
         *,
         devices: Path,
         hidden: Mapping[str, HiddenCounts] | None = None,
@@ -123,15 +139,15 @@ class LocalFleet:
         work = self._pool.run_task(device, task)
         work.add_done_callback(lambda done: self._done.put((device, done)))
 
-    def ask(self, device: str, ask: Ask | SumAsk) -> None:
+    def ask(self, device: str, ask: SumAsk) -> None:
         """The device answers at once."""
-        if isinstance(ask, SumAsk):
-            if ask.stage == "keys" or device not in self._sums:
-                # The change was put there by the process that did the task.
-                self._sums[device] = SecureSums(device, self._devices / device)
-            self._events.append(Heard(device, BOOT, self._sums[device].answer(ask, self._offer)))
+        if ask.counts is not None:
+            self._events.append(Heard(device, BOOT, self._hidden[device].answer(ask, self._offer)))
             return
-        self._events.append(Heard(device, BOOT, self._hidden[device].answer(ask)))
+        if ask.stage == "keys" or device not in self._sums:
+            # The change was put there by the process that did the task.
+            self._sums[device] = SecureSums(device, self._devices / device)
+        self._events.append(Heard(device, BOOT, self._sums[device].answer(ask, self._offer)))
 
     def _offer(self, data: bytes, chunk_bytes: int) -> BlobRef:
         """Masked changes lie in the server's own store before they are announced."""

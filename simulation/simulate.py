@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import structs
@@ -14,12 +15,10 @@ from fedwright import __version__
 from fedwright.device_runtime import facts
 from fedwright.device_runtime.describe.hidden_counts import HiddenCounts, counts_of, without_counts
 from fedwright.device_runtime.emulate.profiles import load_fleet, load_profile
-from fedwright.device_runtime.store.secret import kept_secret
 from fedwright.device_runtime.train.loop import Evaluation
 from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
-from fedwright.protocol.crypto.x25519 import KEY_BYTES
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.goals import CLASSIFY
 from fedwright.protocol.messages import Recipe, Report
@@ -28,6 +27,7 @@ from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.check_run import check_hidden
 from fedwright.server_runtime.config import RunConfig
 from fedwright.server_runtime.config_sections.simulate import SimulateSection
+from fedwright.server_runtime.engine.cluster import check_ray
 from fedwright.server_runtime.evaluate.metrics import fleet_summary
 from fedwright.server_runtime.methods.base import Method, MethodState, Tensors
 from fedwright.server_runtime.rounds import events
@@ -41,8 +41,11 @@ from fedwright.server_runtime.track.run import RunTracker, tracked
 from fedwright.simulation.absences import FrailFleet, Frailty, away_ratios, next_round
 from fedwright.simulation.dealing import Dealt, deal, local_data, reserve
 from fedwright.simulation.edged_fleet import EdgedFleet, in_turn, make_edge
-from fedwright.simulation.local_fleet import LocalFleet, WorkerPool
+from fedwright.simulation.local_fleet import LocalFleet, Pool, WorkerPool
 from fedwright.simulation.worker import EvaluationJob, Part, WorkerSetup
+
+if TYPE_CHECKING:
+    from fedwright.simulation.ray_pool import RayPool
 
 # Devices that share this machine's processors say nothing about deadlines.
 FOREVER_S = 1e7
@@ -141,7 +144,7 @@ def simulate(
         place = WorkerSetup(*paths, dealt.classes, dealt.shares, free, backend, dealt.class_names, hostile, attack)
         folder.blobs.mkdir(parents=True, exist_ok=True)
         with (
-            WorkerPool(dealt, place, processes=_processes(config.simulate)) as pool,
+            _pool(config, dealt, place) as pool,
             tracked(config, text, folder.path, observer) as tracker,
         ):
             watch = _Watch(config, pool, folder.path, tracker, parts, look)
@@ -176,6 +179,17 @@ def _away(config: RunConfig, devices: list[str]) -> dict[str, float]:
     return away
 
 
+def _pool(config: RunConfig, dealt: Dealt, place: WorkerSetup) -> "WorkerPool | RayPool":
+    """Who does the work of devices: processes of this machine, or a cluster."""
+    if config.engine.kind == "local":
+        return WorkerPool(dealt, place, processes=_processes(config.simulate))
+    # Ray is there only for who asks for it.
+    check_ray()
+    from fedwright.simulation.ray_pool import RayPool
+
+    return RayPool(dealt, place, config.engine)
+
+
 def _processes(section: SimulateSection) -> int:
     """How many beside this one; one for each core unless the config says."""
     return (os.cpu_count() or 1) if section.processes is None else section.processes
@@ -206,6 +220,7 @@ def make_reports(config: RunConfig, dealt: Dealt) -> dict[str, Report]:
     if config.simulate.profiles is not None:
         names = list(load_fleet(config.simulate.profiles).profiles(len(dealt.shares)))
     reports = {}
+    absent = hostile_devices(config.simulate, list(dealt.shares)) if config.simulate.attack == "absence" else []
     for number, (device, share) in enumerate(dealt.shares.items()):
         if not len(share.train):
             raise ConfigError(f"simulated device {device} got nothing to train on; take fewer devices or more data")
@@ -215,7 +230,7 @@ def make_reports(config: RunConfig, dealt: Dealt) -> dict[str, Report]:
             board=structs.replace(board, profile=names[number]) if names else board,
             free_bytes=load_profile(names[number]).memory_bytes if names else free_bytes,
             data=local_data(dealt, device).summary(),
-            trains=number < len(dealt.shares) - config.simulate.bystanders,
+            trains=number < len(dealt.shares) - config.simulate.bystanders and device not in absent,
         )
     return reports
 
@@ -224,13 +239,7 @@ def hide_counts(reports: dict[str, Report], folder: Path) -> dict[str, HiddenCou
     """Take the counts out of the reports; what each device needs for sums that hide them."""
     hidden = {}
     for device, report in reports.items():
-        own = folder / device
-        secret = kept_secret(own / "sum-key", KEY_BYTES)
-        names = report.data.class_names
-        words = report.data.score_counts
-        hidden[device] = made = HiddenCounts(
-            device, counts_of(report.data), secret=secret, folder=own, class_names=names, words=words
-        )
+        hidden[device] = made = HiddenCounts(device, counts_of(report.data), folder=folder / device)
         reports[device] = structs.replace(report, data=without_counts(report.data), **made.offer())
     return hidden
 
@@ -240,7 +249,7 @@ class _Watch:
     """Passes events on and measures every device every few rounds, outside of the run's own plan."""
 
     config: RunConfig
-    pool: WorkerPool
+    pool: Pool
     folder: Path
     tracker: RunTracker
     parts: tuple[Part, ...]
@@ -325,7 +334,7 @@ class Moment:
         return Structure(spec, Objective(element_masks=zeros > SPARSE), self.config.train.optimizer)
 
 
-def measure_fleet(method: Method, planner: Planner, pool: WorkerPool, *, at: Moment) -> list[FleetEvaluation]:
+def measure_fleet(method: Method, planner: Planner, pool: Pool, *, at: Moment) -> list[FleetEvaluation]:
     """Each device's own model, at its own width, on the device's own data, with the layers it keeps to itself."""
     kept: dict[int, tuple[Tensors, str]] = {}
     jobs: dict[Part, list[EvaluationJob]] = {part: [] for part in at.parts}

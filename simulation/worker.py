@@ -28,7 +28,7 @@ from fedwright.protocol.blobs import BlobStore, make_ref
 from fedwright.protocol.errors import BadArtifact, BadBlob, FedwrightError, OverBudget
 from fedwright.protocol.messages import Recipe, Refusal, Task, Update
 from fedwright.simulation.attacks import Attack, spoil_change, spoil_rows
-from fedwright.simulation.dealing import rows_of
+from fedwright.simulation.dealing import Array, rows_of
 from fedwright.simulation.partition import Share
 
 if TYPE_CHECKING:
@@ -94,17 +94,14 @@ class EvaluationJob:
 
 
 class Worker:
-    """Does tasks for any device of the fleet."""
+    """Does tasks for any device of the fleet; arrays: the data set, where it is not in the folder of the data."""
 
-    def __init__(self, place: WorkerSetup) -> None:
+    def __init__(self, place: WorkerSetup, arrays: Mapping[str, Array] | None = None) -> None:
         self._place = place
         self._blobs = BlobStore(place.blobs, sync=False)
         self._models = BlobStore(place.models, sync=False)
-        # Read when touched, so that a fleet of hundreds shares one copy of the data set.
-        self._x = np.load(place.data / "x.npy", mmap_mode="r")
-        self._y = np.load(place.data / "y.npy")
-        edges = place.data / f"{EDGES}.npy"
-        self._edges = np.load(edges) if edges.exists() else None
+        arrays = _arrays(place.data) if arrays is None else arrays
+        self._x, self._y, self._edges = arrays["x"], arrays["y"], arrays.get(EDGES)
         self._trainers: OrderedDict[str, tuple[PortableTrainer, Tensors]] = OrderedDict()
         self._torch: OrderedDict[str, TorchTrainer] = OrderedDict()
         self._artifact = lru_cache(maxsize=KEPT_TRAINERS)(self._read_artifact)
@@ -229,6 +226,13 @@ class Worker:
         folder = self._place.devices / device
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+
+def _arrays(folder: Path) -> dict[str, Array]:
+    """The data set, read when touched, so that a fleet of hundreds shares one copy of it."""
+    found = {"x": np.load(folder / "x.npy", mmap_mode="r"), "y": np.load(folder / "y.npy")}
+    edges = folder / f"{EDGES}.npy"
+    return {**found, EDGES: np.load(edges)} if edges.exists() else found
 
 
 def _kept_entries(artifact: Artifact, weights: Tensors) -> Tensors:

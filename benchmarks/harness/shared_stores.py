@@ -1,4 +1,4 @@
-"""What a round costs more with PostgreSQL and S3 than with SQLite and a folder: the same idle rounds over each in turn."""
+"""What a round costs more with PostgreSQL and S3 than with SQLite and a folder: idle rounds over each in turn."""
 
 import os
 import statistics

@@ -1,4 +1,4 @@
-"""How long a run stands still when the server that leads it is killed: three servers over PostgreSQL and S3, again and again."""
+"""How long a run stands still when the server that leads it is killed: three servers over PostgreSQL and S3."""
 
 import hashlib
 import os

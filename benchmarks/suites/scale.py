@@ -1,6 +1,6 @@
 """More than one machine: what shared stores cost a round, and how long a run stands still when its server is killed.
 
-Each part is a function that takes `quick` and gives tables, checks and notes; the engines are real and start by themselves.
+Each part is a function that takes `quick` and gives tables, checks and notes; engines start by themselves.
 """
 
 import argparse

@@ -1,26 +1,41 @@
 """Counts that a device keeps to itself: it takes part in sums that hide them, and says one figure of its own.
 
-The maths and what it protects from are in `protocol/crypto/secure_sum.py`.
+Sums are those of `device_runtime/secure`, with keys that members' certificates sign. Beyond them a device watches what
+could be made of several answers: its counts are opened over one set of devices (two sums tell their difference), its
+score is told against one pool and in a few steps (a pool of the server's own choosing tells of the counts), and both
+are on its disk before they are told, for good. Its owner may allow more of them (`sums_of_counts` in policy.toml).
 """
 
+import hashlib
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 from msgspec import structs
+from numpy.typing import NDArray
 
+from fedwright.device_runtime.secure.credentials import SumCredentials
+from fedwright.device_runtime.secure.kept import Change
+from fedwright.device_runtime.secure.sums import Offer, SecureSums
 from fedwright.protocol.class_names import places_in
-from fedwright.protocol.crypto.secure_sum import LEAST_DEVICES, Counts, masked, own_seed, pair_seed, to_bytes
-from fedwright.protocol.crypto.x25519 import public_key
 from fedwright.protocol.divergence import distribution, divergence
 from fedwright.protocol.errors import ConfigError, DeviceError, FedwrightError, ProtocolError
-from fedwright.protocol.messages import Answer, Ask, DataSummary, Task
-from fedwright.protocol.support.files import replace_file
+from fedwright.protocol.messages import CHUNK_BYTES, CountTerms, DataSummary, SumAnswer, SumAsk, SumTerms, Task
+from fedwright.protocol.secure.masks import MOST_SUM
+from fedwright.protocol.secure.roster import MOST_MEMBERS
+from fedwright.protocol.support.files import write_private
+from fedwright.protocol.support.unreadable import UNREADABLE
 
-# Sums of which it is remembered for whom they were opened.
-KEEP_OPENED = 256
+# A score, from 0 to log 2, is told in so many steps: it says six bits, whatever it is compared with.
+SCORE_STEPS = 64
+# So that the sum of the most members there may be is exact.
+MOST_COUNT = MOST_SUM // MOST_MEMBERS
+
+Counts = NDArray[np.int64]
 
 
 def without_counts(summary: DataSummary) -> DataSummary:
@@ -36,39 +51,52 @@ def without_counts(summary: DataSummary) -> DataSummary:
     )
 
 
-def counts_of(summary: DataSummary) -> list[int]:
-    """How many samples of each class a device hides."""
+@dataclass(frozen=True)
+class OwnCounts:
+    """What a device hides: samples by class, called `names` where classes have names; words of data that may be text.
+
+    sums: over how many sets of devices they may be opened, and against how many pools compared. least: devices in a
+    sum, as the owner demands.
+    """
+
+    classes: tuple[int, ...]
+    names: tuple[str, ...] = ()
+    words: tuple[int, ...] = ()
+    sums: int = 1
+    least: int = 0
+
+
+def counts_of(summary: DataSummary, *, sums: int = 1, least: int = 0) -> OwnCounts:
+    """What a device that could tell this much hides."""
     if not summary.class_counts:
         raise ConfigError("this device has no counts that it could hide; give it labelled data")
-    return list(summary.class_counts)
+    names, words = tuple(summary.class_names or ()), tuple(summary.score_counts or ())
+    return OwnCounts(tuple(summary.class_counts), names, words, sums, least)
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What was made of the counts, by hashes: over whom they were opened, and what they were compared with."""
+
+    sums: list[bytes] = []
+    pools: list[bytes] = []
 
 
 class HiddenCounts:
-    """A device's part in secure sums; answers depend on the question alone, so that one may be asked again."""
+    """A device's part in sums of counts; answers depend on the question alone, so that one may be asked again."""
 
     def __init__(
-        self,
-        device: str,
-        counts: Sequence[int],
-        *,
-        secret: bytes,
-        folder: Path,
-        class_names: Sequence[str] | None = None,
-        words: Sequence[int] | None = None,
+        self, device: str, counts: OwnCounts, *, folder: Path, credentials: SumCredentials | None = None
     ) -> None:
-        """counts: by class, called `class_names` where they have names. words: by word, of data that may be text."""
-        self._device = device
-        self._words = np.asarray(() if words is None else words, np.int64)
-        self._counts = np.asarray(counts, np.int64)
-        self._class_names = class_names or ()
-        self._secret = secret
-        self._file = folder / "sums"
-        self.public = public_key(secret)
+        self._counts = counts
+        self._folder = folder / "counts"
+        self._file = self._folder / "told"
+        self._sums = SecureSums(device, self._folder, credentials, allow=self._allow)
 
     def check(self, task: Task) -> None:
         """DeviceError for a task whose result would tell the counts that are hidden here, or has other classes."""
         self._check_names(task.class_names)
-        what = "asks for class means and their counts" if task.returns.class_means else ""
+        # Class means and their counts tell nothing more in a sum than the sum of counts does.
+        what = "asks for class means and their counts" if task.returns.class_means and task.sum is None else ""
         if task.recipe.classes is not None:
             # The number of samples that it trained on would be that of those classes.
             what = "asks to train some classes alone"
@@ -80,83 +108,103 @@ class HiddenCounts:
 
     def _check_names(self, run_names: Sequence[str]) -> None:
         # The names are as private as the counts, so the server does not hear which of them it lacks.
-        if not set(self._class_names) <= set(run_names):
+        if not set(self._counts.names) <= set(run_names):
             raise DeviceError("this device has classes that the run does not list; list all in [model] classes")
 
-    def answer(self, ask: Ask) -> Answer:
+    def answer(self, ask: SumAsk, offer: Offer) -> SumAnswer:
         """What the server asks for; a problem instead when it asks for more than is safe."""
         try:
-            counts = self._in_order(ask)
+            if ask.counts is None:
+                raise ProtocolError("it is not said which counts are asked for; update the server")
             if ask.stage == "score":
-                return Answer(ask.sum, "score", score=self._score(ask, counts))
-            self._check_keys(ask)
-            return self._masked(ask, counts) if ask.stage == "mask" else self._opened(ask)
-        except FedwrightError as err:
-            return Answer(ask.sum, ask.stage, problem=str(err))
+                return SumAnswer(ask.sum, "score", score=self._score(ask, ask.counts))
+            if ask.stage == "keys" and not self._sums.has(ask.task):
+                self._keep(ask.task, ask.counts)
+            return self._sums.answer(ask, offer)
+        except (FedwrightError, OSError) as err:
+            return SumAnswer(ask.sum, ask.stage, problem=str(err)[:500])
 
     def offer(self) -> dict[str, Any]:
-        """What a report says of this device's part in sums: its key, and how many words they must have room for."""
-        return {"sum_key": self.public, "sum_words": len(self._words)}
+        """What a report says of this device's part in sums: that it takes one, and for how many words."""
+        return {"sums_counts": True, "sum_words": len(self._counts.words)}
 
-    def _in_order(self, ask: Ask) -> Counts:
+    def _keep(self, name: str, wanted: CountTerms) -> None:
+        """Put the counts where a task's change would lie."""
+        row = self._in_order(wanted)
+        if row.max(initial=0) > MOST_COUNT:
+            raise DeviceError(f"this device has more than {MOST_COUNT} of one kind, for which a sum has no room")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        file = self._folder / "row"
+        row.astype("<f4").tofile(file)
+        terms = SumTerms("counts", max(wanted.least, self._counts.least), 1.0, by="devices")
+        work = hashlib.sha256(msgspec.msgpack.encode(("fedwright sum of counts", wanted))).digest()
+        self._sums.keep(Change(name, terms, work, 1, CHUNK_BYTES, whole=True), file)
+
+    def _in_order(self, wanted: CountTerms) -> Counts:
         """The own counts at the places that their classes have in the sum; words are numbered alike everywhere."""
-        if ask.words and len(self._words):
-            return self._padded(self._words, ask.length)
-        if not self._class_names:
-            return self._padded(self._counts, ask.length)
-        self._check_names(ask.class_names)
-        counts = np.zeros(len(ask.class_names), np.int64)
-        counts[places_in(ask.class_names, self._class_names)] = self._counts
-        return self._padded(counts, ask.length)
+        own = self._counts
+        if wanted.words and own.words:
+            return _padded(np.asarray(own.words, np.int64), wanted.length)
+        counts = np.asarray(own.classes, np.int64)
+        if not own.names:
+            return _padded(counts, wanted.length)
+        self._check_names(wanted.class_names)
+        placed = np.zeros(len(wanted.class_names), np.int64)
+        placed[places_in(wanted.class_names, own.names)] = counts
+        return _padded(placed, wanted.length)
 
-    def _padded(self, counts: Counts, length: int) -> Counts:
-        if length < len(counts):
-            raise ProtocolError(f"the sum has {length} counts but this device has {len(counts)}")
-        return np.pad(counts, (0, length - len(counts)))
-
-    def _score(self, ask: Ask, counts: Counts) -> float:
-        """h_i = JSD(p_i || p_g)."""
-        if len(ask.pooled) != ask.length:
-            raise ProtocolError(f"there are {len(ask.pooled)} pooled counts but {ask.length} were announced")
+    def _score(self, ask: SumAsk, wanted: CountTerms) -> float:
+        """h_i = JSD(p_i || p_g), in steps."""
+        counts = self._in_order(wanted)
+        if len(ask.pooled) != wanted.length:
+            raise ProtocolError(f"there are {len(ask.pooled)} pooled counts but {wanted.length} were announced")
         pooled = distribution(np.asarray(ask.pooled, np.int64), smoothing=ask.smoothing)
-        return divergence(distribution(counts, smoothing=ask.smoothing), pooled)
+        told = self._told()
+        question = _digest(ask.pooled, ask.smoothing, wanted)
+        if question not in told.pools:
+            if len(told.pools) >= self._counts.sums:
+                raise ProtocolError(f"this device has told how unlike another pool it is; {self._advice()}")
+            self._remember(structs.replace(told, pools=[*told.pools, question]))
+        return in_steps(divergence(distribution(counts, smoothing=ask.smoothing), pooled))
 
-    def _check_keys(self, ask: Ask) -> None:
-        if ask.keys.get(self._device) != self.public:
-            raise ProtocolError(f"the sum does not have the key of {self._device}; begin it anew")
-        if len(ask.keys) < LEAST_DEVICES:
-            raise ProtocolError(f"a sum over {len(ask.keys)} devices hides nothing; it takes {LEAST_DEVICES}")
-        if len(set(ask.keys.values())) < len(ask.keys):
-            raise ProtocolError("two devices of the sum have one key; each must make its own")
+    def _allow(self, present: list[str]) -> None:
+        """Raise ProtocolError for another set of devices than the counts were opened over before."""
+        told, devices = self._told(), _digest(present)
+        if devices in told.sums:
+            return
+        if len(told.sums) >= self._counts.sums:
+            raise ProtocolError(f"the counts of this device were in a sum over other devices; {self._advice()}")
+        self._remember(structs.replace(told, sums=[*told.sums, devices]))
 
-    def _masked(self, ask: Ask, counts: Counts) -> Answer:
-        seeds = {other: self._pair_seed(ask, other) for other in ask.keys if other != self._device}
-        hidden = masked(self._device, counts, own_seed(self._secret, ask.sum), seeds)
-        return Answer(ask.sum, "mask", masked=to_bytes(hidden))
+    def _advice(self) -> str:
+        return f"its owner lets them be in {self._counts.sums} (sums_of_counts in policy.toml)"
 
-    def _opened(self, ask: Ask) -> Answer:
-        """The own seed, and those shared with devices that left: never both for the same device by its peers."""
-        present = set(ask.present)
-        if len(present) < LEAST_DEVICES or self._device not in present or not present <= ask.keys.keys():
-            shown = ", ".join(sorted(present)[:5])
-            raise ProtocolError(f"a sum over {shown} is not opened; it takes {LEAST_DEVICES} of its devices")
-        self._remember(ask.sum, sorted(present))
-        gone = ask.keys.keys() - present
-        pairs = {other: self._pair_seed(ask, other) for other in sorted(gone)}
-        return Answer(ask.sum, "open", own=own_seed(self._secret, ask.sum), pairs=pairs)
-
-    def _pair_seed(self, ask: Ask, other: str) -> bytes:
+    def _told(self) -> Told:
         try:
-            return pair_seed(self._secret, ask.keys[other], ask.sum)
-        except ProtocolError as err:
-            raise ProtocolError(f"device {other}: {err}") from err
+            return msgspec.msgpack.decode(self._file.read_bytes(), type=Told)
+        except FileNotFoundError:
+            return Told()
+        except UNREADABLE as err:
+            # What was told is told, also if nobody can read here what it was.
+            raise DeviceError(
+                f"{self._file} cannot be read, so that no count is told; remove it if all may be"
+            ) from err
 
-    def _remember(self, name: str, present: list[str]) -> None:
-        """A sum opened for two sets of devices would tell their difference."""
-        opened: dict[str, list[str]] = {}
-        if self._file.exists():
-            opened = msgspec.json.decode(self._file.read_bytes(), type=dict[str, list[str]])
-        if opened.setdefault(name, present) != present:
-            raise ProtocolError("this sum was opened for other devices before; begin it anew")
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(self._file, msgspec.json.encode(dict(list(opened.items())[-KEEP_OPENED:])))
+    def _remember(self, told: Told) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_private(self._file, msgspec.msgpack.encode(told))
+
+
+def in_steps(score: float) -> float:
+    """A score from 0 to log 2 as it is told."""
+    return round(SCORE_STEPS * score / math.log(2)) * math.log(2) / SCORE_STEPS
+
+
+def _padded(counts: Counts, length: int) -> Counts:
+    if length < len(counts):
+        raise ProtocolError(f"the sum has {length} counts but this device has {len(counts)}")
+    return np.pad(counts, (0, length - len(counts)))
+
+
+def _digest(*parts: object) -> bytes:
+    return hashlib.sha256(msgspec.msgpack.encode(parts)).digest()

@@ -9,8 +9,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from fedwright.protocol.artifact import BY_CLASS, CLASS_COUNTS, CLASS_MEANS, MEASURED
 from fedwright.protocol.errors import DeviceError
 from fedwright.protocol.messages import Task
+from fedwright.protocol.secure.class_means import shared_means
 from fedwright.protocol.secure.masks import check_reach
 
 Row = NDArray[np.float32]
@@ -22,13 +24,21 @@ def row_of(tensors: Mapping[str, NDArray[Any]], task: Task) -> Row:
     if terms is None:
         raise DeviceError("this task's change belongs into no sum; this is a mistake in the program")
     check_summed(task)
-    parts = [np.asarray(tensors[name], np.float32).reshape(-1) for name in sorted(tensors)]
-    row = np.concatenate(parts) if parts else np.zeros(0, np.float32)
+    parts = {name: np.asarray(tensors[name], np.float32) for name in sorted(tensors)}
     if terms.clip_norm is not None:
-        norm = math.sqrt(float(np.vdot(row, row)))
-        row *= np.float32(min(1.0, terms.clip_norm / norm) if norm > 0 else 1.0)
+        _clip({name: part for name, part in parts.items() if name not in MEASURED}, terms.clip_norm)
+    if CLASS_MEANS in parts:
+        parts |= dict(zip(BY_CLASS, shared_means(parts[CLASS_MEANS], parts[CLASS_COUNTS]), strict=True))
+    row = np.concatenate([part.reshape(-1) for part in parts.values()]) if parts else np.zeros(0, np.float32)
     check_reach(row, terms.reach)
     return row
+
+
+def _clip(parts: Mapping[str, Row], most: float) -> None:
+    """Scale a change down to a norm, in place."""
+    norm = math.sqrt(sum(float(np.vdot(part, part)) for part in parts.values()))
+    for part in parts.values():
+        part *= np.float32(min(1.0, most / norm) if norm > 0 else 1.0)
 
 
 def check_summed(task: Task) -> None:
@@ -38,15 +48,16 @@ def check_summed(task: Task) -> None:
         raise DeviceError("the task trains nothing, so its change hides nobody's in a sum; it is not begun")
     if recipe.public or recipe.classes is not None:
         raise DeviceError("the task trains on other rows than the device's own, which hides nobody's in a sum")
-    if returns.weights != "delta" or returns.masked or returns.class_means or returns.logits:
+    if returns.weights == "weights" or returns.masked:
         raise DeviceError("the task asks for more than a change, which no sum would hide; it is not begun")
 
 
 def work_of(task: Task) -> bytes:
     """What a device trained, as far as it must be the same for all in one sum: the model and how far it may move."""
-    refs = (task.artifact, task.weights, task.sides, task.frozen)
+    refs = (task.artifact, task.weights, task.sides, task.frozen, task.public)
     names = tuple(None if ref is None else ref.sha256 for ref in refs)
     terms = task.sum
     rule = None if terms is None else (terms.group, terms.least, terms.reach, terms.by, terms.largest_weight)
-    word = ("fedwright sum work", names, task.recipe.learning_rate, sorted(task.returns.personal), rule)
+    asked = (sorted(task.returns.personal), task.returns.weights, task.returns.class_means, task.returns.logits)
+    word = ("fedwright sum work", names, task.recipe.learning_rate, asked, rule)
     return hashlib.sha256(msgspec.msgpack.encode(word)).digest()

@@ -13,6 +13,7 @@ from msgspec import Struct, structs
 from fedwright.device_runtime.secure.change import Row
 from fedwright.protocol.errors import DeviceError, ProtocolError
 from fedwright.protocol.messages import SumTerms
+from fedwright.protocol.secure.masks import whole_reach
 from fedwright.protocol.secure.part import ROOT_BYTES
 from fedwright.protocol.support.files import write_private
 from fedwright.protocol.support.unreadable import UNREADABLE
@@ -33,7 +34,10 @@ class Session(Struct, frozen=True):
 
 
 class Change(Struct, frozen=True):
-    """A task's change that waits for its sum. agreed: the one session that may be opened over it."""
+    """A task's change that waits for its sum. agreed: the one session that may be opened over it.
+
+    whole: it is counts, which are added up as they are.
+    """
 
     task: str
     terms: SumTerms
@@ -42,6 +46,11 @@ class Change(Struct, frozen=True):
     chunk_bytes: int
     sessions: dict[str, Session] = {}
     agreed: str = ""
+    whole: bool = False
+
+    def reach(self, members: int) -> float:
+        """The largest entry that a sum of so many has room for."""
+        return whole_reach(members) if self.whole else self.terms.reach
 
 
 class KeptChange:
@@ -49,6 +58,9 @@ class KeptChange:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "sums"
+        if self._folder.is_file():
+            # An earlier release kept its notes of sums there.
+            self._folder.unlink()
         self._file = self._folder / "state"
         self._change = _read(self._file)
 
@@ -62,6 +74,10 @@ class KeptChange:
         for other in self._folder.glob("row-*"):
             if other != self._row(change.task):
                 other.unlink()
+
+    def has(self, task: str) -> bool:
+        """Whether the change of this task is here."""
+        return self._change is not None and self._change.task == task
 
     def of(self, task: str) -> Change:
         """The change of a task; ProtocolError when it is not here."""

@@ -27,21 +27,40 @@ Offer = Callable[[bytes, int], BlobRef]
 """Makes a blob that the server may fetch, in chunks of at most so many bytes."""
 
 
+Allow = Callable[[list[str]], None]
+"""Raises ProtocolError for devices over whom what is kept must not be opened."""
+
+
+def over_anybody(present: list[str]) -> None:
+    """A change goes into one sum, whoever is in it."""
+
+
 class SecureSums:
     """What this device has in sums; answers are made of what is on its disk, so that one may be asked again."""
 
-    def __init__(self, device: str, folder: Path, credentials: SumCredentials | None = None) -> None:
+    def __init__(
+        self, device: str, folder: Path, credentials: SumCredentials | None = None, *, allow: Allow = over_anybody
+    ) -> None:
         self._device = device
         self._kept = KeptChange(folder)
         self._who: SumCredentials = credentials or Unenrolled()
+        self._allow = allow
         self._part: Part | None = None
+
+    def has(self, task: str) -> bool:
+        """Whether something is kept under this name."""
+        return self._kept.has(task)
+
+    def keep(self, change: Change, result: Path) -> None:
+        """Keep numbers, which lie in a file, until their sum is over."""
+        self._kept.put(change, result)
 
     def take(self, task: Task, stats: Stats, result: Path) -> None:
         """Keep the change of a task, which lies in a file, until its sum is over."""
         if task.sum is None:
             raise DeviceError("this task's change belongs into no sum; this is a mistake in the program")
         weight = task.sum.weight(stats.samples)
-        self._kept.put(Change(task.task, task.sum, work_of(task), weight, task.weights.chunk_bytes), result)
+        self.keep(Change(task.task, task.sum, work_of(task), weight, task.weights.chunk_bytes), result)
 
     def answer(self, ask: SumAsk, offer: Offer) -> SumAnswer:
         """What the server asks for; a problem instead when that is more than is safe."""
@@ -53,6 +72,8 @@ class SecureSums:
             change = self._kept.of(ask.task)
             if ask.stage == "mask":
                 return self._masked(ask, change, offer)
+            if ask.stage not in stages:
+                raise ProtocolError(f"a change has no {ask.stage}; this is a mistake of the server")
             return stages[ask.stage](ask, change)
         except (FedwrightError, OSError) as err:
             log.warning("refused in a sum (%s): %s", ask.stage, err)
@@ -102,7 +123,7 @@ class SecureSums:
             self._kept.save(change, session)
         terms, row = change.terms, self._kept.row(change)
         share = change.weight / terms.largest_weight
-        words = to_words(row, share, devices=len(part.members), reach=terms.reach)
+        words = to_words(row, share, devices=len(part.members), reach=change.reach(len(part.members)))
         part.mask(words, sharers)
         ref = offer(words.astype("<u4", copy=False).tobytes(), change.chunk_bytes)
         return SumAnswer(ask.sum, "mask", masked=ref, signature=self._who.sign(masked_word(part.digest, sharers)))
@@ -115,6 +136,7 @@ class SecureSums:
         if not session.present:
             self._check_set(part, present, session.sharers, change)
             self._check_signed(part, present, masked_word(part.digest, session.sharers), ask.signatures)
+            self._allow(present)
             session = structs.replace(session, present=present)
             self._kept.save(change, session, agreed=session.name)
         word = agreed_word(part.digest, session.sharers, present)

@@ -30,6 +30,7 @@ SUITES = {
     ),
     "fuzz": ("suites.fuzz", "a million hostile examples for every decoder"),
     "hostile": ("suites.hostile", "lying devices, by how updates are put together"),
+    "hostile-lenet": ("suites.hostile", "the same with LeNet and four liars of ten"),
     "privacy": ("suites.privacy", "what privacy costs, and attacks that must fail under it"),
     "chaos": ("suites.chaos", "kills and cuts at random moments, against a run left in peace"),
     "soak": ("suites.soak", "memory of server, devices and broker over thousands of rounds"),
@@ -97,7 +98,7 @@ OPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "--seeds": (
         "seeds",
         (
-            *("methods", "hostile", "privacy", "hasa-titles", "hasa-cifar", "sizes-fashion"),
+            *("methods", "hostile", "hostile-lenet", "privacy", "hasa-titles", "hasa-cifar", "sizes-fashion"),
             *("framp-fashion", "framp-sizes", "framp-cora", "hyperflora-fashion", "hyperflora-vit"),
             *("fedconv-fashion", "fedconv-har", "fedconv-devices"),
             *("pfedclub-fashion", "pfedclub-cifar", "pfedclub-studies"),
@@ -108,6 +109,7 @@ OPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "--run": ("run_folder", ("devices",)),
     "--kills": ("kills", ("chaos",)),
     "--edges": ("edges", ("chaos",)),
+    "--decoders": ("decoders", ("fuzz",)),
     "--models": ("models", ("train-step", "world", "predictor")),
     "--threads": ("threads", ("train-step",)),
     "--classic-python": ("classic_python", ("train-step",)),
@@ -158,6 +160,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--edges", type=int, default=None, metavar="N", help="chaos: edge servers that may be killed too"
     )
     parser.add_argument("--kills", type=int, default=None, metavar="N", help="chaos: how many kills")
+    parser.add_argument(
+        "--decoders", nargs="+", metavar="NAME", help="fuzz: decoders to try; others stay in --json as they are there"
+    )
     parser.add_argument("--methods", nargs="+", metavar="METHOD", help="devices, chaos: methods to run")
     parser.add_argument("--fleet", metavar="F", help="devices: a mix of `fedwright profiles`")
     parser.add_argument(

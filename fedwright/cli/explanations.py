@@ -114,6 +114,13 @@ EXPLANATIONS = {
         "devices are off or too slow | the quorum is larger than what usually answers",
         "raise fleet.deadline_s, or bring them back and `fedwright server resume` | lower fleet.quorum_ratio",
     ),
+    "EngineError": _kind(
+        "FW550",
+        "the machines that do the work cannot be reached or were lost",
+        "no cluster runs at engine.address | its versions are others | workers ran out of memory",
+        "start Ray there, or set engine.address = 'local' | install the same everywhere"
+        " | give machines more memory or lower engine.workers; the same command goes on",
+    ),
     "StorageError": _kind(
         "FW600",
         "what a run keeps on disk cannot be read or written",

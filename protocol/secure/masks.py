@@ -25,6 +25,11 @@ def scale_of(devices: int, reach: float) -> float:
     return MOST_SUM / (devices * reach)
 
 
+def whole_reach(devices: int) -> float:
+    """The reach with which whole numbers are added up as they are."""
+    return MOST_SUM / devices
+
+
 def check_reach(change: NDArray[np.float32], reach: float) -> None:
     """Raise DeviceError when an entry of a change is beyond what a sum has room for, or is no number."""
     largest = max(float(change.max()), -float(change.min())) if change.size else 0.0

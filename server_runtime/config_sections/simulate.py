@@ -18,8 +18,8 @@ class SimulateSection:
     devices: int = field(default=20, metadata=hint("how many devices; 'owner' makes one per person or publication"))
     bystanders: int = field(default=0, metadata=hint("how many of them, the last ones, never train"))
     hostile: int = field(default=0, metadata=hint("how many of them, the first ones, do what `attack` says"))
-    attack: Literal["sign-flip", "scale", "random", "label-flip", "back-door"] = field(
-        default="sign-flip", metadata=hint("sign-flip, scale, random, label-flip or back-door")
+    attack: Literal["sign-flip", "scale", "random", "label-flip", "back-door", "absence"] = field(
+        default="sign-flip", metadata=hint("sign-flip, scale, random, label-flip, back-door or absence")
     )
     alpha: float = field(default=0.5, metadata=hint("of the Dirichlet partitions; smaller is less alike"))
     per_device: int = field(default=2, metadata=hint("shards, or classes, of each device"))

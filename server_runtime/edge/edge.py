@@ -33,7 +33,6 @@ from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import BadMessage, IdentityTaken, LinkError
 from fedwright.protocol.messages import (
     Ack,
-    Answer,
     Carried,
     Challenge,
     Chunk,
@@ -46,6 +45,7 @@ from fedwright.protocol.messages import (
     Report,
     Shown,
     Status,
+    SumAnswer,
     Task,
     Update,
 )
@@ -62,6 +62,8 @@ log = logging.getLogger(__name__)
 TICK_S = 0.5
 # How often devices hear that their edge is alive.
 BEAT_S = 2.0
+# Numbers of 250 million parameters; the host asks for no more.
+MOST_MASKED_BYTES = 1_000_000_000
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,8 @@ class Edge:
         self._arriving: dict[str, list[Heard]] = {}
         # Tasks that went to their device in this life of the edge.
         self._passed: set[str] = set()
+        # Of each device the masked numbers that the host may fetch here.
+        self._masked: dict[str, str] = {}
         # The blob that other edges may see.
         self._showing = ""
         self._stopping = Event()
@@ -249,8 +253,10 @@ class Edge:
             if self._reports.get(device, ("", b""))[0] == event.boot:
                 del self._reports[device]
             self._up.carry(device, event.payload)
-        elif isinstance(message, Answer | Status):
+        elif isinstance(message, Status):
             self._up.carry(device, event.payload)
+        elif isinstance(message, SumAnswer):
+            self._take_sum_answer(event, message)
         elif isinstance(message, Update) and message.tensors is not None and self._is_wanted(message):
             self._arriving.setdefault(message.tensors.sha256, []).append(event)
             self._down.pull(device, message.tensors)
@@ -266,8 +272,34 @@ class Edge:
         for heard in self._arriving.pop(event.sha256, []):
             if event.problem:
                 log.warning("device %s: %s", heard.device, event.problem)
+            elif isinstance(heard.message, SumAnswer):
+                self._pass_masked(heard, heard.message)
             else:
                 self._take_answer(heard)
+
+    def _take_sum_answer(self, event: Heard, answer: SumAnswer) -> None:
+        """Carry a device's word in a sum; masked numbers that are no part of it are fetched first."""
+        ref = answer.masked
+        if ref is None or ref.inline is not None or ref.size_bytes > MOST_MASKED_BYTES:
+            # The host turns down what is too large.
+            self._up.carry(event.device, event.payload)
+        elif self._blobs.has(ref.sha256):
+            self._pass_masked(event, answer)
+        else:
+            self._arriving.setdefault(ref.sha256, []).append(event)
+            self._down.pull(event.device, ref)
+
+    def _pass_masked(self, event: Heard, answer: SumAnswer) -> None:
+        """Let the host fetch masked numbers here; those that the device sent before are no longer needed."""
+        ref, before = answer.masked, self._masked.get(event.device, "")
+        if ref is None:
+            return
+        if before not in ("", ref.sha256):
+            self._up.stop_serving(before)
+            self._blobs.remove(before)
+        self._masked[event.device] = ref.sha256
+        self._up.serve(ref)
+        self._up.carry(event.device, event.payload)
 
     def _take_answer(self, event: Heard) -> None:
         """Make an answer durable, then tell the device; one that the host has acknowledged gets that word again."""

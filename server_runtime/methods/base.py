@@ -98,7 +98,8 @@ class Setting:
     needs (None where nobody builds any). device: the torch device of the server's own maths. public: examples
     that the server has itself. budget: what any device may use in a round, beside the limits that it reports itself
     (methods/shared/budget_fit.py). forecasts: how fast devices are. rounds: how many the run has; 0 where nobody knows.
-    steps: of a device in a round, in place of epochs. schedule: how the learning rate moves from round to round.
+    steps: of a device in a round, in place of epochs. schedule: how the learning rate moves from round to round. sums:
+    what devices learnt is seen in sums only (update.secure).
     """
 
     spec: ModelSpec
@@ -118,16 +119,16 @@ class Setting:
     rounds: int = 0
     steps: int | None = None
     schedule: RateSchedule = field(default_factory=RateSchedule)
+    sums: bool = False
 
 
 @dataclass(frozen=True)
 class SumRequest:
     """A sum of counts of classes, or of words, that a method wants of these devices; with `pooled` only their scores.
 
-    keys: each device's public key. samples: how much each says it can count; a sum that cannot come of it is refused.
+    samples: how much each says it can count; a sum that cannot come of it is refused.
     """
 
-    keys: Mapping[str, bytes]
     samples: Mapping[str, int]
     length: int
     smoothing: float

@@ -6,8 +6,8 @@ caps from the memory, seconds and MB per round that a device has; aggregation by
 selective (protocol B); the first channels, or sets as FedDropout's and windows as FedRolex's (Table II);
 scores from counts (classes of labels; of text the words that the model reads, every text once), from the pixels of
 images and from frozen features.
-with `secure_sum` the server sees of the counts only their sum over all devices, and one score of each
-(rounds/secure_sum.py; what that protects from is said in protocol/crypto/secure_sum.py).
+with `secure_sum` the server sees of the counts only their sum over all devices, and one score of each in 64 steps
+(rounds/secure/counts.py; what that protects from is said in docs/privacy.md).
 Left out: nothing of the allocation.
 Differs: widths are allocated over all devices known so far, so that devices may come later or take part by turns.
 Without `secure_sum` counts come with a device's report. With it, a device that comes later is scored against the sum
@@ -102,16 +102,15 @@ class Hasa(SubmodelMethod):
     def wanted_sum(self, reports: Mapping[str, Report]) -> SumRequest | None:
         """The sum over the first devices, and the scores of those that have none."""
         new = {d: r for d, r in sorted(reports.items()) if r.trains and self._awaits_score(d, r)}
-        keys = {device: report.sum_key for device, report in new.items() if report.sum_key is not None}
-        if not keys:
+        if not new:
             return None
         pooled, length, words = self._summed.pooled, self.setting.spec.classes, self._reads_words()
         if words:
-            length = len(pooled) or max(length, *(new[device].sum_words for device in keys))
+            length = len(pooled) or max(length, *(report.sum_words for report in new.values()))
         # A text counts once in full, a label once per sample.
         most = math.prod(self.setting.spec.input_shape) if words else 1
-        samples = {device: most * new[device].data.samples for device in keys}
-        return SumRequest(keys, samples, length, self._params.smoothing, pooled, words)
+        samples = {device: most * report.data.samples for device, report in new.items()}
+        return SumRequest(samples, length, self._params.smoothing, pooled, words)
 
     def _reads_words(self) -> bool:
         """Whether the model reads word numbers, so that devices are scored by words."""
@@ -133,7 +132,7 @@ class Hasa(SubmodelMethod):
     def _awaits_score(self, device: str, report: Report) -> bool:
         """Whether a device could be scored but was not yet."""
         secure = self._params.secure_sum and self._params.rule not in ("uniform", "size")
-        return secure and report.sum_key is not None and device not in self._summed.scores
+        return secure and report.sums_counts and device not in self._summed.scores
 
     def meet(self, reports: Mapping[str, Report]) -> None:
         """Widths are shared out over all devices that are here, not only over those that a round takes."""
@@ -162,14 +161,14 @@ class Hasa(SubmodelMethod):
             raise ConfigError(
                 f"device {device} reports no {what} to score; let its owner agree (`tells` in its policy.toml), choose "
                 f"another method.score or the rule 'size'"
-                + ("" if report.sum_key is None else ", or set method.secure_sum = true")
+                + (", or set method.secure_sum = true" if report.sums_counts else "")
             )
         return DeviceData(data.samples, cap, tuple(map(float, values)))
 
     def _hidden_score(self, device: str) -> float:
         if device not in self._summed.scores:
             raise ConfigError(
-                f"device {device} offers no key for a secure sum; start it with --hide-counts (in a simulation: "
+                f"device {device} takes part in no sums of counts; start it with --hide-counts (in a simulation: "
                 f"simulate.hide_counts = true) or set method.secure_sum = false"
             )
         return self._summed.scores[device]

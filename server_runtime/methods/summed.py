@@ -4,7 +4,7 @@ from typing import Any
 
 from fedwright.protocol.errors import ConfigError
 
-# Their changes are averaged as they are, so that the sum of those who trained the same part says all.
+# Their changes (logits, class means) are averaged as they are: the sum of those who trained the same part says all.
 SUMMED = frozenset(
     {
         "encoder-private",
@@ -14,6 +14,8 @@ SUMMED = frozenset(
         "fedavgm",
         "fedbn",
         "fedconv",
+        "fedgh",
+        "fedmd",
         "fedprox",
         "fedrolex",
         "fedyogi",
@@ -28,6 +30,7 @@ SUMMED = frozenset(
 )
 REASONS = {
     "adapters-private": "every device has an adapter of its own",
+    "fccl": "each device is sent its own model as its teacher",
     "feddropout": "every device has other channels",
     "fiarse": "which entries a device sends is chosen for each round",
     "framp": "the change of each device goes back through the hypernetwork by itself",

@@ -21,7 +21,6 @@ from fedwright.server_runtime.rounds.old_tasks import forget_old_tasks
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.retry import smaller_tasks
 from fedwright.server_runtime.rounds.round_runner import RoundRunner
-from fedwright.server_runtime.rounds.secure_sum import ask_sum
 from fedwright.server_runtime.rounds.stage import (
     RoundOptions,
     evaluate_fleet,
@@ -128,7 +127,7 @@ class AsynchronousCoordinator(RoundRunner):
         if room <= 0 or not idle:
             return
         reports = capped_reports(self._left.usable(present), self._options.weight_cap)
-        summed = ask_sum(self._tracker, method, reports, deadline_s=self._options.deadline_s)
+        summed = self._ask_counts(method, reports)
 
         def plan_with(some: Mapping[str, Report]) -> tuple[dict[str, Assignment], dict[str, Emission]]:
             if summed is not None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from fedwright.protocol.messages import Ask, BlobRef, Dismiss, SumAsk, Task
+from fedwright.protocol.messages import BlobRef, Dismiss, SumAsk, Task
 from fedwright.server_runtime.transport.device_channel import Heard
 from fedwright.server_runtime.transport.upload_puller import Pulled
 
@@ -19,7 +19,7 @@ class Channel(Protocol):
         """Send a task to one boot of a device until it is acknowledged."""
         ...
 
-    def ask(self, device: str, ask: Ask | SumAsk) -> None:
+    def ask(self, device: str, ask: SumAsk) -> None:
         """Ask one boot of a device for its part in a sum."""
         ...
 

@@ -24,7 +24,6 @@ from fedwright.server_runtime.rounds.round_runner import RoundRunner
 from fedwright.server_runtime.rounds.secure.adder import SumAdder
 from fedwright.server_runtime.rounds.secure.groups import Group, halves, with_group, with_sums
 from fedwright.server_runtime.rounds.secure.options import SecureOptions
-from fedwright.server_runtime.rounds.secure_sum import ask_sum
 from fedwright.server_runtime.rounds.spoilt_rounds import (
     ADVICE,
     SPOILT,
@@ -127,7 +126,7 @@ class Coordinator(RoundRunner):
         """Plan a round with all devices that the method can plan with."""
         present = self._gather()
         reports = capped_reports(self._left.usable(present), self._options.weight_cap)
-        summed = ask_sum(self._tracker, method, reports, deadline_s=self._options.deadline_s)
+        summed = self._ask_counts(method, reports)
         eligible = [device for device, report in reports.items() if report.trains]
         drawn = self.privacy.draw(eligible) if self.privacy.draws else None
 

@@ -1,18 +1,15 @@
 """Questions to devices beside their tasks, and what they answer."""
 
 from collections import Counter
-from typing import TypeVar
 
 from msgspec import structs
 
-from fedwright.protocol.messages import Answer, Ask, BlobRef, SumAnswer, SumAsk
+from fedwright.protocol.messages import BlobRef, SumAnswer, SumAsk
 from fedwright.server_runtime.fleet.registry import Registry
 from fedwright.server_runtime.rounds.channel import Channel
 
 # Answers of one device that wait to be looked at: to several questions, and each of them twice.
 MOST_KEPT = 16
-
-Kind = TypeVar("Kind", Answer, SumAnswer)
 
 
 class Questions:
@@ -21,11 +18,11 @@ class Questions:
     def __init__(self, channel: Channel, registry: Registry) -> None:
         self._channel = channel
         self._registry = registry
-        self._answers: list[tuple[str, Answer | SumAnswer]] = []
+        self._answers: list[tuple[str, SumAnswer]] = []
         self._asked: set[str] = set()
         self._kept: Counter[str] = Counter()
 
-    def ask(self, device: str, ask: Ask | SumAsk) -> bool:
+    def ask(self, device: str, ask: SumAsk) -> bool:
         """Ask a device; False when it is away."""
         boot = self._registry.boot(device)
         if boot is not None:
@@ -41,14 +38,14 @@ class Questions:
         """Fetch a blob that an answer speaks of."""
         self._channel.pull(device, ref)
 
-    def take(self, device: str, answer: Answer | SumAnswer) -> None:
+    def take(self, device: str, answer: SumAnswer) -> None:
         """A device has answered; one that was not asked, or says more than it was asked, is not listened to."""
         if device in self._asked and self._kept[device] < MOST_KEPT:
             self._kept[device] += 1
             self._answers.append((device, answer))
 
-    def answers(self, kind: type[Kind]) -> list[tuple[str, Kind]]:
-        """What devices have answered since the last call; other kinds of answers are for nobody any more."""
+    def answers(self) -> list[tuple[str, SumAnswer]]:
+        """What devices have answered since the last call."""
         answers, self._answers = self._answers, []
         self._kept.clear()
-        return [(device, answer) for device, answer in answers if isinstance(answer, kind)]
+        return answers

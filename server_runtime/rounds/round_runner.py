@@ -1,16 +1,18 @@
 """What rounds in step and asynchronous ones are made of, and how either takes back what a method did."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 from fedwright.protocol.messages import Report
-from fedwright.server_runtime.methods.base import Method, MethodState
+from fedwright.server_runtime.methods.base import Method, MethodState, SumResult
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.absorber import Absorber
 from fedwright.server_runtime.rounds.leave_out import LeftOutDevices
 from fedwright.server_runtime.rounds.orders import InForce, Order, OrderBook
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.privacy.round_privacy import NO_PRIVACY, NoPrivacy
+from fedwright.server_runtime.rounds.secure.counts import CountAdder
 from fedwright.server_runtime.rounds.spoilt_rounds import best_round, best_state, in_a_row
 from fedwright.server_runtime.rounds.stage import RoundOptions, restore_newest
 from fedwright.server_runtime.rounds.store.base import RoundStore
@@ -92,6 +94,15 @@ class RoundRunner:
             if not self._orders.force.paused:
                 return found
             self._wait_while_paused()
+
+    def _ask_counts(self, method: Method, reports: Mapping[str, Report]) -> SumResult | None:
+        """What the devices that are here only tell in a sum; None when the method wants none."""
+        wanted, options = method.wanted_sum(reports), self._options
+        blobs, deadline_s = self._planner.blobs, options.deadline_s
+        adder = CountAdder(self._tracker, blobs, self._store, options=options.counts, deadline_s=deadline_s)
+        if wanted is None or wanted.pooled:
+            adder.forget()
+        return None if wanted is None else adder.add_up(wanted)
 
     def _resume(self, method: Method) -> bool:
         """Continue from the last closed stage; False when there is none, and then this is where `_restart` goes."""

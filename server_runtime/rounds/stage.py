@@ -31,7 +31,8 @@ class RoundOptions:
     class_means: devices behind edges send them too, for what edges do with them.
     weight_cap: no device counts for more than so many times the samples of the median one. norm_factor: no change is
     longer than so many times the median of its stage. combine: which updates count. keep_states: how many rounds can
-    be taken back; the one with the least loss stays beside them. secure: changes are seen in sums only.
+    be taken back; the one with the least loss stays beside them. secure: changes are seen in sums only. counts: how
+    counts that devices hide are summed.
     """
 
     rounds: int
@@ -49,6 +50,7 @@ class RoundOptions:
     combine: Combine = field(default_factory=Combine)
     keep_states: int = 5
     secure: SecureOptions | None = None
+    counts: SecureOptions = field(default_factory=SecureOptions)
 
 
 def collect(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from msgspec import structs
 
 from fedwright.protocol.errors import BadBlob, BadUpdate
-from fedwright.protocol.messages import Answer, Dismiss, Gone, Refusal, Report, Status, SumAnswer, Update, Why
+from fedwright.protocol.messages import Dismiss, Gone, Refusal, Report, Status, SumAnswer, Update, Why
 from fedwright.server_runtime.fleet.admission import check_stats, report_problem
 from fedwright.server_runtime.fleet.attendance import Attendance
 from fedwright.server_runtime.fleet.class_names import RunData
@@ -188,7 +188,7 @@ class TaskTracker:
                 self._take_report(event.device, event.boot, event.message)
             elif isinstance(event.message, Gone):
                 self._take_gone(event)
-            elif isinstance(event.message, Answer | SumAnswer):
+            elif isinstance(event.message, SumAnswer):
                 self.questions.take(event.device, event.message)
             elif isinstance(event.message, Status):
                 self._take_status(event.device, event.message)

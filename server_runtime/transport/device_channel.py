@@ -13,8 +13,6 @@ from fedwright.protocol.errors import BadMessage
 from fedwright.protocol.link.base import Buffer, Link, Received
 from fedwright.protocol.messages import (
     Ack,
-    Answer,
-    Ask,
     BlobRef,
     Carried,
     Challenge,
@@ -60,7 +58,7 @@ MOST_WARNED = 1000
 # How many devices a second say what they are at; of a large fleet each does so the more seldom.
 STATUSES_PER_S = 50
 
-Word = Report | Update | Refusal | Gone | Answer | SumAnswer | Status
+Word = Report | Update | Refusal | Gone | SumAnswer | Status
 """What a device says that the coordinator decides on."""
 
 
@@ -193,7 +191,7 @@ class DeviceChannel:
         """Tell an edge not to count on a task any longer."""
         self._publish(edge, self._encode(Recall(task)))
 
-    def ask(self, device: str, ask: Ask | SumAsk) -> None:
+    def ask(self, device: str, ask: SumAsk) -> None:
         """Ask one boot of a device for its part in a sum."""
         self._send(device, ask)
 
@@ -337,9 +335,15 @@ class DeviceChannel:
         elif isinstance(body, Update) and any(self.gate.bars(self._whose(part.task)) for part in body.parts):
             self._warn(device, "it put the change of a revoked device into its mean, which is not used")
             return
-        elif isinstance(body, Update) and edge is not None and body.tensors is not None:
-            self._pulling.lies_with(body.tensors.sha256, edge)
+        elif edge is not None:
+            self._note_place(body, edge)
         events.append(Heard(device, envelope.boot, body, payload))
+
+    def _note_place(self, body: Word, edge: str) -> None:
+        """What an edge carried the news of is to be fetched there."""
+        ref = body.tensors if isinstance(body, Update) else body.masked if isinstance(body, SumAnswer) else None
+        if ref is not None:
+            self._pulling.lies_with(ref.sha256, edge)
 
     def _whose(self, task: str) -> str:
         """The device that a task went to by way of an edge."""

@@ -7,7 +7,7 @@ from functools import partial
 from fedwright.protocol import codec
 from fedwright.protocol.errors import BadMessage
 from fedwright.protocol.link.base import Buffer
-from fedwright.protocol.messages import Answer, Carried, Envelope, Gone, Refusal, Report, Update
+from fedwright.protocol.messages import Carried, Envelope, Gone, Refusal, Report, SumAnswer, Update
 
 MaySpeak = Callable[[str, str], bool]
 """Whether an edge may speak for a device."""
@@ -95,7 +95,7 @@ class EdgeRoutes:
         envelope = self.decoded(carried.device, carried.payload)
         if envelope.sender != carried.device:
             raise BadMessage(f"message carried for {carried.device} claims to be from {envelope.sender}")
-        if not isinstance(envelope.body, Report | Update | Refusal | Gone | Answer):
+        if not isinstance(envelope.body, Report | Update | Refusal | Gone | SumAnswer):
             raise BadMessage(f"an edge does not carry a {type(envelope.body).__name__.lower()}")
         return envelope
 

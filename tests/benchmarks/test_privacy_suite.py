@@ -49,8 +49,8 @@ def test_inversion_reads_a_sample_off_a_plain_step_and_not_off_a_private_one(mon
 
     monkeypatch.setattr(datasets, "load", lambda name, limit: Images)
 
-    assert privacy_attacks.inversion(1, private=False) > 0.99
-    assert privacy_attacks.inversion(1, private=True) < 0.3
+    assert privacy_attacks.inversion(1, None) > 0.99
+    assert privacy_attacks.inversion(1, 4.0) < 0.3
 
 
 def test_a_step_is_measured_in_all_four_ways(monkeypatch: pytest.MonkeyPatch) -> None:

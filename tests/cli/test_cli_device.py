@@ -13,7 +13,7 @@ from fedwright.cli import device
 from fedwright.cli.main import build_parser, main
 from fedwright.device_runtime import start
 from fedwright.device_runtime.config import AgentConfig
-from fedwright.protocol.crypto.secure_sum import LEAST_DEVICES
+from fedwright.protocol.secure.graph import LEAST_DEVICES
 
 
 def test_run_hands_the_arguments_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from fedwright.protocol import codec, topics
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.link.broker import Broker
-from fedwright.protocol.messages import Answer, Report
+from fedwright.protocol.messages import Report, SumAnswer
 from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.config import RunConfig
 from fedwright.server_runtime.methods.base import MethodState
@@ -97,7 +97,7 @@ def test_the_server_sees_the_sum_and_no_count(tmp_path: Path) -> None:
 
     plain = np.sum([own.class_counts for own in data.values()], axis=0)
     assert notes(tmp_path / "mqtt")["summed"]["pooled"] == plain.tolist()
-    assert sum(isinstance(body, Answer) for body in said) == 3 * len(data)
+    assert sum(isinstance(body, SumAnswer) for body in said) >= 6 * len(data)
     reports = [body for body in said if isinstance(body, Report)]
     assert {(r.data.class_counts, r.data.score_counts, r.data.descriptor) for r in reports} == {(None, None, None)}
     stored = [path.read_bytes() for path in (tmp_path / "mqtt").rglob("*") if path.is_file()]
@@ -123,8 +123,10 @@ def test_widths_are_those_of_counts_in_the_open(tmp_path: Path) -> None:
         simulate={**DATA, "hide_counts": False},
     )
     found = [simulate(config, text) for config, text in (hidden, seen)]
-    assert widths(found[0].outcome) == widths(found[1].outcome)
-    assert len(set(widths(found[0].outcome).values())) > 1
+    told, plain = (widths(one.outcome) for one in found)
+    # Scores are told in 64 steps.
+    assert told == pytest.approx(plain, abs=0.03)
+    assert len(set(told.values())) > 1
 
 
 def test_devices_behind_edges_take_part(tmp_path: Path) -> None:
@@ -135,9 +137,9 @@ def test_devices_behind_edges_take_part(tmp_path: Path) -> None:
     assert notes(tmp_path / "edged")["summed"] == notes(tmp_path / "straight")["summed"]
 
 
-def test_devices_without_keys_cannot_take_part(tmp_path: Path) -> None:
+def test_devices_that_hide_nothing_cannot_take_part(tmp_path: Path) -> None:
     config, text = make_config(tmp_path, method=HASA, fleet=FLEET, simulate={**DATA, "hide_counts": False})
-    with pytest.raises(ConfigError, match=r"offers no key for a secure sum; start it with --hide-counts \(in a sim"):
+    with pytest.raises(ConfigError, match=r"takes part in no sums of counts; start it with --hide-counts \(in a sim"):
         simulate(config, text)
 
 

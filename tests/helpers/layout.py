@@ -21,6 +21,8 @@ OPTIONAL = {
 }
 # They run in the environment of the system that is compared with.
 ELSEWHERE = {f"fedwright.benchmarks.peers.flower_app.{side}_app" for side in ("client", "server")}
+# Ray changes this process for good when it is imported; tests/e2e/test_ray.py imports them.
+WITH_RAY = {"fedwright.server_runtime.engine.ray_executor", "fedwright.simulation.ray_pool"}
 # Plain settings that a command's help shows.
 LIGHT = "fedwright.device_runtime.config"
 # Newer than Python 3.10, the oldest a device may have; an import inside a function is guarded by its caller.
@@ -45,6 +47,7 @@ SERVER_LAYERS = [
     "public_data",
     "blocks",
     "config_sections",
+    "engine",
     "zoo",
     "artifacts",
     "evaluate",

@@ -10,7 +10,6 @@ import numpy as np
 
 from fedwright.device_runtime.data.local import LocalData
 from fedwright.device_runtime.describe.hidden_counts import HiddenCounts, counts_of, without_counts
-from fedwright.device_runtime.store.secret import kept_secret
 from fedwright.server_runtime.config import RunConfig, config_from_text
 from fedwright.simulation import datasets
 from fedwright.simulation.datasets import Limit
@@ -73,16 +72,7 @@ def run_hiding_agents(broker: LinkMaker, folder: Path, data: dict[str, LocalData
     """Real agents that tell nothing of their data but sums that hide it."""
     with ExitStack() as stack:
         for device, own in data.items():
-            secret = kept_secret(folder / device / "sum-key", 32)
-            names = own.class_names
-            hidden = HiddenCounts(
-                device,
-                counts_of(own.summary()),
-                secret=secret,
-                folder=folder / device,
-                class_names=names,
-                words=own.summary().score_counts,
-            )
+            hidden = HiddenCounts(device, counts_of(own.summary()), folder=folder / device)
             told = without_counts(own.summary())
             stack.callback(Running(broker, device, folder, data=own, told=told, hidden=hidden).stop)
         yield

@@ -64,7 +64,11 @@ def test_a_method_is_all_that_must_be_said(tmp_path: Path) -> None:
 # (what to replace in the good config, by what, how the message goes on after the file's name)
 MISTAKES = {
     "not TOML": ('name = "first"', "name = first", " is not TOML: Invalid value (at line 3, column 8)"),
-    "unknown section": ("[run]", "[runs]", " has the unknown key 'runs'; did you mean 'run'? valid are budget, export"),
+    "unknown section": (
+        "[run]",
+        "[runs]",
+        " has the unknown key 'runs'; did you mean 'run'? valid are budget, engine, export",
+    ),
     "section is a value": ("[run]\n", "server = 3\n[run]\n", " [server] must be a table of settings, not 3"),
     "unknown key": ("rounds = 3", "round = 3", " [run] has the unknown key 'round'; did you mean 'rounds'?"),
     "rounds as text": ("rounds = 3", 'rounds = "3"', " [run] rounds is '3' but must be a whole number"),

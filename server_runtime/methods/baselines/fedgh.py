@@ -6,7 +6,8 @@ the head of all is every device's head in the next round.
 Left out: nothing.
 Differs: where an extractor's features have another width than the head of the run's model takes, a linear layer stands
 between (the paper builds all extractors with the same width). The server steps the head's own optimizer. A device's
-model rests on the server between rounds; a model that cannot be cut into blocks does not take part.
+model rests on the server between rounds; a model that cannot be cut into blocks does not take part. With update.secure
+it rests on the device, and the head learns from class means over all devices of one architecture.
 """
 
 from dataclasses import replace
@@ -72,6 +73,12 @@ class FedGH(PersonalModels):
         """What a device does this round; it also says what its features are."""
         plan = super().assignment(device, round_number)
         return replace(plan, returns=structs.replace(plan.returns, class_means=True))
+
+    def personal_layers(self, device: str) -> tuple[str, ...]:
+        """Of a model that stays on its device all but the common head."""
+        kept = super().personal_layers(device)
+        head = head_names(self.specs[device], self.weights[device]).values() if kept else ()
+        return tuple(name for name in kept if name not in head)
 
     def emit(self, device: str, assignment: Assignment) -> Emission:
         """The device's own extractor under the common head."""

@@ -6,7 +6,8 @@ device, averaged; digest (mean absolute difference to the average) and revisit (
 epochs and batches of its own.
 Left out: a new draw of public examples in every round; all of them are used.
 Differs: a device's model rests on the server between rounds, so that its loss costs nothing; only logits are shared.
-Without labels there is no transfer learning.
+Without labels there is no transfer learning. With update.secure a device's model rests on the device, and the server
+sees the mean logits of devices of one architecture.
 """
 
 from functools import cached_property
@@ -66,7 +67,7 @@ class FedMD(PersonalModels):
         return self._params.transfer_epochs if "y" in self._public else 0
 
     def _stage(self, device: str, number: int, stage: int) -> Assignment:
-        recipe, returns = recipe_for(self.setting, number, device), self.setting.returns
+        recipe, returns = recipe_for(self.setting, number, device), self.returns_of(device)
         objective = Objective()
         if stage == PUBLIC:
             batch = min(self._params.digest_batch, len(self._public["x"]))
@@ -102,7 +103,8 @@ class FedMD(PersonalModels):
         if stage == PUBLIC:
             return Relay(device, self._stage(device, number, OWN))
         if PUBLIC_LOGITS in update.tensors:
-            self._heard.append(update.tensors[PUBLIC_LOGITS])
+            # A sum is the mean of several devices.
+            self._heard += [update.tensors[PUBLIC_LOGITS]] * max(1, len(update.tasks))
         return None
 
     def advance(self) -> dict[str, float]:

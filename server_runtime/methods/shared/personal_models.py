@@ -2,11 +2,13 @@
 
 import logging
 from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
+from msgspec import structs
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.protocol.messages import Report
+from fedwright.protocol.messages import Report, Returns
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.methods.base import (
@@ -29,7 +31,10 @@ log = logging.getLogger(__name__)
 
 
 class PersonalModels(Method):
-    """w_m ← w_m + Δ_m: each device goes on with its own model, kept here for it; subclasses let them meet."""
+    """w_m ← w_m + Δ_m: each device goes on with its own model, kept here for it; subclasses let them meet.
+
+    Where the server sees sums only, own models stay on their devices, and here are those that they began with.
+    """
 
     def __init__(self, own: PersonalModelParams, setting: Setting) -> None:
         self.setting = setting
@@ -82,7 +87,21 @@ class PersonalModels(Method):
     def assignment(self, device: str, round_number: int) -> Assignment:
         """What a device does this round."""
         structure = Structure(self.specs[device], self.objective_of(device), self.setting.optimizer)
-        return Assignment(structure, recipe_for(self.setting, round_number, device), self.setting.returns)
+        return Assignment(structure, recipe_for(self.setting, round_number, device), self.returns_of(device))
+
+    def returns_of(self, device: str) -> Returns:
+        """What comes back of a training: the change, or nothing where own models stay with their devices."""
+        plain = self.setting.returns
+        kept = list(self.personal_layers(device))
+        return structs.replace(plain, weights="none", personal=kept) if self.setting.sums else plain
+
+    def personal_layers(self, device: str) -> tuple[str, ...]:
+        """All of its model where the server sees sums only."""
+        return tuple(self.weights[device]) if self.setting.sums and device in self.weights else ()
+
+    def pools_by(self) -> Literal["samples", "devices"] | None:
+        """Logits and class means are averaged in sums, every device's the same; own models never are."""
+        return "devices" if self.setting.sums else None
 
     def objective_of(self, device: str) -> Objective:
         """The device's loss."""

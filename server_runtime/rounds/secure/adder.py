@@ -11,10 +11,11 @@ import numpy as np
 from msgspec import structs
 
 from fedwright.protocol import tensors
-from fedwright.protocol.artifact import returned_shapes
+from fedwright.protocol.artifact import BY_CLASS, CLASS_COUNTS, CLASS_MEANS, returned_shapes
 from fedwright.protocol.blobs import make_ref
 from fedwright.protocol.errors import ProtocolError
 from fedwright.protocol.messages import Part, SumAsk
+from fedwright.protocol.secure.class_means import pooled_means
 from fedwright.protocol.secure.masks import WORD_BYTES, Words, to_mean
 from fedwright.server_runtime.methods.base import Tensors
 from fedwright.server_runtime.rounds import events
@@ -97,7 +98,8 @@ class SumAdder:
         updates = {d: group.replies[d].update for d in present}
         weight = sum(group.terms_of(d).weight(u.stats.samples) for d, u in updates.items() if u is not None)
         mean = to_mean(total, weight / terms.largest_weight, devices=len(record.members), reach=terms.reach)
-        data = tensors.save(self._split(mean, group))
+        samples = sum(u.stats.samples for u in updates.values() if u is not None)
+        data = tensors.save(_with_means(self._split(mean, group), samples))
         blobs = self._planner.blobs
         blobs.put_bytes(data)
         ref = make_ref(data, chunk_bytes=self._planner.chunk_bytes, inline=False)
@@ -161,6 +163,14 @@ class SumAdder:
             dtype = np.dtype(dtypes.get(name, "float32"))
             found[name] = (np.rint(values) if dtype.kind in "iu" else values).astype(dtype)
         return found
+
+
+def _with_means(found: Tensors, samples: int) -> Tensors:
+    """Class means as a device would send them."""
+    if CLASS_MEANS not in found:
+        return found
+    pooled = pooled_means(found[CLASS_MEANS], found[CLASS_COUNTS], samples)
+    return found | dict(zip(BY_CLASS, pooled, strict=True))
 
 
 def _late(group: Group, device: str, detail: str) -> Reply:

@@ -1,7 +1,7 @@
 """Which changes may be summed: those of devices that trained the same part of the same model in the same way."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -17,7 +17,8 @@ from fedwright.server_runtime.rounds.secure.options import SecureOptions
 from fedwright.server_runtime.rounds.store.base import Planned, Position, Reply
 from fedwright.server_runtime.rounds.task_tracker import TaskTracker
 
-EdgeOf = Callable[[str], str | None]
+# Logits and features are larger than changes.
+MEASURED_REACH = 64.0
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def with_sums(
         if not _gives_change(planned):
             kept.append(planned)
             continue
-        problem = _problem(planned, reports.get(planned.device), tracker.edge_of)
+        problem = _problem(planned, reports.get(planned.device))
         if by is None:
             problem = "the method does not average it"
         if problem is None:
@@ -85,7 +86,8 @@ def with_sums(
 def group_of(planned: Planned, position: Position) -> str:
     """The name of those whose changes may be summed with this one."""
     task = planned.task
-    blobs = tuple(ref and ref.sha256 for ref in (task.artifact, task.weights, task.sides, task.frozen))
+    refs = (task.artifact, task.weights, task.sides, task.frozen, task.public)
+    blobs = tuple(ref and ref.sha256 for ref in refs)
     alike = (task.run_key, position, blobs, planned.assignment.marks, task.returns, task.recipe.learning_rate)
     return _digest(*alike)
 
@@ -93,12 +95,15 @@ def group_of(planned: Planned, position: Position) -> str:
 def _with_terms(name: str, members: Sequence[Planned], by: str, options: SecureOptions) -> list[Planned]:
     weights = {planned.device: planned.assignment.most_samples or 1 for planned in members}
     largest = max(weights.values()) if by == "samples" else 1
-    terms = SumTerms(name, options.least, options.reach, clip_norm=options.clip_norm, largest_weight=largest)
+    measured = members[0].task.returns.logits or members[0].task.returns.class_means
+    reach = max(options.reach, MEASURED_REACH) if measured else options.reach
+    terms = SumTerms(name, options.least, reach, clip_norm=options.clip_norm, largest_weight=largest)
     terms = structs.replace(terms, by="samples" if by == "samples" else "devices")
     found = []
     for planned in members:
         own = structs.replace(terms, most_weight=weights[planned.device] if by == "samples" else 1)
-        found.append(replace(planned, task=structs.replace(planned.task, sum=own)))
+        # An edge that such a device is behind has nothing to put together.
+        found.append(replace(planned, task=structs.replace(planned.task, sum=own, pool=None)))
     return found
 
 
@@ -107,16 +112,14 @@ def _gives_change(planned: Planned) -> bool:
     return returns.weights != "none" or returns.class_means or bool(returns.logits)
 
 
-def _problem(planned: Planned, report: Report | None, edge_of: EdgeOf) -> str | None:
+def _problem(planned: Planned, report: Report | None) -> str | None:
     returns, recipe = planned.task.returns, planned.task.recipe
-    if returns.weights != "delta" or returns.masked or returns.class_means or returns.logits:
+    if returns.weights == "weights" or returns.masked:
         return "it is asked for more than the change of its weights"
     if recipe.classes is not None or recipe.public:
         return "it trains on other rows than all of its own"
     if report is not None and not report.sums:
         return "its agent takes part in none; update it"
-    if edge_of(planned.device) is not None:
-        return "it is behind an edge, and those carry none"
     return None
 
 

@@ -21,10 +21,8 @@ class SecureOptions:
     authority: bytes = b""
 
 
-def secure_options(config: RunConfig) -> SecureOptions | None:
-    """As a config says; None where changes are seen one by one."""
+def secure_options(config: RunConfig) -> SecureOptions:
+    """As a config says."""
     update, trust = config.update, config.fleet.trust
-    if not update.secure:
-        return None
     authority = b"" if trust is None else Authority(Path(trust)).ca.read_bytes()
     return SecureOptions(update.secure_least, update.secure_range, update.clip_norm, authority)

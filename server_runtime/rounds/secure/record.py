@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 from msgspec import Struct
 
-from fedwright.protocol.messages import BlobRef, SumAsk
+from fedwright.protocol.messages import BlobRef, CountTerms, SumAsk
 from fedwright.protocol.secure.graph import neighbours_of
 from fedwright.protocol.secure.roster import digest_of, read_roster
 
@@ -13,7 +13,8 @@ from fedwright.protocol.secure.roster import digest_of, read_roster
 class SumRecord(Struct, frozen=True):
     """One session. tasks: of its members, by device. Each further field is there once that stage has begun.
 
-    sealed, marks: by who shared. parts, signed: masked parts and the signatures under them, of those present.
+    counts: what is summed where that is no task's change. sealed, marks: by who shared. parts, signed: masked parts and
+    the signatures under them, of those present.
     """
 
     session: str
@@ -23,6 +24,7 @@ class SumRecord(Struct, frozen=True):
     marks: dict[str, dict[str, bytes]] = {}
     parts: dict[str, BlobRef] = {}
     signed: dict[str, bytes] = {}
+    counts: CountTerms | None = None
 
     @property
     def members(self) -> list[str]:
@@ -41,7 +43,7 @@ class SumRecord(Struct, frozen=True):
 
     def ask(self, device: str, stage: str, **more: object) -> SumAsk:
         """What a device is asked in a stage."""
-        return SumAsk(self.session, "unsent", stage, self.tasks[device], **more)  # type: ignore[arg-type]
+        return SumAsk(self.session, "unsent", stage, self.tasks[device], counts=self.counts, **more)  # type: ignore[arg-type]
 
     def sealed_for(self, device: str, graph: Mapping[str, frozenset[str]]) -> dict[str, bytes]:
         """The shares that a device's neighbours have given for it."""

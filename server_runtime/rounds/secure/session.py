@@ -12,7 +12,7 @@ from msgspec import structs
 from fedwright.protocol import codec
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ProtocolError
-from fedwright.protocol.messages import SumAnswer
+from fedwright.protocol.messages import CountTerms, SumAnswer
 from fedwright.protocol.secure.graph import is_connected, quorum
 from fedwright.protocol.secure.masks import Words, read_words
 from fedwright.protocol.secure.opening import Opening
@@ -184,9 +184,9 @@ class SumSession:
         return record
 
 
-def new_record(tasks: Mapping[str, str]) -> SumRecord:
-    """A session of its own for these devices' tasks."""
-    return SumRecord(codec.new_id(), dict(tasks))
+def new_record(tasks: Mapping[str, str], counts: CountTerms | None = None) -> SumRecord:
+    """A session of its own for these devices' tasks, or for their counts."""
+    return SumRecord(codec.new_id(), dict(tasks), counts=counts)
 
 
 def without(tasks: Mapping[str, str], devices: Sequence[str]) -> dict[str, str]:

@@ -48,7 +48,7 @@ class StageTalk:
                 asked_s = clock()
                 self._ask_again()
             self.tracker.poll(min(deadline_s, asked_s + RESEND_S))
-            for device, answer in questions.answers(SumAnswer):
+            for device, answer in questions.answers():
                 ask = self._waiting.get(device)
                 if ask is not None and (answer.sum, answer.stage) == (ask.sum, ask.stage):
                     self._take(device, answer, take, problems)
@@ -66,7 +66,8 @@ class StageTalk:
     def _ask_again(self) -> None:
         questions = self.tracker.questions
         for device in list(self._coming):
-            if questions.boot_of(device) == self._boots.get(device):
+            # What lies with an edge may have gone with it: the device says again where it is.
+            if questions.boot_of(device) == self._boots.get(device) and self.tracker.edge_of(device) is None:
                 questions.pull(device, self._coming[device][0])
             else:
                 _, answer = self._coming.pop(device)

@@ -179,9 +179,9 @@ def test_members_that_trained_something_known_are_refused(cheat: Cheat) -> None:
         {"recipe": Recipe(8, 0.1, 1, epochs=0)},
         {"recipe": Recipe(8, 0.1, 1, classes=[1])},
         {"returns": Returns(weights="weights")},
-        {"returns": Returns(class_means=True)},
+        {"returns": Returns(masked=True)},
     ],
-    ids=["rate of zero", "no epochs", "one class", "weights", "class means"],
+    ids=["rate of zero", "no epochs", "one class", "weights", "some entries"],
 )
 def test_tasks_whose_change_hides_nobody_are_not_begun(changes: dict[str, Any]) -> None:
     with pytest.raises(DeviceError):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.link.memory import MemoryBroker, MemoryLink
+from fedwright.protocol.uploads import Uploads
 from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.config import RunConfig
 from fedwright.server_runtime.rounds import events
@@ -82,6 +83,14 @@ def first_replies(folder: Path) -> dict[str, Reply]:
         return store.replies(Position(1, 0))
     finally:
         store.close()
+
+
+def test_sums_through_edges_end_as_sums_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masked numbers come in several pieces, which the edges fetch and the host fetches from them."""
+    offer = Uploads.offer
+    monkeypatch.setattr(Uploads, "offer", lambda own, data, chunk_bytes: offer(own, data, chunk_bytes=4096))
+    given: dict[str, Any] = {"update": {"secure": True}, "simulate": {"rows": 120}}
+    np.testing.assert_equal(play(tmp_path / "a", edges=2, **given)[0], simulated(tmp_path / "b", edges=0, **given))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 
 from fedwright.protocol.errors import BadUpdate
-from fedwright.protocol.messages import Answer, Ask, BlobRef, Returns, Stats, Update
+from fedwright.protocol.messages import BlobRef, Returns, Stats, SumAnswer, SumAsk, Update
 from fedwright.server_runtime.fleet.registry import Registry
 from fedwright.server_runtime.fleet.upload_limits import check_size
 from fedwright.server_runtime.rounds.arriving_updates import ArrivingUpdates
@@ -56,11 +56,11 @@ def test_answers_to_what_nobody_asked_are_not_kept() -> None:
     for device in ("a", "b"):
         registry.hear(device, "boot", report(), now_s=0.0)
     questions = Questions(cast(Any, _Deaf()), registry)
-    questions.ask("a", Ask("s", "boot", "mask", 4))
+    questions.ask("a", SumAsk("s", "boot", "mask", "t"))
     for _ in range(500):
-        questions.take("a", Answer("s", "mask"))
-        questions.take("b", Answer("s", "mask"))
+        questions.take("a", SumAnswer("s", "mask"))
+        questions.take("b", SumAnswer("s", "mask"))
 
-    assert [device for device, _ in questions.answers(Answer)] == ["a"] * MOST_KEPT
-    questions.take("a", Answer("s", "mask"))
-    assert len(questions.answers(Answer)) == 1
+    assert [device for device, _ in questions.answers()] == ["a"] * MOST_KEPT
+    questions.take("a", SumAnswer("s", "mask"))
+    assert len(questions.answers()) == 1

@@ -1,0 +1,175 @@
+"""On a Ray cluster of two nodes: the same bytes as in one process, whoever is killed, and one sentence for the rest."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+from ray import cloudpickle
+from ray.cluster_utils import Cluster
+
+from fedwright.protocol.errors import ConfigError, EngineError
+from fedwright.server_runtime.config_sections.engine import EngineSection
+from fedwright.server_runtime.engine import cluster as clusters
+from fedwright.server_runtime.engine.here import Here
+from fedwright.server_runtime.rounds import events
+from fedwright.simulation.simulate import simulate
+from helpers.resume import final_state
+from helpers.simulation import make_config
+
+MEMORY_BYTES = 80 * 1024**2
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A cluster of two nodes with one CPU each."""
+    # Workers cannot import a test.
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
+    node: dict[str, Any] = {"num_cpus": 1, "object_store_memory": MEMORY_BYTES}
+    with pytest.MonkeyPatch.context() as patch, clusters.own_handlers():
+        for name, value in clusters.SETTINGS.items():
+            patch.setenv(name, value)
+        cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+        try:
+            cluster.add_node(**node)
+            yield cluster.address
+        finally:
+            ray.shutdown()
+            cluster.shutdown()  # type: ignore[no-untyped-call]
+
+
+@pytest.fixture(scope="module")
+def joined(address: str) -> Iterator[EngineSection]:
+    """The cluster, with this process a part of it."""
+    section = EngineSection("ray", address)
+    with clusters.connected(section):
+        yield section
+
+
+def test_a_cluster_of_other_versions_is_told_in_one_sentence(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.__version__", "2.0.0")
+
+    with (
+        pytest.raises(EngineError, match=r"runs other versions: .*2\.0\.0.*; install the same$"),
+        clusters.connected(EngineSection("ray", address)),
+    ):
+        pass
+
+
+@pytest.fixture(params=["here", "ray"])
+def engine(request: pytest.FixtureRequest, joined: EngineSection) -> Iterator[Executor]:
+    """Every engine, with workers that have begun."""
+    del joined
+    if request.param == "here":
+        begin(1)
+        yield Here()
+        return
+    from fedwright.server_runtime.engine.ray_executor import RayExecutor
+
+    with RayExecutor(begin=(begin, (1,))) as executor:
+        yield executor
+
+
+def begin(times: int) -> None:
+    """What a worker does first."""
+    sys.modules["begun"] = times  # type: ignore[assignment]
+
+
+def counted(number: int) -> tuple[int, int]:
+    """What was asked for, and what the worker began with."""
+    if number < 0:
+        raise ConfigError(f"{number} is below 0; take more")
+    return number, sys.modules["begun"]  # type: ignore[return-value]
+
+
+def test_results_keep_their_order_and_errors_their_words(engine: Executor) -> None:
+    assert list(engine.map(counted, range(40))) == [(number, 1) for number in range(40)]
+    with pytest.raises(ConfigError, match="-1 is below 0; take more"):
+        engine.submit(counted, -1).result()
+
+
+@pytest.mark.usefixtures("joined")
+def test_what_a_lost_or_slow_worker_did_is_done_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedwright.server_runtime.engine import ray_executor
+
+    monkeypatch.setattr(ray_executor, "SLOW_S", 0.4)
+    with ray_executor.RayExecutor() as executor:
+        list(executor.map(counted_once, range(4)))
+        lost = executor.submit(second_time, tmp_path / "lost", die)
+        slow = executor.submit(second_time, tmp_path / "slow", lambda: wait_for(tmp_path / "go"))
+
+        assert lost.result() == slow.result() == "done"
+        (tmp_path / "go").touch()
+        with pytest.raises(EngineError, match="3 workers died at the same call, as they do where memory runs out"):
+            executor.submit(die).result()
+
+
+def counted_once(number: int) -> int:
+    """Nothing much."""
+    return number
+
+
+def second_time(mark: Path, first: Any) -> str:
+    """Do something else when this is called for the first time."""
+    if not mark.exists():
+        mark.touch()
+        first()
+    return "done"
+
+
+def die() -> None:
+    """Be lost without a word."""
+    os.kill(os.getpid(), 9)
+
+
+def wait_for(mark: Path) -> None:
+    """Wait until somebody is done."""
+    until = time.monotonic() + 60
+    while not mark.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"update": {"codec": "int8"}, "method": {"name": "head-private"}},
+        {"update": {"secure": True}},
+    ],
+    ids=["residuals and personal layers", "secure sums"],
+)
+def test_a_simulation_ends_with_the_same_bytes_although_a_worker_is_killed(
+    tmp_path: Path, joined: EngineSection, sections: Any
+) -> None:
+    killed: list[int] = []
+
+    def kill(event: events.Event) -> None:
+        if isinstance(event, events.UpdateTaken) and not killed:
+            killed.append(seats()[0])
+            os.kill(killed[0], 9)
+
+    local = simulate(*make_config(tmp_path / "local", **sections))
+    remote = {"kind": "ray", "address": joined.address}
+    spread = simulate(*make_config(tmp_path / "ray", engine=remote, **sections), observer=kill)
+
+    assert killed
+    assert final_state(tmp_path / "ray") == final_state(tmp_path / "local")
+    assert spread.evaluations == local.evaluations
+
+
+def seats() -> list[int]:
+    """Processes of the cluster that devices' work is done in."""
+    family = psutil.Process().children(recursive=True)
+    return [process.pid for process in family if process.name().startswith("ray::Seat")]
+
+
+def test_more_workers_than_the_cluster_has_are_refused(tmp_path: Path, joined: EngineSection) -> None:
+    many = {"kind": "ray", "address": joined.address, "workers": 3}
+
+    with pytest.raises(ConfigError, match=r"engine.workers is 3 but the Ray cluster has 2 CPUs; take fewer"):
+        simulate(*make_config(tmp_path, engine=many))
