@@ -25,7 +25,7 @@ class Narrow:
             if len(payload) <= self._most_bytes and len(topic.split("/")) <= self._levels:
                 send(topic, payload, **more)
 
-        link.send = narrow  # type: ignore[method-assign, assignment]
+        link.send = narrow  # type: ignore[method-assign]
         return link
 
 
