@@ -30,6 +30,12 @@ _NAMES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
+# By the type itself, whose name numpy puts together anew each time; of either order of bytes.
+_KNOWN = {
+    kind: short
+    for name, short in _NAMES.items()
+    for kind in (np.dtype(name).newbyteorder("<"), np.dtype(name).newbyteorder(">"))
+}
 
 
 class _Header(msgspec.Struct):
@@ -43,11 +49,12 @@ def save(tensors: dict[str, Array], metadata: dict[str, str] | None = None) -> b
     end = 0
     for name in sorted(tensors):
         given = np.asarray(tensors[name])
-        if given.dtype.name not in _NAMES:
+        known = _KNOWN.get(given.dtype)
+        if known is None:
             raise BadBlob(f"tensor {name} has type {given.dtype}, which cannot be sent; convert it to float32")
         array = np.ascontiguousarray(given, dtype=given.dtype.newbyteorder("<"))
         start, end = end, end + array.nbytes
-        header[name] = {"dtype": _NAMES[given.dtype.name], "shape": given.shape, "data_offsets": (start, end)}
+        header[name] = {"dtype": known, "shape": given.shape, "data_offsets": (start, end)}
         parts.append(array.reshape(-1).view(np.uint8).data)
     head = msgspec.json.encode(header)
     head += b" " * (-len(head) % 8)

@@ -169,6 +169,8 @@ class RunInterrupt:
         self.options = ort.RunOptions()
         # Fatal only: errors come as exceptions.
         self.options.log_severity_level = 4
+        # No graph of a GPU is recorded. Left unsaid, onnxruntime looks for it at every run and raises inside.
+        self.options.add_run_config_entry("gpu_graph_id", "-1")
 
     def set(self) -> None:
         """End what runs."""

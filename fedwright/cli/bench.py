@@ -21,7 +21,7 @@ from fedwright.protocol.errors import ConfigError
 SUITES = {
     "train-step": (
         "suites.train_step",
-        "CPU time, wall time and memory of a training step, against torch",
+        "CPU time, wall time and memory of a training step, against torch, JAX and onnxruntime-training",
     ),
     "world": ("suites.world", "public architectures that build, train and agree with torch"),
     "predictor": (
@@ -112,7 +112,7 @@ OPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "--decoders": ("decoders", ("fuzz",)),
     "--models": ("models", ("train-step", "world", "predictor")),
     "--threads": ("threads", ("train-step",)),
-    "--classic-python": ("classic_python", ("train-step",)),
+    "--peers": ("peers", ("train-step",)),
 }
 # Where a clone keeps what was measured last.
 RESULTS = Path("benchmarks/results")
@@ -170,12 +170,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("--models", nargs="+", metavar="MODEL", help="train-step, world, predictor: models to measure")
     parser.add_argument("--threads", nargs="+", type=int, metavar="N", help="train-step: thread counts (1 2)")
-    parser.add_argument(
-        "--classic-python",
-        default=os.environ.get("FEDWRIGHT_CLASSIC_PYTHON"),
-        metavar="PATH",
-        help="train-step: the Python of an environment with fedwright[classic], to measure that backend too",
-    )
+    parser.add_argument("--peers", nargs="*", metavar="NAME", help="train-step: runtimes to measure beside torch (all)")
     parser.set_defaults(run=run)
 
 
@@ -213,9 +208,7 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError(f"--seeds {args.seeds}: give at least one")
     for option, (name, suites) in OPTIONS.items():
         without = [suite for suite in args.suites if suite not in suites]
-        # The environment may name a Python for those suites that want one.
-        given = getattr(args, name) is not None and option != "--classic-python"
-        if given and without:
+        if getattr(args, name) is not None and without:
             allowed = f"suite {' or '.join(suites)}" if len(suites) < 4 else "suites that --list shows with it"
             raise ConfigError(f"{option} is for the {allowed} alone; leave it out for {', '.join(without)}")
 

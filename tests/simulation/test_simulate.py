@@ -42,6 +42,18 @@ def test_same_bytes_as_real_agents(tmp_path: Path, processes: int) -> None:
     assert final_state(tmp_path / "simulated") == final_state(tmp_path / "agents")
 
 
+def test_updates_that_are_not_packed_give_the_same_model_and_larger_counts(tmp_path: Path) -> None:
+    found = {}
+    for counted in (True, False):
+        config, text = make_config(tmp_path / str(counted), processes=0, simulate={"count_bytes": counted})
+        found[counted] = simulate(config, text)
+
+    assert final_state(tmp_path / "True") == final_state(tmp_path / "False")
+    assert found[True].evaluations == found[False].evaluations
+    up = {counted: sum(r.bytes_up for r in one.outcome.devices.values()) for counted, one in found.items()}
+    assert up[True] < up[False]
+
+
 def test_models_sent_as_bf16_take_half_the_bytes_and_train_as_well(tmp_path: Path) -> None:
     found = {}
     for codec in ("float32", "bf16"):
