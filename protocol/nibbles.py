@@ -40,4 +40,6 @@ def unpack(packed: Array, scales: Array, count: int) -> Array:
     """The numbers again; packed: `byte_count` bytes, scales: `scale_count` of them, both checked by the caller."""
     levels = np.empty((packed.size, 2), np.int8)
     levels[:, 0], levels[:, 1] = (packed & 0x0F).astype(np.int8) - OFFSET, (packed >> 4).astype(np.int8) - OFFSET
-    return levels.reshape(-1)[:count].astype(np.float32) * np.repeat(scales, BLOCK)[:count]
+    values: Array = levels.reshape(-1)[:count].astype(np.float32)
+    values *= np.repeat(scales, BLOCK)[:count]
+    return values
