@@ -56,17 +56,17 @@ def make_model(spec: ModelSpec) -> torch.nn.Module:
 def main(given: dict[str, Any]) -> dict[str, Any]:
     """CPU seconds until the first round ended, of each further one, and the most memory that was held."""
     pfl = {
-        name: importlib.import_module(f"pfl.{name}")
+        name: importlib.import_module("pfl." + name.replace("/", "."))
         for name in (
-            "aggregate.simulate",
-            "algorithm.base",
-            "algorithm.federated_averaging",
-            "callback.base",
-            "data.dataset",
-            "data.federated_dataset",
-            "data.sampling",
-            "hyperparam.base",
-            "model.pytorch",
+            "aggregate/simulate",
+            "algorithm/base",
+            "algorithm/federated_averaging",
+            "callback/base",
+            "data/dataset",
+            "data/federated_dataset",
+            "data/sampling",
+            "hyperparam/base",
+            "model/pytorch",
         )
     }
     torch.set_num_threads(1)
@@ -74,7 +74,7 @@ def main(given: dict[str, Any]) -> dict[str, Any]:
     x, y, rows = torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["y"]), arrays["rows"]
     ends: list[float] = []
 
-    class Clock(pfl["callback.base"].TrainingProcessCallback):  # type: ignore[misc]
+    class Clock(pfl["callback/base"].TrainingProcessCallback):  # type: ignore[misc]
         def after_central_iteration(self, *_: Any, **__: Any) -> tuple[bool, Any]:
             """Note when a round ended."""
             ends.append(cpu_s())
@@ -82,25 +82,25 @@ def main(given: dict[str, Any]) -> dict[str, Any]:
 
     def user(number: int) -> Any:
         own = rows[number]
-        return pfl["data.dataset"].Dataset([x[own], y[own]], user_id=number)
+        return pfl["data/dataset"].Dataset([x[own], y[own]], user_id=number)
 
-    users = pfl["data.federated_dataset"].FederatedDataset(
-        user, pfl["data.sampling"].get_user_sampler("minimize_reuse", list(range(len(rows))))
+    users = pfl["data/federated_dataset"].FederatedDataset(
+        user, pfl["data/sampling"].get_user_sampler("minimize_reuse", list(range(len(rows))))
     )
     module = make_model(msgspec.convert(given["model"], ModelSpec))
-    model = pfl["model.pytorch"].PyTorchModel(
+    model = pfl["model/pytorch"].PyTorchModel(
         module, local_optimizer_create=torch.optim.SGD, central_optimizer=torch.optim.SGD(module.parameters(), lr=1.0)
     )
     rounds = given["rounds"]
-    params = pfl["hyperparam.base"]
-    pfl["algorithm.federated_averaging"].FederatedAveraging().run(
-        algorithm_params=pfl["algorithm.base"].NNAlgorithmParams(
+    params = pfl["hyperparam/base"]
+    pfl["algorithm/federated_averaging"].FederatedAveraging().run(
+        algorithm_params=pfl["algorithm/base"].NNAlgorithmParams(
             central_num_iterations=rounds,
             evaluation_frequency=rounds + 1,
             train_cohort_size=given["drawn"],
             val_cohort_size=0,
         ),
-        backend=pfl["aggregate.simulate"].SimulatedBackend(training_data=users, val_data=None),
+        backend=pfl["aggregate/simulate"].SimulatedBackend(training_data=users, val_data=None),
         model=model,
         model_train_params=params.NNTrainHyperParams(
             local_batch_size=given["batch"], local_num_epochs=1, local_learning_rate=given["learning_rate"]
