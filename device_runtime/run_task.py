@@ -267,7 +267,7 @@ def _trainer(
     tools.check(artifact, _largest(task.recipe, data))
     given = {name: value for name, value in _load(inputs.sides).items() if name not in ROW_SIDES}
     sides = _own_sides(artifact, received, masks) | given
-    trainer = tools.make_trainer(artifact, sides, _load(inputs.frozen))
+    trainer = tools.make_trainer(artifact, sides, _mapped(inputs.frozen))
     if plain and not sides:
         tools.kept.put(task.artifact.sha256, trainer, batch=task.recipe.batch, manifest=artifact.manifest)
     return trainer
@@ -353,6 +353,11 @@ def _correct(evaluation: Evaluation | None) -> int | None:
 
 def _measures(evaluation: Evaluation | None) -> dict[str, float] | None:
     return None if evaluation is None or not evaluation.measures else dict(evaluation.measures)
+
+
+def _mapped(path: Path | None) -> Tensors:
+    """What never changes stays on disk until it is read, and the system may take its memory back at any time."""
+    return {} if path is None else tensors.map_file(path)
 
 
 def _load(path: Path | None) -> Tensors:

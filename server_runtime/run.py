@@ -283,6 +283,8 @@ def make_setting(
         steps=config.train.steps,
         schedule=config.train.schedule,
         sums=config.update.secure,
+        trainable=config.train.trainable,
+        packing=config.train.frozen,
     )
 
 

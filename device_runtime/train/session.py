@@ -87,6 +87,9 @@ def open_session(
         # onnxruntime refuses a name that the graph does not have, and evaluation may read fewer than training.
         wanted = [tensor.name for tensor in scan(graph, what=what).initializers if tensor.name in frozen]
         options.add_external_initializers(wanted, [frozen[name] for name in wanted])
+        # Told so too, it computes with these very tensors, which may lie in a mapped file, and makes no copy.
+        for name in wanted:
+            options.add_initializer(name, frozen[name])
     providers = [provider] if provider == CPU else [provider, CPU]
     try:
         # Without the retry of its Python half, which prints.

@@ -82,9 +82,10 @@ class Planner:
         return Planned(planned.device, structs.replace(task, task=_again(planned)), assignment)
 
     def resized(self, planned: Planned, assignment: Assignment) -> Planned:
-        """The same device's task with the same tensors in other batches, under an id of its own."""
+        """The same device's task with the same tensors and another recipe or returns, under an id of its own."""
         # The pool that it was in may go up without it.
-        task = structs.replace(planned.task, task=_again(planned), recipe=assignment.recipe, pool=None)
+        own = {"recipe": assignment.recipe, "returns": assignment.returns}
+        task = structs.replace(planned.task, task=_again(planned), pool=None, **own)
         return Planned(planned.device, task, assignment)
 
     def afresh(self, first: Planned, last: Planned) -> Planned:

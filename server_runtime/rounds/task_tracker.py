@@ -35,8 +35,6 @@ log = logging.getLogger(__name__)
 # The longest wait for a message, so that deadlines and contested ids are looked at in time.
 TICK_S = 0.5
 TAKEN_OUT = "it was taken out of the run by order"
-# The rule of a device's owner that another offer can obey.
-LEAST_BATCH = "least_batch"
 OfferLess = Callable[[Planned, Refusal], Planned | None]
 """What to send a device that refused a task; None gives up on it for this stage."""
 
@@ -317,8 +315,7 @@ class TaskTracker:
     def _take_refusal(self, out: TaskOut, refusal: Refusal) -> None:
         """Make the refusal durable together with the smaller task that answers it, then send that."""
         device = out.planned.device
-        other = refusal.reason == "over_budget" or refusal.rule == LEAST_BATCH
-        retry = self.offer_less(out.planned, refusal) if other else None
+        retry = self.offer_less(out.planned, refusal)
         reply = Reply(refusal.task, "refused", detail=f"{device} refused: {refusal.detail}")
         self._finish(out, reply, retry=retry)
         if retry is not None:
