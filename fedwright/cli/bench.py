@@ -35,6 +35,7 @@ SUITES = {
     "chaos": ("suites.chaos", "kills and cuts at random moments, against a run left in peace"),
     "soak": ("suites.soak", "memory of server, devices and broker over thousands of rounds"),
     "sums": ("suites.sums", "what sums that hide changes cost a device, beside plain updates and Flower"),
+    "scale": ("suites.scale", "PostgreSQL and S3 beside SQLite and a folder, and kills of the leading server"),
     "edges": ("suites.edges", "what reaches the host, with and without edge servers"),
     "page": ("suites.page", "the page's answers, its browser and what it costs, with 1,000 devices"),
     "transport": ("suites.transport", "speed of blobs and messages, against a raw TCP relay"),

@@ -35,6 +35,9 @@ class SimulateSection:
     hide_counts: bool = field(
         default=False, metadata=hint("devices tell nothing of their data but sums over 3 or more (secure_sum)")
     )
+    count_bytes: bool = field(
+        default=True, metadata=hint("pack updates as for a link, so that bytes are right; false is faster")
+    )
     processes: int | None = field(default=None, metadata=hint("how many in parallel; 0 = inside this one"))
     edges: int = field(default=0, metadata=hint("edge servers that devices sit behind in turn; 0 = none"))
     clusters: int = field(default=1, metadata=hint("clusters at most that an edge makes of devices of one size"))
