@@ -58,7 +58,7 @@ def diagnose(config: AgentConfig, *, root: Path = facts.ROOT) -> list[Finding]:
         _disk(config.state),
         *_policy(config),
         *_certificate(config),
-        _broker(config),
+        *_broker_findings(config),
         _data(config),
     ]
 
@@ -250,6 +250,28 @@ def _broker(config: AgentConfig) -> Finding:
     except FedwrightError as err:
         return Finding("fail", f"broker {config.broker}: {err}", "check the address, the network and the server")
     return Finding("ok", f"broker {config.broker} answers")
+
+
+def _broker_findings(config: AgentConfig) -> list[Finding]:
+    """Whether the broker answers, and what it lets through."""
+    answers = _broker(config)
+    if answers.level != "ok" or is_served(config):
+        return [answers]
+    from fedwright.device_runtime.broker_limits import DEPTHS, SIZES_KIB, find_limits
+    from fedwright.protocol.link import connect
+
+    name = f"{config.device}-doctor"
+    found = find_limits(
+        lambda: connect(config.broker, client_id=name, tls=config.tls(), login=config.login), config.device
+    )
+    if not found.largest_kib:
+        return [answers, Finding("warn", "broker sends no probe back", "let devices use fedwright/probe/DEVICE")]
+    shown = f"broker speaks MQTT {'5' if found.version == 5 else '3.1.1'} and passes chunks of {found.largest_kib} KiB"
+    if found.largest_kib < SIZES_KIB[-1]:
+        return [answers, Finding("warn", shown, f"set fleet.chunk_kib = {found.largest_kib} on the server")]
+    if 0 < found.depth < DEPTHS[0]:
+        return [answers, Finding("fail", f"{shown}, but no topics of {DEPTHS[0]} levels", "allow deeper topics")]
+    return [answers, Finding("ok", shown)]
 
 
 def _data(config: AgentConfig) -> Finding:

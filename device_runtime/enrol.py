@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from fedwright.protocol import topics
+from fedwright.protocol.crypto.certificates import unreadable_certificate
 from fedwright.protocol.enrolment import (
     CA_PATH,
     ENROLL_PATH,
@@ -40,7 +41,10 @@ def request_for(device: str, folder: Path, *, token: str = "") -> EnrolmentReque
         made = ec.generate_private_key(ec.SECP256R1())
         plain = serialization.NoEncryption()
         write_private(file, made.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain))
-    key = serialization.load_pem_private_key(file.read_bytes(), password=None)
+    try:
+        key = serialization.load_pem_private_key(file.read_bytes(), password=None)
+    except unreadable_certificate() as err:
+        raise ConfigError(f"{file} cannot be read ({err}); remove it, and a new one is made") from err
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(f"{file} is of another kind; remove it, and a new one is made")
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, device)])
@@ -75,12 +79,15 @@ def keep_reply(reply: EnrolmentReply, folder: Path) -> EnrolmentReply:
     file = folder / "key.pem"
     if not file.exists():
         raise ConfigError(f"{file} is missing; ask with `fedwright device enroll` from this device first")
-    key = serialization.load_pem_private_key(file.read_bytes(), password=None)
     try:
-        cert = x509.load_pem_x509_certificate(reply.cert.encode())
-    except ValueError as err:
+        key = serialization.load_pem_private_key(file.read_bytes(), password=None).public_key()
+    except unreadable_certificate() as err:
+        raise ConfigError(f"{file} cannot be read ({err}); remove it and ask again from this device") from err
+    try:
+        certified = x509.load_pem_x509_certificate(reply.cert.encode()).public_key()
+    except unreadable_certificate() as err:
         raise ConfigError(f"the reply holds no certificate ({err}); ask again") from err
-    if cert.public_key() != key.public_key():
+    if certified != key:
         raise ConfigError(f"the reply is for another key than {file}; ask again from this device")
     replace_file(folder / "ca.pem", reply.ca.encode())
     replace_file(folder / "cert.pem", reply.cert.encode())

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from msgspec import structs
@@ -73,9 +74,20 @@ class StepsDone:
         self.tell(done, of)
 
 
+class Meter(Protocol):
+    """Measures from its making on."""
+
+    def joules(self) -> float | None:
+        """Energy of what was done; None where nothing tells."""
+        ...
+
+
 @dataclass(frozen=True)
 class Tools:
-    """What a device works with, the same for every task."""
+    """What a device works with, the same for every task.
+
+    read_artifact, read_weights: what a blob holds; who does the tasks of many devices keeps it for the next one.
+    """
 
     make_trainer: MakeTrainer
     check: CheckArtifact
@@ -87,6 +99,9 @@ class Tools:
     policy: Policy = field(default_factory=Policy)
     interrupt: Interrupt | None = None
     steps: StepsDone = field(default_factory=StepsDone)
+    meter: Callable[[], Meter] = EnergyMeter
+    read_artifact: Callable[[Path], Artifact] = lambda path: artifacts.unpack(path.read_bytes())
+    read_weights: Callable[[Path], tuple[Tensors, Tensors]] = deltas.load
 
 
 @dataclass(frozen=True)
@@ -136,10 +151,10 @@ def run_task(
         should_stop = tools.guard.watching(should_stop)
     if should_stop():
         raise Stopped
-    wall_s, cpu_s, energy = time.monotonic(), time.process_time(), EnergyMeter()
+    wall_s, cpu_s, energy = time.monotonic(), time.process_time(), tools.meter()
     data = data.numbered_as(task.class_names)
     tools.policy.check(task, minute_of_day())
-    received, masks = deltas.load(inputs.weights)
+    received, masks = tools.read_weights(inputs.weights)
     received = tools.personal.over(received, task.returns.personal, run=task.run_key)
     trainer = _trainer(task, inputs, tools, data=data, received=received, masks=masks)
     trainer.load(received)
@@ -248,11 +263,11 @@ def _trainer(
     kept = tools.kept.take(task.artifact.sha256, batch=task.recipe.batch)
     if plain and kept is not None:
         return kept
-    artifact = artifacts.unpack(inputs.artifact.read_bytes())
+    artifact = tools.read_artifact(inputs.artifact)
     tools.check(artifact, _largest(task.recipe, data))
     given = {name: value for name, value in _load(inputs.sides).items() if name not in ROW_SIDES}
     sides = _own_sides(artifact, received, masks) | given
-    trainer = tools.make_trainer(artifact, sides, _load(inputs.frozen))
+    trainer = tools.make_trainer(artifact, sides, _mapped(inputs.frozen))
     if plain and not sides:
         tools.kept.put(task.artifact.sha256, trainer, batch=task.recipe.batch, manifest=artifact.manifest)
     return trainer
@@ -338,6 +353,11 @@ def _correct(evaluation: Evaluation | None) -> int | None:
 
 def _measures(evaluation: Evaluation | None) -> dict[str, float] | None:
     return None if evaluation is None or not evaluation.measures else dict(evaluation.measures)
+
+
+def _mapped(path: Path | None) -> Tensors:
+    """What never changes stays on disk until it is read, and the system may take its memory back at any time."""
+    return {} if path is None else tensors.map_file(path)
 
 
 def _load(path: Path | None) -> Tensors:

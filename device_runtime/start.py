@@ -32,6 +32,7 @@ from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.link import Link, connect
 from fedwright.protocol.messages import Gone
 from fedwright.protocol.secure.graph import LEAST_DEVICES
+from fedwright.protocol.support.memory import give_back_large_blocks
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ MB = 1e6
 def run_agent(config: AgentConfig) -> None:
     """Run one device in the foreground; SIGTERM and SIGINT end it cleanly."""
     _check(config)
+    give_back_large_blocks()
     # Emulated devices and services may have been started further back already.
     os.nice(max(0, config.nice - os.nice(0)))
     with open_agent(config) as agent:

@@ -16,6 +16,8 @@ USER_VARIABLE = "FEDWRIGHT_BROKER_USER"
 DEVICE_USER = "device"
 EDGE_USER = "edge"
 HIDDEN = "***"
+# Of one cluster, in one address.
+MOST_NODES = 16
 # Up to the last @ of the word: a password may hold one.
 _PASSWORD = re.compile(r"([\w+.-]+://[^\s\"'/@:]*):[^\s\"']*@")
 # Of a documentation network; connecting a datagram socket sends nothing.
@@ -32,13 +34,22 @@ class Login:
 
 @dataclass(frozen=True)
 class Address:
-    """Where a broker listens, and as whom to connect; written out it hides the password."""
+    """Where a broker listens, and as whom to connect; written out it hides the password.
+
+    others: further nodes of the same broker, to go to in turn when one is gone.
+    """
 
     host: str
     port: int
     secure: bool
     user: str | None = None
     password: str | None = field(default=None, repr=False)
+    others: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def nodes(self) -> tuple[tuple[str, int], ...]:
+        """Host and port of every node, in the order in which they are tried."""
+        return ((self.host, self.port), *self.others)
 
     def __str__(self) -> str:
         return self._url(None if self.password is None else HIDDEN)
@@ -51,27 +62,33 @@ class Address:
         login = "" if self.user is None else quote(self.user, safe="")
         if password is not None:
             login += f":{password}"
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'mqtts' if self.secure else 'mqtt'}://{login + '@' if login else ''}{host}:{self.port}"
+        nodes = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.nodes)
+        return f"{'mqtts' if self.secure else 'mqtt'}://{login + '@' if login else ''}{nodes}"
 
 
 def parse_url(url: str) -> Address:
-    """Read mqtt://[user[:password]@]host[:port] or the same with mqtts."""
+    """Read mqtt://[user[:password]@]host[:port][,host[:port]…] or the same with mqtts."""
+    scheme, _, rest = url.partition("://")
+    place = rest.partition("/")[0]
+    login, at, hosts = place.rpartition("@")
+    nodes = []
     try:
-        parts = urlsplit(url)
-        port = parts.port
+        for host in hosts.split(","):
+            parts = urlsplit(f"{scheme}://{login}{at}{host}")
+            nodes.append((parts.hostname, PORTS.get(parts.scheme, 0) if parts.port is None else parts.port))
     except ValueError as err:
         raise ConfigError(f"broker address {mask(url)!r} cannot be read ({err}); write mqtt://host:port") from err
-    if parts.scheme not in PORTS or not parts.hostname or port == 0:
+    found = [(host, port) for host, port in nodes if host and port]
+    if parts.scheme not in PORTS or len(found) != len(nodes) or len(found) > MOST_NODES:
         raise ConfigError(f"broker address {mask(url)!r} must be mqtt://host:port or mqtts://host:port")
     user, password = (None if text is None else unquote(text) for text in (parts.username, parts.password))
     return Address(
-        parts.hostname,
-        port or PORTS[parts.scheme],
+        *found[0],
         parts.scheme == "mqtts",
         user or None,
         # A config that is kept has its password hidden.
         None if password in ("", HIDDEN) else password,
+        tuple(found[1:]),
     )
 
 

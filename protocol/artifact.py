@@ -28,7 +28,7 @@ EDGES = "edges"
 
 Name = Annotated[str, Meta(min_length=1, max_length=400)]
 Dims = Annotated[list[Annotated[int, Meta(ge=-1, le=2**31)]], Meta(max_length=8)]
-Dtype = Literal["float32", "int64", "int32", "bool"]
+Dtype = Literal["float32", "int64", "int32", "bool", "int8", "uint8"]
 
 
 class TensorSpec(Struct, frozen=True):

@@ -150,12 +150,20 @@ class BlobStore:
 
     def put_bytes(self, data: bytes) -> str:
         """Keep a blob; returns its name."""
-        sha256 = make_ref(data, inline=False).sha256
-        if not self.has(sha256):
+        return self.keep(data).sha256
+
+    def keep(self, data: bytes, *, chunk_bytes: int = LARGE_CHUNK_BYTES) -> BlobRef:
+        """Keep a blob; returns its description."""
+        ref = make_ref(data, chunk_bytes=chunk_bytes, inline=False)
+        if not self.has(ref.sha256):
             with self._temporary() as temporary:
                 temporary.write_bytes(data)
-                self._adopt(temporary, sha256)
-        return sha256
+                self._adopt(temporary, ref.sha256)
+        return ref
+
+    def vouch(self, ref: BlobRef) -> None:
+        """A blob was put into this folder by this program under its own name: it need not be hashed again."""
+        self._whole.setdefault(ref.sha256, ref.size_bytes)
 
     def put_file(self, source: Path) -> str:
         """Keep a copy of a file without reading it whole; returns its name."""

@@ -113,6 +113,8 @@ class Bounds:
             return self._shaped(operator, self._numbers.get(inputs[at]), given[0])
         if operator == "Range":
             return self._range(inputs)
+        if operator == "DequantizeLinear":
+            return given[0]
         if operator in _STRETCHED and known and len(known) == len(given):
             return _stretched(known)
         if operator in ("MatMul", "Gemm") and len(known) == len(given) >= 2:

@@ -36,7 +36,7 @@ MAX_DEPTH = 3
 MAX_NODES = 200_000
 MAX_RANK = 8
 
-DTYPES = {1: "float32", 6: "int32", 7: "int64", 9: "bool"}
+DTYPES = {1: "float32", 2: "uint8", 3: "int8", 6: "int32", 7: "int64", 9: "bool"}
 
 _EXTERNAL = 1
 _FLOAT = 1

@@ -1,7 +1,8 @@
 """Named tensors as safetensors bytes; equal tensors give equal bytes, garbage gives BadBlob."""
 
+import math
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -30,6 +31,21 @@ _NAMES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
+# By the type itself, whose name numpy puts together anew each time; of either order of bytes.
+_KNOWN = {
+    kind: short
+    for name, short in _NAMES.items()
+    for kind in (np.dtype(name).newbyteorder("<"), np.dtype(name).newbyteorder(">"))
+}
+
+
+_TYPES = {code: name for name, code in _NAMES.items()}
+
+
+class _Entry(msgspec.Struct):
+    dtype: str = ""
+    shape: list[Annotated[int, msgspec.Meta(ge=0)]] = []
+    data_offsets: tuple[int, int] = (0, 0)
 
 
 class _Header(msgspec.Struct):
@@ -43,11 +59,12 @@ def save(tensors: dict[str, Array], metadata: dict[str, str] | None = None) -> b
     end = 0
     for name in sorted(tensors):
         given = np.asarray(tensors[name])
-        if given.dtype.name not in _NAMES:
+        known = _KNOWN.get(given.dtype)
+        if known is None:
             raise BadBlob(f"tensor {name} has type {given.dtype}, which cannot be sent; convert it to float32")
         array = np.ascontiguousarray(given, dtype=given.dtype.newbyteorder("<"))
         start, end = end, end + array.nbytes
-        header[name] = {"dtype": _NAMES[given.dtype.name], "shape": given.shape, "data_offsets": (start, end)}
+        header[name] = {"dtype": known, "shape": given.shape, "data_offsets": (start, end)}
         parts.append(array.reshape(-1).view(np.uint8).data)
     head = msgspec.json.encode(header)
     head += b" " * (-len(head) % 8)
@@ -66,6 +83,32 @@ def load(source: bytes | Path) -> dict[str, Array]:
         raise BadBlob(f"{_where(source)} holds a tensor type that numpy does not have: {err}") from err
     except OSError as err:
         raise BadBlob(f"{_where(source)} cannot be read: {err}") from err
+
+
+def map_file(path: Path) -> dict[str, Array]:
+    """Tensors by name that stay in the file until they are read; nothing can be written to them."""
+    found = {}
+    try:
+        whole = np.memmap(path, np.uint8, mode="r")
+        start = 8 + _header_bytes(whole[:8].tobytes())
+        for name, entry in msgspec.json.decode(whole[8:start].tobytes(), type=dict[str, _Entry]).items():
+            if name != "__metadata__":
+                found[name] = _mapped(whole[start:], entry)
+    except (OSError, *UNREADABLE, KeyError, ValueError) as err:
+        raise BadBlob(f"{path} is not a safetensors blob: {err}") from err
+    return found
+
+
+def _mapped(data: Array, entry: "_Entry") -> Array:
+    first, last = entry.data_offsets
+    dtype = np.dtype(_TYPES[entry.dtype])
+    if not 0 <= first <= last <= len(data) or last - first != math.prod(entry.shape) * dtype.itemsize:
+        raise ValueError(f"a tensor of {entry.shape} lies at {first} to {last} of {len(data)} bytes")
+    part = data[first:last]
+    # Where a type's numbers do not begin at a multiple of their size, they are copied.
+    own = part if part.ctypes.data % dtype.itemsize == 0 else part.copy()
+    found: Array = own.view(dtype).reshape(entry.shape)
+    return found
 
 
 def metadata(source: bytes | Path) -> dict[str, str]:

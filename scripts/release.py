@@ -1,9 +1,6 @@
 """`make release`: build, check, install in fresh environments, list licences, sign; nothing is published."""
 
 import argparse
-import hashlib
-import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,98 +9,83 @@ from pathlib import Path
 
 from fedwright import __version__
 from release_steps.changelog import released
+from release_steps.installs import try_installs, try_on_arm64
 from release_steps.licences import bill_of_materials, licence_list, packages
 from release_steps.packages import build_packages
+from release_steps.signing import check_key, sign, write_sums
 
 ROOT = Path(__file__).resolve().parent.parent
-PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+# What an earlier release left, and nothing else, is removed.
+OURS = ("fedwright-*.whl", "fedwright-*.tar.gz", "sbom.cdx.json", "LICENCES.md", "SHA256SUMS*")
 
 
-def build_twice(out: Path) -> list[Path]:
+def empty(out: Path) -> None:
+    """Remove an earlier release from the folder; ValueError where anything else is in it."""
+    found = sorted(out.iterdir()) if out.exists() else []
+    others = [path.name for path in found if not any(path.match(pattern) for pattern in OURS)]
+    if others:
+        raise ValueError(f"{out} has {others[0]}, which is of no release; name another folder with --out")
+    for path in found:
+        path.unlink()
+
+
+def build_twice(root: Path, out: Path) -> list[Path]:
     """The packages, if a second build gives the same bytes."""
     with tempfile.TemporaryDirectory() as second:
-        made, again = build_packages(ROOT, out), build_packages(ROOT, Path(second))
+        made, again = build_packages(root, out), build_packages(root, Path(second))
         for first, other in zip(made, again, strict=True):
             if first.read_bytes() != other.read_bytes():
-                raise SystemExit(f"release: {first.name} differs from build to build; find what changes in it")
+                raise ValueError(f"{first.name} differs from build to build; find what changes in it")
     return made
 
 
-def find_python(version: str) -> str | None:
-    """An interpreter of this version, on the path or as pyenv keeps them."""
-    kept = sorted((Path.home() / ".pyenv/versions").glob(f"{version}.*/bin/python"))
-    for python in filter(None, [shutil.which(f"python{version}"), *map(str, kept)]):
-        if subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0:
-            return python
-    return None
-
-
-def try_install(python: str, wheel: Path) -> str:
-    """Install the device's part in a fresh environment and start it; what it calls itself."""
-    # The sources of this tree must not stand in for what was installed.
-    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([python, "-m", "venv", folder], check=True, env=bare)
-        own = Path(folder) / "bin"
-        target = f"fedwright[device] @ {wheel.resolve().as_uri()}"
-        calls: list[list[str | Path]] = [
-            [own / "python", "-m", "pip", "install", "-q", "--no-input", target],
-            [own / "python", "-c", "import fedwright; fedwright.Trainer, fedwright.Device"],
-            [own / "fedwright", "device", "run", "--help"],
-        ]
-        for call in calls:
-            subprocess.run(call, check=True, env=bare, cwd=folder, stdout=subprocess.DEVNULL)
-        said = subprocess.run([own / "fedwright", "--version"], check=True, env=bare, capture_output=True, text=True)
-        return said.stdout.strip()
-
-
-def try_installs(wheel: Path) -> list[str]:
-    """Try the wheel with every Python that is here; which those are."""
-    tried = []
-    for version in PYTHONS:
-        python = find_python(version)
-        if python is None:
-            print(f"release: Python {version} is not here, so {wheel.name} was not tried with it")
-            continue
-        print(f"release: {try_install(python, wheel)} installs and starts on Python {version}")
-        tried.append(version)
-    return tried
-
-
-def sign(files: list[Path], key: str | None) -> None:
-    """Write the hashes of all files, and sign that list with a GnuPG key if one is named."""
-    sums = files[0].parent / "SHA256SUMS"
-    lines = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}" for file in files]
-    sums.write_text("\n".join(lines) + "\n")
-    if key is None:
-        print("release: SHA256SUMS is not signed; name a key with ARGS='--key ID'")
-        return
-    subprocess.run(["gpg", "--batch", "--yes", "--armor", "--local-user", key, "--detach-sign", str(sums)], check=True)
-
-
-def main() -> None:
-    """All steps in their order; the first that fails ends it."""
-    parser = argparse.ArgumentParser(description="Make a release in a folder; nothing is published.")
-    parser.add_argument("--out", type=Path, default=ROOT / "dist")
-    parser.add_argument("--key", help="the GnuPG key to sign with")
-    parser.add_argument("--arm64", action="store_true", help="also install and train on ARM64 under qemu (minutes)")
-    parser.add_argument("--changelog", action="store_true", help="turn Unreleased into the section of this version")
-    args = parser.parse_args()
-    shutil.rmtree(args.out, ignore_errors=True)
-    made = build_twice(args.out)
+def release(args: argparse.Namespace) -> None:
+    """All steps in their order; what can be refused without building is looked at first."""
+    log, today = ROOT / "CHANGELOG.md", datetime.now(timezone.utc).date().isoformat()
+    text = released(log.read_text(), __version__, today) if args.changelog else ""
+    if args.key is not None:
+        check_key(args.key)
+    empty(args.out)
+    made = build_twice(ROOT, args.out)
+    say(f"two builds gave the same bytes: {', '.join(file.name for file in made)}")
     subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *map(str, made)], check=True)
-    try_installs(next(file for file in made if file.suffix == ".whl"))
+    wheel = next(file for file in made if file.suffix == ".whl")
+    for line in try_installs(wheel):
+        say(line)
     if args.arm64:
-        subprocess.run([sys.executable, "-m", "pytest", "-q", "tests/e2e/test_arm64_install.py"], cwd=ROOT, check=True)
+        try_on_arm64(wheel, ROOT)
     found = packages()
     (args.out / "sbom.cdx.json").write_text(bill_of_materials(found))
     (args.out / "LICENCES.md").write_text(licence_list(found))
+    sums = write_sums([*made, args.out / "sbom.cdx.json", args.out / "LICENCES.md"])
+    if args.key is None:
+        say(f"{sums.name} is not signed; name a key with ARGS='--key KEY'")
+    else:
+        say(f"signed: {sign(sums, args.key).name}")
     if args.changelog:
-        log = ROOT / "CHANGELOG.md"
-        log.write_text(released(log.read_text(), __version__, datetime.now(timezone.utc).date().isoformat()))
-    sign([*made, args.out / "sbom.cdx.json", args.out / "LICENCES.md"], args.key)
-    print(f"release: {__version__} is in {args.out}")
+        log.write_text(text)
+    say(f"{__version__} is in {args.out}")
+
+
+def say(line: str) -> None:
+    """Tell whoever releases."""
+    print(f"release: {line}", flush=True)
+
+
+def main() -> int:
+    """The first step that fails ends it, in a sentence."""
+    parser = argparse.ArgumentParser(description="Make a release in a folder; nothing is published.")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist")
+    parser.add_argument("--key", help="the key to sign with: a file with an SSH key, or the name of a GnuPG key")
+    parser.add_argument("--arm64", action="store_true", help="also install and train on ARM64 under qemu (minutes)")
+    parser.add_argument("--changelog", action="store_true", help="turn Unreleased into the section of this version")
+    try:
+        release(parser.parse_args())
+    except (ValueError, subprocess.CalledProcessError) as err:
+        say(str(err))
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

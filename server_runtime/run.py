@@ -1,6 +1,7 @@
 """Puts a run together: folder, store, method and coordinator, from a config or from what an earlier process left."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -227,7 +228,7 @@ def infer_spec(section: ModelSection, reports: Mapping[str, Report]) -> tuple[Mo
     Of numbers of classes the largest counts that the median bears out; who claims more is turned away.
     """
     shapes = [tuple(r.data.input_shape) for _, r in sorted(reports.items()) if not is_without_data(r)]
-    shape = section.input_shape or max(shapes, key=shapes.count)
+    shape = section.input_shape or Counter(shapes).most_common(1)[0][0]
     fitting = {device: report for device, report in reports.items() if tuple(report.data.input_shape) == shape}
     names = fleet_names(section.classes, fitting)
     given = section.classes if isinstance(section.classes, int) else len(names)
@@ -282,6 +283,8 @@ def make_setting(
         steps=config.train.steps,
         schedule=config.train.schedule,
         sums=config.update.secure,
+        trainable=config.train.trainable,
+        packing=config.train.frozen,
     )
 
 

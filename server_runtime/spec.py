@@ -98,6 +98,7 @@ class Structure:
 
     trainable: name prefixes of the parameters that train (`("",)` = all); the rest is frozen and supplied once.
     private: each sample's gradient is clipped and noise that the device draws is added to their sum.
+    packing: how large frozen tensors are stored (blocks/packing.py).
     """
 
     spec: ModelSpec
@@ -105,6 +106,7 @@ class Structure:
     optimizer: Optimizer = field(default_factory=Optimizer)
     trainable: tuple[str, ...] = ("",)
     private: bool = False
+    packing: Literal["float32", "int8", "int4"] = "float32"
 
     def key(self) -> str:
         """Content hash that names the artifact in caches."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from fedwright.device_runtime.data.local import LocalData
 
 Array = NDArray[Any]
-Attack = Literal["sign-flip", "scale", "random", "label-flip", "back-door"]
+Attack = Literal["sign-flip", "scale", "random", "label-flip", "back-door", "absence"]
 
 # How much longer a flipped, scaled or random change is than the honest one.
 FLIPPED, SCALED, RANDOM = 3.0, 20.0, 5.0

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from fedwright.device_runtime.data.graph import inner_edges
 from fedwright.device_runtime.data.local import LocalData
 from fedwright.protocol.class_names import places_in
+from fedwright.protocol.data_summary import DataSummary
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime.config_sections.simulate import SimulateSection
 from fedwright.server_runtime.public_data.embedded_sets import HOLDOUT
@@ -53,6 +54,21 @@ def local_data(dealt: Dealt, device: str) -> LocalData:
     share, names = dealt.shares[device], dealt.class_names.get(device, ())
     classes = len(names) or dealt.classes
     return rows_of(dealt.x, dealt.y, share, classes=classes, class_names=names, edges=dealt.edges)
+
+
+def plain_summary(dealt: Dealt, device: str) -> DataSummary:
+    """What a device tells of its rows to a run that asks for nothing beyond its classes."""
+    share, names = dealt.shares[device], dealt.class_names.get(device, ())
+    classes = len(names) or dealt.classes
+    return DataSummary(
+        samples=len(share.train),
+        holdout=len(share.test),
+        input_shape=list(dealt.input_shape),
+        classes=classes,
+        class_counts=np.bincount(dealt.y[share.train], minlength=classes).tolist(),
+        class_names=list(names) if names else None,
+        input_dtype=str(dealt.x.dtype),
+    )
 
 
 def rows_of(

@@ -17,7 +17,7 @@ from fedwright.device_runtime.store.personal_layers import PersonalLayers
 from fedwright.device_runtime.store.residual import ErrorFeedback
 from fedwright.device_runtime.train.loop import Evaluation
 from fedwright.protocol.artifact import EDGES
-from fedwright.protocol.blobs import BlobStore, make_ref
+from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.data_summary import held_back, told
 from fedwright.protocol.errors import DeviceError, FedwrightError
 from fedwright.protocol.messages import BlobRef, Dismiss, Refusal, Report, SumAsk, Task, Update
@@ -26,9 +26,19 @@ from fedwright.server_runtime.transport.device_channel import Heard
 from fedwright.server_runtime.transport.upload_puller import Pulled
 from fedwright.simulation.dealing import Dealt
 from fedwright.simulation.processes import FreshProcesses
-from fedwright.simulation.worker import EvaluationJob, Worker, WorkerSetup, begin, run_device_task, run_measure
+from fedwright.simulation.worker import (
+    EvaluationJob,
+    Worker,
+    WorkerSetup,
+    begin,
+    leaves_state,
+    run_device_task,
+    run_measure,
+)
 
 BOOT = "simulated"
+# Into so many parts the measuring of a fleet is cut for the processes.
+MEASURED_AT_ONCE = 64
 
 
 class Pool(Protocol):
@@ -74,7 +84,7 @@ class WorkerPool:
         if self._here is not None:
             return [(job.device, self._here.measure(job)) for job in jobs]
         assert self._pool is not None
-        found = self._pool.map(run_measure, jobs)
+        found = self._pool.map(run_measure, jobs, chunksize=1 + len(jobs) // MEASURED_AT_ONCE)
         return [(job.device, evaluation) for job, evaluation in zip(jobs, found, strict=True)]
 
     def __enter__(self) -> "WorkerPool":
@@ -99,6 +109,8 @@ class LocalFleet:
         hidden: Mapping[str, HiddenCounts] | None = None,
     ) -> None:
         self._pool = pool
+        # Tasks out that leave something on their device.
+        self._leaving: set[str] = set()
         self._hidden = hidden or {}
         self._sums: dict[str, SecureSums] = {}
         self._devices = devices
@@ -129,6 +141,8 @@ class LocalFleet:
         except DeviceError as err:
             self._events.append(Heard(device, BOOT, refusal_of(task.task, err)))
             return
+        if leaves_state(task):
+            self._leaving.add(task.task)
         up, down = self._sizes[device]
         for ref in common_blobs(task):
             if ref.sha256 not in self._has[device]:
@@ -151,14 +165,16 @@ class LocalFleet:
 
     def _offer(self, data: bytes, chunk_bytes: int) -> BlobRef:
         """Masked changes lie in the server's own store before they are announced."""
-        self._pool.blobs.put_bytes(data)
-        return make_ref(data, chunk_bytes=chunk_bytes, inline=False)
+        return self._pool.blobs.keep(data, chunk_bytes=chunk_bytes)
 
     def withdraw(self, task: str) -> None:
         """Tasks that were answered are over."""
 
     def acknowledge(self, device: str, task: str, *, problem: str = "") -> None:
         """What rounding left out counts as sent, and what personal layers learned counts, once the update is used."""
+        if task not in self._leaving:
+            return
+        self._leaving.discard(task)
         ErrorFeedback(self._devices / device).settle(task, used=not problem)
         PersonalLayers(self._devices / device).settle(task, used=not problem)
 
@@ -197,7 +213,9 @@ class LocalFleet:
         if isinstance(answer, Refusal):
             return answer
         up, down = self._sizes[device]
-        up += 0 if answer.tensors is None else answer.tensors.size_bytes
+        if answer.tensors is not None:
+            up += answer.tensors.size_bytes
+            self._pool.blobs.vouch(answer.tensors)
         self._sizes[device] = (up, down)
         return structs.replace(answer, stats=structs.replace(answer.stats, bytes_up=up, bytes_down=down))
 

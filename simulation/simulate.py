@@ -29,6 +29,7 @@ from fedwright.server_runtime.config import RunConfig
 from fedwright.server_runtime.config_sections.simulate import SimulateSection
 from fedwright.server_runtime.engine.cluster import check_ray
 from fedwright.server_runtime.evaluate.metrics import fleet_summary
+from fedwright.server_runtime.methods import registry
 from fedwright.server_runtime.methods.base import Method, MethodState, Tensors
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.channel import Channel
@@ -39,7 +40,7 @@ from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Objective, Structure
 from fedwright.server_runtime.track.run import RunTracker, tracked
 from fedwright.simulation.absences import FrailFleet, Frailty, away_ratios, next_round
-from fedwright.simulation.dealing import Dealt, deal, local_data, reserve
+from fedwright.simulation.dealing import Dealt, deal, local_data, plain_summary, reserve
 from fedwright.simulation.edged_fleet import EdgedFleet, in_turn, make_edge
 from fedwright.simulation.local_fleet import LocalFleet, Pool, WorkerPool
 from fedwright.simulation.worker import EvaluationJob, Part, WorkerSetup
@@ -142,6 +143,7 @@ def simulate(
         hostile = frozenset(hostile_devices(config.simulate, list(reports)))
         backend, attack = config.simulate.backend, config.simulate.attack
         place = WorkerSetup(*paths, dealt.classes, dealt.shares, free, backend, dealt.class_names, hostile, attack)
+        place = replace(place, count_bytes=config.simulate.count_bytes)
         folder.blobs.mkdir(parents=True, exist_ok=True)
         with (
             _pool(config, dealt, place) as pool,
@@ -151,6 +153,8 @@ def simulate(
             begin = watch.begin if config.simulate.backend == "portable" else _on_torch(place, watch.begin)
 
             def talk(blobs: BlobStore) -> Channel:
+                # What a process of this run puts there need not be hashed again where it is read.
+                pool.blobs = blobs
                 local = LocalFleet(reports, pool, devices=devices, hidden=hidden)
                 if away:
                     frailty = Frailty(away, config.run.seed, next_round(folder, config.store.database))
@@ -220,6 +224,10 @@ def make_reports(config: RunConfig, dealt: Dealt) -> dict[str, Report]:
     if config.simulate.profiles is not None:
         names = list(load_fleet(config.simulate.profiles).profiles(len(dealt.shares)))
     reports = {}
+    # Facts that no run of this method asks for take long to make for thousands of devices.
+    wanted = registry.find(config.method.name).method.wanted_facts
+    asked = wanted is not Method.wanted_facts or config.simulate.hide_counts
+    absent = hostile_devices(config.simulate, list(dealt.shares)) if config.simulate.attack == "absence" else []
     for number, (device, share) in enumerate(dealt.shares.items()):
         if not len(share.train):
             raise ConfigError(f"simulated device {device} got nothing to train on; take fewer devices or more data")
@@ -228,8 +236,8 @@ def make_reports(config: RunConfig, dealt: Dealt) -> dict[str, Report]:
             agent=__version__,
             board=structs.replace(board, profile=names[number]) if names else board,
             free_bytes=load_profile(names[number]).memory_bytes if names else free_bytes,
-            data=local_data(dealt, device).summary(),
-            trains=number < len(dealt.shares) - config.simulate.bystanders,
+            data=local_data(dealt, device).summary() if asked else plain_summary(dealt, device),
+            trains=number < len(dealt.shares) - config.simulate.bystanders and device not in absent,
         )
     return reports
 
@@ -336,6 +344,7 @@ class Moment:
 def measure_fleet(method: Method, planner: Planner, pool: Pool, *, at: Moment) -> list[FleetEvaluation]:
     """Each device's own model, at its own width, on the device's own data, with the layers it keeps to itself."""
     kept: dict[int, tuple[Tensors, str]] = {}
+    packed: dict[Structure, str] = {}
     jobs: dict[Part, list[EvaluationJob]] = {part: [] for part in at.parts}
     for device in pool.devices:
         for part in at.parts:
@@ -343,10 +352,12 @@ def measure_fleet(method: Method, planner: Planner, pool: Pool, *, at: Moment) -
             if id(weights) not in kept:
                 # The dictionary is kept too: its id must not go to another one while ids are compared.
                 kept[id(weights)] = (weights, pool.models.put_bytes(tensors.save(weights)))
-            built = planner.builder.build(at.structure(spec, weights, part))
+            structure = at.structure(spec, weights, part)
+            if structure not in packed:
+                packed[structure] = pool.models.put_bytes(artifacts.pack(planner.builder.build(structure)))
             job = EvaluationJob(
                 device,
-                pool.models.put_bytes(artifacts.pack(built)),
+                packed[structure],
                 kept[id(weights)][1],
                 part,
                 run=planner.run_key,

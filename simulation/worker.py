@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from fedwright.device_runtime.data.local import LocalData
-from fedwright.device_runtime.run_task import Inputs, Result, Tools, run_task
+from fedwright.device_runtime.run_task import Result, Tools, inputs_of, run_task
 from fedwright.device_runtime.secure.change import row_of
 from fedwright.device_runtime.secure.sums import SecureSums
 from fedwright.device_runtime.store.checkpoint import Checkpoint
@@ -22,9 +22,9 @@ from fedwright.device_runtime.train.check import need_bytes
 from fedwright.device_runtime.train.loop import Evaluation, evaluate, train
 from fedwright.device_runtime.train.portable import PortableTrainer
 from fedwright.protocol import artifact as artifacts
-from fedwright.protocol import tensors
+from fedwright.protocol import deltas, tensors
 from fedwright.protocol.artifact import EDGES, Artifact
-from fedwright.protocol.blobs import BlobStore, make_ref
+from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import BadArtifact, BadBlob, FedwrightError, OverBudget
 from fedwright.protocol.messages import Recipe, Refusal, Task, Update
 from fedwright.simulation.attacks import Attack, spoil_change, spoil_rows
@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 
 # Sessions that one process keeps: as many as a fleet has different widths, without holding every one ever used.
 KEPT_TRAINERS = 16
+# Blobs whose files are known, and models that stay decoded for the next device, as far as these are small.
+KEPT_PATHS = 1024
+KEPT_WEIGHTS = 8
+MOST_KEPT_BYTES = 8 * 1024**2
 NEVER_S = 1e12
 EVALUATION_BATCH = 256
 # Side inputs of element masks, by the name of their parameter.
@@ -49,7 +53,7 @@ Part = Literal["val", "test", "val before", "test before", "val after", "test af
 class WorkerSetup:
     """Where a process finds data and blobs; `free_bytes` of each device is checked against what a task needs.
 
-    hostile: devices that do what `attack` says.
+    hostile: devices that do what `attack` says. count_bytes: updates are packed as for a link, for their sizes.
     """
 
     data: Path
@@ -62,6 +66,7 @@ class WorkerSetup:
     class_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     hostile: frozenset[str] = frozenset()
     attack: Attack = "sign-flip"
+    count_bytes: bool = True
 
     @property
     def structures(self) -> Path:
@@ -105,6 +110,12 @@ class Worker:
         self._trainers: OrderedDict[str, tuple[PortableTrainer, Tensors]] = OrderedDict()
         self._torch: OrderedDict[str, TorchTrainer] = OrderedDict()
         self._artifact = lru_cache(maxsize=KEPT_TRAINERS)(self._read_artifact)
+        self._model = lru_cache(maxsize=1)(lambda sha256: tensors.load(self._models.path(sha256)))
+        # Of the model that was measured last: its artifact and weights, while they are in their trainer.
+        self._loaded: tuple[str, str] | None = None
+        self._path = lru_cache(maxsize=KEPT_PATHS)(self._blobs.path)
+        self._unpacked = lru_cache(maxsize=KEPT_TRAINERS)(lambda path: artifacts.unpack(path.read_bytes()))
+        self._weights = lru_cache(maxsize=KEPT_WEIGHTS)(deltas.load)
 
     def run_task(self, device: str, task: Task) -> Update | Refusal:
         """Do a task as an agent would; a refusal says why it could not."""
@@ -123,10 +134,14 @@ class Worker:
         if result.tensors and task.sum is not None:
             return self._kept(device, task, result)
         if result.tensors:
-            blob = ErrorFeedback(self._folder(device)).encode(task, result.tensors, result.masks)
-            self._blobs.put_bytes(blob)
-            ref = make_ref(blob, inline=False)
+            ref = self._blobs.keep(self._encoded(device, task, result))
         return Update(task=task.task, round=task.round, stats=result.stats, tensors=ref)
+
+    def _encoded(self, device: str, task: Task, result: Result) -> bytes:
+        """An update as an agent sends it; one that loses nothing is packed only where its bytes are to be counted."""
+        if not self._place.count_bytes and not (leaves_state(task) or result.masks):
+            return tensors.save(result.tensors)
+        return ErrorFeedback(self._folder(device)).encode(task, result.tensors, result.masks)
 
     def _kept(self, device: str, task: Task, result: Result) -> Update | Refusal:
         """Leave the change with the device for a sum, as an agent would."""
@@ -141,9 +156,13 @@ class Worker:
 
     def measure(self, job: EvaluationJob) -> Evaluation:
         """Accuracy and loss of a model on a device's data."""
-        artifact, weights = self._artifact(job.artifact), tensors.load(self._models.path(job.weights))
+        artifact, weights = self._artifact(job.artifact), self._model(job.weights)
+        loaded = (job.artifact, job.weights)
         trainer = self._trainer(artifact, _kept_entries(artifact, weights), {})
-        trainer.load(PersonalLayers(self._folder(job.device)).over(weights, job.personal, run=job.run))
+        if job.personal or loaded != self._loaded:
+            trainer.load(PersonalLayers(self._place.devices / job.device).over(weights, job.personal, run=job.run))
+        # The next device may have the same model, which is in its place then.
+        self._loaded = None if job.personal or job.own is not None else loaded
         data = self.data(job.device, chosen_by=job.part.startswith("val")).numbered_as(job.class_names)
         if job.own is not None:
             train(trainer, data, job.own)
@@ -157,15 +176,8 @@ class Worker:
         return rows_of(self._x, self._y, share, classes=classes, class_names=names, edges=self._edges)
 
     def _run_task(self, device: str, task: Task) -> Result:
-        refs = (task.sides, task.frozen, task.public)
-        paths = [None if ref is None else self._blobs.path(ref.sha256) for ref in refs]
-        inputs = Inputs(
-            artifact=self._blobs.path(task.artifact.sha256),
-            weights=self._blobs.path(task.weights.sha256),
-            sides=paths[0],
-            frozen=paths[1],
-            public=paths[2],
-        )
+        self._loaded = None
+        inputs = inputs_of(task, self._path)
         free_bytes = self._place.free_bytes[device]
 
         def check(artifact: Artifact, recipe: Recipe) -> None:
@@ -174,9 +186,17 @@ class Worker:
                 raise OverBudget(need, free_bytes)
 
         make_trainer = self._trainer if self._place.backend == "portable" else partial(self._on_torch, task)
-        folder = self._folder(device)
-        checkpoint = Checkpoint(folder / "checkpoint", every_s=NEVER_S)
-        tools = Tools(make_trainer, check, checkpoint, PersonalLayers(folder))
+        folder = self._folder(device) if leaves_state(task) else self._place.devices / device
+        small = inputs.weights.stat().st_size <= MOST_KEPT_BYTES
+        tools = Tools(
+            make_trainer,
+            check,
+            Checkpoint(folder / "checkpoint", every_s=NEVER_S),
+            PersonalLayers(folder),
+            meter=_NoMeter,
+            read_artifact=self._unpacked,
+            read_weights=self._weights if small else deltas.load,
+        )
         # What devices measure in a round may decide something; rows to test on decide nothing.
         chosen_by = not task.evaluation and len(self._place.shares[device].val) > 0
         data = self.data(device, chosen_by=chosen_by)
@@ -226,6 +246,21 @@ class Worker:
         folder = self._place.devices / device
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+
+class _NoMeter:
+    """Devices that share this machine's processors say nothing about energy."""
+
+    def joules(self) -> float | None:
+        """Unknown."""
+        return None
+
+
+def leaves_state(task: Task) -> bool:
+    """Whether a task leaves something on its device that counts once its update is used."""
+    returns = task.returns
+    lossy = returns.codec != "float32" or returns.keep_ratio < 1.0
+    return bool(returns.personal) or task.sum is not None or lossy
 
 
 def _arrays(folder: Path) -> dict[str, Array]:

@@ -1,5 +1,6 @@
 """What every test shares: the order in which tiers run, and that none leaves anything behind for the others."""
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,6 +10,7 @@ from hypothesis import settings
 
 from helpers.global_state import leaves_nothing, module_leaves_nothing
 from helpers.tools import build_wheel, shared_in_run
+from release_steps.installs import WHEEL
 from testrun.plan import tier
 
 __all__ = ["leaves_nothing", "module_leaves_nothing"]
@@ -29,7 +31,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this source tree, built once for all groups of a run."""
+    """The wheel of this source tree, built once for all groups of a run; or the one that is about to be released."""
+    if WHEEL in os.environ:
+        return Path(os.environ[WHEEL])
     [built] = shared_in_run("wheel", tmp_path_factory, build_wheel).glob("*.whl")
     return built
 

@@ -24,6 +24,8 @@ FOREIGN |= {"--implementation", "--python-version"}
 # Of browsers.
 FOREIGN |= {"--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"}
 FOREIGN |= {"--headless", "--disable-component-update", "--disable-sync"}
+# Of PostgreSQL's initdb.
+FOREIGN |= {"--no-sync", "--no-locale"}
 ELSEWHERE = "fedwright.benchmarks.peers"
 # What follows a section's name in the name of a file.
 ENDINGS = {"md", "toml", "onnx", "log", "out", "sqlite", "npz"}

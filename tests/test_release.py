@@ -11,10 +11,12 @@ import tomllib
 import yaml
 
 import fedwright
-from helpers.tools import REPO
+from helpers.tools import REPO, require_tool, run
+from release import empty
 from release_steps.changelog import released
 from release_steps.licences import Package, bill_of_materials, licence_list, licence_of, packages
 from release_steps.packages import build_packages, same_bytes
+from release_steps.signing import PURPOSE, check_key, sign, write_sums
 
 LOG = "# Changelog\n\n## [Unreleased]\n### Added\n- A thing.\n\n## [0.0.9] - 2026-01-01\n- Old.\n"
 
@@ -95,6 +97,43 @@ def test_a_licence_is_an_expression_a_classifier_or_a_line() -> None:
     assert licence_of(classifiers, {"License-Expression": "ISC"}) == "ISC"
     assert licence_of(classifiers, {"License": "long text"}) == "MIT License"
     assert licence_of([], {"License": "Zlib\nmore"}) == "Zlib"
+
+
+def test_hashes_are_signed_by_the_named_key_and_tell_a_changed_file(tmp_path: Path) -> None:
+    require_tool("ssh-keygen")
+    key, file = tmp_path / "key", tmp_path / "fedwright-1.0.tar.gz"
+    run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "releaser", "-f", str(key)])
+    file.write_bytes(b"the release")
+    check_key(str(key))
+    sums = write_sums([file])
+
+    signature = sign(sums, str(key))
+
+    (tmp_path / "signers").write_text(f"releaser {key.with_suffix('.pub').read_text()}")
+    verify = f"ssh-keygen -Y verify -f signers -I releaser -n {PURPOSE} -s {signature.name} < {sums.name}"
+    assert "Good" in run(["sh", "-c", f"{verify} && sha256sum --check {sums.name}"], cwd=tmp_path)
+    sums.write_text(sums.read_text().replace("1.0", "1.1"))
+    assert run(["sh", "-c", f"{verify} || echo refused"], cwd=tmp_path).endswith("refused\n")
+
+
+def test_a_key_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without gpg, which would start a process of its own.
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match="nobody@example is neither a file with an SSH key nor a secret key of gpg"):
+        check_key("nobody@example")
+
+
+def test_only_an_earlier_release_is_removed(tmp_path: Path) -> None:
+    for name in ("fedwright-1.0.tar.gz", "SHA256SUMS", "SHA256SUMS.sig"):
+        (tmp_path / name).touch()
+    empty(tmp_path)
+    empty(tmp_path / "not yet there")
+
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "thesis.txt").touch()
+    with pytest.raises(ValueError, match=r"has thesis\.txt, which is of no release"):
+        empty(tmp_path)
+    assert (tmp_path / "thesis.txt").exists()
 
 
 @pytest.mark.parametrize("file", sorted((REPO / ".github").rglob("*.yml")), ids=lambda file: file.name)

@@ -106,7 +106,8 @@ def test_every_figure_that_is_served_or_asked_for_is_in_the_list(tmp_path: Path)
     link = memory_link()
     run, edge = RunFigures(tmp_path, link=link), EdgeFigures(EdgeSnapshot, tmp_path, link, link)
     served = {figure.name for figure in (*run.collect(), *edge.collect())}
-    asked = {name for file in (REPO / "deploy").iterdir() for name in re.findall(r"fedwright_\w+", file.read_text())}
+    files = [path for path in (REPO / "deploy").rglob("*") if path.is_file()]
+    asked = {name for file in files for name in re.findall(r"fedwright_\w+", file.read_text())}
 
     assert len(served) > 25
     assert served - listed == set()

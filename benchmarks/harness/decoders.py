@@ -1,5 +1,6 @@
 """Every decoder of bytes that come from outside: valid examples of each, and which errors it may answer others with."""
 
+import json
 import random
 import re
 import tempfile
@@ -13,6 +14,7 @@ import msgspec
 import numpy as np
 
 from fedwright.benchmarks.harness.message_samples import samples
+from fedwright.device_runtime.enrol import request_for
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.journal import JournalEntry, read_entry
 from fedwright.device_runtime.train.check import check_artifact
@@ -20,6 +22,7 @@ from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import codec, deltas, predictor, tensors
 from fedwright.protocol.artifact import Artifact
 from fedwright.protocol.blobs import check_ref, make_ref
+from fedwright.protocol.enrolment import EnrolmentRequest, read_record, read_token
 from fedwright.protocol.errors import BadArtifact, BadBlob, BadMessage, ConfigError, FedwrightError, OverBudget
 from fedwright.protocol.link.security import BundleInfo, read_bundle
 from fedwright.protocol.messages import BlobRef, Message, Task
@@ -82,8 +85,8 @@ def _read_tensors(data: bytes) -> object:
 
 def _deltas(rng: random.Random) -> list[bytes]:
     large = {"w": np.zeros((40, 30), np.float32), "b": np.ones(900, np.float32)}
-    kinds: list[Any] = [{"codec": name} for name in ("float32", "bf16", "int8")]
-    kinds += [{"codec": name, "keep": keep} for name in ("float32", "int8") for keep in (0.3, 0.05)]
+    kinds: list[Any] = [{"codec": name} for name in ("float32", "bf16", "int8", "int4")]
+    kinds += [{"codec": name, "keep": keep} for name in ("float32", "int8", "int4") for keep in (0.3, 0.05)]
     return [deltas.encode(given, **kind) for kind in kinds for given in (_tensors(rng), large)]
 
 
@@ -227,6 +230,40 @@ def _read_config(data: bytes) -> None:
     config_from_text(text, where="run.toml")
 
 
+def _orders(rng: random.Random) -> list[bytes]:
+    given: list[dict[str, object]] = [{"kind": kind} for kind in ("pause", "resume", "end")]
+    given += [{"kind": kind, "device": "pi-07"} for kind in ("take-out", "let-in", "profile")]
+    given += [{"kind": "rounds", "rounds": 12}, {"kind": "sample-ratio", "sample_ratio": 0.5}]
+    return [json.dumps({"id": rng.randbytes(6).hex(), **order, "by": "me"}).encode() for order in given]
+
+
+def _read_order(data: bytes) -> None:
+    """As the page takes one from a browser."""
+    from fedwright.server_runtime.rounds.orders import make_order
+
+    try:
+        found = msgspec.json.decode(data, type=dict[str, Any])
+    except UNREADABLE as err:
+        raise ConfigError("no JSON") from err
+    make_order(found)
+
+
+def _enrolments(rng: random.Random) -> list[bytes]:
+    del rng
+    with tempfile.TemporaryDirectory() as place:
+        asked = [request_for(device, Path(place) / device, token=f"{device}.secret.mark") for device in ("a", "pi-07")]
+    return [msgspec.json.encode(request) for request in asked]
+
+
+def _read_enrolment(data: bytes) -> None:
+    """As the service that hands out certificates reads it, but for whether the token is known."""
+    from fedwright.server_runtime.fleet.tokens import requested_key
+
+    request = read_record(data, EnrolmentRequest, what="the request")
+    read_token(request.token)
+    requested_key(request)
+
+
 def _audits(rng: random.Random) -> list[bytes]:
     del rng
     from fedwright.server_runtime.rounds.audit import AUDIT, AuditLog
@@ -266,5 +303,7 @@ DECODERS = {
     "journal": Decoder(_journals, _journal),
     "checkpoint": Decoder(_safetensors, _checkpoint),
     "run config": Decoder(_configs, _plain(_read_config), (ConfigError,)),
+    "order": Decoder(_orders, _plain(_read_order), (ConfigError,)),
+    "enrolment request": Decoder(_enrolments, _plain(_read_enrolment), (ConfigError,)),
     "audit log": Decoder(_audits, _audit),
 }

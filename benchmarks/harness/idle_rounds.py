@@ -5,8 +5,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.coordinator import Coordinator
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.stage import RoundOptions
+from fedwright.server_runtime.rounds.store.base import RoundStore
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.rounds.task_tracker import TaskTracker
 from fedwright.server_runtime.rounds.update_reader import UpdateReader
@@ -36,7 +37,17 @@ SPEC = ModelSpec("lenet-valid", (3, 32, 32), 10)
 FLEET = "overhead"
 
 
-def measure(broker: Broker, *, devices: int, rounds: int) -> dict[str, Any]:
+Stores = Callable[[Path], AbstractContextManager[tuple[RoundStore, BlobStore]]]
+
+
+@contextmanager
+def sqlite_and_folder(folder: Path) -> Iterator[tuple[RoundStore, BlobStore]]:
+    """What a run uses unless its config says otherwise."""
+    with closing(SqliteRoundStore(folder / "rounds.sqlite")) as store:
+        yield store, BlobStore(folder / "blobs")
+
+
+def measure(broker: Broker, *, devices: int, rounds: int, stores: Stores = sqlite_and_folder) -> dict[str, Any]:
     """Middle wall seconds of a round; CPU seconds and bytes per device, CPU seconds and memory of the server.
 
     The first round, which builds the graph, does not count.
@@ -46,8 +57,7 @@ def measure(broker: Broker, *, devices: int, rounds: int) -> dict[str, Any]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         processes = stack.enter_context(_agents(broker.url, folder, names))
         link = stack.enter_context(closing(connect(broker.url, client_id="overhead-server")))
-        store = stack.enter_context(closing(SqliteRoundStore(folder / "rounds.sqlite")))
-        blobs = BlobStore(folder / "blobs")
+        store, blobs = stack.enter_context(stores(folder))
         before_mb = _rss_mb()
         seconds: list[float] = []
         cpu: list[float] = []

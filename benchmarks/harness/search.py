@@ -91,7 +91,8 @@ def _job(found: Mapping[str, Any], job: Job, trial: Trial, number: int, seed: in
     """
     dealt = job.config["simulate"]
     apart = {} if dealt.get("partition") == "owner" else {"skip_rows": reported_rows(found)}
-    config = merged(with_trial(job, trial).config, {"simulate": {"evaluate_every": 0, **apart}})
+    every = int(found["search"].get("evaluate_every", 0))
+    config = merged(with_trial(job, trial).config, {"simulate": {"evaluate_every": every, **apart}})
     if not dealt.get("val_ratio") and dealt.get("dataset") not in OWN_VALIDATION:
         raise ConfigError(f"{job.name} has no rows to choose settings by; give [config.simulate] a val_ratio")
     return replace(
@@ -120,8 +121,11 @@ def tuned(suite: str, jobs: Sequence[Job]) -> list[Job]:
 
 
 def score(job: Finished) -> float:
-    """Mean accuracy of the devices on their validation rows after the last round; 0 of a run that ended before."""
-    return job.curve("val", "mean")[-1] if job.evaluations else 0.0
+    """Mean accuracy of the devices on their validation rows at the best measured round; 0 of a run that broke off.
+
+    Without [search] evaluate_every that is the last round; suites that choose their round by validation rows have it.
+    """
+    return max(job.curve("val", "mean")) if job.evaluations else 0.0
 
 
 def _best(tried: list[dict[str, Any]], method: str) -> dict[str, Any]:

@@ -21,11 +21,12 @@ from fedwright.protocol.blobs import make_ref
 from fedwright.protocol.errors import RoundError
 from fedwright.protocol.link.security import Bundle, BundleInfo
 from fedwright.protocol.messages import BlobRef, Recipe, Returns, Stats, SumAnswer, SumAsk, SumTerms, Task
+from fedwright.protocol.secure.graph import looked_at
 from fedwright.protocol.secure.part import ROOT_BYTES, Part, public_keys
 from fedwright.protocol.secure.roster import Member, agreed_word, masked_word, pack_roster
 from fedwright.server_runtime.fleet.authority import Authority
 
-OWN, SESSION = "d0000", "s"
+OWN, SESSION, LEAST = "d0000", "s", 3
 
 
 @dataclass
@@ -88,7 +89,7 @@ class _Measured:
         folder = others.folder / OWN
         folder.mkdir()
         ref = make_ref(b"what all of them train")
-        terms = SumTerms("group", 3, 8.0)
+        terms = SumTerms("group", LEAST, 8.0)
         fixed: dict[str, Any] = {"boot": "b", "run": "r", "round": 1, "deadline_s": 10.0}
         self._task = Task(
             task="t", artifact=ref, weights=ref, recipe=Recipe(8, 0.1, 1), returns=Returns(), sum=terms, **fixed
@@ -112,8 +113,9 @@ class _Measured:
         self._ask("mask", sharers=names, sealed=sealed)
         digest = Part(names[1], others.roots[names[1]], roster).digest
         masked, agreed = masked_word(digest, names), agreed_word(digest, names, names)
-        self._ask("agree", present=names, signatures={name: others.who[name].sign(masked) for name in names})
-        self._ask("open", signatures={name: others.who[name].sign(agreed) for name in names})
+        around = sorted({OWN, *looked_at(names, digest, OWN, LEAST)})
+        self._ask("agree", present=names, signatures={name: others.who[name].sign(masked) for name in around})
+        self._ask("open", signatures={name: others.who[name].sign(agreed) for name in around})
         return self._cost
 
     def _ask(self, stage: Any, **more: Any) -> SumAnswer:

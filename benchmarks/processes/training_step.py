@@ -1,8 +1,8 @@
 """One measurement of `fedwright bench train-step` in a process of its own; prints one line of JSON.
 
-`steps FOLDER THREADS SECONDS` runs portable and torch steps in turn; `peak BACKEND FOLDER THREADS STEPS` runs one
-backend alone and reads the highest resident memory; `import MODULE` says what importing a module costs. Nothing but
-the backend asked for is imported.
+`steps FOLDER THREADS SECONDS` runs portable and torch steps in turn; `compiled FOLDER SECONDS` runs torch.compile's,
+once it has compiled; `peak BACKEND FOLDER THREADS STEPS` runs one backend alone and reads the highest resident memory;
+`import MODULE` says what importing a module costs. Nothing but the backend asked for is imported.
 """
 
 import json
@@ -28,30 +28,23 @@ def peak_rss_bytes() -> int:
     raise RuntimeError("the kernel does not tell the peak memory of a process (no VmHWM in /proc/self/status)")
 
 
-def trainer_step(folder: Path, threads: int, backend: str) -> Step:
-    """One step of a device backend on the folder's artifact, weights and batch."""
+def portable_step(folder: Path, threads: int) -> Step:
+    """One step of a device on the folder's artifact, weights and batch."""
+    from fedwright.device_runtime.train.portable import PortableTrainer
     from fedwright.protocol import tensors
     from fedwright.protocol.artifact import unpack
 
-    artifact = unpack((folder / f"{backend}.artifact").read_bytes())
+    artifact = unpack((folder / "portable.artifact").read_bytes())
     weights = tensors.load(folder / "weights.safetensors")
     batch = tensors.load(folder / "batch.safetensors")
     frozen = {spec.name: weights[spec.name] for spec in artifact.manifest.frozen}
-    trainer: Any
-    if backend == "classic":
-        from fedwright.device_runtime.train.classic import ClassicTrainer
-
-        trainer = ClassicTrainer(artifact, threads=threads, frozen=frozen)
-    else:
-        from fedwright.device_runtime.train.portable import PortableTrainer
-
-        trainer = PortableTrainer(artifact, threads=threads, frozen=frozen)
+    trainer = PortableTrainer(artifact, threads=threads, frozen=frozen)
     trainer.load({slot.name: weights[slot.name] for slot in artifact.manifest.slots if slot.role != "optimizer"})
     return lambda: trainer.step(batch, learning_rate=RATE, seed=0)
 
 
-def torch_step(folder: Path, threads: int) -> Step:
-    """The same step in torch, eager."""
+def torch_step(folder: Path, threads: int, *, compiled: bool = False) -> Step:
+    """The same step in torch: eager, or with model and loss compiled together."""
     import torch
 
     from fedwright.protocol import tensors
@@ -69,9 +62,14 @@ def torch_step(folder: Path, threads: int) -> Step:
     batch = {name: torch.tensor(array) for name, array in tensors.load(folder / "batch.safetensors").items()}
     labels = batch.pop("y")
 
+    def forward() -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(module(*batch.values()), labels)
+
+    loss_of = torch.compile(forward) if compiled else forward
+
     def step() -> object:
         optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(module(*batch.values()), labels)
+        loss = loss_of()
         loss.backward()
         optimizer.step()
         return float(loss.detach())
@@ -98,7 +96,7 @@ def time_in_turn(steps: dict[str, Step], seconds: float) -> dict[str, dict[str, 
 
 def peak(backend: str, folder: Path, threads: int, steps: int) -> dict[str, float]:
     """Peak memory of a process that does nothing but train."""
-    step = torch_step(folder, threads) if backend == "torch" else trainer_step(folder, threads, backend)
+    step = torch_step(folder, threads) if backend == "torch" else portable_step(folder, threads)
     for _ in range(steps):
         step()
     best = time_in_turn({backend: step}, 0.0)[backend]
@@ -124,8 +122,10 @@ def main(words: list[str]) -> dict[str, Any]:
         return import_cost(rest[0])
     if kind == "peak":
         return peak(rest[0], Path(rest[1]), int(rest[2]), int(rest[3]))
+    if kind == "compiled":
+        return time_in_turn({kind: torch_step(Path(rest[0]), 1, compiled=True)}, float(rest[1]))[kind]
     folder, threads, seconds = Path(rest[0]), int(rest[1]), float(rest[2])
-    steps = {"portable": trainer_step(folder, threads, "portable"), "torch": torch_step(folder, threads)}
+    steps = {"portable": portable_step(folder, threads), "torch": torch_step(folder, threads)}
     return time_in_turn(steps, seconds)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from fedwright.benchmarks.harness.search import tuned
 from fedwright.benchmarks.harness.suite import (
     Finished,
     Job,
@@ -34,20 +35,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Tables, curves and checks of the suite."""
     found = read_suite("hasa-titles", quick=args.quick)
     suite, seeds = found["suite"], seeds_of(found["suite"], args.seeds)
-    methods = {rule: {"rule": rule} for rule in suite["rules"]}
-    methods |= {SELECTIVE + name: {**found["table2"][name], "aggregation": "selective"} for name in suite["table2"]}
-    jobs = [
-        Job(
-            label,
-            seed,
-            merged(found["config"], {"run": {"rounds": suite["rounds"]}, "method": own}),
-            share=suite["share"],
-            parts=("val", "test"),
-        )
-        for seed in seeds
-        for label, own in methods.items()
-    ]
-    finished = run_jobs(jobs)
+    jobs = [job for seed in seeds for job in jobs_of(found, seed)]
+    finished = run_jobs(tuned("hasa-titles", jobs))
+    methods = dict.fromkeys(job.name for job in jobs)
     every = {label: [job for job in finished if job.name == label] for label in methods}
     runs = {rule: every[rule] for rule in suite["rules"]}
     second = {name: every[SELECTIVE + name] for name in suite["table2"]}
@@ -70,6 +60,30 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     }
     budget = float(found["config"]["method"]["budget"])
     return {"seeds": seeds, "tables": tables, "checks": checks(runs, budget=budget) + behind(every)}
+
+
+def jobs_of(found: Mapping[str, Any], seed: int) -> list[Job]:
+    """Every rule, and those of Table II, which run with what was searched for their rule."""
+    suite = found["suite"]
+    methods = {rule: {"rule": rule} for rule in suite["rules"]}
+    methods |= {SELECTIVE + name: {**found["table2"][name], "aggregation": "selective"} for name in suite["table2"]}
+    return [
+        Job(
+            label,
+            seed,
+            merged(found["config"], {"run": {"rounds": suite["rounds"]}, "method": own}),
+            share=suite["share"],
+            parts=("val", "test"),
+            form_of=own["rule"],
+            fixed=tuple(own),
+        )
+        for label, own in methods.items()
+    ]
+
+
+def search_jobs(found: Mapping[str, Any]) -> list[Job]:
+    """What settings are searched for: every rule."""
+    return [job for job in jobs_of(found, 1) if job.name == job.form_of]
 
 
 def behind(runs: Runs) -> list[dict[str, Any]]:

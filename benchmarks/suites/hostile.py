@@ -1,4 +1,4 @@
-"""The suite hostile: what 1 to 4 lying devices of 10 do to a model, by how updates are put together."""
+"""The suites hostile and hostile-lenet: what lying devices do to a model, by how updates are put together."""
 
 import argparse
 from collections.abc import Mapping
@@ -24,7 +24,9 @@ from fedwright.server_runtime.methods.base import Method
 from fedwright.simulation.attacks import TARGET, stamped
 from fedwright.simulation.dealing import Dealt
 
-PEACE = "peace"
+# Nobody lies; the liars stay away.
+PEACE, ABSENCE = "peace", "absence"
+PLAIN = "plain"
 # What a robust choice may lose beside a run left in peace, in points.
 LOSS = 3.0
 Runs = Mapping[str, list[Finished]]
@@ -56,7 +58,7 @@ class BackDoor:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Tables and checks of the suite."""
-    found = read_suite("hostile", quick=args.quick)
+    found = chosen(args.suite, quick=args.quick)
     suite, seeds = found["suite"], seeds_of(found["suite"], args.seeds)
     finished = run_jobs([job for seed in seeds for job in jobs_of(found, seed)])
     runs: dict[str, list[Finished]] = {}
@@ -68,10 +70,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             tables[f"{view} data, {attack}: accuracy in percent of honest devices"] = [
                 _row(runs, choice, view, attack, suite["hostile"]) for choice in found["choices"]
             ]
-        tables[f"{view} data: attacks that cost at most {LOSS:g} points, by how many devices"] = [
-            {"choice": choice} | {str(n): _held(runs, choice, view, n, suite["attacks"]) for n in suite["hostile"]}
-            for choice in found["choices"]
-        ]
+        for beside in (PEACE, ABSENCE):
+            title = f"{view} data: attacks that cost at most {LOSS:g} points beside {beside}, by how many devices"
+            tables[title] = [
+                {"choice": choice}
+                | {str(n): _held(runs, choice, view, n, suite["attacks"], beside) for n in suite["hostile"]}
+                for choice in found["choices"]
+            ]
         if "back-door" in suite["attacks"]:
             tables[f"{view} data, back-door: stamped examples in percent taken for the attackers' class"] = [
                 {"choice": choice, "0": _fooled(runs[name_of(choice, view)])}
@@ -81,13 +86,20 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return {"seeds": seeds, "tables": tables, "checks": checks(found, runs)}
 
 
+def chosen(name: str, *, quick: bool) -> dict[str, Any]:
+    """A suite's file with the choices that it is to try."""
+    found = read_suite(name, quick=quick)
+    found["choices"] = {choice: found["choices"][choice] for choice in found["suite"].get("only", found["choices"])}
+    return found
+
+
 def name_of(choice: str, view: str, attack: str = PEACE, hostile: int = 0) -> str:
     """What a job is called."""
     return f"{choice} {view} {attack} {hostile}"
 
 
 def jobs_of(found: Mapping[str, Any], seed: int) -> list[Job]:
-    """In every view: every choice in peace, and under every attack by every number of devices."""
+    """In every view: every choice in peace and under every attack by every number of devices, plain without them."""
     suite = found["suite"]
     scale = {
         "run": {"rounds": suite["rounds"]},
@@ -96,11 +108,13 @@ def jobs_of(found: Mapping[str, Any], seed: int) -> list[Job]:
     }
     cases = [(PEACE, 0), *((attack, n) for attack in suite["attacks"] for n in suite["hostile"])]
     jobs = []
-    for view, choice, (attack, hostile) in product(suite["views"], found["choices"], cases):
+    alone = [(ABSENCE, n) for n in suite["hostile"]]
+    wanted = [(choice, case) for choice in found["choices"] for case in (cases + alone if choice == PLAIN else cases)]
+    for view, (choice, (attack, hostile)) in product(suite["views"], wanted):
         simulate = {"hostile": hostile} | found["views"][view] | ({} if attack == PEACE else {"attack": attack})
         config = merged(found["config"], scale, {"update": found["choices"][choice], "simulate": simulate})
         name = name_of(choice, view, attack, hostile)
-        jobs.append(Job(name, seed, config, watch=BackDoor, may_fail=attack != PEACE))
+        jobs.append(Job(name, seed, config, watch=BackDoor, may_fail=attack not in (PEACE, ABSENCE)))
     return jobs
 
 
@@ -113,9 +127,10 @@ def honest_accuracy(job: Finished, hostile: int) -> float:
     return 100 * mean(device.accuracy for device in honest if device.n)
 
 
-def lost(runs: Runs, choice: str, view: str, attack: str, hostile: int) -> float:
-    """Points that honest devices lose beside the plain mean left in peace."""
-    pairs = zip(runs[name_of("plain", view)], runs[name_of(choice, view, attack, hostile)], strict=True)
+def lost(runs: Runs, choice: str, view: str, attack: str, hostile: int, *, beside: str) -> float:
+    """Points that honest devices lose beside the plain mean in peace, or without the liars."""
+    reference = name_of(PLAIN, view) if beside == PEACE else name_of(PLAIN, view, ABSENCE, hostile)
+    pairs = zip(runs[reference], runs[name_of(choice, view, attack, hostile)], strict=True)
     return mean(honest_accuracy(peace, hostile) - honest_accuracy(own, hostile) for peace, own in pairs)
 
 
@@ -131,8 +146,8 @@ def _reached(jobs: list[Finished], hostile: int) -> float | str:
     return mean(honest_accuracy(job, hostile) for job in jobs)
 
 
-def _held(runs: Runs, choice: str, view: str, hostile: int, attacks: list[str]) -> str:
-    held = sum(lost(runs, choice, view, attack, hostile) <= LOSS for attack in attacks)
+def _held(runs: Runs, choice: str, view: str, hostile: int, attacks: list[str], beside: str) -> str:
+    held = sum(lost(runs, choice, view, attack, hostile, beside=beside) <= LOSS for attack in attacks)
     return f"{held} of {len(attacks)}"
 
 
@@ -142,19 +157,26 @@ def _fooled(jobs: list[Finished]) -> float | str:
 
 
 def checks(found: Mapping[str, Any], runs: Runs) -> list[dict[str, Any]]:
-    """What the recommended choice loses to each attack, that no run was brought to an end, and that attacks do harm."""
+    """What the recommended choices lose to each attack, that no run was brought to an end, and that attacks do harm.
+
+    Where data is alike, beside peace; where it is not, beside the honest devices alone: with liars go their rows.
+    """
     suite = found["suite"]
-    best, view, most = suite["recommended"], suite["views"][0], max(suite["hostile"])
+    first, most = suite["views"][0], max(suite["hostile"])
     made = []
-    for attack in suite["attacks"]:
-        worst = max(lost(runs, best, view, attack, n) for n in suite["hostile"])
-        name = f"{best}, {view} data, {attack}: points lost at most to up to {most} of {suite['devices']} devices"
-        made.append(check(name, worst, f"<= {LOSS:g}", holds=worst <= LOSS))
+    for view in suite["views"]:
+        best, beside = suite["recommended"][view], PEACE if view == first else ABSENCE
+        for attack in suite["attacks"]:
+            worst = max(lost(runs, best, view, attack, n, beside=beside) for n in suite["hostile"])
+            name = f"{best}, {view} data, {attack}: points lost beside {beside} to up to {most} of {suite['devices']}"
+            made.append(check(name, worst, f"<= {LOSS:g}", holds=worst <= LOSS))
     ended = sum(not job.evaluations for jobs in runs.values() for job in jobs)
     made.append(check("runs that an attack brought to an end", ended, "0", holds=not ended))
-    harm = max(lost(runs, "plain", view, attack, n) for attack in suite["attacks"] for n in suite["hostile"])
+    cases = list(product(suite["attacks"], suite["hostile"]))
+    harm = max(lost(runs, PLAIN, first, attack, n, beside=PEACE) for attack, n in cases)
     made.append(check("plain mean: points lost to the worst attack", harm, "> 10", holds=harm > 10))
-    for other in suite["views"][1:]:
-        worst = max(lost(runs, best, other, attack, n) for attack in suite["attacks"] for n in suite["hostile"])
-        made.append(reported(f"{best}, {other} data: points lost to the worst attack", worst))
+    for view in suite["views"][1:]:
+        best = suite["recommended"][view]
+        worst = max(lost(runs, best, view, attack, n, beside=PEACE) for attack, n in cases)
+        made.append(reported(f"{best}, {view} data: points lost beside {PEACE} to the worst attack", worst))
     return made

@@ -2,7 +2,8 @@
 
 A round every ten seconds for eight hours is 2,880 rounds; here they follow one another at once. Everything is real: a
 broker, `fedwright server run`, and agents with their training processes. Memory is sampled all the time and a line is
-laid through what comes after a warm-up of a third of the rounds: what it rises by until the end is the growth.
+laid through what comes after a warm-up of a third of the rounds: what it rises by until the end is the growth. That is
+of a process's own memory: how many pages of its program are in memory too is what other programs leave of them.
 """
 
 import argparse
@@ -26,8 +27,9 @@ MB = 1e6
 # Growth that is noise: of small processes in MB, of large ones as a share.
 NOISE_MB, NOISE_RATIO = 1.0, 0.03
 
-Samples = dict[str, list[tuple[int, float]]]
-"""By process: the round and its MB."""
+Sample = tuple[int, float, float]
+"""The round, the MB that are resident, and those of them that are the process's own."""
+Samples = dict[str, list[Sample]]
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -59,20 +61,20 @@ def sampled(fleet: ChaosFleet) -> Samples:
     while fleet.running(SAMPLE_S):
         number = _rounds(fleet)
         for name, pid in fleet.processes().items():
-            for part, size in _memory(name, pid):
-                samples.setdefault(part, []).append((number, size / MB))
+            for part, memory in _memory(name, pid):
+                samples.setdefault(part, []).append((number, memory.rss / MB, (memory.rss - memory.shared) / MB))
     return samples
 
 
-def _memory(name: str, pid: int) -> Iterator[tuple[str, int]]:
-    """Resident bytes of a process, and of the one beside it that trains."""
+def _memory(name: str, pid: int) -> Iterator[tuple[str, Any]]:
+    """Bytes of a process, and of the one beside it that trains."""
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         # One that has just ended and was not waited for yet has no memory.
-        if size := process.memory_info().rss:
-            yield name, size
+        if (memory := process.memory_info()).rss:
+            yield name, memory
         for child in process.children():
-            yield f"{name}: training", child.memory_info().rss
+            yield f"{name}: training", child.memory_info()
 
 
 def _rounds(fleet: ChaosFleet) -> int:
@@ -94,20 +96,22 @@ def growth(found: Sequence[tuple[int, float]], rounds: int) -> float:
     return float(slope * (warm[-1, 0] - warm[0, 0]))
 
 
-def _row(name: str, found: Sequence[tuple[int, float]], rounds: int) -> dict[str, Any]:
-    sizes = [size for number, size in found if number > WARM_UP * rounds] or [float("nan")]
+def _row(name: str, found: Sequence[Sample], rounds: int) -> dict[str, Any]:
+    warm = [sample for sample in found if sample[0] > WARM_UP * rounds] or [(0, float("nan"), float("nan"))]
     return {
         "process": name,
         "samples": len(found),
-        "MB after warm-up": round(sizes[0], 2),
-        "MB at the end": round(sizes[-1], 2),
-        "most MB": round(max(size for _, size in found), 2),
-        "growth MB": round(growth(found, rounds), 3),
+        "MB after warm-up": round(warm[0][1], 2),
+        "MB at the end": round(warm[-1][1], 2),
+        "most MB": round(max(resident for _, resident, _ in found), 2),
+        "own MB after warm-up": round(warm[0][2], 2),
+        "own MB at the end": round(warm[-1][2], 2),
+        "growth MB": round(growth([(number, own) for number, _, own in found], rounds), 3),
     }
 
 
 def _check(row: Mapping[str, Any]) -> dict[str, Any]:
-    limit = max(NOISE_MB, NOISE_RATIO * row["MB after warm-up"])
+    limit = max(NOISE_MB, NOISE_RATIO * row["own MB after warm-up"])
     return {
         "name": f"{row['process']}: growth after warm-up, MB",
         "value": row["growth MB"],

@@ -16,7 +16,7 @@ from fedwright.protocol.secure.graph import NEIGHBOURS
 DEVICES = (10, 100, 1000)
 LENGTHS = (10_000, 100_000, 1_000_000, 10_000_000)
 MOST_CPU_RATIO, MOST_BYTES_RATIO = 0.5, 1.3
-# Below this the certificates of all members are more than the model.
+# Below this the roster, with the certificates of all members, is more than the model.
 LEAST_CHECKED = 1_000_000
 WAIT_S = 1200.0
 

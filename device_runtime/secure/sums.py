@@ -1,8 +1,9 @@
 """A device's answers in sums that hide its change (protocol/secure): what it gives away, to whom, and never twice.
 
-A device trusts nobody but its peers' certificates. It masks a change only among members whose keys they signed, it
-agrees to one set of members per change, and of every neighbour it opens one kind of share, after so many members have
-signed the same set that no other set can have as many.
+A device trusts nobody but its peers' certificates. It masks a change only among neighbours whose keys they signed, it
+agrees to one set of members per change, and of every neighbour it opens one kind of share, after so many neighbours
+have signed the same set that no other set can have as many. It looks at the certificates of its neighbours and of as
+many devices as a sum takes, not at those of all: somebody invented has neighbours, and they refuse.
 """
 
 import logging
@@ -16,7 +17,7 @@ from fedwright.device_runtime.secure.credentials import SumCredentials, Unenroll
 from fedwright.device_runtime.secure.kept import Change, KeptChange, Session, check_free, same_or_first
 from fedwright.protocol.errors import DeviceError, FedwrightError, ProtocolError
 from fedwright.protocol.messages import BlobRef, Stats, SumAnswer, SumAsk, Task
-from fedwright.protocol.secure.graph import LEAST_DEVICES, is_connected, quorum
+from fedwright.protocol.secure.graph import LEAST_DEVICES, is_connected, looked_at, quorum
 from fedwright.protocol.secure.masks import to_words
 from fedwright.protocol.secure.part import Part, own_mask, public_keys
 from fedwright.protocol.secure.roster import Member, agreed_word, masked_word, read_roster
@@ -106,8 +107,9 @@ class SecureSums:
         if own is None or (own.session, own.mask_key, own.share_key, own.work) != (session.name, *keys, change.work):
             raise ProtocolError("this sum does not have the keys that this device made for it; begin another")
         _check_size(len(members), change, "members")
-        for member in members.values():
-            self._who.check(member.device, member.certificate, member.word(), member.signature)
+        for name in sorted({self._device, *self._looked_at(Part(self._device, session.root, roster), change)}):
+            member = members[name]
+            self._who.check(name, member.certificate, member.word(), member.signature)
 
     def _masked(self, ask: SumAsk, change: Change, offer: Offer) -> SumAnswer:
         session = self._told_members(ask, change)
@@ -135,7 +137,8 @@ class SecureSums:
         check_free(change, session.name)
         if not session.present:
             self._check_set(part, present, session.sharers, change)
-            self._check_signed(part, present, masked_word(part.digest, session.sharers), ask.signatures)
+            signers = set(present) & {self._device, *self._looked_at(part, change)}
+            self._check_signed(part, signers, masked_word(part.digest, session.sharers), ask.signatures)
             self._allow(present)
             session = structs.replace(session, present=present)
             self._kept.save(change, session, agreed=session.name)
@@ -147,8 +150,9 @@ class SecureSums:
         if not session.present:
             raise ProtocolError("this device has not agreed to whom this sum is over; ask it first")
         part = self._part_of(session)
-        signers = sorted(ask.signatures.keys() & part.members.keys())
-        needed = quorum(len(part.members))
+        around = {self._device, *part.neighbours}
+        signers = sorted(ask.signatures.keys() & around)
+        needed = quorum(len(around))
         if len(signers) < needed:
             raise ProtocolError(f"{len(signers)} members agree on this sum but {needed} must; nothing is opened")
         word = agreed_word(part.digest, session.sharers, session.present)
@@ -179,12 +183,17 @@ class SecureSums:
         """Raise ProtocolError unless a part of the members is large enough and held together by masks."""
         if len(set(some)) < len(some) or not set(some) <= set(of) or self._device not in some:
             raise ProtocolError("the sum names devices that are not in it, or leaves this one out")
-        _check_size(len(some), change, "devices")
-        needed = quorum(len(part.members))
-        if len(some) < needed:
-            raise ProtocolError(f"{len(some)} of {len(part.members)} members are left in the sum but {needed} must be")
+        # Of others nobody here knows whether they are real.
+        _check_size(len(set(some) & {self._device, *self._looked_at(part, change)}), change, "devices")
+        for whole in (part.members.keys(), {self._device, *part.neighbours}):
+            left, needed = len(set(some) & set(whole)), quorum(len(whole))
+            if left < needed:
+                raise ProtocolError(f"{left} of {len(whole)} members are left in the sum but {needed} must be")
         if not is_connected(part.graph, some):
             raise ProtocolError("those who are left in the sum fall into parts, which could be told from each other")
+
+    def _looked_at(self, part: Part, change: Change) -> frozenset[str]:
+        return looked_at(sorted(part.members), part.digest, self._device, change.terms.least)
 
     def _check_signed(self, part: Part, devices: Collection[str], word: bytes, signatures: Mapping[str, bytes]) -> None:
         for device in devices:

@@ -87,6 +87,9 @@ def open_session(
         # onnxruntime refuses a name that the graph does not have, and evaluation may read fewer than training.
         wanted = [tensor.name for tensor in scan(graph, what=what).initializers if tensor.name in frozen]
         options.add_external_initializers(wanted, [frozen[name] for name in wanted])
+        # Told so too, it computes with these very tensors, which may lie in a mapped file, and makes no copy.
+        for name in wanted:
+            options.add_initializer(name, frozen[name])
     providers = [provider] if provider == CPU else [provider, CPU]
     try:
         # Without the retry of its Python half, which prints.
@@ -169,6 +172,8 @@ class RunInterrupt:
         self.options = ort.RunOptions()
         # Fatal only: errors come as exceptions.
         self.options.log_severity_level = 4
+        # No graph of a GPU is recorded. Left unsaid, onnxruntime looks for it at every run and raises inside.
+        self.options.add_run_config_entry("gpu_graph_id", "-1")
 
     def set(self) -> None:
         """End what runs."""

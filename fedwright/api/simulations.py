@@ -14,12 +14,14 @@ from fedwright.api.models import model_name
 from fedwright.api.results import simulation_result
 from fedwright.api.runs import Run
 from fedwright.api.starter import config_with
-from fedwright.cli.progress import Progress
+from fedwright.cli.progress import Progress, without_arrivals
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime.config import RunConfig
 from fedwright.server_runtime.methods.base import Method
 from fedwright.server_runtime.rounds import events
+from fedwright.server_runtime.run_folder.folder import folder_of
 from fedwright.server_runtime.run_reader import continued
+from fedwright.simulation.simulate import Simulated
 from fedwright.simulation.simulate import simulate as run_simulation
 
 Settings = Mapping[str, Mapping[str, Any]]
@@ -59,8 +61,7 @@ def simulate(
         )
         config, text = config_with(wanted, where=WHERE)
         config = continued(config, kind="simulated")
-        with _progress(config) if progress else nullcontext(events.ignore) as observer:
-            found = run_simulation(config, text, observer=observer)
+        found = _watched(config, text, progress=progress, kept=keep is not None)
         run = Run(config, simulation_result(config, found))
         weakref.finalize(run, stack.pop_all().close)
         return run
@@ -96,5 +97,11 @@ def _method_name(method: Any) -> str:
     return given.place_of(method) or given.keep(method, method, label=method.__name__)
 
 
-def _progress(config: RunConfig) -> Progress:
-    return Progress(config.run.rounds, config.simulate.devices)
+def _watched(config: RunConfig, text: str, *, progress: bool, kept: bool) -> Simulated:
+    """The simulation, seen as in the terminal; Ctrl-C ends it with one sentence, without what lies below."""
+    try:
+        with Progress(config.run.rounds, config.simulate.devices) if progress else nullcontext(events.ignore) as seen:
+            return run_simulation(config, text, observer=without_arrivals(seen))
+    except KeyboardInterrupt:
+        again = f"the same call goes on from {folder_of(config).path}" if kept else "with keep=FOLDER it could go on"
+        raise KeyboardInterrupt(f"simulate was stopped; {again}") from None

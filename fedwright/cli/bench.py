@@ -21,7 +21,7 @@ from fedwright.protocol.errors import ConfigError
 SUITES = {
     "train-step": (
         "suites.train_step",
-        "CPU time, wall time and memory of a training step, against torch",
+        "CPU time, wall time and memory of a training step, against torch, JAX and onnxruntime-training",
     ),
     "world": ("suites.world", "public architectures that build, train and agree with torch"),
     "predictor": (
@@ -30,10 +30,12 @@ SUITES = {
     ),
     "fuzz": ("suites.fuzz", "a million hostile examples for every decoder"),
     "hostile": ("suites.hostile", "lying devices, by how updates are put together"),
+    "hostile-lenet": ("suites.hostile", "the same with LeNet and four liars of ten"),
     "privacy": ("suites.privacy", "what privacy costs, and attacks that must fail under it"),
     "chaos": ("suites.chaos", "kills and cuts at random moments, against a run left in peace"),
     "soak": ("suites.soak", "memory of server, devices and broker over thousands of rounds"),
     "sums": ("suites.sums", "what sums that hide changes cost a device, beside plain updates and Flower"),
+    "scale": ("suites.scale", "PostgreSQL and S3 beside SQLite and a folder, and kills of the leading server"),
     "edges": ("suites.edges", "what reaches the host, with and without edge servers"),
     "page": ("suites.page", "the page's answers, its browser and what it costs, with 1,000 devices"),
     "transport": ("suites.transport", "speed of blobs and messages, against a raw TCP relay"),
@@ -96,7 +98,7 @@ OPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "--seeds": (
         "seeds",
         (
-            *("methods", "hostile", "privacy", "hasa-titles", "hasa-cifar", "sizes-fashion"),
+            *("methods", "hostile", "hostile-lenet", "privacy", "hasa-titles", "hasa-cifar", "sizes-fashion"),
             *("framp-fashion", "framp-sizes", "framp-cora", "hyperflora-fashion", "hyperflora-vit"),
             *("fedconv-fashion", "fedconv-har", "fedconv-devices"),
             *("pfedclub-fashion", "pfedclub-cifar", "pfedclub-studies"),
@@ -107,9 +109,10 @@ OPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "--run": ("run_folder", ("devices",)),
     "--kills": ("kills", ("chaos",)),
     "--edges": ("edges", ("chaos",)),
+    "--decoders": ("decoders", ("fuzz",)),
     "--models": ("models", ("train-step", "world", "predictor")),
     "--threads": ("threads", ("train-step",)),
-    "--classic-python": ("classic_python", ("train-step",)),
+    "--peers": ("peers", ("train-step",)),
 }
 # Where a clone keeps what was measured last.
 RESULTS = Path("benchmarks/results")
@@ -157,6 +160,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--edges", type=int, default=None, metavar="N", help="chaos: edge servers that may be killed too"
     )
     parser.add_argument("--kills", type=int, default=None, metavar="N", help="chaos: how many kills")
+    parser.add_argument(
+        "--decoders", nargs="+", metavar="NAME", help="fuzz: decoders to try; others stay in --json as they are there"
+    )
     parser.add_argument("--methods", nargs="+", metavar="METHOD", help="devices, chaos: methods to run")
     parser.add_argument("--fleet", metavar="F", help="devices: a mix of `fedwright profiles`")
     parser.add_argument(
@@ -164,12 +170,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("--models", nargs="+", metavar="MODEL", help="train-step, world, predictor: models to measure")
     parser.add_argument("--threads", nargs="+", type=int, metavar="N", help="train-step: thread counts (1 2)")
-    parser.add_argument(
-        "--classic-python",
-        default=os.environ.get("FEDWRIGHT_CLASSIC_PYTHON"),
-        metavar="PATH",
-        help="train-step: the Python of an environment with fedwright[classic], to measure that backend too",
-    )
+    parser.add_argument("--peers", nargs="*", metavar="NAME", help="train-step: runtimes to measure beside torch (all)")
     parser.set_defaults(run=run)
 
 
@@ -207,9 +208,7 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError(f"--seeds {args.seeds}: give at least one")
     for option, (name, suites) in OPTIONS.items():
         without = [suite for suite in args.suites if suite not in suites]
-        # The environment may name a Python for those suites that want one.
-        given = getattr(args, name) is not None and option != "--classic-python"
-        if given and without:
+        if getattr(args, name) is not None and without:
             allowed = f"suite {' or '.join(suites)}" if len(suites) < 4 else "suites that --list shows with it"
             raise ConfigError(f"{option} is for the {allowed} alone; leave it out for {', '.join(without)}")
 

@@ -1,6 +1,7 @@
 """What a person sees while a run goes on: a live table on a terminal, plain lines elsewhere."""
 
 import logging
+import sys
 import time
 from contextlib import ExitStack
 from types import TracebackType
@@ -12,6 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from fedwright.cli.notebook_view import NotebookView
 from fedwright.protocol.support.steps import listening
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
         DeviceTurnedAway,
         Event,
         LessOffered,
+        Observer,
         Ordered,
         PrivacySpent,
         RoundClosed,
@@ -52,6 +55,10 @@ class Progress:
         self._rounds = rounds
         self._devices = devices
         self._console = Console(stderr=True)
+        in_notebook = self._console.is_jupyter
+        if in_notebook:
+            # Lines go into the cell's output as plain text, not as one picture each, nor in red.
+            self._console = Console(file=sys.stdout, force_jupyter=False)
         self._began_s = time.monotonic()
         self._closed = 0
         self._round_s: list[float] = []
@@ -65,11 +72,11 @@ class Progress:
         self._seconds: dict[str, float] = {}
         # What busy devices are at by their own word.
         self._at: dict[str, str] = {}
-        self._live = (
-            Live(get_renderable=self._render, console=self._console, refresh_per_second=4, transient=True)
-            if self._console.is_terminal and not silent
-            else None
-        )
+        self._live: Live | NotebookView | None = None
+        if in_notebook and not silent:
+            self._live = NotebookView(self._render)
+        elif self._console.is_terminal and not silent:
+            self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> "Progress":
         if self._live is not None:
@@ -89,9 +96,19 @@ class Progress:
         self._work[what] = (done, of, began_s)
         if done >= of:
             del self._work[what]
+        self._redraw()
 
     def __call__(self, event: "Event") -> None:
         """Take an event of the run."""
+        self._take(event)
+        self._redraw()
+
+    def _redraw(self) -> None:
+        """A terminal is drawn by a clock of its own; a notebook's cell is drawn by what happens."""
+        if isinstance(self._live, NotebookView):
+            self._live.refresh()
+
+    def _take(self, event: "Event") -> None:
         from fedwright.server_runtime.rounds import events
 
         if isinstance(event, events.Waiting):
@@ -221,6 +238,13 @@ class Progress:
         """How long the rounds to come will take, by the last ones."""
         last = self._round_s[-LOOKED_BACK:]
         return _left(sum(last) / len(last) * max(0, self._rounds - self._closed)) if last else ""
+
+
+def without_arrivals(observer: "Observer") -> "Observer":
+    """Hundreds of devices that are there from the start need no line each."""
+    from fedwright.server_runtime.rounds.events import DeviceJoined, Waiting
+
+    return lambda event: None if isinstance(event, DeviceJoined | Waiting) else observer(event)
 
 
 def _left(seconds: float) -> str:

@@ -11,7 +11,6 @@ from fedwright.cli.run_lifecycle import begin_anew, say_complete
 
 if TYPE_CHECKING:
     from fedwright.server_runtime.config import RunConfig
-    from fedwright.server_runtime.rounds.events import Observer
 
 EXAMPLE = """example:
   fedwright init fedavg > run.toml
@@ -45,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from fedwright.api.results import simulation_result
-    from fedwright.cli.progress import Progress
+    from fedwright.cli.progress import Progress, without_arrivals
     from fedwright.cli.tables import device_table
     from fedwright.server_runtime.config_sections.reading import read_text
     from fedwright.server_runtime.rounds.store.storage_errors import plain_storage_errors
@@ -65,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         folder.path.mkdir(parents=True, exist_ok=True)
         start_logging(args, file=folder.path / "simulate.log")
         try:
-            found = simulate(config, text, observer=_without_arrivals(progress))
+            found = simulate(config, text, observer=without_arrivals(progress))
         except KeyboardInterrupt:
             say(f"nothing is lost; the same command goes on from {folder.path}", as_json=args.log_json)
             raise
@@ -92,13 +91,6 @@ def _config(args: argparse.Namespace, text: str) -> "RunConfig":
     if args.anew:
         begin_anew(config)
     return continued(config, kind="simulated", rounds=args.rounds)
-
-
-def _without_arrivals(observer: "Observer") -> "Observer":
-    """Hundreds of devices that are there from the start need no line each."""
-    from fedwright.server_runtime.rounds.events import DeviceJoined, Waiting
-
-    return lambda event: None if isinstance(event, DeviceJoined | Waiting) else observer(event)
 
 
 def summary_line(result: dict[str, Any]) -> str:

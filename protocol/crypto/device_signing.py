@@ -4,6 +4,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedwright.protocol.crypto.certificates import unreadable_certificate
 from fedwright.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,9 +43,10 @@ def _load(path: Path) -> "EllipticCurvePrivateKey":
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+    unusable: tuple[type[Exception], ...] = (OSError, *unreadable_certificate())
     try:
         key = load_pem_private_key(path.read_bytes(), password=None)
-    except (OSError, ValueError, TypeError) as err:
+    except unusable as err:
         raise ConfigError(f"{path} holds no usable key ({err}); enroll the device again") from err
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(f"{path} holds a key of another kind; enroll the device again")

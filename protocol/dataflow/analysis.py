@@ -41,6 +41,7 @@ RULES: dict[str, Rule] = {
     "Concat": shapes.concat,
     "ConstantOfShape": shapes.constant_of_shape,
     "CumSum": maths.cumsum,
+    "DequantizeLinear": maths.dequantize,
     "Einsum": maths.einsum,
     "Expand": shapes.expand,
     "Flatten": shapes.flatten,

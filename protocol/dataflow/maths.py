@@ -15,6 +15,13 @@ def elementwise(node: Node, inputs: Sequence[Value]) -> list[Value]:
     return [broadcast(inputs, node.operator)]
 
 
+def dequantize(node: Node, inputs: Sequence[Value]) -> list[Value]:
+    """Packed numbers of the graph itself; samples are never packed."""
+    if any(value.kind != Kind.FIXED for value in inputs):
+        return [spoilt(inputs, "DequantizeLinear of samples")]
+    return [Value(Kind.FIXED, inputs[0].dims)]
+
+
 def reduce(node: Node, inputs: Sequence[Value]) -> list[Value]:
     """Over some axes or all."""
     data = inputs[0]

@@ -75,6 +75,7 @@ class MqttLink(InboxLink):
         super().__init__()
         self.version = version
         self._address = address
+        self._node = 0
         self._watch = watch
         self._closing = False
         self._lost_s: float | None = None
@@ -122,19 +123,22 @@ class MqttLink(InboxLink):
             client.tls_set_context(_tls_context(tls))
         client.on_socket_open = _set_nodelay
         client.on_connect = self._on_connect
+        client.on_connect_fail = lambda client, _data: self._next_node(client)
         client.on_disconnect = self._on_disconnect
         client.on_subscribe = self._on_subscribe
         client.on_publish = self._on_publish
         client.on_message = self._on_message
         return client
 
-    def open(self, address: Address) -> None:
+    def open(self, node: int = 0) -> None:
         """Connect for the first time; OSError when nobody listens, _Refused when the broker says no."""
+        self._node = node
+        host, port = self._address.nodes[node]
         properties = None
         if self.version == MQTTProtocolVersion.MQTTv5:
             properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
             properties.SessionExpiryInterval = SESSION_EXPIRY_S
-        self._client.connect(address.host, address.port, keepalive=KEEPALIVE_S, properties=properties)
+        self._client.connect(host, port, keepalive=KEEPALIVE_S, properties=properties)
         self._client.loop_start()
         self._wait_for(lambda: self.connects > 0 or self._failed, CONNECT_TIMEOUT_S)
         if self.connects:
@@ -245,11 +249,18 @@ class MqttLink(InboxLink):
             self._slow_down(client, time.monotonic() - self._up_s)
         self._connected = False
         self._failed = True
+        self._next_node(client)
         if self.connects and self._lost_s is None and not self._closing:
             self._lost_s = time.monotonic()
             log.warning("the broker at %s is gone (%s); trying until it is back", self._address, reason)
             self._watch(False)
         self._answered.set()
+
+    def _next_node(self, client: paho.Client) -> None:
+        """Try the next node of the broker, if it has several."""
+        self._node = (self._node + 1) % len(self._address.nodes)
+        if self.connects and isinstance(client, LeanClient):
+            client.go_to(*self._address.nodes[self._node])
 
     def _slow_down(self, client: paho.Client, lasted_s: float) -> None:
         """Two that have one certificate throw each other out; let that not keep the broker busy."""
@@ -297,31 +308,40 @@ def open_mqtt(
 ) -> MqttLink:
     """Connect with MQTT 5, or with 3.1.1 when that is all the broker speaks; LinkError when the broker is not there."""
     address = with_login(parse_url(url), login)
-    try:
-        version = MQTTProtocolVersion.MQTTv5 if _speaks_v5(address, tls) else MQTTProtocolVersion.MQTTv311
-        link = MqttLink(address, client_id=client_id, will=will, tls=tls, version=version, watch=watch)
-        link.open(address)
-    except _Refused as err:
-        raise LinkError(f"the broker at {address} turned us away ({err}); {CHECK_LOGIN}") from err
-    except ssl.SSLError as err:
-        raise LinkError(
+    for node in range(len(address.nodes)):
+        try:
+            version = MQTTProtocolVersion.MQTTv5 if _speaks_v5(address, node, tls) else MQTTProtocolVersion.MQTTv311
+            link = MqttLink(address, client_id=client_id, will=will, tls=tls, version=version, watch=watch)
+            link.open(node)
+            return link
+        except (_Refused, OSError) as err:
+            failed = err
+    raise _explained(address, failed) from failed
+
+
+def _explained(address: Address, err: Exception) -> LinkError:
+    """Why no node of the broker could be reached."""
+    if isinstance(err, _Refused):
+        return LinkError(f"the broker at {address} turned us away ({err}); {CHECK_LOGIN}")
+    if isinstance(err, ssl.SSLError):
+        return LinkError(
             f"TLS with the broker at {address} failed ({_tls_why(err)}); both sides need certificates of one"
             " `fedwright server enroll`: check the device's --bundle, fleet.trust of the server, edge.bundle of an edge"
-        ) from err
-    except OSError as err:
-        raise LinkError(f"no broker at {address} ({_why(err)}); start one or check --broker") from err
-    return link
+        )
+    why = _why(err) if isinstance(err, OSError) else str(err)
+    return LinkError(f"no broker at {address} ({why}); start one or check --broker")
 
 
-def _speaks_v5(address: Address, tls: TlsFiles) -> bool:
+def _speaks_v5(address: Address, node: int, tls: TlsFiles) -> bool:
     """Ask with the smallest MQTT 5 CONNECT.
 
     A full one, with properties and a last will, makes an older broker wait for bytes that never come.
     """
     with contextlib.ExitStack() as stack:
-        sock = stack.enter_context(socket.create_connection((address.host, address.port), CONNECT_TIMEOUT_S))
+        sock = stack.enter_context(socket.create_connection(address.nodes[node], CONNECT_TIMEOUT_S))
         if address.secure:
-            sock = stack.enter_context(_tls_context(tls).wrap_socket(sock, server_hostname=address.host))
+            name = address.nodes[node][0]
+            sock = stack.enter_context(_tls_context(tls).wrap_socket(sock, server_hostname=name))
         sock.sendall(V5_CONNECT)
         answer = b""
         while len(answer) < 4:

@@ -99,6 +99,10 @@ class LeanClient(paho.Client):
         # Its first byte says QoS 0; paho is told otherwise, else it makes up an acknowledgement for each.
         self._packet_queue(MessageType.PUBLISH, outgoing, 0, 1, None)
 
+    def go_to(self, host: str, port: int) -> None:
+        """Connect there the next time."""
+        self._host, self._port = host, port
+
     def release(self) -> None:
         """Close the sockets that woke its thread, which paho leaves to the collector; for a client that has stopped."""
         reset = getattr(self, "_reset_sockets", None)

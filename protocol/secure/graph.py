@@ -18,16 +18,27 @@ Graph = Mapping[str, frozenset[str]]
 
 def neighbours_of(devices: Sequence[str], digest: bytes) -> dict[str, frozenset[str]]:
     """The graph of a roster; digest: of the whole roster, with everybody's keys."""
-    order = sorted(devices, key=lambda device: hashlib.sha256(digest + device.encode()).digest())
-    count = len(order)
-    half = NEIGHBOURS // 2
-    if count <= NEIGHBOURS + 1:
-        return {device: frozenset(order) - {device} for device in order}
-    found = {}
-    for place, device in enumerate(order):
-        steps = [step for step in range(-half, half + 1) if step]
-        found[device] = frozenset(order[(place + step) % count] for step in steps)
-    return found
+    ring = ring_of(devices, digest)
+    return {device: near(ring, place, NEIGHBOURS) for place, device in enumerate(ring)}
+
+
+def ring_of(devices: Sequence[str], digest: bytes) -> list[str]:
+    """The members in their order."""
+    return sorted(devices, key=lambda device: hashlib.sha256(digest + device.encode()).digest())
+
+
+def near(ring: Sequence[str], place: int, count: int) -> frozenset[str]:
+    """So many others, or one more, who are nearest to a place, as many on both sides; all where there are no more."""
+    size, half = len(ring), (count + 1) // 2
+    if size <= 2 * half + 1:
+        return frozenset(ring) - {ring[place]}
+    return frozenset(ring[(place + step) % size] for step in range(-half, half + 1) if step)
+
+
+def looked_at(devices: Sequence[str], digest: bytes, device: str, least: int) -> frozenset[str]:
+    """Whose word a device checks by itself: its neighbours', and of as many more as a sum takes."""
+    ring = ring_of(devices, digest)
+    return near(ring, ring.index(device), max(NEIGHBOURS, least - 1))
 
 
 def quorum(devices: int) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from fedwright.protocol.crypto.certificates import unreadable_certificate
 from fedwright.protocol.crypto.device_signing import is_signed_by
 from fedwright.protocol.errors import ProtocolError
 from fedwright.protocol.field_types import Id, Key
@@ -106,7 +107,6 @@ class Certificates:
 
     def _checked(self, device: str, data: bytes) -> "tuple[Certificate, EllipticCurvePublicKey]":
         from cryptography import x509
-        from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
         from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
@@ -115,9 +115,9 @@ class Certificates:
             cert.verify_directly_issued_by(self._ca)
             names = [name.value for name in cert.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
             usage = cert.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-        except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound) as err:
+            key = cert.public_key()
+        except unreadable_certificate() as err:
             raise ProtocolError(f"the certificate of {device} is not one of this fleet's authority") from err
-        key = cert.public_key()
         if names != [device] or ExtendedKeyUsageOID.CLIENT_AUTH not in usage:
             raise ProtocolError(f"the certificate of {device} is that of somebody else")
         if not isinstance(key, EllipticCurvePublicKey):

@@ -35,6 +35,7 @@ from fedwright.server_runtime.artifacts.macs import count_macs
 from fedwright.server_runtime.artifacts.memory import estimate
 from fedwright.server_runtime.artifacts.operator_table import tabulate
 from fedwright.server_runtime.artifacts.optimizer import LEARNING_RATE, Updates, clip
+from fedwright.server_runtime.artifacts.packed import pack_frozen, unpack_late
 from fedwright.server_runtime.artifacts.private.gradients import check_objective, private_gradients
 from fedwright.server_runtime.model_names import ONNX
 from fedwright.server_runtime.spec import Structure
@@ -157,6 +158,7 @@ def _train_graph(structure: Structure, module: nn.Module, asked: list[str]) -> _
     trained = [name for name in trainable if name in forward.parameters]
     loss = append_loss(graph, forward, structure, trained)
     seen = measure(graph)
+    pack_frozen(graph, frozen, structure.packing)
     if structure.private:
         updates = _optimize_privately(graph, structure, loss, trained, seen)
     else:
@@ -178,6 +180,7 @@ def _train_graph(structure: Structure, module: nn.Module, asked: list[str]) -> _
         graph.record(state.value, state.shape)
         outputs.append((f"next/{state.name}", state.value))
         train.slots.append(_slot(state.name, graph, "optimizer"))
+    unpack_late(graph)
     train.frozen = _make_external(graph, {slot.name for slot in train.slots}, {*forward.parameters, *forward.buffers})
     finish(graph, outputs)
     return train
@@ -251,7 +254,7 @@ def _make_external(graph: Graph, slots: set[str], weights: set[str]) -> dict[str
     frozen = {v.name: v for v in graph.inputs if v.name in weights and v.name not in slots}
     graph.external.update(frozen)
     graph.inputs = [value for value in graph.inputs if value.name not in frozen]
-    return frozen
+    return dict(graph.external)
 
 
 @dataclass
@@ -269,6 +272,8 @@ def _eval_graph(structure: Structure, module: nn.Module, frozen: dict[str, Value
     weights = {*forward.parameters, *forward.buffers}
     names = [name for name, _ in module.named_parameters() if name.startswith(structure.trainable)]
     slots = {n for n in [*names, *buffer_names(module)] if n in weights and n not in frozen}
+    pack_frozen(graph, [name for name in forward.parameters if name not in slots], structure.packing)
+    unpack_late(graph)
     _make_external(graph, slots, weights)
     outputs = [(LOGITS, forward.logits[-1]), (EMBEDDING, forward.embedding)]
     finish(graph, outputs)

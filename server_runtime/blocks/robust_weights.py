@@ -1,19 +1,20 @@
 """How much whole updates count where some devices may be hostile: chosen or weighed by how they lie to one another.
 
-Krum and Multi-Krum: Blanchard et al., Machine Learning with Adversaries (2017). Similarity weights share with
-FoolsGold (Fung et al., 2018) that cosines decide and that copies count once; FoolsGold itself trusts whoever is unlike
-all others, and so follows an attacker who has no accomplice.
+Krum and Multi-Krum: Blanchard et al., Machine Learning with Adversaries (2017). Centred clipping: Karimireddy et al.,
+Learning from History for Byzantine Robust Optimization (2021), around a centre of each round's own. Similarity weights
+share with FoolsGold (Fung et al., 2018) that cosines decide and that copies count once; FoolsGold itself trusts whoever
+is unlike all others, and so follows an attacker who has no accomplice.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedwright.protocol.artifact import MEASURED
+from fedwright.server_runtime.blocks.mixing import mixed_distances, mixing
 from fedwright.server_runtime.blocks.robust import Combine
+from fedwright.server_runtime.blocks.update_products import Products
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
@@ -21,6 +22,8 @@ Floats = NDArray[np.float64]
 LEAST = 3
 # Beyond this cosine two changes count as copies: devices with data of their own are never that alike.
 COPY = 0.999
+# Steps of centred clipping: from a centre amid the majority it is nearly there after these.
+CLIPPINGS = 10
 
 
 def robust_weights(combine: Combine, updates: Sequence[Mapping[str, Array]]) -> list[float]:
@@ -28,55 +31,23 @@ def robust_weights(combine: Combine, updates: Sequence[Mapping[str, Array]]) -> 
     if not combine.weighs_updates or len(updates) < LEAST:
         return [1.0] * len(updates)
     products = Products.of(updates)
+    shares = mixing(combine.mix, products.distances(), hostile=int(combine.hostile_ratio * len(updates)))
+    found = shares.T @ _weights(combine, products, shares)
+    return list(map(float, found / found.max()))
+
+
+def _weights(combine: Combine, products: Products, shares: Floats) -> Floats:
+    """What each mixed update counts for."""
     if combine.kind == "similarity":
-        return list(map(float, similarity_weights(products.cosines())))
-    hostile = int(combine.hostile_ratio * len(updates))
+        return similarity_weights(products.cosines(shares))
+    distances = mixed_distances(products.distances(), shares)
+    hostile = int(combine.hostile_ratio * len(distances))
+    if combine.kind == "centred_clipping":
+        return clipped_weights(distances)
     if combine.kind == "majority":
-        return list(map(float, majority_weights(products.distances(), count=len(updates) - hostile)))
-    count = 1 if combine.kind == "krum" else max(1, len(updates) - hostile)
-    return list(map(float, krum_weights(products.distances(), hostile=hostile, count=count)))
-
-
-@dataclass(frozen=True)
-class Products:
-    """Sums over the entries that two changes have both: of x_i x_j, of x_i², and how many there are."""
-
-    products: Floats
-    squares: Floats
-    shared: Floats
-
-    @classmethod
-    def of(cls, updates: Sequence[Mapping[str, Array]]) -> "Products":
-        """Of changes of one model, NaN where a device has no entry; what was measured is no part of them."""
-        size = len(updates)
-        products, squares, shared = (np.zeros((size, size)) for _ in range(3))
-        for name in sorted({name for update in updates for name in update} - set(MEASURED)):
-            rows = _rows([update.get(name) for update in updates])
-            here = (~np.isnan(rows)).astype(np.float64)
-            rows = np.nan_to_num(rows, nan=0.0)
-            products += rows @ rows.T
-            squares += np.square(rows) @ here.T
-            shared += here @ here.T
-        return cls(products, squares, shared)
-
-    def distances(self) -> Floats:
-        """||x_i - x_j||² per shared entry; those that share nothing are as far apart as can be."""
-        total = np.maximum(self.squares + self.squares.T - 2 * self.products, 0.0)
-        return np.where(self.shared > 0, total / np.maximum(self.shared, 1), np.inf)
-
-    def cosines(self) -> Floats:
-        """<x_i, x_j> / (||x_i|| ||x_j||) over shared entries; 0 where there are none."""
-        tiny = np.finfo(np.float64).tiny
-        found: Floats = self.products / np.sqrt(np.maximum(self.squares * self.squares.T, tiny))
-        return found
-
-
-def _rows(values: Sequence[Array | None]) -> Floats:
-    """One row for each, NaN for one that lacks the tensor."""
-    size = next(value.size for value in values if value is not None)
-    return np.stack([np.full(size, np.nan) if value is None else value.reshape(-1) for value in values]).astype(
-        np.float64
-    )
+        return majority_weights(distances, count=len(distances) - hostile)
+    count = 1 if combine.kind == "krum" else max(1, len(distances) - hostile)
+    return krum_weights(distances, hostile=hostile, count=count)
 
 
 def krum_weights(distances: Floats, *, hostile: int, count: int) -> Floats:
@@ -101,14 +72,35 @@ def majority_weights(distances: Floats, *, count: int) -> Floats:
     Liars in the minority have an honest one among so many: how close they keep to one another does not help them,
     while Krum's sum of distances rewards it.
     """
-    size = len(distances)
+    weights = np.zeros(len(distances))
+    weights[np.argsort(_reach(distances), kind="stable")[:count]] = 1.0
+    return weights
+
+
+def _reach(distances: Floats) -> Floats:
+    """How far it is from each to the floor(n / 2)-th nearest other."""
     others = distances.copy()
     np.fill_diagonal(others, np.inf)
-    middle = max(1, size // 2) - 1
-    scores = np.partition(others, middle, axis=1)[:, middle]
-    weights = np.zeros(size)
-    weights[np.argsort(scores, kind="stable")[:count]] = 1.0
-    return weights
+    middle = max(1, len(others) // 2) - 1
+    return np.asarray(np.partition(others, middle, axis=1)[:, middle])
+
+
+def clipped_weights(distances: Floats) -> Floats:
+    """What each counts for when all are drawn in to the median distance from a centre, which then is their mean.
+
+    v ← v + 1/n sum_i (x_i - v) min(1, t / ||x_i - v||), t the median of ||x_i - v||, from the x_i to which a majority
+    lies nearest. v stays a mean of the x_i, so that only its shares c are followed:
+    ||x_i - v||² = sum_j c_j D_ij - 1/2 sum_jk c_j c_k D_jk.
+    """
+    size = len(distances)
+    known = mixed_distances(distances, np.eye(size))
+    centre = np.zeros(size)
+    centre[np.argmin(_reach(distances))] = 1.0
+    for _ in range(CLIPPINGS):
+        away = np.sqrt(np.maximum(known @ centre - centre @ known @ centre / 2, 0.0))
+        kept = np.minimum(1.0, np.median(away) / np.maximum(away, np.finfo(np.float64).tiny))
+        centre = centre * (1 - kept.mean()) + kept / size
+    return centre
 
 
 def similarity_weights(cosines: Floats) -> Floats:

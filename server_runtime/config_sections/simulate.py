@@ -18,8 +18,8 @@ class SimulateSection:
     devices: int = field(default=20, metadata=hint("how many devices; 'owner' makes one per person or publication"))
     bystanders: int = field(default=0, metadata=hint("how many of them, the last ones, never train"))
     hostile: int = field(default=0, metadata=hint("how many of them, the first ones, do what `attack` says"))
-    attack: Literal["sign-flip", "scale", "random", "label-flip", "back-door"] = field(
-        default="sign-flip", metadata=hint("sign-flip, scale, random, label-flip or back-door")
+    attack: Literal["sign-flip", "scale", "random", "label-flip", "back-door", "absence"] = field(
+        default="sign-flip", metadata=hint("sign-flip, scale, random, label-flip, back-door or absence")
     )
     alpha: float = field(default=0.5, metadata=hint("of the Dirichlet partitions; smaller is less alike"))
     per_device: int = field(default=2, metadata=hint("shards, or classes, of each device"))
@@ -34,6 +34,9 @@ class SimulateSection:
     )
     hide_counts: bool = field(
         default=False, metadata=hint("devices tell nothing of their data but sums over 3 or more (secure_sum)")
+    )
+    count_bytes: bool = field(
+        default=True, metadata=hint("pack updates as for a link, so that bytes are right; false is faster")
     )
     processes: int | None = field(default=None, metadata=hint("how many in parallel; 0 = inside this one"))
     edges: int = field(default=0, metadata=hint("edge servers that devices sit behind in turn; 0 = none"))

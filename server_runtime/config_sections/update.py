@@ -7,6 +7,7 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.secure.graph import LEAST_DEVICES
 from fedwright.protocol.secure.roster import MOST_MEMBERS
 from fedwright.protocol.support.settings import check_range, hint
+from fedwright.server_runtime.blocks.mixing import Mix
 from fedwright.server_runtime.blocks.robust import Combine, Kind
 
 
@@ -14,8 +15,8 @@ from fedwright.server_runtime.blocks.robust import Combine, Kind
 class UpdateSection:
     """How updates travel and how they are put together."""
 
-    codec: Literal["float32", "bf16", "int8"] = field(
-        default="float32", metadata=hint("float32, bf16 or int8; what rounding leaves out is sent in the next round")
+    codec: Literal["float32", "bf16", "int8", "int4"] = field(
+        default="float32", metadata=hint("float32, bf16, int8 or int4; what rounding leaves out is sent the next round")
     )
     model_codec: Literal["float32", "bf16"] = field(
         default="float32", metadata=hint("float32 or bf16: how models travel to the devices; the server keeps float32")
@@ -31,13 +32,17 @@ class UpdateSection:
     combine: Kind = field(
         default="mean",
         metadata=hint(
-            "mean, or where devices may be hostile: majority, multi_krum, krum, similarity, trimmed_mean, median, "
-            "norm_bound"
+            "mean, or where devices may be hostile: majority, multi_krum, krum, similarity, centred_clipping, "
+            "trimmed_mean, median, norm_bound"
         ),
     )
     trim_ratio: float = field(default=0.1, metadata=hint("share that trimmed_mean leaves out at each end"))
     hostile_ratio: float = field(
-        default=0.25, metadata=hint("share of devices that majority, krum and multi_krum may leave out")
+        default=0.25, metadata=hint("share of devices that majority, krum, multi_krum and mix take to be hostile")
+    )
+    mix: Mix = field(
+        default="none",
+        metadata=hint("before that: neighbours or buckets mixes updates, for data that differs; none does not"),
     )
     evaluate: bool = field(default=True, metadata=hint("devices measure the model before and after they train it"))
     class_means: bool = field(
@@ -77,4 +82,4 @@ class UpdateSection:
 
     def combination(self) -> Combine:
         """As the averages read it."""
-        return Combine(self.combine, self.trim_ratio, self.hostile_ratio)
+        return Combine(self.combine, self.trim_ratio, self.hostile_ratio, mix=self.mix)

@@ -1,10 +1,13 @@
 """Hands out certificates over HTTPS to devices that show a token; knows two requests and nothing else."""
 
 import logging
+import socket
 import ssl
 import threading
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import msgspec
 
@@ -17,6 +20,9 @@ log = logging.getLogger(__name__)
 
 # A device asks once and at once; whoever is slower is somebody else.
 TIMEOUT_S = 10.0
+# Connections at once, and how long one may last however often it says a little.
+MOST_AT_ONCE = 32
+LONGEST_S = 30.0
 
 
 class EnrolmentService(ThreadingHTTPServer):
@@ -29,6 +35,7 @@ class EnrolmentService(ThreadingHTTPServer):
         self.tokens = Tokens(authority)
         # One at a time, so that a token is used once.
         self.redeeming = threading.Lock()
+        self._places = threading.BoundedSemaphore(MOST_AT_ONCE)
         files = authority.folder / "broker"
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
@@ -43,9 +50,33 @@ class EnrolmentService(ThreadingHTTPServer):
         sock.settimeout(TIMEOUT_S)
         return self._context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False), address
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """A thread for each of a few; whoever comes on top of them is turned away at once."""
+        if not self._places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve one connection, which ends in time."""
+        end = threading.Timer(LONGEST_S, _cut, [request])
+        end.daemon = True
+        end.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            end.cancel()
+            self._places.release()
+
     def handle_error(self, request: object, client_address: object) -> None:
         """Whoever breaks a connection is not worth a trace."""
         log.debug("a connection from %s broke", client_address, exc_info=True)
+
+
+def _cut(connection: ssl.SSLSocket) -> None:
+    """End a connection under whoever waits for it."""
+    with suppress(OSError):
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 class _Handler(BaseHTTPRequestHandler):

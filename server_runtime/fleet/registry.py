@@ -39,6 +39,8 @@ class Registry:
 
     _members: dict[str, RegisteredDevice] = field(default_factory=dict)
     _contests: dict[str, _Contest] = field(default_factory=dict)
+    # Answers of `present` and `told`, until somebody comes, goes or says something else.
+    _known: dict[tuple[str, ...] | None, dict[str, Report]] = field(default_factory=dict)
 
     def hear(self, device: str, boot: str, report: Report, *, now_s: float) -> Verdict:
         """Take in a report. `contested` asks the caller to send a challenge, `taken` to turn the new boot away."""
@@ -48,7 +50,7 @@ class Registry:
             return "joined"
         if member.boot == boot:
             returned = not member.present
-            self._members[device] = replace(member, report=report, present=True)
+            self._put(replace(member, report=report, present=True))
             if self._contests.pop(device, None) is not None:
                 return "taken"
             return "joined" if returned else "known"
@@ -75,18 +77,19 @@ class Registry:
         member = self._members.get(device)
         if member is None or member.boot != boot:
             return False
-        self._members[device] = replace(member, present=False)
+        self._put(replace(member, present=False))
         return True
 
     def amend(self, device: str, report: Report) -> None:
         """Put what a device reported into another form."""
         member = self._members.get(device)
         if member is not None:
-            self._members[device] = replace(member, report=report)
+            self._put(replace(member, report=report))
 
     def remove(self, device: str) -> None:
         """Forget a device that was dismissed."""
         self._members.pop(device, None)
+        self._known.clear()
 
     def boot(self, device: str) -> str | None:
         """The boot of a present device, None when it is away."""
@@ -98,9 +101,27 @@ class Registry:
         return self._members.get(device)
 
     def present(self) -> dict[str, Report]:
-        """Reports of the devices that are here now, in the order of their ids."""
-        return {m.device: m.report for _, m in sorted(self._members.items()) if m.present}
+        """Reports of the devices that are here now, in the order of their ids; the same object until one changes."""
+        if None not in self._known:
+            self._known[None] = {m.device: m.report for _, m in sorted(self._members.items()) if m.present}
+        return self._known[None]
+
+    def told(self, facts: tuple[str, ...]) -> dict[str, Report]:
+        """`present` without edges and without devices that would tell these facts and have not yet."""
+        if facts not in self._known:
+            here = self.present().items()
+            self._known[facts] = {d: r for d, r in here if not r.edge and not withholds(r, facts)}
+        return self._known[facts]
+
+    def _put(self, member: RegisteredDevice) -> None:
+        self._members[member.device] = member
+        self._known.clear()
 
     def _join(self, device: str, boot: str, report: Report) -> None:
-        self._members[device] = RegisteredDevice(device, boot, report)
+        self._put(RegisteredDevice(device, boot, report))
         self._contests.pop(device, None)
+
+
+def withholds(report: Report, facts: tuple[str, ...]) -> bool:
+    """Whether a device would tell one of these facts and has not yet."""
+    return any(fact in facts for fact in report.would_tell)

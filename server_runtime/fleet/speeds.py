@@ -14,6 +14,9 @@ log = logging.getLogger(__name__)
 # matters, because the first task that a device does tells how fast it really is.
 _USUAL = dict(zip(FEATURES, (2e-6, 1e-10, 1e-9, 0.0, 0.0, 0.0, 0.0), strict=True))
 
+# Predictions that are kept: of all widths and batches of a round, not of every one ever used.
+KEPT_USUAL = 256
+
 
 class Speeds:
     """Profiles by device; one without a profile has a prediction once it has done a task."""
@@ -22,6 +25,8 @@ class Speeds:
         self._profiles: dict[str, Profile] = {}
         self._refined: dict[str, Refinement] = {}
         self._asked: set[str] = set()
+        # By graph and batch, of devices that never measured themselves; manifests are kept, so that ids stay theirs.
+        self._usual: dict[tuple[int, int], tuple[Manifest, Prediction]] = {}
 
     def ask(self, device: str) -> None:
         """A device is asked to measure itself anew."""
@@ -72,7 +77,13 @@ class Speeds:
     def _alone(self, device: str, manifest: Manifest, batch: int) -> Prediction:
         """By the profile alone, or by the usual costs of operators."""
         profile = self._profiles.get(device)
-        if profile is None:
+        if profile is not None:
+            return predict(profile, manifest.work, batch=batch)
+        key = (id(manifest), batch)
+        if key not in self._usual:
             row = list(_USUAL.values())
-            profile = Profile("unknown", "unknown", 1, kinds=dict.fromkeys(manifest.work, row))
-        return predict(profile, manifest.work, batch=batch)
+            usual = Profile("unknown", "unknown", 1, kinds=dict.fromkeys(manifest.work, row))
+            if len(self._usual) >= KEPT_USUAL:
+                self._usual.clear()
+            self._usual[key] = (manifest, predict(usual, manifest.work, batch=batch))
+        return self._usual[key][1]

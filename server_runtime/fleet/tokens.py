@@ -11,6 +11,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from fedwright.protocol.crypto.certificates import unreadable_certificate
 from fedwright.protocol.enrolment import EnrolmentReply, EnrolmentRequest, Token, mark_of, read_token
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.support.files import write_private
@@ -83,10 +84,9 @@ def requested_key(request: EnrolmentRequest) -> ec.EllipticCurvePublicKey:
     """The key that a signing request is for, by which it must be signed."""
     try:
         csr = x509.load_pem_x509_csr(request.csr.encode())
-        right = csr.is_signature_valid
-    except ValueError as err:
+        right, key = csr.is_signature_valid, csr.public_key()
+    except unreadable_certificate() as err:
         raise ConfigError(f"the signing request of {request.device} cannot be read ({err}); make it again") from err
-    key = csr.public_key()
     if not right or not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise ConfigError(f"the signing request of {request.device} is not signed by a key on P-256; make it again")
     return key

@@ -9,8 +9,10 @@ from fedwright.protocol.artifact import Manifest
 from fedwright.protocol.messages import Recipe, Refusal, Report, Returns, Stats
 from fedwright.protocol.predictor import Prediction
 from fedwright.server_runtime.blocks.budget import Budget
+from fedwright.server_runtime.blocks.packing import Packing
 from fedwright.server_runtime.blocks.rate_schedule import RateSchedule
 from fedwright.server_runtime.blocks.robust import UNAVERAGED, Combine, Kind
+from fedwright.server_runtime.blocks.trained_part import EVERYTHING
 from fedwright.server_runtime.methods.state import Array, MethodState, Tensors
 from fedwright.server_runtime.public_data.examples import PublicData
 from fedwright.server_runtime.spec import ModelSpec, Optimizer, Structure
@@ -100,6 +102,7 @@ class Setting:
     (methods/shared/budget_fit.py). forecasts: how fast devices are. rounds: how many the run has; 0 where nobody knows.
     steps: of a device in a round, in place of epochs. schedule: how the learning rate moves from round to round. sums:
     what devices learnt is seen in sums only (update.secure).
+    trainable, packing: which part of the model trains, and how the other is stored (methods/shared/partly_trained.py).
     """
 
     spec: ModelSpec
@@ -120,6 +123,8 @@ class Setting:
     steps: int | None = None
     schedule: RateSchedule = field(default_factory=RateSchedule)
     sums: bool = False
+    trainable: str | tuple[str, ...] = EVERYTHING
+    packing: Packing = "float32"
 
 
 @dataclass(frozen=True)

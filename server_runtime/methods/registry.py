@@ -9,6 +9,7 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.support import plugins
 from fedwright.protocol.support.settings import suggest
 from fedwright.server_runtime.blocks.robust import ALL, BY_ENTRY, BY_UPDATE, SLICED, UNAVERAGED, Kind
+from fedwright.server_runtime.blocks.trained_part import EVERYTHING
 from fedwright.server_runtime.methods.fedconv.params import FedConvParams
 from fedwright.server_runtime.methods.framp.params import FrampParams
 from fedwright.server_runtime.methods.params import averaging, generated_models, personal_models, pruned, submodels
@@ -63,6 +64,10 @@ class Entry:
         """The method at its birth; ConfigError when it cannot do what the setting asks for."""
         check_combine(self, setting.combine.kind)
         make: Callable[[Any, Setting], Method] = self.method
+        if setting.trainable != EVERYTHING:
+            from fedwright.server_runtime.methods.shared.partly_trained import partly_trained
+
+            return partly_trained(self.name, lambda inner: make(params, inner), setting)
         return make(params, setting)
 
 

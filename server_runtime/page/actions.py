@@ -27,13 +27,12 @@ async def take_order(request: Request) -> Response:
     async with page_of(request).runs.looked_at(request.path_params["run"]) as watch:
         if watch is None:
             return no_such("run")
-        device, done = data.get("device"), watch.history.rounds_done
-        if device and device not in watch.history.devices:
-            return no_such("device")
-        if data.get("kind") == "rounds" and isinstance(data.get("rounds"), int) and data["rounds"] < done:
-            return problem(400, f"{done} rounds were done already; ask for more")
         try:
-            order = make_order({**data, "by": request.state.person.name})
+            order, done = make_order({**data, "by": request.state.person.name}), watch.history.rounds_done
+            if order.device and order.device not in watch.history.devices:
+                return no_such("device")
+            if order.kind == "rounds" and order.rounds < done:
+                return problem(400, f"{done} rounds were done already; ask for more")
             # Synced before anybody hears that it was taken.
             fresh = await asyncio.to_thread(give_order, watch.folder, order)
         except ConfigError as err:

@@ -1,6 +1,5 @@
 """What all answers of the page are made with."""
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from fedwright.protocol.support.unreadable import UNREADABLE
 from fedwright.server_runtime.page.feed import Feed
 from fedwright.server_runtime.page.runs import Runs
 
@@ -54,7 +54,6 @@ async def body_of(request: Request) -> dict[str, Any]:
         if len(taken) > MOST_BODY_BYTES:
             return {}
     try:
-        found = json.loads(taken)
-    except (ValueError, RecursionError):
+        return msgspec.json.decode(taken, type=dict[str, Any])
+    except UNREADABLE:
         return {}
-    return found if isinstance(found, dict) else {}

@@ -76,7 +76,7 @@ class Guard:
 
     def _refusal(self, connection: HTTPConnection, method: str, person: Person | None) -> Response | None:
         """Why a request is not let through; None when it is."""
-        host = urlsplit("//" + connection.headers.get("host", "")).hostname or ""
+        host = _host_of("//" + connection.headers.get("host", ""))
         if self.local and host not in LOOPBACK:
             # A name of somebody else's that points here would make his page and ours one.
             return problem(400, "this page is open under localhost only")
@@ -98,7 +98,7 @@ class Guard:
         """Whether a page of ours, or a program with a token, sends this, and not a page of somebody else's."""
         headers = connection.headers
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+        if origin is not None and origin.partition("://")[2] != headers.get("host"):
             return False
         if path == "/login" or _bearer(connection):
             return headers.get("content-type", "").startswith("application/json")
@@ -112,6 +112,14 @@ class Guard:
             return self.people.by_token(token)
         peer = connection.scope.get("state", {}).get("peer") or ""
         return self.people.by_certificate(peer) or self.people.by_session(connection.cookies.get(COOKIE, ""))
+
+
+def _host_of(address: str) -> str:
+    """The host of an address; empty where there is none, or no address."""
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:
+        return ""
 
 
 def _bearer(connection: HTTPConnection) -> str:

@@ -91,8 +91,8 @@ class Absorber:
     reader: UpdateReader
     norm_factor: float | None = None
     combine: Combine = field(default_factory=Combine)
-    # By device, of stages before.
-    _earlier: dict[str, ChangeSize] = field(default_factory=dict)
+    # By device, of stages before: how large its change was, and what it was held to.
+    _earlier: dict[str, tuple[ChangeSize, SizeLimits | None]] = field(default_factory=dict)
 
     def absorb(self, method: Method, incoming: Sequence[Incoming], stage: Stage) -> Absorbed:
         """Fold in all that can be; where that is nothing and the method fails at it, it stays where it was.
@@ -146,7 +146,7 @@ class Absorber:
             values = self.reader.take(one.planned, one.update)
         except (BadUpdate, BadBlob) as err:
             raise Unusable(one, str(err)) from err
-        values = limits.held(values) if limits is not None and _is_change(one) else values
+        values = limits.held(values, self._size(one)) if limits is not None and _is_change(one) else values
         devices = [planned.device for planned in one.tasks]
         return checked_update(one.planned, one.update, values, weight=one.weight * weight, devices=devices)
 
@@ -162,7 +162,8 @@ class Absorber:
         if factor is None or not stage.looks_back:
             return limits_of(list(sizes.values()), factor)
         if len(sizes) < LEAST_FOR_MEDIAN:
-            sizes = dict(self._earlier) | sizes
+            earlier = {d: size if held is None else held.held_size(size) for d, (size, held) in self._earlier.items()}
+            sizes = earlier | sizes
         if len(sizes) < LEAST_FOR_MEDIAN and changes:
             norm = min(self.reader.model_norm(one.planned) for one in changes)
             return SizeLimits(SizeLimit(FIRST_RATIO * norm, 0.0), {})
@@ -173,8 +174,7 @@ class Absorber:
         limits = self._limits(incoming, stage)
         for one in incoming:
             if _is_change(one):
-                size = self._size(one)
-                self._earlier[one.planned.device] = size if limits is None else limits.held_size(size)
+                self._earlier[one.planned.device] = (self._size(one), limits)
         while len(self._earlier) > KEPT_SIZES:
             del self._earlier[next(iter(self._earlier))]
 

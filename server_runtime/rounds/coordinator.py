@@ -14,7 +14,7 @@ from fedwright.protocol.messages import Report
 from fedwright.server_runtime.methods.base import Assignment, Emission, Method
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.absorber import Absorbed, Stage, incoming_of
-from fedwright.server_runtime.rounds.believed_samples import capped_reports, passed_on, with_limits
+from fedwright.server_runtime.rounds.believed_samples import passed_on, with_limits
 from fedwright.server_runtime.rounds.costs import round_cost
 from fedwright.server_runtime.rounds.old_tasks import forget_old_tasks
 from fedwright.server_runtime.rounds.pooled_tasks import PoolTerms, merged_tasks, with_pools
@@ -125,7 +125,7 @@ class Coordinator(RoundRunner):
     def _begin(self, method: Method, number: int) -> list[Planned]:
         """Plan a round with all devices that the method can plan with."""
         present = self._gather()
-        reports = capped_reports(self._left.usable(present), self._options.weight_cap)
+        reports = self._capped_reports(self._left.usable(present))
         summed = self._ask_counts(method, reports)
         eligible = [device for device, report in reports.items() if report.trains]
         drawn = self.privacy.draw(eligible) if self.privacy.draws else None
@@ -257,7 +257,7 @@ class Coordinator(RoundRunner):
             update = replies[planned.task.task].update
             if update is not None and planned.task.task not in elsewhere:
                 incoming.append(incoming_of(planned, update, by_task))
-        present = capped_reports(self._tracker.present(), self._options.weight_cap)
+        present = self._capped_reports(self._tracker.present())
 
         def restart() -> None:
             self._restart(method)

@@ -18,8 +18,10 @@ class LeftOutDevices:
         self._observe = observe
         self._out: dict[str, Report] = {}
 
-    def usable(self, reports: Mapping[str, Report]) -> dict[str, Report]:
+    def usable(self, reports: Mapping[str, Report]) -> Mapping[str, Report]:
         """The reports without those that were found unusable before."""
+        if not self._out:
+            return reports
         return {d: r for d, r in reports.items() if d not in self._out or self._out[d].data != r.data}
 
     def do(self, act: Act[T], reports: Mapping[str, Report], *, restart: Callable[[], object]) -> T:
@@ -27,7 +29,7 @@ class LeftOutDevices:
 
         restart: undo what a failed try did.
         """
-        usable = self.usable(reports)
+        usable = dict(self.usable(reports))
         try:
             return act(usable)
         except FAULTS:

@@ -13,4 +13,5 @@ def forget_old_tasks(store: RoundStore, number: int, manifest: ManifestOf) -> No
     if ended:
         # What a measurement said, the one after the last round says better.
         rounds = [one for one in ended if not one.position.is_evaluation]
-        store.forget([one.planned.task.task for one in ended], add_up(store.remnants(), rounds, manifest))
+        kept = store.remnants([one.planned.device for one in rounds])
+        store.forget([one.planned.task.task for one in ended], add_up(kept, rounds, manifest))

@@ -10,13 +10,14 @@ from msgspec import structs
 from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import deltas, tensors
 from fedwright.protocol.artifact import Artifact, Manifest
-from fedwright.protocol.blobs import BlobStore, make_ref
+from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.messages import LARGE_CHUNK_BYTES, BlobRef, Hiding, Task
 from fedwright.server_runtime.methods.base import Assignment, Emission, Tensors
 from fedwright.server_runtime.rounds.store.base import Planned, Position, evaluation_after
 from fedwright.server_runtime.spec import Structure
 
 Refs = dict[tuple[int, deltas.Codec], BlobRef]
+KEPT_SAME = 256
 
 
 class Builds(Protocol):
@@ -51,6 +52,9 @@ class Planner:
     # Told of every artifact that is used, by its blob's name.
     on_artifact: Callable[[str, Structure], None] = lambda sha256, structure: None
     _artifacts: dict[Structure, tuple[BlobRef, Manifest]] = field(default_factory=dict)
+    # The same once more for objects that were asked for lately: a structure takes long to hash. Each is kept, so that
+    # its id stays its own.
+    _same: dict[int, tuple[Structure, tuple[BlobRef, Manifest]]] = field(default_factory=dict)
 
     @property
     def run_key(self) -> str:
@@ -78,9 +82,10 @@ class Planner:
         return Planned(planned.device, structs.replace(task, task=_again(planned)), assignment)
 
     def resized(self, planned: Planned, assignment: Assignment) -> Planned:
-        """The same device's task with the same tensors in other batches, under an id of its own."""
+        """The same device's task with the same tensors and another recipe or returns, under an id of its own."""
         # The pool that it was in may go up without it.
-        task = structs.replace(planned.task, task=_again(planned), recipe=assignment.recipe, pool=None)
+        own = {"recipe": assignment.recipe, "returns": assignment.returns}
+        task = structs.replace(planned.task, task=_again(planned), pool=None, **own)
         return Planned(planned.device, task, assignment)
 
     def afresh(self, first: Planned, last: Planned) -> Planned:
@@ -125,6 +130,14 @@ class Planner:
         return refs[key]
 
     def _artifact(self, structure: Structure) -> tuple[BlobRef, Manifest]:
+        kept = self._same.get(id(structure))
+        if kept is None:
+            if len(self._same) >= KEPT_SAME:
+                self._same.clear()
+            kept = self._same[id(structure)] = (structure, self._made(structure))
+        return kept[1]
+
+    def _made(self, structure: Structure) -> tuple[BlobRef, Manifest]:
         if structure not in self._artifacts:
             built = self.builder.build(structure if self.hiding is None else replace(structure, private=True))
             self._artifacts[structure] = (self._offer(artifacts.pack(built)), built.manifest)
@@ -132,8 +145,7 @@ class Planner:
         return self._artifacts[structure]
 
     def _offer(self, data: bytes) -> BlobRef:
-        self.blobs.put_bytes(data)
-        return make_ref(data, chunk_bytes=self.chunk_bytes, inline=False)
+        return self.blobs.keep(data, chunk_bytes=self.chunk_bytes)
 
 
 def _again(planned: Planned) -> str:

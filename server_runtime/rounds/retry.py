@@ -1,4 +1,8 @@
-"""A device that has no memory for its task, or too few samples in a step for its owner, gets another one at once."""
+"""A device that has no memory for its task, or whose owner does not allow it, gets another one at once if there is one.
+
+Of an owner's rules three can be obeyed: larger batches (`least_batch`), nothing measured (`returns`) and fewer bytes,
+where the method has a smaller model (`mb_per_day`).
+"""
 
 from collections import Counter
 from dataclasses import replace
@@ -12,30 +16,34 @@ from fedwright.server_runtime.blocks.budget import largest
 from fedwright.server_runtime.methods.base import Assignment, Method
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.store.base import Planned
-from fedwright.server_runtime.rounds.task_tracker import LEAST_BATCH, OfferLess
+from fedwright.server_runtime.rounds.task_tracker import OfferLess
 
 # A device that refuses so often in one round is left out of it.
 MOST_OFFERS = 6
 # No owner's wish makes batches larger than so many times what the run asks for.
 MOST_TIMES = 16
+# The rule of an owner that a smaller model may obey.
+FEWER_BYTES = "mb_per_day"
 
 
 def smaller_tasks(method: Method, planner: Planner) -> OfferLess:
     """The method's own next smaller assignment, or else the same one in smaller batches; so are measurements.
 
-    Where the device's owner asks for larger batches, the same one in such.
+    Where the device's owner refuses, the same task within his rules.
     """
     offers: Counter[tuple[str, str]] = Counter()
 
     def offer_less(planned: Planned, refusal: Refusal) -> Planned | None:
-        recipe = planned.assignment.recipe
         place = (planned.device, planned.task.title)
-        if offers[place] >= MOST_OFFERS:
+        if offers[place] >= MOST_OFFERS or (refusal.reason != "over_budget" and not refusal.rule):
             return None
         offers[place] += 1
-        if refusal.rule == LEAST_BATCH:
-            larger = obeying(planned.assignment, refusal.least)
-            return None if larger is None else planner.resized(planned, larger)
+        allowed = obeying(planned.assignment, refusal) if refusal.rule else None
+        if allowed is not None:
+            return planner.resized(planned, allowed)
+        if refusal.rule and refusal.rule != FEWER_BYTES:
+            return None
+        recipe = planned.assignment.recipe
         trains = recipe.epochs > 0 or recipe.steps is not None
         # What goes into a sum stays what the others of the sum train.
         alone = trains and planned.task.sum is None
@@ -44,7 +52,7 @@ def smaller_tasks(method: Method, planner: Planner) -> OfferLess:
             less = replace(less, most_samples=planned.assignment.most_samples)
             return planner.again(planned, less, method.emit(planned.device, less))
         manifest = planner.manifest(planned.assignment.structure)
-        smaller = refit_batch(planned.assignment, manifest, refusal.free_bytes)
+        smaller = None if refusal.rule else refit_batch(planned.assignment, manifest, refusal.free_bytes)
         # The tensors stay what they were: a method that was resumed since may not have them any longer.
         return None if smaller is None else planner.resized(planned, smaller)
 
@@ -59,9 +67,12 @@ def refit_batch(assignment: Assignment, manifest: Manifest, free_bytes: int) -> 
     return replace(assignment, recipe=structs.replace(assignment.recipe, batch=fits))
 
 
-def obeying(assignment: Assignment, least: int) -> Assignment | None:
-    """The assignment at the least batch that a device's owner allows; None for a wish that nobody can mean."""
-    batch = assignment.recipe.batch
-    if not batch < least <= MOST_TIMES * batch:
-        return None
-    return replace(assignment, recipe=structs.replace(assignment.recipe, batch=least))
+def obeying(assignment: Assignment, refusal: Refusal) -> Assignment | None:
+    """The assignment as a device's owner allows it; None for a wish that cannot be met, or that nobody can mean."""
+    recipe, returns = assignment.recipe, assignment.returns
+    if refusal.rule == "least_batch" and recipe.batch < refusal.least <= MOST_TIMES * recipe.batch:
+        return replace(assignment, recipe=structs.replace(recipe, batch=refusal.least))
+    # What a round is for is the change; figures beside it can be done without.
+    if refusal.rule == "returns" and returns.evaluate and returns.weights != "none":
+        return replace(assignment, returns=structs.replace(returns, evaluate=False))
+    return None

@@ -8,6 +8,7 @@ from fedwright.protocol.messages import Report
 from fedwright.server_runtime.methods.base import Method, MethodState, SumResult
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.absorber import Absorber
+from fedwright.server_runtime.rounds.believed_samples import capped_reports
 from fedwright.server_runtime.rounds.leave_out import LeftOutDevices
 from fedwright.server_runtime.rounds.orders import InForce, Order, OrderBook
 from fedwright.server_runtime.rounds.planner import Planner
@@ -46,6 +47,7 @@ class RoundRunner:
         self._orders = OrderBook()
         # The round that was begun last.
         self._begun = 0
+        self._capped: tuple[Mapping[str, Report], dict[str, Report]] = ({}, {})
 
     @property
     def rounds(self) -> int:
@@ -94,6 +96,12 @@ class RoundRunner:
             if not self._orders.force.paused:
                 return found
             self._wait_while_paused()
+
+    def _capped_reports(self, reports: Mapping[str, Report]) -> dict[str, Report]:
+        """Reports in which nobody has many times the samples of others; made once for the same ones."""
+        if self._capped[0] is not reports:
+            self._capped = (reports, capped_reports(reports, self._options.weight_cap))
+        return self._capped[1]
 
     def _ask_counts(self, method: Method, reports: Mapping[str, Report]) -> SumResult | None:
         """What the devices that are here only tell in a sum; None when the method wants none."""

@@ -83,9 +83,9 @@ class SizeLimits:
     whole: SizeLimit
     tensors: Mapping[str, SizeLimit]
 
-    def held(self, values: Tensors) -> Tensors:
-        """An update within these limits; what is too large is scaled down."""
-        factors = self._factors(ChangeSize.of(values))
+    def held(self, values: Tensors, size: ChangeSize | None = None) -> Tensors:
+        """An update within these limits; what is too large is scaled down. size: of these values, where it is known."""
+        factors = self._factors(size or ChangeSize.of(values))
         return values | {name: values[name] * values[name].dtype.type(f) for name, f in factors.items() if f < 1}
 
     def held_size(self, size: ChangeSize) -> ChangeSize:

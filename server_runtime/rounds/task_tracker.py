@@ -11,7 +11,7 @@ from fedwright.protocol.messages import Dismiss, Gone, Refusal, Report, Status, 
 from fedwright.server_runtime.fleet.admission import check_stats, report_problem
 from fedwright.server_runtime.fleet.attendance import Attendance
 from fedwright.server_runtime.fleet.class_names import RunData
-from fedwright.server_runtime.fleet.registry import Registry
+from fedwright.server_runtime.fleet.registry import Registry, withholds
 from fedwright.server_runtime.fleet.speeds import Speeds
 from fedwright.server_runtime.fleet.upload_limits import size_problem
 from fedwright.server_runtime.rounds import events
@@ -35,8 +35,6 @@ log = logging.getLogger(__name__)
 # The longest wait for a message, so that deadlines and contested ids are looked at in time.
 TICK_S = 0.5
 TAKEN_OUT = "it was taken out of the run by order"
-# The rule of a device's owner that another offer can obey.
-LEAST_BATCH = "least_batch"
 OfferLess = Callable[[Planned, Refusal], Planned | None]
 """What to send a device that refused a task; None gives up on it for this stage."""
 
@@ -80,17 +78,13 @@ class TaskTracker:
 
     def present(self) -> dict[str, Report]:
         """Reports of the devices that are here now, but for those that have not yet told what the run asks for."""
-        known = self._registry.present()
-        return {d: report for d, report in known.items() if not report.edge and not self._untold(report)}
+        return self._registry.told(self._wanted)
 
     def want(self, facts: Sequence[str]) -> None:
         """From now on devices are asked for these facts of their data; their owners may let them keep some back."""
         self._wanted = tuple(facts)
-        for device in (device for device, report in self._registry.present().items() if self._untold(report)):
+        for device in [d for d, report in self._registry.present().items() if withholds(report, self._wanted)]:
             self._channel.challenge(device, self._wanted)
-
-    def _untold(self, report: Report) -> bool:
-        return any(fact in self._wanted for fact in report.would_tell)
 
     def gather(
         self, wanted: int, *, timeout_s: float, least: int | None = None, began: bool = False
@@ -206,7 +200,7 @@ class TaskTracker:
         newcomer = self._registry.newcomer_boot(device)
         report = self._idle.read(device, self.run_data.read(report), self.observe)
         verdict = self._registry.hear(device, boot, report, now_s=self.clock())
-        if self._registry.boot(device) == boot and self._untold(report):
+        if self._registry.boot(device) == boot and withholds(report, self._wanted):
             self._channel.challenge(device, self._wanted)
         if verdict == "joined":
             self._welcome(device)
@@ -321,8 +315,7 @@ class TaskTracker:
     def _take_refusal(self, out: TaskOut, refusal: Refusal) -> None:
         """Make the refusal durable together with the smaller task that answers it, then send that."""
         device = out.planned.device
-        other = refusal.reason == "over_budget" or refusal.rule == LEAST_BATCH
-        retry = self.offer_less(out.planned, refusal) if other else None
+        retry = self.offer_less(out.planned, refusal)
         reply = Reply(refusal.task, "refused", detail=f"{device} refused: {refusal.detail}")
         self._finish(out, reply, retry=retry)
         if retry is not None:

@@ -11,6 +11,7 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.support.files import lock_folder, replace_file
 from fedwright.server_runtime.config_sections.store import without_password
 from fedwright.server_runtime.rounds.store.base import RoundStore
+from fedwright.server_runtime.rounds.store.remembered import RememberedRounds
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.run_folder.folder import RunFolder, claim_folder
 
@@ -49,7 +50,7 @@ def claim_rounds(
     waiting: told who is at work on a run in a database, which is then waited for; ConfigError without.
     """
     if url is None and not folder.address.exists():
-        with claim_folder(folder), closing(SqliteRoundStore(folder.store, sync=sync)) as store:
+        with claim_folder(folder), closing(RememberedRounds(folder.store, sync=sync)) as store:
             yield Claim(store, lambda: None)
         return
     if folder.store.exists():

@@ -1,8 +1,6 @@
 """`fedwright.simulate` and what comes of it."""
 
 import gc
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -172,34 +170,3 @@ def test_mistakes_are_named_and_leave_nothing_behind(
         fw.simulate(devices=2, rounds=1, progress=False, **call)
 
     assert not list(tmp_path.iterdir())
-
-
-SCRIPT = """
-import numpy as np
-import fedwright as fw
-from torch import nn
-
-class Small(nn.Module):
-    def __init__(self, classes):
-        super().__init__()
-        self.head = nn.Linear(4, classes)
-
-    def forward(self, x):
-        return self.head(x)
-
-print("begins")
-y = np.arange(90) % 3
-run = fw.simulate(model=Small, data=(np.eye(4, dtype="float32")[y], y), devices=3, rounds=1,
-                  settings={"simulate": {"processes": 2}}, progress=False)
-print(len(run.devices), "devices")
-"""
-
-
-def test_a_plain_script_needs_no_guard(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-
-    done = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=280
-    )
-
-    assert done.stdout.splitlines() == ["begins", "3 devices"]

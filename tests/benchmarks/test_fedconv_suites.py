@@ -48,7 +48,7 @@ def test_suite_files_hold_valid_configs(name: str, quick: bool) -> None:
         config = config_from_dict(job.config, where=job.name)
         assert config.public.rows > 0
     labels = {job.name.partition(" | ")[0] for job in jobs}
-    assert {*found["params"], *found["ablations"]} <= labels
+    assert {*found["params"], *found["suite"].get("parts", found["ablations"])} <= labels
     assert {"fedmd", "standalone", "heterofl", "fedrolex", "fedavg, smallest", "slice-tuned"} <= labels
 
 
@@ -56,6 +56,7 @@ def test_the_whole_suite_has_the_papers_divisions_and_sensitivity() -> None:
     jobs = [job.name for job in fedconv._jobs(read_suite("fedconv-fashion", quick=False), 1)]
     for alpha in ("0.05", "0.1", "1", "10000"):
         assert f"fedconv | alpha {alpha}" in jobs
+    assert {f"{part} | alpha 0.1" for part in read_suite("fedconv-fashion", quick=False)["ablations"]} <= set(jobs)
     assert {"ratio 0.25 | alpha 0.1", "public 100 | alpha 0.1", "devices 16 | alpha 0.1"} <= set(jobs)
 
 

@@ -1,5 +1,6 @@
 """`bench fuzz` draws the same examples again, and sees what a decoder must not do."""
 
+import argparse
 import json
 import random
 import subprocess
@@ -11,8 +12,9 @@ import pytest
 from fedwright.benchmarks.harness.decoders import DECODERS, Decoder
 from fedwright.benchmarks.harness.mutations import MOST_BYTES, mutated
 from fedwright.benchmarks.processes import fuzz_part
-from fedwright.benchmarks.suites.fuzz import write_examples
-from fedwright.protocol.errors import BadMessage
+from fedwright.benchmarks.suites import fuzz
+from fedwright.benchmarks.suites.fuzz import recorded, run, write_examples
+from fedwright.protocol.errors import BadMessage, ConfigError
 
 SEEDS = [b"a valid example", b"another 12"]
 
@@ -21,7 +23,7 @@ SEEDS = [b"a valid example", b"another 12"]
 def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the valid examples of every decoder."""
     folder = tmp_path_factory.mktemp("examples")
-    write_examples(folder)
+    write_examples(folder, list(DECODERS))
     return folder
 
 
@@ -68,3 +70,42 @@ def test_a_part_is_a_process_of_its_own(examples: Path, tmp_path: Path) -> None:
 
     found = json.loads(done.stdout)
     assert (found["examples"], found["faults"]) == (500, 0)
+
+
+def result_file(folder: Path) -> Path:
+    """What was recorded of two decoders, one of them with a fault."""
+    rows = [
+        {"decoder": name, "examples": 100, "slowest s": 0.1, "faults": n} for n, name in enumerate(["order", "update"])
+    ]
+    faults = [{"decoder": "update", "fault": "Hung"}, {"decoder": "gone", "fault": "old"}]
+    path = folder / "fuzz.json"
+    path.write_text(json.dumps({"date": "2026-01-01", "tables": {"decoders": rows, "faults": faults}}))
+    return path
+
+
+def test_a_decoder_that_is_tried_again_takes_the_place_of_what_was_recorded_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fuzz, "EXAMPLES", 100)
+    args = argparse.Namespace(quick=False, decoders=["update"], json=result_file(tmp_path))
+
+    found = run(args)
+
+    rows = {row["decoder"]: row for row in found["tables"]["decoders"]}
+    assert list(rows) == ["update", "order"]
+    assert rows["order"]["date"] == "2026-01-01" < rows["update"]["date"]
+    assert found["tables"]["faults"] == []
+    assert len(found["checks"]) == 6
+    assert all(check["holds"] for check in found["checks"])
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"date": "x", "tables": {"rows": []}}'], ids=["empty", "list", "other"])
+def test_a_file_of_another_kind_is_not_written_over(text: str, tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text(text)
+    with pytest.raises(ConfigError, match="is no result of this suite"):
+        recorded(tmp_path / "other.json")
+
+
+def test_a_decoder_that_there_is_not_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="there is no 'updat'; choose from message, "):
+        run(argparse.Namespace(quick=True, decoders=["updat"], json=None))

@@ -43,7 +43,7 @@ def test_suite_files_hold_valid_configs(name: str, quick: bool) -> None:
     found = read_suite(name, quick=quick)
     for setting in found["suite"]["settings"]:
         jobs = pfedclub.jobs_of(found, setting, [1])
-        assert {"standalone", "pfedhr", "pfedclub", "pfedclub+"} <= {job.name.partition(": ")[2] for job in jobs}
+        assert {"standalone", "pfedhr", "pfedclub"} <= {job.name.partition(": ")[2] for job in jobs}
         for job in jobs:
             config = config_from_dict(job.config, where=job.name)
             assert config.public.rows > 0
@@ -95,6 +95,11 @@ def test_checks_say_what_was_measured(by: dict[str, list[Finished]]) -> None:
     rows = {row["other"]: row for row in pfedclub.difference_rows({"III": by})}
     assert rows["standalone"]["difference"] == pytest.approx(6.0)
     assert "pfedclub" not in rows
+
+
+def test_the_whole_suite_limits_teachers_in_every_setting() -> None:
+    found = read_suite("pfedclub-fashion", quick=False)
+    assert all("pfedclub+" in found["settings"][name]["methods"] for name in found["suite"]["settings"])
 
 
 def test_teachers_that_are_only_a_little_larger_break_the_promise(by: dict[str, list[Finished]]) -> None:

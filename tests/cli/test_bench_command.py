@@ -131,10 +131,21 @@ def test_the_folder_of_a_result_is_made(
 def test_train_step_measures_both_sides() -> None:
     from fedwright.benchmarks.suites import train_step
 
-    result = train_step.run(argparse.Namespace(models=["mlp"], threads=[1], quick=True))
+    result = train_step.run(argparse.Namespace(models=["mlp"], threads=[1], quick=True, peers=[]))
 
     (row,) = result["tables"]["steps"]
     assert row["cpu_ratio"] == pytest.approx(row["portable_cpu_ms"] / row["torch_cpu_ms"])
     assert 20 < row["portable_peak_mb"] < row["torch_peak_mb"]
-    assert {check["name"] for check in result["checks"]} == {"agent import, CPU s", "agent import, peak MB"}
+    about_agent = {"agent import, CPU s", "agent import, peak MB", "agent install, MB"}
+    assert {check["name"] for check in result["checks"]} == about_agent
+    assert result["tables"]["peers"] == [
+        {
+            "model": "mlp",
+            "torch": pytest.approx(1 / row["cpu_ratio"]),
+            "torch.compile": None,
+            "jax": None,
+            "onnxruntime-training": None,
+            "ours / best": pytest.approx(row["cpu_ratio"]),
+        }
+    ]
     assert result["tables"]["install_mb"]["device"] < result["tables"]["install_mb"]["torch"]

@@ -306,3 +306,12 @@ def test_rolling_back_forgets_what_came_later_and_ends_what_is_pending(store: An
     assert (store.reply("t1").outcome, store.reply("t2"), store.pending()) == ("update", None, [])
     assert store.reply("open1") == Reply("open1", "late", detail="the run was rolled back to round 1")
     store.save_plan(Position(2, 0), [planned("a", "again")])
+
+
+def test_remnants_of_some_devices_are_those_alone(store: RoundStore) -> None:
+    kept = {device: Remnant(DeviceRecord(device)) for device in ("d-0", "d-1", "d-2")}
+    store.save_run(RunRecord("run", "", SPEC))
+    store.forget([], kept)
+
+    assert store.remnants(["d-2", "d-0", "d-9"]) == {"d-0": kept["d-0"], "d-2": kept["d-2"]}
+    assert store.remnants() == kept

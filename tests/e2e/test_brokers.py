@@ -10,6 +10,7 @@ from fedwright.protocol.link.base import Link
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.server_runtime.rounds import events
+from helpers.clusters import bridged_mosquittos, running_rabbitmq
 from helpers.fleet import Server, agents
 
 pytestmark = pytest.mark.broker
@@ -50,3 +51,28 @@ def test_a_run_outlives_its_broker_and_ends_with_the_same_bytes(kind: Any, tmp_p
 
     assert state == undisturbed
     assert not server.seen(events.TaskFailed)
+
+
+def test_a_run_outlives_a_node_of_bridged_brokers(tmp_path: Path, undisturbed: bytes) -> None:
+    with bridged_mosquittos(tmp_path) as cluster:
+        server = Server(cluster, tmp_path, devices=3, rounds=3)
+
+        def kill_the_servers_node(event: Any) -> None:
+            if isinstance(event, events.StagePlanned) and event.round == 2:
+                cluster.nodes[0].kill()
+
+        with agents(cluster, tmp_path, *DEVICES):
+            state = server.run(observer=kill_the_servers_node).state().to_bytes()
+
+    assert state == undisturbed
+    assert not server.seen(events.TaskFailed)
+
+
+@pytest.mark.slow
+def test_a_run_goes_over_rabbitmq(tmp_path: Path, undisturbed: bytes) -> None:
+    with running_rabbitmq(tmp_path) as cluster:
+        server = Server(cluster, tmp_path, devices=3, rounds=3)
+        with agents(cluster, tmp_path, *DEVICES):
+            state = server.run().state().to_bytes()
+
+    assert state == undisturbed

@@ -70,6 +70,21 @@ def huge(entries: Any, *, hidden: Any = True) -> Any:
     return _artifact(nodes, _sizes("size", entries, hidden=hidden))
 
 
+def hoarding(entries: Any) -> Any:
+    """So many numbers at once and then no end, of which only a run shows either."""
+    nodes = [
+        *_shape("size", hidden=True),
+        helper.make_node("Expand", ["plain_loss", "size"], ["wide"]),
+        helper.make_node("ReduceSum", ["wide"], ["summed"], keepdims=0),
+        helper.make_node("Mul", ["summed", "nought"], ["begin"]),
+        helper.make_node("Add", ["nothing", "many"], ["how_many"]),
+        helper.make_node("Expand", ["begin", "how_many"], ["trips"]),
+        helper.make_node("Scan", ["begin", "trips"], ["extra"], body=_body(2), num_scan_inputs=1),
+    ]
+    further = {"nought": np.zeros((), np.float32), "many": np.array([TRIPS], np.int64)}
+    return _artifact(nodes, _sizes("size", entries, hidden=True) | further)
+
+
 def _shape(name: Any, *, hidden: Any) -> Any:
     """Nodes that make a size: hidden "shape": out of the batch's, True: out of labels, which only a run knows."""
     if not hidden:

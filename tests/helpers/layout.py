@@ -20,7 +20,9 @@ OPTIONAL = {
     "fedwright.protocol.support.metrics": {"prometheus_client"},
 }
 # They run in the environment of the system that is compared with.
-ELSEWHERE = {f"fedwright.benchmarks.peers.flower_app.{side}_app" for side in ("client", "server")}
+ELSEWHERE = {f"fedwright.benchmarks.peers.flower_app.{side}_app" for side in ("client", "server")} | {
+    "fedwright.benchmarks.processes.onnx_in_jax"
+}
 # Ray changes this process for good when it is imported; tests/e2e/test_ray.py imports them.
 WITH_RAY = {"fedwright.server_runtime.engine.ray_executor", "fedwright.simulation.ray_pool"}
 # Plain settings that a command's help shows.

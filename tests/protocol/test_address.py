@@ -20,6 +20,23 @@ def test_user_and_password_are_read_and_the_password_is_not_shown() -> None:
     assert "a@b" not in repr(found)
 
 
+def test_several_nodes_share_one_login() -> None:
+    found = parse_url("mqtts://u:p@a:1,b,[fd00::2]:3")
+
+    assert found.nodes == (("a", 1), ("b", 8883), ("fd00::2", 3))
+    assert (found.user, found.password, found.secure) == ("u", "p", True)
+    assert str(found) == "mqtts://u:***@a:1,b:8883,[fd00::2]:3"
+    assert parse_url(found.plain()).nodes == found.nodes
+
+
+@pytest.mark.parametrize(
+    "url", ["mqtt://a,", "mqtt://a,:1", "mqtt://a:1,b:0", "mqtt://a:1,b:x", "mqtt://" + "a," * 16 + "a"]
+)
+def test_a_list_of_nodes_has_no_gaps(nodes: str) -> None:
+    with pytest.raises(ConfigError, match="broker address"):
+        parse_url(f"mqtt://{nodes}")
+
+
 @pytest.mark.parametrize(
     ("url", "plain", "password"),
     [
@@ -28,9 +45,10 @@ def test_user_and_password_are_read_and_the_password_is_not_shown() -> None:
         ("mqtts://:p@[fd00::2]:8883", "mqtts://[fd00::2]:8883", "p"),
         ("mqtt://u@h:1", "mqtt://u@h:1", None),
         ("mqtt://u:***@h:1", "mqtt://u@h:1", None),
+        ("mqtt://u:p@h:1,i:2", "mqtt://u@h:1,i:2", "p"),
         ("embedded", "embedded", None),
     ],
-    ids=["both", "at in password", "IPv6", "no password", "hidden before", "no URL"],
+    ids=["both", "at in password", "IPv6", "no password", "hidden before", "several nodes", "no URL"],
 )
 def test_a_password_is_taken_out_of_a_url(url: str, plain: str, password: str | None) -> None:
     assert split_password(url) == (plain, password)

@@ -95,3 +95,41 @@ def test_damaged_blobs_are_refused_or_hold_other_tensors(data: st.DataObject) ->
     for read in (tensors.load, tensors.metadata):
         with suppress(BadBlob):
             assert isinstance(read(cut), dict)
+
+
+def test_a_mapped_file_holds_what_was_saved_and_cannot_be_written(tmp_path: Path) -> None:
+    # One odd byte before numbers of four bytes: they are copied, because they do not begin at a multiple of four.
+    given: dict[str, NDArray[Any]] = {
+        "a": np.array([7], np.int8),
+        "b": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "c": np.zeros((0, 2)),
+    }
+    (tmp_path / "blob").write_bytes(tensors.save(given, {"note": "x"}))
+
+    found = tensors.map_file(tmp_path / "blob")
+
+    assert found.keys() == given.keys()
+    for name, value in given.items():
+        np.testing.assert_array_equal(found[name], value)
+        assert found[name].dtype == value.dtype
+    with pytest.raises(ValueError, match="read-only"):
+        found["a"][0] = 1
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"short",
+        (1 << 40).to_bytes(8, "little") + b"{}",
+        (70).to_bytes(8, "little") + b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}'.ljust(70) + bytes(8),
+        (70).to_bytes(8, "little") + b'{"a":{"dtype":"F99","shape":[4],"data_offsets":[0,16]}}'.ljust(70) + bytes(16),
+        (70).to_bytes(8, "little") + b'{"a":{"dtype":"F32","shape":[-4],"data_offsets":[0,16]}}'.ljust(70) + bytes(16),
+    ],
+    ids=["empty", "short", "endless header", "too few bytes", "unknown type", "negative size"],
+)
+def test_a_file_that_is_no_blob_is_not_mapped(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "blob").write_bytes(data)
+
+    with pytest.raises(BadBlob, match=r"is not a safetensors blob|is too short for tensors"):
+        tensors.map_file(tmp_path / "blob")

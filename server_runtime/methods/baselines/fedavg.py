@@ -15,6 +15,7 @@ from fedwright.protocol.messages import Report
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.export import initial_weights
 from fedwright.server_runtime.blocks.robust import Mean, make_mean
+from fedwright.server_runtime.blocks.slicing import Plan
 from fedwright.server_runtime.methods.base import (
     Assignment,
     CheckedUpdate,
@@ -30,6 +31,9 @@ from fedwright.server_runtime.methods.shared.budget_fit import LeftOut, fit_batc
 from fedwright.server_runtime.methods.shared.recipes import pooled_by, recipe_for
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Structure
+
+# Every device trains the whole model: one plan, so that a mean knows it again.
+WHOLE: Plan = {}
 
 
 class FedAvg(Method):
@@ -65,7 +69,8 @@ class FedAvg(Method):
 
     def absorb(self, device: str, update: CheckedUpdate) -> Relay | None:
         """Fold Δ_i into the mean with weight n_i."""
-        self._change.add(self.counted(update), {}, update.weight * (update.stats.samples if self.by_samples else 1))
+        weight = update.weight * (update.stats.samples if self.by_samples else 1)
+        self._change.add(self.counted(update), WHOLE, weight)
         self._heard = True
         return None
 

@@ -92,6 +92,9 @@ def largest_fitting(
     budget = budget_of(setting, report)
 
     def cost(size: T) -> Cost:
+        if budget.seconds is None and budget.link_bytes is None:
+            # What nothing limits need not be forecast.
+            return Cost(memory_of(setting, make(size)))
         return cost_of(setting, device, report=report, assignment=make(size), sent_ratio=sent_ratio(size))
 
     size = largest_choice(sizes, cost, budget)

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Struct
 
 from fedwright.protocol.messages import BlobRef, CountTerms, SumAsk
-from fedwright.protocol.secure.graph import neighbours_of
+from fedwright.protocol.secure.graph import looked_at, neighbours_of
 from fedwright.protocol.secure.roster import digest_of, read_roster
 
 
@@ -48,6 +48,11 @@ class SumRecord(Struct, frozen=True):
     def sealed_for(self, device: str, graph: Mapping[str, frozenset[str]]) -> dict[str, bytes]:
         """The shares that a device's neighbours have given for it."""
         return {owner: self.sealed[owner][device] for owner in sorted(graph[device]) if owner in self.sealed}
+
+    def near(self, device: str, signatures: Mapping[str, bytes], least: int) -> dict[str, bytes]:
+        """Those signatures that a device looks at."""
+        wanted = looked_at(self.members, digest_of(self.roster), device, least) | {device}
+        return {name: signature for name, signature in signatures.items() if name in wanted}
 
     def graph(self) -> dict[str, frozenset[str]]:
         """Everybody's neighbours."""

@@ -130,7 +130,11 @@ class SumSession:
             self._check(members[device], word, answer.signature)
             signatures[device] = answer.signature
 
-        self._ask({d: record.ask(d, "agree", present=present, signatures=record.signed) for d in present}, take)
+        asks = {
+            d: record.ask(d, "agree", present=present, signatures=record.near(d, record.signed, self.least))
+            for d in present
+        }
+        self._ask(asks, take)
         self._require(len(signatures), quorum(len(members)), "agreed", agreed=True)
         return signatures
 
@@ -143,7 +147,7 @@ class SumSession:
             opening.take(device, answer.own, answer.shares)
 
         # Those who agreed after the others have opened are not needed.
-        asks = {device: record.ask(device, "open", signatures=dict(signatures)) for device in sorted(signatures)}
+        asks = {d: record.ask(d, "open", signatures=record.near(d, signatures, self.least)) for d in sorted(signatures)}
         self._ask(asks, take, enough=lambda: not opening.lacking)
         if opening.lacking:
             names = ", ".join(opening.lacking[:5])

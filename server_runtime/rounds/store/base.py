@@ -1,6 +1,6 @@
 """What a run must not forget: the plan of every stage before it is sent, every reply before it is acknowledged."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol
 
@@ -222,8 +222,8 @@ class RoundStore(Protocol):
         """Let go of tasks that have ended; what stays of each device's."""
         ...
 
-    def remnants(self) -> dict[str, Remnant]:
-        """What stays of tasks that were forgotten, by device."""
+    def remnants(self, devices: Collection[str] | None = None) -> dict[str, Remnant]:
+        """What stays of tasks that were forgotten, by device; of these devices, or of all."""
         ...
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """In-memory twin of the round store, for tests and simulation; forgets all when the process ends."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from fedwright.protocol.errors import RoundError
@@ -175,9 +175,9 @@ class MemoryRoundStore:
             for closed in self._closed
         ]
 
-    def remnants(self) -> dict[str, Remnant]:
+    def remnants(self, devices: Collection[str] | None = None) -> dict[str, Remnant]:
         """See RoundStore."""
-        return dict(self._remnants)
+        return {d: kept for d, kept in self._remnants.items() if devices is None or d in devices}
 
     def close(self) -> None:
         """See RoundStore."""

@@ -1,6 +1,6 @@
 """The round store in SQL that SQLite and PostgreSQL both understand; every save is one act."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -268,9 +268,13 @@ class SqlRoundStore:
 
         self._db.act(forget_tasks)
 
-    def remnants(self) -> dict[str, Remnant]:
+    def remnants(self, devices: Collection[str] | None = None) -> dict[str, Remnant]:
         """See RoundStore."""
-        rows = self._db.rows("SELECT device, remnant FROM remnant ORDER BY device")
+        if devices is None:
+            rows = self._db.rows("SELECT device, remnant FROM remnant ORDER BY device")
+        else:
+            one = "SELECT device, remnant FROM remnant WHERE device = ?"
+            rows = [row for device in sorted(set(devices)) for row in self._db.rows(one, (device,))]
         return {device: _decoded(remnant, Remnant) for device, remnant in rows}
 
     def close(self) -> None:

@@ -4,10 +4,12 @@ import os
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from fedwright.protocol.link.broker import Broker
@@ -90,40 +92,90 @@ def test_a_secret_for_noise_that_is_empty_is_not_used(tmp_path: Path) -> None:
     assert "holds 0 bytes instead of" in said(tmp_path, *agent(tmp_path, "pi", "--noise", "0.5"))
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+class SmallDisk:
     """A disk of its own for the state of an agent."""
-    place = tmp_path / "state"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("no disk can be mounted here; `bench chaos` and tests/cli/test_storage_errors.py fill others")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+
+    def __init__(self, place: Path) -> None:
+        self._place, self._filler = place, place / "filler"
+        place.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)]
+        self.mounted = os.geteuid() == 0 and subprocess.run(mount, capture_output=True).returncode == 0
+
+    def fill(self, device: RealDevice) -> None:
+        """Write until there is no room."""
+        del device
+        with self._filler.open("wb", buffering=0) as file, suppress(OSError):
+            while file.write(bytes(4096)):
+                pass
+
+    def empty(self, device: RealDevice) -> None:
+        """Make room again."""
+        del device
+        self._filler.unlink()
+
+    def remove(self) -> None:
+        """Take it away."""
+        if self.mounted:
+            subprocess.run(["umount", "-l", str(self._place)], check=True)
 
 
-def fill(filler: Path) -> None:
-    """Write until there is no room."""
-    with filler.open("wb", buffering=0) as file, suppress(OSError):
-        while file.write(bytes(4096)):
-            pass
+class NoByteMore:
+    """Files of the agent's processes may not grow, which comes to the same; anybody may say that of his own."""
+
+    def __init__(self, place: Path) -> None:
+        del place
+
+    def fill(self, device: RealDevice) -> None:
+        """No byte more."""
+        self._limit(device, 0)
+
+    def empty(self, device: RealDevice) -> None:
+        """As much as before."""
+        self._limit(device, psutil.RLIM_INFINITY)
+
+    def _limit(self, device: RealDevice, soft: int) -> None:
+        for pid in (device.process.pid, device.trainer):
+            process = psutil.Process(pid)
+            _, hard = process.rlimit(psutil.RLIMIT_FSIZE)
+            process.rlimit(psutil.RLIMIT_FSIZE, (hard if soft == psutil.RLIM_INFINITY else soft, hard))
+
+    def remove(self) -> None:
+        """Nothing is left of it."""
+
+
+def can_mount() -> bool:
+    """Whether this user may mount a disk here."""
+    with tempfile.TemporaryDirectory() as place:
+        disk = SmallDisk(Path(place) / "disk")
+        disk.remove()
+    return disk.mounted
+
+
+FULL_DISKS: list[type[SmallDisk] | type[NoByteMore]] = [NoByteMore, *([SmallDisk] if can_mount() else [])]
+
+
+@pytest.fixture(params=FULL_DISKS)
+def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SmallDisk | NoByteMore]:
+    """A disk that can be filled, where the state of the agent will lie."""
+    made: SmallDisk | NoByteMore = request.param(tmp_path / "state")
+    yield made
+    made.remove()
 
 
 def test_an_agent_whose_disk_is_full_refuses_in_a_sentence_and_works_again_when_there_is_room(
-    small_disk: Path, tmp_path: Path
+    disk: SmallDisk | NoByteMore, tmp_path: Path
 ) -> None:
     with Broker() as broker:
         device = RealDevice(broker, tmp_path)
         try:
-            filler = small_disk / "filler"
-            fill(filler)
+            disk.fill(device)
             device.give("full", make_artifact())
             refusal = device.hear(Refusal, Update)
             assert isinstance(refusal, Refusal)
             assert "free some space" in refusal.detail
             device.say(Ack("full"))
             device.answers()
-            filler.unlink()
+            disk.empty(device)
             device.does_an_honest_task()
         finally:
             device.end()

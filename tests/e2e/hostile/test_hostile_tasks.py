@@ -1,8 +1,6 @@
 """Tasks that no honest server sends, to a real agent over a real broker: it answers, refuses with a reason, goes on."""
 
-import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,16 +9,15 @@ import pytest
 
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.messages import Ack, Refusal, Update
-from helpers.hostile_graphs import dividing, endless, huge
-from helpers.links import wait_until
+from helpers.hostile_graphs import dividing, endless, hoarding, huge
+from helpers.memory_limit import MAKERS, memory_limit
 from helpers.real_device import WAIT_S, RealDevice
 from helpers.task_bench import wait_for_work
-from helpers.tools import missing, require_tool
+from helpers.tools import require_tool
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 FREE_BYTES = 1024**3
-MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
 
 
 @pytest.fixture
@@ -80,79 +77,24 @@ def test_an_endless_task_is_refused_after_two_lives_that_were_killed_in_it_and_a
         device.end()
 
 
-def test_when_the_kernel_ends_what_takes_too_much_it_is_the_training_process_and_not_the_agent(
-    broker: Broker, tmp_path: Path
+@pytest.mark.parametrize("by", sorted(MAKERS))
+def test_what_is_ended_when_memory_runs_out_is_the_training_process_and_not_the_agent(
+    broker: Broker, tmp_path: Path, by: str
 ) -> None:
-    group = _memory_group()
-    device = RealDevice(broker, tmp_path, before=f"echo $$ > {group / 'cgroup.procs'};")
-    try:
-        # What the training process takes once, it has taken.
-        device.does_an_honest_task()
-        used = int((group / "memory.usage_in_bytes").read_text())
-        (group / "memory.limit_in_bytes").write_text(str(used + 60_000_000))
-        # 100 MB where 60 are left: within the limit on address space, which has some for what is never touched.
-        device.give("large", huge(25_000_000))
-        refusal = device.hear(Refusal, Update)
-        assert "begun 2 times" in refusal.detail
-        assert "SIGKILL, as when memory runs out" in refusal.detail
-        device.say(Ack("large"))
-        device.does_an_honest_task()
-    finally:
-        device.end()
-        _remove(group)
-
-
-def test_what_the_kernel_would_end_first_is_the_training_process_and_twice_is_enough(
-    broker: Broker, tmp_path: Path
-) -> None:
-    """Where no memory can be taken away, the test ends whom the kernel's own score names."""
-    device = RealDevice(broker, tmp_path)
-    try:
-        device.give("endless", endless())
-        for _ in range(2):
-            _end_as_the_kernel_would(device)
-        refusal = device.hear(Refusal, Update)
-        assert "begun 2 times" in refusal.detail
-        assert "SIGKILL, as when memory runs out" in refusal.detail
-        device.say(Ack("endless"))
-        device.does_an_honest_task()
-    finally:
-        device.end()
-
-
-def _end_as_the_kernel_would(device: RealDevice) -> None:
-    agent = psutil.Process(device.process.pid)
-    wait_until(lambda: bool(agent.children()), timeout_s=WAIT_S)
-    trainer = device.trainer
-    wait_for_work(trainer)
-    device.answers()
-    assert _oom_score(trainer) > _oom_score(agent.pid)
-    os.kill(trainer, signal.SIGKILL)
-    wait_until(lambda: not psutil.pid_exists(trainer), timeout_s=WAIT_S)
-
-
-def _oom_score(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/oom_score").read_text())
-
-
-def _memory_group() -> Path:
-    """A memory cgroup of our own."""
-    own = [line.split(":")[2] for line in Path("/proc/self/cgroup").read_text().splitlines() if ":memory:" in line]
-    parent = MEMORY_GROUPS / own[0].lstrip("/") if own else MEMORY_GROUPS
-    if not own or not os.access(parent, os.W_OK):
-        pytest.skip("there is no memory cgroup (version 1) that may be written here")
-    group = parent / f"fedwright-{os.getpid()}"
-    group.mkdir()
-    return group
-
-
-def _remove(group: Path) -> None:
-    until_s = time.monotonic() + WAIT_S
-    while time.monotonic() < until_s:
+    with memory_limit(by) as limit:
+        device = RealDevice(broker, tmp_path, before=limit.before)
         try:
-            group.rmdir()
-        except OSError:
-            os.sched_yield()
-        else:
-            return
-    missing(f"{group} cannot be removed")
+            # What the training process takes once, it has taken.
+            device.does_an_honest_task()
+            agent = device.process.pid
+            limit.leave(agent, 60_000_000)
+            # 100 MB where 60 are left: within the limit on address space, which has some for what is never touched.
+            device.give("large", hoarding(25_000_000))
+            refusal = device.hear(Refusal, Update)
+            assert "begun 2 times" in refusal.detail
+            assert "SIGKILL, as when memory runs out" in refusal.detail
+            device.say(Ack("large"))
+            device.does_an_honest_task()
+            assert device.process.poll() is None
+        finally:
+            device.end()

@@ -35,14 +35,20 @@ def test_an_order_of_two_days_ahead_blocks_nothing_and_no_forged_or_old_one_is_o
                 patch.setattr("fedwright.protocol.codec.time.time", lambda now=time.time: now() + 2 * DAY_S)
                 kept = device.give("ahead", make_artifact())
             device.did("ahead")
+            # Somebody holds this one back, and brings it when the server has said something else.
+            with monkeypatch.context() as patch:
+                patch.setattr(device, "send", lambda payload: None)
+                withheld = device.give("withheld", make_artifact())
             device.does_an_honest_task()
             for sign, boot in ((None, device.boot), (stranger.sign, device.boot), (authority.sign, "another life")):
                 leave = Dismiss(boot, "misfit", "leave")
                 device.send(codec.encode(leave, sender="server", boot="s", sign=sign, order=codec.Order(9, 9)))
             device.send(kept)
+            device.send(withheld)
             device.does_an_honest_task()
             assert device.process.poll() is None
         finally:
             device.end()
     assert "dismiss is not signed" in device.log
     assert device.log.count("task ahead begins") == 1
+    assert "task withheld begins" not in device.log

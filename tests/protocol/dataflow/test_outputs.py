@@ -55,6 +55,10 @@ CONSTANTS = {
     "roi": np.array([0, 0, 0.1, 1], np.float32),
     "scales": np.array([1, 1], np.float32),
     "big": np.array(1e9, np.float32),
+    "gates": np.ones((1, 3, WIDTH), np.float32),
+    "again": np.ones((1, 3, 1), np.float32),
+    "stops": np.eye(BATCH, dtype=np.int32)[0],
+    "begins": np.eye(BATCH, dtype=np.float32)[None, :, :1],
 }
 
 
@@ -182,6 +186,28 @@ ATTACKS = {
         N("Unsqueeze", ["mask1", "i1"], ["mask"]),
         N("Mul", ["s", "mask"], ["out"]),
     ],
+    "a GRU that steps from sample to sample": [
+        N("Unsqueeze", ["x", "i1"], ["line"]),
+        N("GRU", ["line", "gates", "again"], ["", "last"], hidden_size=1),
+        N("Squeeze", ["last", "i0"], ["out"]),
+    ],
+    "a GRU whose samples come first": [
+        N("Unsqueeze", ["x", "i1"], ["line"]),
+        N("GRU", ["line", "gates", "again"], ["", "last"], hidden_size=1, layout=1),
+        N("ReduceSum", ["last", "i1"], ["out"], keepdims=0),
+    ],
+    "a GRU that stops early for all but one": [
+        N("Unsqueeze", ["x", "i0"], ["line"]),
+        N("GRU", ["line", "gates", "again", "", "stops"], ["", "last"], hidden_size=1),
+        N("ReduceSum", ["last", "i1"], ["out"], keepdims=0),
+    ],
+    "a GRU that begins with a mask": [
+        N("Unsqueeze", ["x", "i0"], ["line"]),
+        N("GRU", ["line", "gates", "again", "", "", "begins"], ["", "last"], hidden_size=1),
+        N("ReduceSum", ["last", "i1"], ["out"], keepdims=0),
+    ],
+    "pixels by a grid": [N("GridSample", ["x", "first"], ["out"])],
+    "patches laid together": [N("Col2Im", ["x", "shape", "shape"], ["out"])],
 }
 # What several attacks start from.
 COMMON = [

@@ -267,6 +267,26 @@ def test_neighbours_that_a_server_invents_are_not_believed(authority: Authority,
         check("pi", b"", member.word(), b"")
 
 
+# The version of a certificate, the curve of its key, and what it is signed by, each as one that nobody knows.
+STRANGE = {
+    "version": (bytes.fromhex("a003020102"), bytes.fromhex("a003020109")),
+    "curve": (bytes.fromhex("06082a8648ce3d030107"), bytes.fromhex("06082a8648ce3d03017f")),
+    "signature": (bytes.fromhex("06082a8648ce3d040302"), bytes.fromhex("06082a8648ce3d04037f")),
+}
+
+
+@pytest.mark.parametrize("part", sorted(STRANGE))
+def test_a_certificate_of_a_kind_that_nobody_knows_is_refused_by_name(
+    authority: Authority, tmp_path: Path, part: str
+) -> None:
+    member = signed_member(authority, tmp_path, "pi")
+    strange = member.certificate.replace(*STRANGE[part])
+    assert strange != member.certificate
+
+    with pytest.raises(ProtocolError, match="the certificate of pi is not one of this fleet's authority"):
+        roster.Certificates(authority.ca.read_bytes()).check("pi", strange, member.word(), member.signature)
+
+
 def test_a_certificate_of_another_time_is_not_believed(authority: Authority, tmp_path: Path) -> None:
     import datetime
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from fedwright.server_runtime.blocks.robust import Combine
-from fedwright.server_runtime.blocks.robust_weights import Products, robust_weights
+from fedwright.server_runtime.blocks.robust_weights import robust_weights
+from fedwright.server_runtime.blocks.update_products import Products
 
 
 def updates(*rows: list[float]) -> list[dict[str, np.ndarray]]:
@@ -23,7 +24,7 @@ def test_submodels_are_compared_where_both_have_entries() -> None:
     found = Products.of(updates([1, 2, gap], [3, gap, 5], [gap, gap, 1]))
     # 0 and 1 share the first entry, 1 and 2 the last, 0 and 2 none.
     np.testing.assert_allclose(found.distances(), np.array([[0, 4, far], [4, 0, 16], [far, 16, 0]]))
-    np.testing.assert_allclose(found.cosines()[0], [1, 1, 0])
+    np.testing.assert_allclose(found.cosines(np.eye(3))[0], [1, 1, 0])
 
 
 def test_krum_finds_the_attacker_among_submodels_of_different_width() -> None:

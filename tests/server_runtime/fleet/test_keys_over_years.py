@@ -1,6 +1,7 @@
 """Keys that devices make themselves, tokens, certificates that end, keys that take turns, and who signed what."""
 
 import datetime
+from base64 import b64decode, b64encode
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,41 @@ def test_a_request_must_be_signed_by_its_key(authority: Authority, tmp_path: Pat
 
     with pytest.raises(ConfigError, match="cannot be read"):
         tokens.redeem(structs.replace(request_for("pi-1", tmp_path / "a", token=token), csr="nothing"))
+
+
+# The version of a request and the curve of its key, each as one that nobody knows.
+STRANGE = {"version": ("020100", "020109"), "curve": ("06082a8648ce3d030107", "06082a8648ce3d03017f")}
+
+
+@pytest.mark.parametrize("part", sorted(STRANGE))
+def test_a_request_of_a_kind_that_nobody_knows_is_refused_and_the_token_stays_good(
+    authority: Authority, tmp_path: Path, part: str
+) -> None:
+    tokens = Tokens(authority)
+    request = request_for("pi-1", tmp_path / "a", token=tokens.offer("pi-1", fleet="home", broker=BROKER))
+    head, *lines, foot = request.csr.strip().splitlines()
+    old, new = map(bytes.fromhex, STRANGE[part])
+    strange = b64encode(b64decode("".join(lines)).replace(old, new, 1)).decode()
+
+    with pytest.raises(ConfigError, match="the signing request of pi-1 cannot be read"):
+        tokens.redeem(structs.replace(request, csr="\n".join([head, strange, foot])))
+    assert tokens.redeem(request).info.device == "pi-1"
+
+
+def test_a_damaged_key_or_a_strange_certificate_in_a_reply_is_named(authority: Authority, tmp_path: Path) -> None:
+    tokens = Tokens(authority)
+    request = request_for("pi-2", tmp_path / "a", token=tokens.offer("pi-2", fleet="home", broker=BROKER))
+    reply = tokens.redeem(request)
+    head, *lines, foot = reply.cert.strip().splitlines()
+    strange = b64encode(b64decode("".join(lines)).replace(bytes.fromhex("a003020102"), bytes.fromhex("a003020109")))
+
+    with pytest.raises(ConfigError, match="the reply holds no certificate"):
+        keep_reply(structs.replace(reply, cert="\n".join([head, strange.decode(), foot])), tmp_path / "a")
+    (tmp_path / "a" / "key.pem").write_text("-----BEGIN PRIVATE KEY-----\n")
+    with pytest.raises(ConfigError, match=r"key\.pem cannot be read"):
+        keep_reply(reply, tmp_path / "a")
+    with pytest.raises(ConfigError, match=r"key\.pem cannot be read"):
+        request_for("pi-2", tmp_path / "a")
 
 
 def test_a_reply_for_another_key_is_not_kept(authority: Authority, tmp_path: Path) -> None:

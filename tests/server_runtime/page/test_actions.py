@@ -102,3 +102,33 @@ def test_an_export_that_cannot_be_made_says_why_without_a_path(runs: Path) -> No
     assert answer.status_code == 409
     assert "holds no run" in answer.json()["error"]
     assert str(runs) not in answer.text
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"id": "order-0002", "kind": "take-out", "device": ["nano"]}',
+        b'{"id": "order-0002", "kind": "rounds", "rounds": 1e400}',
+        b'{"id": "order-0002", "kind": "\\ud800"}',
+        b'{"\\ud800": 1, "id": "order-0002", "kind": "pause"}',
+        b"[" * 4000,
+    ],
+    ids=["list", "no number", "half a letter", "half a letter as a key", "nest"],
+)
+def test_what_is_no_order_is_refused_in_a_sentence(runs: Path, body: bytes) -> None:
+    client = visitor(runs)
+
+    answer = client.post(ORDERS, content=body, headers={**word(client), "Content-Type": "application/json"})
+
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith("this is no order")
+    assert not waiting_orders(runs / "pets")
+
+
+@pytest.mark.parametrize("name", ["Host", "Origin"])
+def test_an_address_that_is_none_is_turned_away(runs: Path, name: str) -> None:
+    client = visitor(runs)
+
+    answer = client.post(ORDERS, json=PAUSE, headers={**word(client), name: "http://[" if name == "Origin" else "["})
+
+    assert answer.status_code in (400, 403)

@@ -1,17 +1,25 @@
 """Devices without the memory for their task are offered less, also when the server dies over it."""
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
+from fedwright.device_runtime.owner_rules import OwnerRules
+from fedwright.device_runtime.policy import Policy
 from fedwright.protocol.artifact import Artifact
 from fedwright.protocol.errors import OverBudget, PolicyRefused
 from fedwright.protocol.link.memory import MemoryBroker
-from fedwright.protocol.messages import Recipe
+from fedwright.protocol.messages import Recipe, Refusal
+from fedwright.server_runtime.methods.base import Assignment
 from fedwright.server_runtime.rounds import events
+from fedwright.server_runtime.rounds.retry import smaller_tasks
 from fedwright.server_runtime.rounds.store.base import Position, evaluation_after
+from fedwright.server_runtime.spec import ModelSpec, Structure
 from helpers.fleet import Running, Server, agents
 from helpers.present import present
 
@@ -73,6 +81,68 @@ def test_a_device_whose_owner_wants_larger_batches_is_offered_such(
     assert [planned.assignment.recipe.batch for planned in plan if planned.device == "careful"] == offered
     taken = {event.device for event in server.seen(events.UpdateTaken) if not event.evaluation}
     assert taken == ({"a", "careful"} if len(offered) == 2 else {"a"})
+
+
+def test_a_device_whose_owner_lets_nothing_be_measured_is_asked_for_its_change_alone(
+    broker: MemoryBroker, tmp_path: Path
+) -> None:
+    server = Server(broker, tmp_path, devices=2, rounds=1)
+    owner = OwnerRules(Policy(returns=("delta",)), tmp_path)
+    careful = Running(broker, "careful", tmp_path, owner=owner)
+    with agents(broker, tmp_path, "a"):
+        server.run()
+    careful.stop()
+
+    plan, replies = present(server.store.plan(Position(1, 0))), server.store.replies(Position(1, 0))
+    offered = [planned for planned in plan if planned.device == "careful"]
+    assert [planned.task.returns.evaluate for planned in offered] == [True, False]
+    assert [replies[planned.task.task].outcome for planned in offered] == ["refused", "update"]
+
+
+class Halving:
+    """A method whose smaller models go on until one sample is a batch; stands for widths."""
+
+    def shrink(self, device: str, assignment: Assignment, refusal: Refusal) -> Assignment | None:
+        """See Method."""
+        batch = assignment.recipe.batch // 2
+        return replace(assignment, recipe=structs.replace(assignment.recipe, batch=batch)) if batch else None
+
+    def emit(self, device: str, assignment: Assignment) -> str:
+        """See Method."""
+        return f"tensors for {assignment.recipe.batch}"
+
+
+class Planning:
+    """A planner that shows what it was asked for."""
+
+    def again(self, planned: Any, assignment: Assignment, emission: str) -> str:
+        """See Planner."""
+        return emission
+
+    def manifest(self, structure: Any) -> None:
+        """See Planner."""
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason", "offered"),
+    [
+        ("mb_per_day", "failed", ["tensors for 4", "tensors for 4"]),
+        ("hours", "failed", [None, None]),
+        ("operators", "bad_artifact", [None, None]),
+        ("", "failed", [None, None]),
+    ],
+    ids=["fewer bytes", "other hours", "other operators", "broken"],
+)
+def test_rules_of_an_owner_that_a_smaller_model_obeys_get_one(rule: str, reason: Any, offered: Any) -> None:
+    method: Any = Halving()
+    planner: Any = Planning()
+    offer_less = smaller_tasks(method, planner)
+    task = SimpleNamespace(title="round 1", sum=None)
+    planned: Any = SimpleNamespace(
+        device="a", task=task, assignment=Assignment(Structure(ModelSpec("mlp", (4,), 2)), Recipe(8, 0.1, 1))
+    )
+
+    assert [offer_less(planned, Refusal("t", reason, "no", rule=rule)) for _ in range(2)] == offered
 
 
 def test_offers_of_less_survive_the_death_of_the_server(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ def conv(context: Backward, node: Node, grads: list[str | None]) -> list[str | N
     assert dy is not None
     x, weight = node.inputs[:2]
     sizes = Geometry.of(node, context.shape(x), context.shape(weight), context.shape(node.outputs[0]))
-    dx = input_form(sizes)(context.graph, sizes, weight, dy) if context.needs(x) else None
+    dx = input_form(sizes)(context.graph, sizes, context.saved(weight), dy) if context.needs(x) else None
     dw = weight_form(sizes)(context.graph, sizes, x, dy) if context.needs(weight) else None
     has_bias = len(node.inputs) > 2 and context.needs(node.inputs[2])
     return [dx, dw, bias_gradient(context.graph, dy, sizes.rank) if has_bias else None]

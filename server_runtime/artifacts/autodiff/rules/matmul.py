@@ -15,7 +15,7 @@ def gemm(ctx: Backward, node: Node, grads: Grads) -> Grads:
     dy = _scaled(ctx, only(grads), float(node.attrs.get("alpha", 1.0)))
     flip_a, flip_b = int(node.attrs.get("transA", 0)), int(node.attrs.get("transB", 0))
     if ctx.needs(a):
-        ctx.add(a, _gemm_left(ctx, dy, b, flip_a, flip_b))
+        ctx.add(a, _gemm_left(ctx, dy, ctx.saved(b), flip_a, flip_b))
     if ctx.needs(b):
         if flip_a:
             left, right = (dy, a) if flip_b else (a, dy)
@@ -55,7 +55,7 @@ def matmul(ctx: Backward, node: Node, grads: Grads) -> Grads:
         return _matmul_vector(ctx, node, dy)
     da = None
     if ctx.needs(a):
-        product = ctx.graph.op("MatMul", dy, swap_last(ctx, b, len(shape_b)))
+        product = ctx.graph.op("MatMul", dy, swap_last(ctx, ctx.saved(b), len(shape_b)))
         da = ctx.unbroadcast(product, _batch_shape(ctx, node) + shape_a[-2:], a)
     if not ctx.needs(b):
         return [da, None]

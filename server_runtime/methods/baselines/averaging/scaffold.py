@@ -45,7 +45,7 @@ class Scaffold(FedAvg):
         self._params = params
         plain = replace(setting.optimizer, kind="sgd", momentum=0.0)
         self._structure = Structure(setting.spec, Objective(linear=True), plain)
-        self._nothing = {name: np.zeros_like(setting.initial[name]) for name in parameter_names(setting.spec)}
+        self._nothing = {name: np.zeros_like(setting.initial[name]) for name in parameter_names(setting)}
         self._common: Tensors = dict(self._nothing)
         self._own: dict[str, Tensors] = {}
         self._moved: Tensors = dict(self._nothing)

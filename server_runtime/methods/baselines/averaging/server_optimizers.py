@@ -15,7 +15,6 @@ from fedwright.server_runtime.methods.base import Array, MethodState, Setting, T
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg
 from fedwright.server_runtime.methods.params.averaging import AdaptiveParams, FedAvgMParams
 from fedwright.server_runtime.methods.params.submodels import FedAvgParams
-from fedwright.server_runtime.spec import ModelSpec
 
 FIRST, SECOND = "first moment/", "second moment/"
 
@@ -26,7 +25,7 @@ class FedAvgM(FedAvg):
     def __init__(self, params: FedAvgMParams, setting: Setting) -> None:
         super().__init__(FedAvgParams(), setting)
         self._params = params
-        self._velocity = {name: np.zeros_like(setting.initial[name]) for name in parameter_names(setting.spec)}
+        self._velocity = {name: np.zeros_like(setting.initial[name]) for name in parameter_names(setting)}
 
     def server_step(self, change: Tensors) -> Tensors:
         """η v for parameters, the mean change for running statistics."""
@@ -50,7 +49,7 @@ class FedAdam(FedAvg):
     def __init__(self, params: AdaptiveParams, setting: Setting) -> None:
         super().__init__(FedAvgParams(), setting)
         self._params = params
-        initial = {name: setting.initial[name] for name in parameter_names(setting.spec)}
+        initial = {name: setting.initial[name] for name in parameter_names(setting)}
         self._first = {name: np.zeros_like(value) for name, value in initial.items()}
         self._second = {name: np.full_like(value, params.tau**2) for name, value in initial.items()}
 
@@ -91,6 +90,7 @@ class FedYogi(FedAdam):
         return before - step
 
 
-def parameter_names(spec: ModelSpec) -> list[str]:
+def parameter_names(setting: Setting) -> list[str]:
     """What is trained by gradients: the tensors of a model but for running statistics."""
-    return [name for name, _ in zoo.create(spec, seed=0).named_parameters()]
+    named = zoo.create(setting.spec, seed=0).named_parameters()
+    return [name for name, _ in named if name in setting.initial]
