@@ -4,7 +4,6 @@ What comes is cut into the same chunks as over the broker, so hashes, part files
 the same. Redirects are not followed, and nothing that was read is believed before its hash is right.
 """
 
-import http.client
 import logging
 import os
 import queue
@@ -13,10 +12,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from fedwright.protocol.errors import LinkError
 from fedwright.protocol.messages import BlobRef, Chunk
+
+# It brings two megabytes, which an agent that fetches nothing need not hold.
+if TYPE_CHECKING:
+    import http.client
 
 log = logging.getLogger(__name__)
 
@@ -85,12 +89,14 @@ class HttpsFetcher:
         arrived: "queue.Queue[Chunk | None]",
         wake: Callable[[], None],
     ) -> None:
+        from http.client import HTTPException
+
         try:
             for first, last in _runs(missing):
                 for chunk in self._read(url, ref, first, last):
                     if not _put(arrived, chunk, stopped, wake):
                         return
-        except (OSError, http.client.HTTPException, LinkError, ValueError) as err:
+        except (OSError, HTTPException, LinkError, ValueError) as err:
             # The address is a key for a while: it is not for logs.
             log.info("blob %s could not be fetched from %s (%s)", ref.sha256[:12], _host(url), type(err).__name__)
         _put(arrived, None, stopped, wake)
@@ -115,7 +121,9 @@ class HttpsFetcher:
         finally:
             connection.close()
 
-    def _connect(self, url: str) -> http.client.HTTPConnection:
+    def _connect(self, url: str) -> "http.client.HTTPConnection":
+        import http.client
+
         parts = urlsplit(url)
         if not parts.hostname or parts.scheme not in ("http", "https"):
             raise LinkError("the server names an address that is none of HTTPS")
@@ -125,7 +133,7 @@ class HttpsFetcher:
             raise LinkError("the server names an address without TLS, and this device speaks with TLS only")
         return http.client.HTTPConnection(parts.hostname, parts.port, timeout=ANSWER_S)
 
-    def _paced(self, answer: http.client.HTTPResponse, size_bytes: int) -> bytes:
+    def _paced(self, answer: "http.client.HTTPResponse", size_bytes: int) -> bytes:
         began_s = time.monotonic()
         data = _exactly(answer, size_bytes)
         self.received_bytes += len(data)
@@ -156,14 +164,14 @@ def _put(
     return False
 
 
-def _exactly(answer: http.client.HTTPResponse, size_bytes: int) -> bytes:
+def _exactly(answer: "http.client.HTTPResponse", size_bytes: int) -> bytes:
     data = answer.read(size_bytes)
     if len(data) != size_bytes:
         raise LinkError("the answer ended too early")
     return data
 
 
-def _skip(answer: http.client.HTTPResponse, size_bytes: int) -> None:
+def _skip(answer: "http.client.HTTPResponse", size_bytes: int) -> None:
     while size_bytes:
         size_bytes -= len(_exactly(answer, min(size_bytes, 1024 * 1024)))
 

@@ -1,4 +1,4 @@
-"""Tensors made small for the wire: rounded (bf16, int8), sparse, byte-shuffled and compressed where it pays.
+"""Tensors made small for the wire: rounded (bf16, int8, int4), sparse, byte-shuffled and compressed where it pays.
 
 A delta is a safetensors blob. A tensor that was not changed lies in it under its own name; for the others the
 metadata says how they were made, and their pieces lie under `v:` (values), `s:` (scales) and `i:` (indices).
@@ -14,13 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
+from fedwright.protocol import nibbles
 from fedwright.protocol import tensors as safe
 from fedwright.protocol.errors import BadBlob, BadUpdate
 from fedwright.protocol.support.unreadable import UNREADABLE
 from fedwright.protocol.varints import pack_gaps, unpack_gaps
 
 Array = npt.NDArray[Any]
-Codec = Literal["float32", "bf16", "int8"]
+Codec = Literal["float32", "bf16", "int8", "int4"]
 Keep = Mapping[str, Array] | float
 """Which entries to send: a mask per tensor (others go whole), or the share of the largest ones in each tensor."""
 
@@ -30,9 +31,10 @@ LEVEL = 1
 PAYS_RATIO = 0.97
 SMALLEST_BYTES = 256
 MAX_ENTRIES = 2**31
-# Larger ones would make values of int8 that float32 cannot hold.
-MAX_SCALE = np.finfo(np.float32).max / 128
-_STORED: dict[str, npt.DTypeLike] = {"float32": np.float32, "bf16": np.uint16, "int8": np.int8}
+# Larger ones would make values that float32 cannot hold.
+MAX_SCALE = {codec: np.finfo(np.float32).max / levels for codec, levels in (("int8", 128), ("int4", 8))}
+# Of int4 two to an item.
+_STORED: dict[str, npt.DTypeLike] = {"float32": np.float32, "bf16": np.uint16, "int8": np.int8, "int4": np.uint8}
 
 
 class PackedTensor(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -178,13 +180,18 @@ def _encode_one(
     elif codec == "int8":
         stored, made["s"] = _to_int8(tensor)
     how: Literal["none", "gaps", "bitmap", "sent"] = "none"
+    count = stored.size
     if mask is not None:
         stored = stored.reshape(-1)[mask.reshape(-1)]
+        count = stored.size
         gaps, bitmap = pack_gaps(np.flatnonzero(mask)), np.packbits(mask)
         how, made["i"] = ("gaps", gaps) if gaps.size < bitmap.size else ("bitmap", bitmap)
+    if codec == "int4":
+        # What is left out must not widen the scales of what is sent.
+        stored, made["s"] = nibbles.pack(stored)
     squeezed = _squeeze(stored)
     made["v"] = stored.reshape(-1) if squeezed is None else squeezed
-    return made, PackedTensor(codec, list(tensor.shape), stored.size, how, squeezed is not None)
+    return made, PackedTensor(codec, list(tensor.shape), count, how, squeezed is not None)
 
 
 def _decode_one(entry: PackedTensor, pieces: Mapping[str, Array], name: str, sent: Array | None) -> Array:
@@ -193,10 +200,13 @@ def _decode_one(entry: PackedTensor, pieces: Mapping[str, Array], name: str, sen
         raise BadBlob(f"tensor {name} says {entry.count} values for the shape {entry.shape}")
     values = _values(entry, pieces.get(f"v:{name}"), name)
     scales = None
-    if entry.codec == "int8":
-        scales = _expect(pieces.get(f"s:{name}"), (_channels(entry.shape),), np.float32, f"scales of {name}")
-        if not ((scales >= 0) & (scales <= MAX_SCALE)).all():
+    if entry.codec in ("int8", "int4"):
+        count = _channels(entry.shape) if entry.codec == "int8" else nibbles.scale_count(entry.count)
+        scales = _expect(pieces.get(f"s:{name}"), (count,), np.float32, f"scales of {name}")
+        if not ((scales >= 0) & (scales <= MAX_SCALE[entry.codec])).all():
             raise BadBlob(f"scales of {name} are not finite or not positive")
+    if entry.codec == "int4" and scales is not None:
+        values, scales = nibbles.unpack(values, scales, entry.count), None
     if entry.indices == "none":
         return _restore(values.reshape(entry.shape), scales)
     dense = np.zeros(size, dtype=values.dtype)
@@ -209,11 +219,12 @@ def _decode_one(entry: PackedTensor, pieces: Mapping[str, Array], name: str, sen
 
 def _values(entry: PackedTensor, piece: Array | None, name: str) -> Array:
     stored = np.dtype(_STORED[entry.codec])
+    items = nibbles.byte_count(entry.count) if entry.codec == "int4" else entry.count
     if not entry.zstd:
-        return _expect(piece, (entry.count,), stored, f"values of {name}")
+        return _expect(piece, (items,), stored, f"values of {name}")
     if piece is None or piece.dtype != np.uint8 or piece.ndim != 1:
         raise BadBlob(f"values of {name} must be compressed bytes")
-    wanted_bytes = entry.count * stored.itemsize
+    wanted_bytes = items * stored.itemsize
     packed = piece.tobytes()
     try:
         # The size in the frame is what the library allocates, so it is looked at first.
@@ -224,11 +235,11 @@ def _values(entry: PackedTensor, piece: Array | None, name: str) -> Array:
         raise BadBlob(f"values of {name} cannot be unpacked: {err}") from err
     if len(raw) != wanted_bytes:
         raise BadBlob(f"values of {name} do not unpack to {wanted_bytes} bytes")
-    planes = np.frombuffer(raw, dtype=np.uint8).reshape(stored.itemsize, entry.count)
-    items = np.empty((entry.count, stored.itemsize), dtype=np.uint8)
+    planes = np.frombuffer(raw, dtype=np.uint8).reshape(stored.itemsize, items)
+    joined = np.empty((items, stored.itemsize), dtype=np.uint8)
     for rank, plane in enumerate(planes):
-        items[:, rank] = plane
-    return items.view(stored).reshape(-1)
+        joined[:, rank] = plane
+    return joined.view(stored).reshape(-1)
 
 
 def _sent_indices(entry: PackedTensor, sent: Array | None, name: str) -> Array:

@@ -104,7 +104,7 @@ class Returns(Struct, frozen=True):
     """
 
     weights: Literal["delta", "weights", "none"] = "delta"
-    codec: Literal["float32", "bf16", "int8"] = "float32"
+    codec: Literal["float32", "bf16", "int8", "int4"] = "float32"
     keep_ratio: Annotated[float, Meta(gt=0, le=1)] = 1.0
     evaluate: bool = True
     # Class means and their counts; on the wire under their first name.

@@ -85,8 +85,8 @@ def _read_tensors(data: bytes) -> object:
 
 def _deltas(rng: random.Random) -> list[bytes]:
     large = {"w": np.zeros((40, 30), np.float32), "b": np.ones(900, np.float32)}
-    kinds: list[Any] = [{"codec": name} for name in ("float32", "bf16", "int8")]
-    kinds += [{"codec": name, "keep": keep} for name in ("float32", "int8") for keep in (0.3, 0.05)]
+    kinds: list[Any] = [{"codec": name} for name in ("float32", "bf16", "int8", "int4")]
+    kinds += [{"codec": name, "keep": keep} for name in ("float32", "int8", "int4") for keep in (0.3, 0.05)]
     return [deltas.encode(given, **kind) for kind in kinds for given in (_tensors(rng), large)]
 
 

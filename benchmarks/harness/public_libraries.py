@@ -38,10 +38,15 @@ UNWANTED = "torchvision/_meta_registrations.py"
 
 def environment() -> Path:
     """Python of that environment, made once in the per-user cache; ConfigError if it cannot be made."""
-    folder = cache_folder().parent / "bench" / f"public-{sys.version_info.major}.{sys.version_info.minor}"
+    return environment_of("public", (*LIBRARIES, *BESIDE), unwanted=UNWANTED)
+
+
+def environment_of(name: str, packages_of: tuple[str, ...], *, unwanted: str = "") -> Path:
+    """Python of an environment with these packages alone beside what is here; unwanted: a module to empty."""
+    folder = cache_folder().parent / "bench" / f"{name}-{sys.version_info.major}.{sys.version_info.minor}"
     python, done = folder / "bin" / "python", folder / "installed.json"
     beside = [path for path in sys.path if path.endswith("site-packages")] or site.getsitepackages()
-    recipe = [*LIBRARIES, *BESIDE, *beside]
+    recipe = [*packages_of, *beside]
     if done.exists() and json.loads(done.read_text()) == recipe:
         return python
     _run(sys.executable, "-m", "venv", "--clear", str(folder))
@@ -49,9 +54,10 @@ def environment() -> Path:
     lines = [f"import site; site.addsitedir({path!r})" for path in beside]
     (packages / "beside.pth").write_text("\n".join(lines) + "\n")
     # One by one, so that a person sees how many are left.
-    for package in counted([*LIBRARIES, *BESIDE], "installing architectures"):
+    for package in counted(packages_of, f"installing {name} libraries"):
         _run(str(python), "-m", "pip", "install", "-q", "--no-input", "--no-deps", package)
-    (packages / UNWANTED).write_text("")
+    if unwanted:
+        (packages / unwanted).write_text("")
     done.write_text(json.dumps(recipe))
     return python
 
@@ -60,4 +66,4 @@ def _run(*command: str) -> None:
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     if made.returncode:
         said = (made.stderr or made.stdout).strip().splitlines() or ["nothing"]
-        raise ConfigError(f"an environment with public architectures cannot be made here; pip said: {said[-1]}")
+        raise ConfigError(f"an environment of other libraries cannot be made here; pip said: {said[-1]}")

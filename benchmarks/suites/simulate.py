@@ -1,4 +1,4 @@
-"""The suite simulate: seconds per round of a simulated fleet of 100 devices, each with one step of a LeNet."""
+"""The suite simulate: seconds of a round of 100 simulated devices, and CPU and memory beside pfl-research."""
 
 import argparse
 import json
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedwright.benchmarks.harness.suite import check
+from fedwright.benchmarks.peers import simulations
 from fedwright.device_runtime.train.base import Trainer
 from fedwright.device_runtime.train.portable import PortableTrainer
 from fedwright.device_runtime.train.torch import use_threads
@@ -45,13 +46,18 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Rounds of a fleet on random images, on the devices' graphs and on torch."""
     rows = [_measured(backend, rounds=6 if args.quick else 21) for backend in BACKENDS]
     seconds = rows[0]["median round s"]
+    beside = simulations.compare(quick=args.quick)
     return {
         "seeds": [1],
         "tables": {
             f"one step of lenet-valid on each device, {os.cpu_count()} cores": rows,
             "CPU time of one step, one thread": [_stepped(spec, batch) for spec, batch in STEPS],
+            "one epoch of FedAvg, one process and thread, beside pfl-research": beside.rows,
         },
-        "checks": [check("seconds per round", seconds, f"< {TARGET_S}", holds=seconds < TARGET_S)],
+        "checks": [
+            check("seconds per round", seconds, f"< {TARGET_S}", holds=seconds < TARGET_S),
+            *beside.checks,
+        ],
     }
 
 

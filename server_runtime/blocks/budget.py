@@ -21,7 +21,7 @@ T = TypeVar("T")
 # Going forward is about a third of a step, which also goes back through every operator twice.
 FORWARD_RATIO = 1 / 3
 # Bytes of an entry as updates are sent, and of the index of one that is sent without its neighbours.
-VALUE_BYTES = {"float32": 4.0, "bf16": 2.0, "int8": 1.0}
+VALUE_BYTES = {"float32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5625}
 INDEX_BYTES = 1.0
 # Side inputs that a device makes from what it got.
 OWN_SIDES = ("mask/", "centre/")

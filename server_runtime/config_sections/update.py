@@ -15,8 +15,8 @@ from fedwright.server_runtime.blocks.robust import Combine, Kind
 class UpdateSection:
     """How updates travel and how they are put together."""
 
-    codec: Literal["float32", "bf16", "int8"] = field(
-        default="float32", metadata=hint("float32, bf16 or int8; what rounding leaves out is sent in the next round")
+    codec: Literal["float32", "bf16", "int8", "int4"] = field(
+        default="float32", metadata=hint("float32, bf16, int8 or int4; what rounding leaves out is sent the next round")
     )
     model_codec: Literal["float32", "bf16"] = field(
         default="float32", metadata=hint("float32 or bf16: how models travel to the devices; the server keeps float32")

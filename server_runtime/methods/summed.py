@@ -33,9 +33,9 @@ REASONS = {
     "fccl": "each device is sent its own model as its teacher",
     "feddropout": "every device has other channels",
     "fiarse": "which entries a device sends is chosen for each round",
-    "framp": "the change of each device goes back through the hypernetwork by itself",
-    "hyperflora": "the change of each device goes back through the hypernetwork by itself",
-    "pfedhn": "the change of each device goes back through the hypernetwork by itself",
+    "framp": "the change of each device goes back through the hypernetwork by its own descriptor",
+    "hyperflora": "the change of each device goes back through the hypernetwork by its own classes",
+    "pfedhn": "the change of each device goes back through the hypernetwork by its own embedding",
     "scaffold": "the server keeps a control variate of each device",
 }
 

@@ -75,6 +75,26 @@ def test_int8_has_one_scale_per_channel() -> None:
     np.testing.assert_allclose(round_trip({"x": rows}, codec="int8")["x"], rows, rtol=1e-6)
 
 
+@given(TENSORS, st.sampled_from([None, 0.0, 0.1, 0.5]))
+def test_int4_is_off_by_at_most_half_a_scale_of_its_block(given_tensors: dict[str, Array], keep: float | None) -> None:
+    back = round_trip(given_tensors, codec="int4", keep=keep)
+
+    for name, tensor in given_tensors.items():
+        sent = np.ones(tensor.shape, bool) if keep is None else back[name] != 0
+        values, found = tensor[sent].astype(np.float64), back[name][sent]
+        # Scales go by what is sent; of fewer blocks than that none is wider than the widest.
+        widest = np.abs(tensor).max(initial=0.0) / 7
+        assert (np.abs(found - values) <= widest * 0.5001 + 7 * 2.0**-126).all()
+
+
+def test_int4_has_one_scale_per_block_and_takes_an_eighth_of_float32() -> None:
+    rows = np.concatenate([np.tile([7.0, -3.0, 0.0, 1.0], 16), np.tile([0.007, 0.001], 33)[:65]]).astype(np.float32)
+
+    np.testing.assert_allclose(round_trip({"x": rows}, codec="int4")["x"], rows, rtol=1e-6)
+    noise = np.random.default_rng(0).normal(size=(100, 1000)).astype(np.float32)
+    assert len(deltas.encode({"w": noise}, codec="int4")) < 58_000
+
+
 @given(TENSORS, CODECS, st.sampled_from([0.0, 0.1, 0.5, 1.0]))
 def test_top_k_keeps_the_largest(given_tensors: dict[str, Array], codec: Any, keep: float) -> None:
     whole = round_trip(given_tensors, codec=codec)
@@ -155,21 +175,22 @@ def test_equal_tensors_give_equal_bytes() -> None:
     )
 
 
-@pytest.mark.parametrize("codec", ["bf16", "int8"])
+@pytest.mark.parametrize("codec", ["bf16", "int8", "int4"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_what_is_not_finite_cannot_be_rounded(codec: Any, value: float) -> None:
     with pytest.raises(BadUpdate, match="tensor w holds values that are not finite"):
         deltas.encode({"w": np.array([value], dtype=np.float32)}, codec=codec)
 
 
-def test_error_feedback_loses_nothing_over_time() -> None:
+@pytest.mark.parametrize("codec", ["int8", "int4"])
+def test_error_feedback_loses_nothing_over_time(codec: Any) -> None:
     generator = np.random.default_rng(1)
     residual: dict[str, Array] = {}
     wanted = np.zeros((4, 50))
     received = np.zeros((4, 50))
     for _ in range(200):
         step = {"w": generator.normal(size=(4, 50)).astype(np.float32)}
-        blob, residual = deltas.encode_with_feedback(step, residual, codec="int8", keep=0.1)
+        blob, residual = deltas.encode_with_feedback(step, residual, codec=codec, keep=0.1)
         wanted += step["w"]
         received += deltas.decode(blob, {"w": (4, 50)})["w"]
 
@@ -192,7 +213,7 @@ def test_a_plain_safetensors_blob_is_a_delta() -> None:
     ],
     ids=["shape", "missing", "unknown"],
 )
-@pytest.mark.parametrize("codec", ["float32", "int8"])
+@pytest.mark.parametrize("codec", ["float32", "int8", "int4"])
 def test_what_was_not_agreed_is_refused(codec: Any, shapes: dict[str, tuple[int, ...]], says: str) -> None:
     blob = deltas.encode({"w": np.ones((2, 3), dtype=np.float32)}, codec=codec)
 
@@ -224,6 +245,9 @@ def test_a_bomb_is_refused_before_it_is_unpacked() -> None:
             ({"codec": "int8", "shape": [4], "count": 4}, {"v": np.zeros(4, np.int8), "s": np.full(1, bad, np.float32)})
             for bad in (np.nan, np.inf, -1.0, 1e38)
         ),
+        ({"codec": "int4", "shape": [4], "count": 4}, {"v": np.zeros(2, np.uint8)}),
+        ({"codec": "int4", "shape": [4], "count": 4}, {"v": np.zeros(4, np.uint8), "s": np.ones(1, np.float32)}),
+        ({"codec": "int4", "shape": [4], "count": 4}, {"v": np.zeros(2, np.uint8), "s": np.full(1, 1e38, np.float32)}),
         ({"codec": "bf16", "shape": [4], "count": 3}, {"v": np.zeros(3, np.uint16)}),
         ({"codec": "bf16", "shape": [4], "count": 5}, {"v": np.zeros(5, np.uint16)}),
         ({"codec": "bf16", "shape": [4], "count": 2, "indices": "gaps"}, {"v": np.zeros(2, np.uint16)}),
@@ -242,6 +266,9 @@ def test_a_bomb_is_refused_before_it_is_unpacked() -> None:
         "infinite",
         "negative scale",
         "huge scale",
+        "no scales of blocks",
+        "four bytes for four nibbles",
+        "huge scale of a block",
         "few",
         "many",
         "no indices",
@@ -256,7 +283,7 @@ def test_forged_deltas_are_refused(entry: dict[str, Any], pieces: dict[str, Arra
         deltas.decode(forged(entry, **pieces), {"w": (4,)})
 
 
-@given(st.data(), CODECS, st.sampled_from([None, 0.2]))
+@given(st.data(), CODECS | st.just("int4"), st.sampled_from([None, 0.2]))
 def test_damaged_deltas_are_refused_or_decode_to_the_agreed_shape(
     data: st.DataObject, codec: Any, keep: float | None
 ) -> None:

@@ -54,6 +54,17 @@ def test_updates_that_are_not_packed_give_the_same_model_and_larger_counts(tmp_p
     assert up[True] < up[False]
 
 
+def test_updates_of_four_bits_learn_as_well(tmp_path: Path) -> None:
+    found = {}
+    for codec in ("float32", "int4"):
+        config, text = make_config(tmp_path / codec, rounds=6, processes=0, update={"codec": codec})
+        found[codec] = simulate(config, text)
+    up = {codec: sum(r.bytes_up for r in one.outcome.devices.values()) for codec, one in found.items()}
+
+    assert up["int4"] < 0.2 * up["float32"]
+    assert fleet_mean(found["int4"]) == pytest.approx(fleet_mean(found["float32"]), abs=0.03)
+
+
 def test_models_sent_as_bf16_take_half_the_bytes_and_train_as_well(tmp_path: Path) -> None:
     found = {}
     for codec in ("float32", "bf16"):
