@@ -18,6 +18,21 @@ def test_every_name_is_there_and_documented(name: str) -> None:
     assert getattr(fedwright, name).__doc__
 
 
+def test_nothing_else_is_offered() -> None:
+    assert [name for name in dir(fedwright) if not name.startswith("__")] == fedwright.__all__
+
+
+@pytest.mark.parametrize("name", [name for name in fedwright.__all__ if isinstance(getattr(fedwright, name), type)])
+def test_whatever_a_class_offers_is_documented(name: str) -> None:
+    kind = getattr(fedwright, name)
+    offered = [member for member in dir(kind) if not member.startswith("_")]
+    own = [
+        member for member in offered if callable(getattr(kind, member)) or isinstance(getattr(kind, member), property)
+    ]
+
+    assert [member for member in own if not getattr(kind, member).__doc__] == []
+
+
 def test_other_names_are_refused() -> None:
     with pytest.raises(AttributeError, match="'fedwright' has no attribute 'nothing'"):
         fedwright.nothing  # noqa: B018
