@@ -108,8 +108,8 @@ MISTAKES = {
     ),
     "unknown codec": (
         "[run]",
-        '[update]\ncodec = "int4"\n[run]',
-        " [update] codec is 'int4'; did you mean 'int8'? valid",
+        '[update]\ncodec = "int16"\n[run]',
+        " [update] codec is 'int16'; did you mean 'int8'? valid",
     ),
     "keep nothing": ("[run]", "[update]\nkeep_ratio = 0\n[run]", " [update] keep_ratio is 0.0 but must be above 0"),
     "trim half": ("[run]", '[update]\ncombine = "trimmed_mean"\ntrim_ratio = 0.5\n[run]', " [update] trim_ratio"),
