@@ -154,7 +154,8 @@ class Hypernet:
         pending, norm = self._pending, 0.0
         for entry in pending:
             self._pending = [entry]
-            norm = self._learn(step)
+            # Among others a change is weighed by their mean; alone it is by the length of its step.
+            norm = self._learn(step, share=entry[2])
         return norm
 
     def rewrite_inputs(self, before: Array, after: Array) -> None:
@@ -212,13 +213,14 @@ class Hypernet:
             parts = (state[PENDING_INPUTS], state[PENDING_CHANGES], state[PENDING_WEIGHTS])
             self._pending = [(row, change, float(weight)) for row, change, weight in zip(*parts, strict=True)]
 
-    def _learn(self, step: Step) -> float:
+    def _learn(self, step: Step, *, share: float = 1.0) -> float:
         self._fold()
         gradient, weight, held = self._folded, self._weight, self._held
         self._folded, self._weight, self._held = {}, 0.0, torch.zeros_like(held)
         if weight <= 0:
             return 0.0
-        return self._descend({name: self._mean(name, value, weight, held) for name, value in gradient.items()}, step)
+        means = {name: self._mean(name, value, weight, held) for name, value in gradient.items()}
+        return self._descend(means, step, share)
 
     def _mean(self, name: str, total: Tensor, weight: float, held: Tensor) -> Tensor:
         """A summed gradient as a mean, over all changes or over those that an entry took part in."""
@@ -256,9 +258,9 @@ class Hypernet:
         found = torch.autograd.grad(hidden, list(trunk.values()), pulls @ self._values[HEAD])
         return dict(zip(trunk, found, strict=True)) | {HEAD: pulls.T @ hidden.detach(), BIAS: pulls.sum(0)}
 
-    def _descend(self, gradient: dict[str, Tensor], step: Step) -> float:
+    def _descend(self, gradient: dict[str, Tensor], step: Step, share: float) -> float:
         norm = math.sqrt(sum(float(torch.linalg.vector_norm(value)) ** 2 for value in gradient.values()))
-        scale = 1.0 if step.clip_norm is None or norm <= step.clip_norm else step.clip_norm / norm
+        scale = share if step.clip_norm is None or norm <= step.clip_norm else share * step.clip_norm / norm
         for name, value in gradient.items():
             pull = value if scale == 1.0 else value.mul_(scale)
             if step.weight_decay:

@@ -105,9 +105,17 @@ def running_rabbitmq(folder: Path) -> Iterator[Cluster]:
     finally:
         if node is not None:
             node.kill()
-        # Erlang's name server leaves the group of the node that started it.
+        # Erlang's name server leaves the group of the node that started it, and stays while it takes that for alive.
         if shutil.which("epmd"):
-            subprocess.run(["epmd", "-port", str(epmd), "-kill"], capture_output=True, check=False)
+            wait_until(lambda: _name_server_is_gone(epmd), timeout_s=60)
+
+
+def _name_server_is_gone(port: int) -> bool:
+    asked = subprocess.run(["epmd", "-port", str(port), "-kill"], capture_output=True, check=False)
+    if asked.returncode == 0:
+        return True
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 def _started(command: Any, log_file: Path, *, env: dict[str, str] | None) -> Node:

@@ -32,9 +32,9 @@ def test_several_nodes_share_one_login() -> None:
 @pytest.mark.parametrize(
     "url", ["mqtt://a,", "mqtt://a,:1", "mqtt://a:1,b:0", "mqtt://a:1,b:x", "mqtt://" + "a," * 16 + "a"]
 )
-def test_a_list_of_nodes_has_no_gaps(nodes: str) -> None:
+def test_a_list_of_nodes_has_no_gaps(url: str) -> None:
     with pytest.raises(ConfigError, match="broker address"):
-        parse_url(f"mqtt://{nodes}")
+        parse_url(url)
 
 
 @pytest.mark.parametrize(

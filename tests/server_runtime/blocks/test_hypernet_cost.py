@@ -22,7 +22,7 @@ def test_a_thousand_adapters_cost_little_beside_the_bare_product() -> None:
     (product_s,) = least_cpu_s(lambda: rows @ head)
 
     # About eight times; written one by one it would be 35 times.
-    assert bench.adapters_cost(DEVICES, 5).cpu_s < 20 * product_s
+    assert min(bench.adapters_cost(DEVICES, 5).cpu_s for _ in range(8)) < 20 * product_s
 
 
 def test_a_resnet_18_is_written_and_learnt_within_2_gb() -> None:
