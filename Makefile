@@ -10,6 +10,9 @@ export FEDWRIGHT_DATA := $(abspath ../shared/data)
 endif
 endif
 
+# Another copy of the sources on the caller's path would be taken for the one that is tested or installed.
+unexport PYTHONPATH PYTHONHOME
+
 .PHONY: help setup demo test check docs release fuzz bench-train-step clean
 
 help:
