@@ -39,6 +39,8 @@ def study(rounds):
                        settings={"simulate": {"processes": 2}})
 """
 LONG = "study(rounds=1_000_000)"
+# Tests that run in the background of a shell, or under nohup, inherit that Ctrl-C is ignored.
+HEEDED = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
 WAIT_S = 240
 STOPPED = "simulate was stopped; the same call goes on from kept"
 
@@ -60,7 +62,7 @@ def rounds_done(folder: Path, capsys: pytest.CaptureFixture[str], patch: pytest.
 def test_ctrl_c_ends_a_program_and_all_it_started(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "program.py").write_text(PROGRAM + LONG)
+    (tmp_path / "program.py").write_text(HEEDED + PROGRAM + LONG)
     program = subprocess.Popen(
         [sys.executable, "program.py"], cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
