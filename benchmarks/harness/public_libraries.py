@@ -41,11 +41,15 @@ def environment() -> Path:
     return environment_of("public", (*LIBRARIES, *BESIDE), unwanted=UNWANTED)
 
 
-def environment_of(name: str, packages_of: tuple[str, ...], *, unwanted: str = "") -> Path:
-    """Python of an environment with these packages alone beside what is here; unwanted: a module to empty."""
+def environment_of(name: str, packages_of: tuple[str, ...], *, alone: bool = False, unwanted: str = "") -> Path:
+    """Python of an environment with these packages, without what they require, beside what is here.
+
+    alone: with what they require, and nothing of what is here. unwanted: a module to empty.
+    """
     folder = cache_folder().parent / "bench" / f"{name}-{sys.version_info.major}.{sys.version_info.minor}"
     python, done = folder / "bin" / "python", folder / "installed.json"
-    beside = [path for path in sys.path if path.endswith("site-packages")] or site.getsitepackages()
+    here = [path for path in sys.path if path.endswith("site-packages")] or site.getsitepackages()
+    beside, more = ([], []) if alone else (here, ["--no-deps"])
     recipe = [*packages_of, *beside]
     if done.exists() and json.loads(done.read_text()) == recipe:
         return python
@@ -55,7 +59,7 @@ def environment_of(name: str, packages_of: tuple[str, ...], *, unwanted: str = "
     (packages / "beside.pth").write_text("\n".join(lines) + "\n")
     # One by one, so that a person sees how many are left.
     for package in counted(packages_of, f"installing {name} libraries"):
-        _run(str(python), "-m", "pip", "install", "-q", "--no-input", "--no-deps", package)
+        _run(str(python), "-m", "pip", "install", "-q", "--no-input", *more, package)
     if unwanted:
         (packages / unwanted).write_text("")
     done.write_text(json.dumps(recipe))
