@@ -16,7 +16,10 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Examples and their labels: x [n, ...], y [n] whole numbers from 0 on; classes: their names, if they have any."""
+    """Examples and their labels; classes: their names, if they have any.
+
+    x [n, ...]; y [n] whole numbers from 0 on, or what the run's task needs: numbers [n, targets], masks [n, places...].
+    """
 
     x: ArrayLike
     y: ArrayLike
@@ -40,7 +43,9 @@ class Dataset:
             )
         pairs = [data[row] for row in range(len(data))]
         names = getattr(data, "classes", ())
-        return cls(np.stack([np.asarray(x) for x, _ in pairs]), np.array([int(y) for _, y in pairs]), tuple(names))
+        return cls(
+            np.stack([np.asarray(x) for x, _ in pairs]), np.stack([np.asarray(y) for _, y in pairs]), tuple(names)
+        )
 
 
 def source_of(data: object, folder: Path) -> str:
