@@ -18,7 +18,9 @@ from fedwright.simulation.partition import Index, Share
 
 # Before a folder: each file or folder in it is the data of one device, called by its name.
 DEVICES = "devices:"
-KINDS = (".npz", ".csv", ".txt")
+KINDS = (".npz", ".csv")
+# Text is read in windows, whose length must be given.
+TEXT = ".txt"
 
 
 @dataclass(frozen=True)
@@ -88,19 +90,20 @@ def load_devices(source: str, *, goal: str) -> dict[str, LocalData]:
     folder = Path(place).expanduser()
     if not folder.is_dir():
         raise DataError(f"simulate.data {source!r}: there is no folder {folder}; name one with one file per device")
+    kinds = (*KINDS, TEXT) if "window=" in query else KINDS
     found: dict[str, LocalData] = {}
     for path in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
-        if not path.is_dir() and path.suffix not in KINDS:
-            raise DataError(f"{path}: is none of {', '.join(KINDS)} nor a folder; move it out of {folder}")
+        if not path.is_dir() and path.suffix not in kinds:
+            raise DataError(f"{path}: is neither {' nor '.join(KINDS)} nor a folder; move it out of {folder}")
         device = path.name if path.is_dir() else path.name.removesuffix(SUFFIX).removesuffix(path.suffix)
         check_name(device, what=f"the name of {path}")
         if device in found:
             raise DataError(f"{path}: another file is the data of device {device} already; keep one of them")
-        one = _meant_for(f"{'text:' if path.suffix == '.txt' else ''}{path}{mark}{query}", goal)
+        one = _meant_for(f"{'text:' if path.suffix == TEXT else ''}{path}{mark}{query}", goal)
         found[device] = load(one, holdout_ratio=AgentConfig.holdout_ratio, seed=SPLIT_SEED)
         check_goal(one, found[device].goal, goal)
     if not found:
-        raise DataError(f"{folder}: is empty; put one .npz, .csv, .txt or folder per device into it")
+        raise DataError(f"{folder}: is empty; put one .npz, .csv or folder per device into it")
     _check_alike(found)
     return found
 

@@ -36,6 +36,9 @@ RUNTIME_ERRORS = (
 
 _NO_MEMORY = re.compile(r"Failed to allocate memory(?: for requested buffer of size (\d+))?|bad[_ ]alloc")
 
+# Of matrices that are stored in few bits.
+_PACKED = ("tensor(int8)", "tensor(uint8)")
+
 _DTYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(bool)": np.bool_}
 
 # A graph of one Identity: running it is how the shared arena is told to give memory back.
@@ -90,6 +93,9 @@ def open_session(
         # Told so too, it computes with these very tensors, which may lie in a mapped file, and makes no copy.
         for name in wanted:
             options.add_initializer(name, frozen[name])
+        # Its plan of reuse keeps some buffers of every shape, and what unpacks has many large ones: 4-bit matrices took
+        # three times what they need. Without it each goes back to the arena when it was read last.
+        options.enable_mem_reuse = not any(frozen[name].data_type() in _PACKED for name in wanted)
     providers = [provider] if provider == CPU else [provider, CPU]
     try:
         # Without the retry of its Python half, which prints.

@@ -52,3 +52,9 @@ def make_normed(*, input_shape: tuple[int, ...], classes: int) -> nn.Module:
         nn.Flatten(),
         nn.Linear(4, classes),
     )
+
+
+def make_deep(*, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Four wide layers and a small one."""
+    wide = [layer for _ in range(4) for layer in (nn.Linear(input_shape[0], 64), nn.Tanh())]
+    return nn.Sequential(*wide, nn.Linear(64, classes))

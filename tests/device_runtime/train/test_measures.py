@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn import metrics  # type: ignore[import-untyped]
+from sklearn import metrics
 
 from fedwright.device_runtime.train.measures import Measures
 from fedwright.protocol.goals import GOALS

@@ -1,13 +1,17 @@
 """Frozen matrices in few bits: a graph computes with them what it computes with the same numbers in full."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fedwright.device_runtime.profiler.measure import make_batch
 from fedwright.device_runtime.train.check import check_artifact
 from fedwright.device_runtime.train.portable import PortableTrainer
+from fedwright.device_runtime.train.session import traced
 from fedwright.protocol.artifact import Artifact
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import build, initial_weights
@@ -86,3 +90,28 @@ def test_small_tensors_stay_as_they_are() -> None:
     artifact = build(Structure(spec, trainable=("head",), packing="int8"), zoo.create(spec, seed=0))
 
     assert {value.dtype for value in artifact.manifest.frozen if value.name.endswith("bias")} == {"float32"}
+
+
+def test_a_matrix_is_unpacked_right_before_it_is_read(tmp_path: Path) -> None:
+    """Two reshapes in a row would let onnxruntime unpack all matrices before it uses the first."""
+    spec = ModelSpec("python:helpers.task_models:make_deep", (64,), 4)
+    module = zoo.create(spec, seed=0)
+    artifact = build(Structure(spec, trainable=("8.",), packing="int4"), module)
+    frozen = {}
+    for name, value in initial_weights(module).items():
+        entries, scales = packed_specs(name, value.shape, "int4")
+        if is_packed(value.shape):
+            frozen[entries.name], frozen[scales.name] = pack(value, "int4")
+        elif not name.startswith("8."):
+            frozen[name] = value
+    with traced(tmp_path / "trace"):
+        trainer = PortableTrainer(artifact, frozen=frozen)
+    trainer.step(make_batch(trainer, 2), learning_rate=0.1, seed=0)
+
+    events = json.loads(Path(trainer.end_trace()).read_text())
+    kernels = sorted((e for e in events if e["name"].endswith("_kernel_time")), key=lambda event: event["ts"])
+    order = [event["args"]["op_name"] for event in kernels]
+    products = [at for at, name in enumerate(order) if name in ("Gemm", "MatMul", "FusedGemm", "FusedMatMul")]
+    last = max(at for at, name in enumerate(order) if name == "DequantizeLinear")
+    assert products[0] < last
+    assert sum(at < last for at in products) >= 3
