@@ -22,7 +22,6 @@ from fedwright.device_runtime.runner import Crashed, Done
 from fedwright.device_runtime.secure.masked_blob import MaskedBlob
 from fedwright.device_runtime.server_choice import DeviceIdentity, ServerChoice
 from fedwright.device_runtime.status import StatusTeller
-from fedwright.device_runtime.store.journal import JournalEntry
 from fedwright.protocol.blobs import inlined
 from fedwright.protocol.errors import BadBlob, BadMessage, DeviceError, IdentityTaken
 from fedwright.protocol.link.base import Link, Received
@@ -43,7 +42,7 @@ from fedwright.protocol.messages import (
     Task,
     Update,
 )
-from fedwright.protocol.task_blobs import blobs_of, own_blobs
+from fedwright.protocol.task_blobs import blobs_of
 from fedwright.protocol.uploads import Uploads
 
 log = logging.getLogger(__name__)
@@ -139,8 +138,18 @@ class Agent:
         self._held = False
         # The next one has nothing of it before the task has come there too.
         self._downloads.clear()
+        self._forsake()
         self._settle()
         self._came_up()
+
+    def _forsake(self) -> None:
+        """Give up what was in hand for all devices of the edge that is left; it may have counted there already."""
+        entry = self._have.journal.entry
+        if entry is not None and entry.task.shard is not None:
+            self._drop_work()
+            self._have.settle(entry.task.task, used=True)
+            self._have.journal.forsake()
+            self._have.forget_blobs(entry, self._uploads.withdraw)
 
     def leave(self) -> None:
         """Tell the server that this device goes away."""
@@ -204,7 +213,7 @@ class Agent:
         self._report()
 
     def _take_task(self, task: Task) -> None:
-        if task.boot != self._identity.boot:
+        if not self._home.is_for_us(task):
             return
         entry = self._have.journal.entry
         known = entry is not None and entry.task.task == task.task
@@ -215,6 +224,8 @@ class Agent:
             self._drop_work()
             self._have.journal.accept(task)
         self._send(Ack(task.task))
+        if task.shard is not None and task.pool is not None and self._have.journal.is_finished(task.pool.stage or ""):
+            self._refuse_for(DeviceError("it has answered in this round at another edge"))
         if known:
             # A server that comes with it again may have started anew and forgotten what was asked of it.
             self._downloads.lost_link()
@@ -354,22 +365,12 @@ class Agent:
             return
         word = f"did not use the answer: {ack.problem}" if ack.problem else "has the answer; waiting for a task"
         log.log(logging.WARNING if ack.problem else logging.INFO, "%s: the server %s", entry.task.title, word)
-        self._have.residual.settle(ack.of, used=not ack.problem)
-        self._have.personal.settle(ack.of, used=not ack.problem)
+        self._have.settle(ack.of, used=not ack.problem)
         self._have.journal.finish()
         self._have.checkpoint.clear()
-        self._forget_blobs(entry)
+        self._have.forget_blobs(entry, self._uploads.withdraw)
         if self._next is not None:
             self._take_task(self._next[0])
-
-    def _forget_blobs(self, entry: JournalEntry) -> None:
-        """Weights that were sent, one way or the other, are used once."""
-        used = own_blobs(entry.task)
-        if isinstance(entry.answer, Update) and entry.answer.tensors is not None:
-            used.append(entry.answer.tensors)
-        for ref in used:
-            self._uploads.withdraw(ref.sha256)
-            self._have.blobs.remove(ref.sha256)
 
     def _drop_work(self) -> None:
         """The server moved on: what is in hand is no longer wanted."""

@@ -1,7 +1,7 @@
 """What a device has, whatever it is asked to do."""
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from fedwright import __version__
@@ -13,14 +13,14 @@ from fedwright.device_runtime.secure.change import check_summed
 from fedwright.device_runtime.secure.sums import Offer, SecureSums
 from fedwright.device_runtime.self_measure import SelfMeasurement
 from fedwright.device_runtime.store.checkpoint import Checkpoint
-from fedwright.device_runtime.store.journal import Journal
+from fedwright.device_runtime.store.journal import Journal, JournalEntry
 from fedwright.device_runtime.store.personal_layers import PersonalLayers
 from fedwright.device_runtime.store.residual import ErrorFeedback
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.data_summary import FACTS, DataSummary, held_back, told
 from fedwright.protocol.errors import DeviceError
-from fedwright.protocol.messages import Answer, Ask, Board, Challenge, Report, SumAnswer, SumAsk, Task
-from fedwright.protocol.task_blobs import blobs_of
+from fedwright.protocol.messages import Answer, Ask, Board, Challenge, Report, SumAnswer, SumAsk, Task, Update
+from fedwright.protocol.task_blobs import blobs_of, own_blobs
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +105,20 @@ class Resources:
     def may_measure(self) -> bool:
         """Whether nothing keeps the device from measuring itself now: no task, and its owner's hours."""
         return self.journal.entry is None and (self.owner is None or self.owner.may_work())
+
+    def settle(self, task: str, *, used: bool) -> None:
+        """Keep what an update left behind here, or take it back when the update was not used."""
+        self.residual.settle(task, used=used)
+        self.personal.settle(task, used=used)
+
+    def forget_blobs(self, entry: JournalEntry, withdraw: Callable[[str], None]) -> None:
+        """Weights that were sent, one way or the other, are used once; withdraw: nobody may fetch them any longer."""
+        used = own_blobs(entry.task)
+        if isinstance(entry.answer, Update) and entry.answer.tensors is not None:
+            used.append(entry.answer.tensors)
+        for ref in used:
+            withdraw(ref.sha256)
+            self.blobs.remove(ref.sha256)
 
     def close(self) -> None:
         """End what runs beside the agent."""

@@ -33,6 +33,9 @@ CHUNK_BYTES = 256 * 1024
 LARGE_CHUNK_BYTES = 1024 * 1024
 LARGE_BLOB_BYTES = 16 * 1024 * 1024
 
+# Behind one edge that stands for them.
+MOST_DEVICES = 10_000_000
+
 Why = Literal["run_over", "identity_taken", "misfit"]
 
 
@@ -76,6 +79,8 @@ class Report(Struct, tag="report", frozen=True):
     # It can take part in sums of changes (sum_messages), and in sums of counts, which it then tells nobody.
     sums: bool = False
     sums_counts: bool = False
+    # An edge that stands for so many devices of its own: this report is of all their data.
+    stands_for: Annotated[int, Meta(ge=0, le=MOST_DEVICES)] = 0
 
 
 class Recipe(Struct, frozen=True):
@@ -167,6 +172,8 @@ class Task(Struct, tag="task", frozen=True):
     privacy: Hiding | None = None
     # The change stays on the device and goes into a sum that hides it.
     sum: SumTerms | None = None
+    # For every device at this edge, which stands for them: the boot is the edge's.
+    shard: Id | None = None
 
     @property
     def run_key(self) -> str:
@@ -218,6 +225,7 @@ class Update(Struct, tag="update", frozen=True):
     """Device → server: the task is done; pull the tensors when you are ready.
 
     parts: from an edge, the tasks whose mean the tensors are; `task` is the first of them. cluster: of the edge's.
+    devices: whose mean it is, from an edge that stands for them.
     """
 
     task: Id
@@ -226,6 +234,7 @@ class Update(Struct, tag="update", frozen=True):
     tensors: BlobRef | None = None
     parts: Annotated[list[Part], Meta(max_length=100_000)] = []
     cluster: Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9_.\-]*\Z")] = ""
+    devices: Annotated[int, Meta(ge=1, le=MOST_DEVICES)] = 1
 
 
 class Refusal(Struct, tag="refusal", frozen=True):
