@@ -22,8 +22,10 @@ from fedwright.device_runtime.runner import Crashed, Done
 from fedwright.device_runtime.secure.masked_blob import MaskedBlob
 from fedwright.device_runtime.server_choice import DeviceIdentity, ServerChoice
 from fedwright.device_runtime.status import StatusTeller
+from fedwright.device_runtime.store.journal import JournalEntry
+from fedwright.device_runtime.store.kept_model import KeptModel
 from fedwright.protocol.blobs import inlined
-from fedwright.protocol.errors import BadBlob, BadMessage, DeviceError, IdentityTaken
+from fedwright.protocol.errors import BadBlob, BadMessage, DeviceError
 from fedwright.protocol.link.base import Link, Received
 from fedwright.protocol.messages import (
     Ack,
@@ -42,7 +44,6 @@ from fedwright.protocol.messages import (
     Task,
     Update,
 )
-from fedwright.protocol.task_blobs import blobs_of
 from fedwright.protocol.uploads import Uploads
 
 log = logging.getLogger(__name__)
@@ -80,6 +81,7 @@ class Agent:
             fetcher=resources.fetcher,
             clock=clock,
         )
+        self._kept = KeptModel(resources.blobs)
         self._uploads = Uploads(resources.blobs)
         self._masked = MaskedBlob(resources.blobs, self._uploads)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="train")
@@ -135,21 +137,20 @@ class Agent:
         log.warning("edge %s says nothing; going elsewhere", self._home.fleet)
         self.leave()
         self._home.move()
-        self._held = False
         # The next one has nothing of it before the task has come there too.
         self._downloads.clear()
+        self._held = False
         self._forsake()
         self._settle()
         self._came_up()
 
     def _forsake(self) -> None:
         """Give up what was in hand for all devices of the edge that is left; it may have counted there already."""
-        entry = self._have.journal.entry
-        if entry is not None and entry.task.shard is not None:
+        entry = self._have.journal.forsake()
+        if entry is not None:
             self._drop_work()
             self._have.settle(entry.task.task, used=True)
-            self._have.journal.forsake()
-            self._have.forget_blobs(entry, self._uploads.withdraw)
+            self._forget_blobs(entry)
 
     def leave(self) -> None:
         """Tell the server that this device goes away."""
@@ -164,8 +165,7 @@ class Agent:
         self._send_reply()
 
     def _report(self) -> None:
-        entry = self._have.journal.entry
-        self._send(self._have.report(self._asked, None if entry is None else entry.task.task))
+        self._send(self._have.report(self._asked))
 
     def _take(self, received: Received) -> None:
         try:
@@ -251,14 +251,18 @@ class Agent:
         if entry is None or entry.answer is not None or self._work is not None:
             return
         try:
-            self._have.check(entry.task, sum(self._traffic()))
-            for ref in blobs_of(entry.task):
+            wanted = self._kept.wanted(entry.task)
+            self._have.check(entry.task, sum(self._traffic()), wanted)
+            for ref in wanted:
                 self._downloads.fetch(ref)
+            ready = not self._downloads and self._kept.complete(entry.task)
         except (BadBlob, DeviceError) as err:
             self._refuse_for(err)
             return
-        if not self._downloads:
+        if ready:
             self._start(entry.task)
+        elif not self._downloads:
+            self._begin()
 
     def _take_chunk(self, chunk: Chunk) -> None:
         self._continue(lambda: self._downloads.take(chunk))
@@ -368,9 +372,15 @@ class Agent:
         self._have.settle(ack.of, used=not ack.problem)
         self._have.journal.finish()
         self._have.checkpoint.clear()
-        self._have.forget_blobs(entry, self._uploads.withdraw)
+        self._forget_blobs(entry)
         if self._next is not None:
             self._take_task(self._next[0])
+
+    def _forget_blobs(self, entry: JournalEntry) -> None:
+        """Weights that were sent, one way or the other, are used once, but for those that a later task builds on."""
+        for ref in self._kept.spent(entry):
+            self._uploads.withdraw(ref.sha256)
+            self._have.blobs.remove(ref.sha256)
 
     def _drop_work(self) -> None:
         """The server moved on: what is in hand is no longer wanted."""
@@ -382,15 +392,7 @@ class Agent:
         self._have.checkpoint.clear()
 
     def _take_dismiss(self, dismiss: Dismiss) -> None:
-        if dismiss.boot != self._identity.boot:
-            return
-        problem = f"the server turned {self._identity.device} away: {dismiss.reason}"
-        if dismiss.why == "identity_taken":
-            raise IdentityTaken(problem)
-        if dismiss.why == "misfit":
-            raise DeviceError(problem)
-        log.info("the server is done: %s", dismiss.reason)
-        if self._leave_when_over:
+        if self._home.is_over(dismiss) and self._leave_when_over:
             self._stopping.set()
 
     def _send(self, message: Message, *, reliable: bool = True) -> None:

@@ -1,7 +1,7 @@
 """What a device has, whatever it is asked to do."""
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from fedwright import __version__
@@ -13,14 +13,13 @@ from fedwright.device_runtime.secure.change import check_summed
 from fedwright.device_runtime.secure.sums import Offer, SecureSums
 from fedwright.device_runtime.self_measure import SelfMeasurement
 from fedwright.device_runtime.store.checkpoint import Checkpoint
-from fedwright.device_runtime.store.journal import Journal, JournalEntry
+from fedwright.device_runtime.store.journal import Journal
 from fedwright.device_runtime.store.personal_layers import PersonalLayers
 from fedwright.device_runtime.store.residual import ErrorFeedback
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.data_summary import FACTS, DataSummary, held_back, told
 from fedwright.protocol.errors import DeviceError
-from fedwright.protocol.messages import Answer, Ask, Board, Challenge, Report, SumAnswer, SumAsk, Task, Update
-from fedwright.protocol.task_blobs import blobs_of, own_blobs
+from fedwright.protocol.messages import Answer, Ask, BlobRef, Board, Challenge, Report, SumAnswer, SumAsk, Task
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +55,9 @@ class Resources:
     unasked: tuple[str, ...] = ()
     measurement: SelfMeasurement = field(default_factory=SelfMeasurement)
 
-    def report(self, asked: Collection[str], task: str | None) -> Report:
+    def report(self, asked: Collection[str]) -> Report:
         """What the server hears of this device; asked: facts of the data that its run wants to know."""
+        entry = self.journal.entry
         wanted = {*asked, *self.unasked}
         facts = [fact for fact in FACTS if fact in wanted and self.may_tell(fact)]
         return Report(
@@ -65,13 +65,14 @@ class Resources:
             board=self.board,
             free_bytes=self.runner.free_bytes(),
             data=told(self.told, facts),
-            task=task,
+            task=None if entry is None else entry.task.task,
             trains=self.trains,
             profile=self.measurement.found or self.profile,
             round_s=self.round_s,
             round_bytes=self.round_bytes,
             model=self.model,
             sums=self.sums is not None,
+            sums_noise=self.sums is not None,
             would_tell=[fact for fact in held_back(self.told, facts) if self.may_tell(fact)],
             **({} if self.hidden is None else self.hidden.offer()),
         )
@@ -111,22 +112,16 @@ class Resources:
         self.residual.settle(task, used=used)
         self.personal.settle(task, used=used)
 
-    def forget_blobs(self, entry: JournalEntry, withdraw: Callable[[str], None]) -> None:
-        """Weights that were sent, one way or the other, are used once; withdraw: nobody may fetch them any longer."""
-        used = own_blobs(entry.task)
-        if isinstance(entry.answer, Update) and entry.answer.tensors is not None:
-            used.append(entry.answer.tensors)
-        for ref in used:
-            withdraw(ref.sha256)
-            self.blobs.remove(ref.sha256)
-
     def close(self) -> None:
         """End what runs beside the agent."""
         self.runner.close()
         self.measurement.close()
 
-    def check(self, task: Task, link_bytes: int) -> None:
-        """Raise DeviceError for a task that this device must not begin; link_bytes: sent and received in this life."""
+    def check(self, task: Task, link_bytes: int, wanted: Collection[BlobRef]) -> None:
+        """Raise DeviceError for a task that this device must not begin.
+
+        link_bytes: sent and received in this life. wanted: the blobs that the task takes.
+        """
         if task.sum is not None:
             check_summed(task)
             if self.sums is None:
@@ -134,5 +129,5 @@ class Resources:
         if self.hidden is not None:
             self.hidden.check(task)
         if self.owner is not None:
-            missing = sum(ref.size_bytes for ref in blobs_of(task) if not self.blobs.has(ref.sha256))
+            missing = sum(ref.size_bytes for ref in wanted if not self.blobs.has(ref.sha256))
             self.owner.check(task, link_bytes, missing_bytes=missing)

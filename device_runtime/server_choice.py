@@ -1,12 +1,15 @@
 """Who a device is, and whom it listens to: one server, or the first edge of a list that is alive."""
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedwright.protocol import codec, topics
-from fedwright.protocol.errors import BadMessage
-from fedwright.protocol.messages import Ack, Envelope, Message, Task
+from fedwright.protocol.errors import BadMessage, DeviceError, IdentityTaken
+from fedwright.protocol.messages import Ack, Dismiss, Envelope, Message, Task
+
+log = logging.getLogger(__name__)
 
 # A broker may hold a message while a link is down, but an hour-old order is not one the server still means. For servers
 # of earlier releases, which do not number their orders.
@@ -114,6 +117,18 @@ class ServerChoice:
     def is_for_us(self, task: Task) -> bool:
         """Whether a task is for this life of the device, or for all devices at the edge where it is."""
         return task.boot == self._identity.boot or (task.shard is not None and task.shard == self.fleet)
+
+    def is_over(self, dismiss: Dismiss) -> bool:
+        """Whether the server is done with its run; IdentityTaken or DeviceError when it turned this device away."""
+        if dismiss.boot != self._identity.boot:
+            return False
+        problem = f"the server turned {self._identity.device} away: {dismiss.reason}"
+        if dismiss.why == "identity_taken":
+            raise IdentityTaken(problem)
+        if dismiss.why == "misfit":
+            raise DeviceError(problem)
+        log.info("the server is done: %s", dismiss.reason)
+        return True
 
     def is_silent(self, *, connected: bool) -> bool:
         """Whether to go elsewhere: there is another home, and this one says nothing over a link that stands."""
