@@ -29,6 +29,7 @@ from fedwright.server_runtime.artifacts.autodiff.finish import finish
 from fedwright.server_runtime.artifacts.autodiff.graph import IR_VERSION, OPSET, Graph, Value
 from fedwright.server_runtime.artifacts.autodiff.rules.dropout import SEED
 from fedwright.server_runtime.artifacts.autodiff.shapes import Seen, measure
+from fedwright.server_runtime.artifacts.compact import compact
 from fedwright.server_runtime.artifacts.export import Rewrite, buffer_names, export, initial_weights
 from fedwright.server_runtime.artifacts.grouped_steps import make_stepper
 from fedwright.server_runtime.artifacts.loss import Loss, append_loss
@@ -116,8 +117,8 @@ def build(structure: Structure, module: nn.Module) -> Artifact:
         # Both sessions are given the same tensors, so both graphs must know all of them.
         train.frozen = train.graph.external = evaluation.graph.external = {**train.frozen, **evaluation.graph.external}
         advance()
-        train_bytes = train.graph.to_model().SerializeToString(deterministic=True)
-        eval_bytes = evaluation.graph.to_model().SerializeToString(deterministic=True)
+        train_bytes = compact(train.graph.to_model())
+        eval_bytes = compact(evaluation.graph.to_model())
         artifact = Artifact(_manifest(structure, train, evaluation, train_bytes, eval_bytes), train_bytes, eval_bytes)
         advance()
         _check_outputs(artifact, structure.spec.model)
