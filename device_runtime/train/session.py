@@ -10,29 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
-from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from fedwright.device_runtime import facts
 from fedwright.device_runtime.train.base import Array, Tensors
+from fedwright.device_runtime.train.native import RUNTIME_ERRORS
 from fedwright.protocol.artifact import EDGES, TensorSpec
 from fedwright.protocol.errors import BadArtifact, BadBlob, ConfigError, DataError, DeviceError, OverBudget
 from fedwright.protocol.onnx_outline import scan
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
-
-# onnxruntime's errors share no base class of their own.
-RUNTIME_ERRORS = (
-    native.Fail,
-    native.InvalidArgument,
-    native.InvalidGraph,
-    native.InvalidProtobuf,
-    native.NoSuchFile,
-    native.NotImplemented,
-    native.RuntimeException,
-    native.EPFail,
-    RuntimeError,
-)
 
 _NO_MEMORY = re.compile(r"Failed to allocate memory(?: for requested buffer of size (\d+))?|bad[_ ]alloc")
 
@@ -90,6 +77,11 @@ def open_session(
         # Told so too, it computes with these very tensors, which may lie in a mapped file, and makes no copy.
         for name in wanted:
             options.add_initializer(name, frozen[name])
+    if provider == CPU:
+        # Imported late: it reads the shapes of a graph by rules that a waiting agent need not hold.
+        from fedwright.device_runtime.train.blocked import block_convolutions
+
+        graph = block_convolutions(graph, what=what)
     providers = [provider] if provider == CPU else [provider, CPU]
     try:
         # Without the retry of its Python half, which prints.
