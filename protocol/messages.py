@@ -76,6 +76,8 @@ class Report(Struct, tag="report", frozen=True):
     # It can take part in sums of changes (sum_messages), and in sums of counts, which it then tells nobody.
     sums: bool = False
     sums_counts: bool = False
+    # It adds noise to what it puts into a sum where the task asks for it.
+    sums_noise: bool = False
 
 
 class Recipe(Struct, frozen=True):
@@ -172,6 +174,11 @@ class Task(Struct, tag="task", frozen=True):
     def run_key(self) -> str:
         """What is kept of a run belongs to this and to no other run, whatever that is called."""
         return self.run_identity or self.run
+
+    @property
+    def is_private(self) -> bool:
+        """Whether noise hides what the update tells, so that nothing else may be told of single samples."""
+        return self.privacy is not None or (self.sum is not None and self.sum.noise_multiplier is not None)
 
     @property
     def title(self) -> str:
