@@ -14,7 +14,7 @@ import onnxruntime as ort
 from fedwright.device_runtime import facts
 from fedwright.device_runtime.train.base import Array, Tensors
 from fedwright.device_runtime.train.native import RUNTIME_ERRORS
-from fedwright.protocol.artifact import EDGES, TensorSpec
+from fedwright.protocol.artifact import AGAIN, EDGES, TensorSpec
 from fedwright.protocol.errors import BadArtifact, BadBlob, ConfigError, DataError, DeviceError, OverBudget
 from fedwright.protocol.onnx_outline import scan
 
@@ -85,11 +85,18 @@ def open_session(
     providers = [provider] if provider == CPU else [provider, CPU]
     try:
         # Without the retry of its Python half, which prints.
-        return ort.InferenceSession(graph, options, providers=providers, enable_fallback=0)
+        return ort.InferenceSession(
+            graph, options, providers=providers, enable_fallback=0, disabled_optimizers=_unwanted(graph)
+        )
     except (*RUNTIME_ERRORS, ValueError) as err:
         if _NO_MEMORY.search(str(err)):
             raise failure(what, err, need_bytes=len(graph)) from err
         raise BadArtifact(f"onnxruntime {ort.__version__} cannot load {what}: {first_line(err)}") from err
+
+
+def _unwanted(graph: bytes) -> list[str]:
+    """What would merge values that are made again with the first ones, which then stay in memory."""
+    return ["CommonSubexpressionElimination"] if AGAIN.encode() + b"/" in graph else []
 
 
 @contextmanager
