@@ -11,6 +11,7 @@ from msgspec import Meta, Struct, field
 
 from fedwright.protocol.blob_ref import MAX_CHUNKS as MAX_CHUNKS
 from fedwright.protocol.blob_ref import BlobRef as BlobRef
+from fedwright.protocol.blob_ref import Patch as Patch
 from fedwright.protocol.data_summary import DataSummary as DataSummary
 from fedwright.protocol.field_types import ClassNames, Count, Figures, Id, Key, Seconds, Sha256, Text
 from fedwright.protocol.privacy_messages import Hidden as Hidden
@@ -169,6 +170,9 @@ class Task(Struct, tag="task", frozen=True):
     privacy: Hiding | None = None
     # The change stays on the device and goes into a sum that hides it.
     sum: SumTerms | None = None
+    # The device keeps the weights after the task: the next ones may come as what changed. patch: so did these.
+    keeps: bool = False
+    patch: Patch | None = None
 
     @property
     def run_key(self) -> str:
