@@ -19,8 +19,7 @@ from fedwright.device_runtime.store.residual import ErrorFeedback
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.data_summary import FACTS, DataSummary, held_back, told
 from fedwright.protocol.errors import DeviceError
-from fedwright.protocol.messages import Answer, Ask, Board, Challenge, Report, SumAnswer, SumAsk, Task
-from fedwright.protocol.task_blobs import blobs_of
+from fedwright.protocol.messages import Answer, Ask, BlobRef, Board, Challenge, Report, SumAnswer, SumAsk, Task
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +71,7 @@ class Resources:
             round_bytes=self.round_bytes,
             model=self.model,
             sums=self.sums is not None,
+            sums_noise=self.sums is not None,
             would_tell=[fact for fact in held_back(self.told, facts) if self.may_tell(fact)],
             **({} if self.hidden is None else self.hidden.offer()),
         )
@@ -111,8 +111,11 @@ class Resources:
         self.runner.close()
         self.measurement.close()
 
-    def check(self, task: Task, link_bytes: int) -> None:
-        """Raise DeviceError for a task that this device must not begin; link_bytes: sent and received in this life."""
+    def check(self, task: Task, link_bytes: int, wanted: Collection[BlobRef]) -> None:
+        """Raise DeviceError for a task that this device must not begin.
+
+        link_bytes: sent and received in this life. wanted: the blobs that the task takes.
+        """
         if task.sum is not None:
             check_summed(task)
             if self.sums is None:
@@ -120,5 +123,5 @@ class Resources:
         if self.hidden is not None:
             self.hidden.check(task)
         if self.owner is not None:
-            missing = sum(ref.size_bytes for ref in blobs_of(task) if not self.blobs.has(ref.sha256))
+            missing = sum(ref.size_bytes for ref in wanted if not self.blobs.has(ref.sha256))
             self.owner.check(task, link_bytes, missing_bytes=missing)

@@ -11,6 +11,7 @@ from msgspec import Meta, Struct, field
 
 from fedwright.protocol.blob_ref import MAX_CHUNKS as MAX_CHUNKS
 from fedwright.protocol.blob_ref import BlobRef as BlobRef
+from fedwright.protocol.blob_ref import Patch as Patch
 from fedwright.protocol.data_summary import DataSummary as DataSummary
 from fedwright.protocol.field_types import ClassNames, Count, Figures, Id, Key, Seconds, Sha256, Text
 from fedwright.protocol.privacy_messages import Hidden as Hidden
@@ -76,6 +77,8 @@ class Report(Struct, tag="report", frozen=True):
     # It can take part in sums of changes (sum_messages), and in sums of counts, which it then tells nobody.
     sums: bool = False
     sums_counts: bool = False
+    # It adds noise to what it puts into a sum where the task asks for it.
+    sums_noise: bool = False
 
 
 class Recipe(Struct, frozen=True):
@@ -167,11 +170,19 @@ class Task(Struct, tag="task", frozen=True):
     privacy: Hiding | None = None
     # The change stays on the device and goes into a sum that hides it.
     sum: SumTerms | None = None
+    # The device keeps the weights after the task: the next ones may come as what changed. patch: so did these.
+    keeps: bool = False
+    patch: Patch | None = None
 
     @property
     def run_key(self) -> str:
         """What is kept of a run belongs to this and to no other run, whatever that is called."""
         return self.run_identity or self.run
+
+    @property
+    def is_private(self) -> bool:
+        """Whether noise hides what the update tells, so that nothing else may be told of single samples."""
+        return self.privacy is not None or (self.sum is not None and self.sum.noise_multiplier is not None)
 
     @property
     def title(self) -> str:

@@ -233,6 +233,7 @@ def make_reports(config: RunConfig, dealt: Dealt) -> dict[str, Report]:
             raise ConfigError(f"simulated device {device} got nothing to train on; take fewer devices or more data")
         reports[device] = Report(
             sums=True,
+            sums_noise=True,
             agent=__version__,
             board=structs.replace(board, profile=names[number]) if names else board,
             free_bytes=load_profile(names[number]).memory_bytes if names else free_bytes,
