@@ -108,7 +108,7 @@ class Journal:
             self._write(_File(None, finished))
 
     def forsake(self) -> JournalEntry | None:
-        """Give up a task that all devices of a lost edge had, and return it; what was answered is not done elsewhere."""
+        """Give up a task of all devices of a lost edge, and return it; what was answered is not done elsewhere."""
         entry = self._file.entry
         if entry is None or entry.task.shard is None:
             return None
