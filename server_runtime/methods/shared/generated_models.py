@@ -110,24 +110,22 @@ class RunningStatistics:
         self._change = self._new_mean()
 
 
-def written_for(hypernet: Hypernet, rows: Sequence[Array]) -> list[Tensors]:
-    """What a hypernetwork writes for each row; equal rows get the same dictionary."""
+def written_for(hypernet: Hypernet, rows: Array) -> list[Tensors]:
+    """What a hypernetwork writes for each row [n, inputs]; equal rows get the same dictionary."""
     places = [row.tobytes() for row in rows]
-    distinct = {place: row for place, row in zip(places, rows, strict=True)}
+    distinct = dict(zip(places, rows, strict=True))
     made = dict(zip(distinct, hypernet.generate(np.stack(list(distinct.values()))), strict=True))
     return [made[place] for place in places]
 
 
 def as_union(rows: Sequence[Array]) -> Array:
     """The indicator of the classes that any of several devices holds, as `unit` gives it."""
-    held: Array = (np.stack(rows) > 0).any(axis=0)
-    return unit(held.astype(np.float32))
+    return unit(np.max(np.stack(rows) > 0, axis=0).astype(np.float32))
 
 
 def as_mean(rows: Sequence[Array]) -> Array:
     """The mean description of several devices."""
-    mean: Array = np.mean(rows, axis=0, dtype=np.float64).astype(np.float32)
-    return mean
+    return np.asarray(np.mean(rows, axis=0, dtype=np.float64), np.float32)
 
 
 class Descriptions:
