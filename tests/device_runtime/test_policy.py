@@ -72,6 +72,16 @@ def test_an_owner_tells_what_was_learnt_in_sums_with_noise_enough_alone(terms: S
     owner.check(structs.replace(task(), sum=enough), NOON)
 
 
+def test_what_is_told_of_data_privately_is_not_told_by_tasks() -> None:
+    owner = Policy(tells_epsilon=1.0)
+    with pytest.raises(PolicyRefused, match="class means in sums alone"):
+        owner.check(task(class_means=True), NOON)
+    with pytest.raises(PolicyRefused, match="trains no classes alone"):
+        owner.check(task(recipe={"classes": [1]}), NOON)
+
+    owner.check(structs.replace(task(class_means=True), sum=SumTerms("g", 3, 64.0)), NOON)
+
+
 @pytest.mark.parametrize(("minute", "works"), [(22 * 60, True), (5 * 60 + 59, True), (6 * 60, False), (NOON, False)])
 def test_hours_may_go_over_midnight(minute: int, works: bool) -> None:
     assert Policy(hours=("22:00-06:00",)).may_work(minute) == works
