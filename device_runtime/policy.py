@@ -60,6 +60,9 @@ sums_of_counts = 1
 # share (kind = "distributed"). Absent: not asked for.
 # least_noise_in_sum = 1.0
 
+# Each task with noise tells a little; so many are done in all the device's time, whoever asks. Absent: no limit.
+# private_tasks = 200
+
 # What is told of the data is told once, with the noise of local differential privacy: epsilon of one sample in all of
 # it together (delta 1e-6; docs/privacy.md). Class means are then sent in sums alone. Absent: told as it is.
 # tells_epsilon = 2.0
@@ -99,6 +102,7 @@ class Policy:
     least_noise: float | None = None
     least_noise_in_sum: float | None = None
     tells_epsilon: float | None = None
+    private_tasks: int | None = None
     fetch_https: bool = True
     operators: tuple[str, ...] = ()
     hours: tuple[str, ...] = ()
@@ -113,8 +117,8 @@ class Policy:
             wrong = sorted(set(getattr(self, name)) - set(valid))
             if wrong:
                 raise ConfigError(f"{name} names {wrong[0]!r}; valid are {', '.join(valid)}")
-        for name in ("least_batch", "least_per_mean", "least_samples", "sums_of_counts"):
-            if getattr(self, name) < 1:
+        for name in ("least_batch", "least_per_mean", "least_samples", "sums_of_counts", "private_tasks"):
+            if (getattr(self, name) or 0) < 1 and getattr(self, name) is not None:
                 raise ConfigError(f"{name} is {getattr(self, name)} but must be at least 1")
         if self.least_in_sum < 0 or self.least_in_sum in (1, 2):
             raise ConfigError(f"least_in_sum is {self.least_in_sum} but must be 3 or more, or 0 for no demand")

@@ -111,6 +111,22 @@ def test_the_traffic_of_a_day_is_kept_over_restarts(tmp_path: Path) -> None:
     OwnerRules(policy, tmp_path, today=lambda: "tuesday").check(task(), 0, missing_bytes=1_000_000)
 
 
+def test_tasks_with_noise_are_counted_for_good_whoever_asks(tmp_path: Path) -> None:
+    policy = Policy(private_tasks=2)
+    sums = structs.replace(task(), sum=SumTerms("g", 3, 8.0, clip_norm=1.0, noise_multiplier=1.0))
+    samples = structs.replace(task(), task="t2", privacy=Hiding(1.0, 1.0))
+    for one in (sums, samples, sums):
+        OwnerRules(policy, tmp_path).check(one, 0, missing_bytes=0)
+
+    again = OwnerRules(policy, tmp_path)
+    again.check(structs.replace(task(), task="t3"), 0, missing_bytes=0)
+    with pytest.raises(PolicyRefused, match="has done 2 tasks with noise"):
+        again.check(structs.replace(sums, task="t3", run="another"), 0, missing_bytes=0)
+    (tmp_path / "private-tasks.json").write_text("{")
+    with pytest.raises(PolicyRefused, match="to begin at 0 again"):
+        again.check(sums, 0, missing_bytes=0)
+
+
 def test_the_stricter_limit_counts() -> None:
     policy = Policy(most_temperature_c=70.0, least_battery_ratio=0.5, hours=("22:00-06:00",))
     settings = EquipmentSettings("", "", "", 0.2, most_temperature_c=80.0, least_battery_ratio=0.2, policy=policy)
