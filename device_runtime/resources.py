@@ -19,7 +19,7 @@ from fedwright.device_runtime.store.residual import ErrorFeedback
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.data_summary import FACTS, DataSummary, held_back, told
 from fedwright.protocol.errors import DeviceError
-from fedwright.protocol.messages import Answer, Ask, Board, Challenge, Report, SumAnswer, SumAsk, Task
+from fedwright.protocol.messages import INSTEAD, Answer, Ask, Board, Challenge, Report, SumAnswer, SumAsk, Task
 from fedwright.protocol.task_blobs import blobs_of
 
 log = logging.getLogger(__name__)
@@ -72,6 +72,7 @@ class Resources:
             round_bytes=self.round_bytes,
             model=self.model,
             sums=self.sums is not None,
+            codecs=list(INSTEAD),
             would_tell=[fact for fact in held_back(self.told, facts) if self.may_tell(fact)],
             **({} if self.hidden is None else self.hidden.offer()),
         )

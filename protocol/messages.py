@@ -33,6 +33,10 @@ CHUNK_BYTES = 256 * 1024
 LARGE_CHUNK_BYTES = 1024 * 1024
 LARGE_BLOB_BYTES = 16 * 1024 * 1024
 
+Codec = Literal["float32", "bf16", "int8", "int4"]
+# Codecs that came after the first release, and what is asked of agents that do not know them.
+INSTEAD: dict[str, Codec] = {"int4": "int8"}
+
 Why = Literal["run_over", "identity_taken", "misfit"]
 
 
@@ -76,6 +80,8 @@ class Report(Struct, tag="report", frozen=True):
     # It can take part in sums of changes (sum_messages), and in sums of counts, which it then tells nobody.
     sums: bool = False
     sums_counts: bool = False
+    # Codecs of changes that came after the first release and that it knows (INSTEAD).
+    codecs: Annotated[list[Text], Meta(max_length=64)] = []
 
 
 class Recipe(Struct, frozen=True):
@@ -104,7 +110,7 @@ class Returns(Struct, frozen=True):
     """
 
     weights: Literal["delta", "weights", "none"] = "delta"
-    codec: Literal["float32", "bf16", "int8", "int4"] = "float32"
+    codec: Codec = "float32"
     keep_ratio: Annotated[float, Meta(gt=0, le=1)] = 1.0
     evaluate: bool = True
     # Class means and their counts; on the wire under their first name.

@@ -21,7 +21,7 @@ from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.goals import CLASSIFY
-from fedwright.protocol.messages import Recipe, Report
+from fedwright.protocol.messages import INSTEAD, Recipe, Report
 from fedwright.protocol.support.files import replace_file
 from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.check_run import check_hidden
@@ -233,6 +233,7 @@ def make_reports(config: RunConfig, dealt: Dealt) -> dict[str, Report]:
             raise ConfigError(f"simulated device {device} got nothing to train on; take fewer devices or more data")
         reports[device] = Report(
             sums=True,
+            codecs=list(INSTEAD),
             agent=__version__,
             board=structs.replace(board, profile=names[number]) if names else board,
             free_bytes=load_profile(names[number]).memory_bytes if names else free_bytes,

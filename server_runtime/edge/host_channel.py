@@ -13,6 +13,7 @@ from fedwright.protocol.blobs import BlobStore, Download
 from fedwright.protocol.errors import BadBlob, BadMessage
 from fedwright.protocol.link.base import Link
 from fedwright.protocol.messages import (
+    INSTEAD,
     BlobRef,
     Board,
     Carried,
@@ -85,7 +86,7 @@ class HostChannel:
         """Say that this edge is here."""
         nothing = DataSummary(samples=0, holdout=0, input_shape=[], classes=1)
         board = self.presence.board
-        self.send(Report(__version__, board, board.ram_bytes, nothing, trains=False, edge=True))
+        self.send(Report(__version__, board, board.ram_bytes, nothing, trains=False, edge=True, codecs=list(INSTEAD)))
 
     def carry(self, device: str, payload: bytes) -> None:
         """Pass on what a device said, as it is."""
