@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 LEAST = 3
 # Beyond this cosine two changes count as copies: devices with data of their own are never that alike.
 COPY = 0.999
-# An outlier is so many times as far from a majority as the middle one of the nearest, or lies so far on the other side of
+# An outlier is so many times as far from a majority as the middle one of the nearest, or so far on the other side of
 # what most have in common, beside a share of the same length for each.
 FAR, AGAINST = 1.5, 0.8
 # Steps of centred clipping: from a centre amid the majority it is nearly there after these.
