@@ -73,6 +73,7 @@ class Resources:
             model=self.model,
             sums=self.sums is not None,
             codecs=list(INSTEAD),
+            sums_noise=self.sums is not None,
             would_tell=[fact for fact in held_back(self.told, facts) if self.may_tell(fact)],
             **({} if self.hidden is None else self.hidden.offer()),
         )

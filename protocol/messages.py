@@ -82,6 +82,8 @@ class Report(Struct, tag="report", frozen=True):
     sums_counts: bool = False
     # Codecs of changes that came after the first release and that it knows (INSTEAD).
     codecs: Annotated[list[Text], Meta(max_length=64)] = []
+    # It adds noise to what it puts into a sum where the task asks for it.
+    sums_noise: bool = False
 
 
 class Recipe(Struct, frozen=True):
@@ -178,6 +180,11 @@ class Task(Struct, tag="task", frozen=True):
     def run_key(self) -> str:
         """What is kept of a run belongs to this and to no other run, whatever that is called."""
         return self.run_identity or self.run
+
+    @property
+    def is_private(self) -> bool:
+        """Whether noise hides what the update tells, so that nothing else may be told of single samples."""
+        return self.privacy is not None or (self.sum is not None and self.sum.noise_multiplier is not None)
 
     @property
     def title(self) -> str:

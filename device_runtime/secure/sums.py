@@ -18,8 +18,9 @@ from fedwright.device_runtime.secure.kept import Change, KeptChange, Session, ch
 from fedwright.protocol.errors import DeviceError, FedwrightError, ProtocolError
 from fedwright.protocol.messages import BlobRef, Stats, SumAnswer, SumAsk, Task
 from fedwright.protocol.secure.graph import LEAST_DEVICES, is_connected, looked_at, quorum
-from fedwright.protocol.secure.masks import to_words
-from fedwright.protocol.secure.part import Part, own_mask, public_keys
+from fedwright.protocol.secure.masks import Words, to_words
+from fedwright.protocol.secure.noisy_words import noisy_scale, noisy_words
+from fedwright.protocol.secure.part import Part, noise_seed, own_mask, public_keys
 from fedwright.protocol.secure.roster import Member, agreed_word, masked_word, read_roster
 
 log = logging.getLogger(__name__)
@@ -123,12 +124,19 @@ class SecureSums:
                 raise ProtocolError("the shares of some neighbours are missing, or are not this device's to keep")
             session = structs.replace(session, sharers=sharers, sealed=dict(ask.sealed))
             self._kept.save(change, session)
-        terms, row = change.terms, self._kept.row(change)
-        share = change.weight / terms.largest_weight
-        words = to_words(row, share, devices=len(part.members), reach=change.reach(len(part.members)))
+        words = self._words(change, part)
         part.mask(words, sharers)
         ref = offer(words.astype("<u4", copy=False).tobytes(), change.chunk_bytes)
         return SumAnswer(ask.sum, "mask", masked=ref, signature=self._who.sign(masked_word(part.digest, sharers)))
+
+    def _words(self, change: Change, part: Part) -> Words:
+        """What goes under masks; noise is drawn once for a sum, or two answers would tell of it."""
+        terms, row, members = change.terms, self._kept.row(change), len(part.members)
+        if terms.noise_multiplier is None or terms.clip_norm is None:
+            share = change.weight / terms.largest_weight
+            return to_words(row, share, devices=members, reach=change.reach(members))
+        scale = noisy_scale(members, len(row), clip=terms.clip_norm, multiplier=terms.noise_multiplier)
+        return noisy_words(row, scale, clip=terms.clip_norm, seed=noise_seed(part.root, part.digest))
 
     def _agreed(self, ask: SumAsk, change: Change) -> SumAnswer:
         session = self._told_sharers(ask, change)

@@ -104,11 +104,3 @@ def _until(attempt: Callable[[int], tuple[Ints, Bools]], count: int) -> Ints:
         parts.append(drawn[kept])
         have += int(kept.sum())
     return np.concatenate([*parts, np.zeros(0, np.int64)])[:count]
-
-
-def with_noise_share(values: Ints, variance: int, *, seed: bytes | None = None) -> Ints:
-    """One device's whole numbers with its share of the noise: what it masks and sends under secure aggregation.
-
-    variance: of the whole sum, over the least number of devices that a sum is opened for, rounded up.
-    """
-    return values + DiscreteGaussian(variance, seed).draw(values.size).reshape(values.shape)

@@ -120,6 +120,11 @@ def own_mask(root: bytes, digest: bytes) -> bytes:
     return derive(root, "own mask", digest)
 
 
+def noise_seed(root: bytes, digest: bytes) -> bytes:
+    """Of which a device's share of noise is drawn."""
+    return derive(root, "noise", digest)
+
+
 def public_keys(root: bytes) -> tuple[bytes, bytes]:
     """What others may know of a secret: its mask key and its share key."""
     return public_key(mask_secret(root)), public_key(share_secret(root))

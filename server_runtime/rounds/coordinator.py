@@ -193,6 +193,10 @@ class Coordinator(RoundRunner):
     def _apart(self, position: Position, plan: list[Planned], wrong: list[Group]) -> list[Planned]:
         """The plan, with tasks for the halves of groups whose sum was wrong: one of them has nobody who lies."""
         more = []
+        names = [device for group in wrong for device in group.planned]
+        count = max(len([one for one in plan if one.device == name]) for name in names)
+        if not self.privacy.repeat(position.round, names, count):
+            return plan
         for group in wrong:
             for name, half in halves(group, self._options.secure or SecureOptions()):
                 fresh = [self._planner.afresh(planned, planned) for planned in half]
@@ -221,6 +225,10 @@ class Coordinator(RoundRunner):
         lost = {task for task, reply in replies.items() if reply.outcome not in answers}
         failed = [own for own in tasks.values() if all(planned.task.task in lost for planned in own)]
         if len(tasks) - len(failed) >= quorum:
+            return plan
+        names = [own[0].device for own in failed]
+        # Whose answer was lost may have told it all the same, and tells it anew.
+        if not self.privacy.repeat(position.round, names, max(map(len, failed), default=0)):
             return plan
         more = [self._planner.afresh(own[0], own[-1]) for own in failed]
         self._store.extend_plan(position, more)

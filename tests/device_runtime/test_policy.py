@@ -17,7 +17,7 @@ from fedwright.device_runtime.owner_rules import OwnerRules
 from fedwright.device_runtime.policy import EXAMPLE, Policy, read_policy
 from fedwright.device_runtime.run_task import _enough
 from fedwright.protocol.errors import ConfigError, FedwrightError, PolicyRefused
-from fedwright.protocol.messages import BlobRef, Hiding, Recipe, Returns, Task
+from fedwright.protocol.messages import BlobRef, Hiding, Recipe, Returns, SumTerms, Task
 
 BLOB = BlobRef("0" * 64, 1_000_000, 65_536, [])
 NOON = 12 * 60
@@ -58,6 +58,18 @@ def test_what_is_allowed_passes() -> None:
 
 def test_a_batch_of_public_rows_may_be_small() -> None:
     Policy(least_batch=8).check(task(recipe={"batch": 1, "public": True}), NOON)
+
+
+@pytest.mark.parametrize(
+    "terms", [None, SumTerms("g", 3, 8.0), SumTerms("g", 3, 8.0, clip_norm=1.0, noise_multiplier=0.9)], ids=str
+)
+def test_an_owner_tells_what_was_learnt_in_sums_with_noise_enough_alone(terms: SumTerms | None) -> None:
+    owner = Policy(least_noise_in_sum=1.0)
+    with pytest.raises(PolicyRefused, match="in sums with noise of 1 or more, not"):
+        owner.check(structs.replace(task(), sum=terms), NOON)
+
+    enough = SumTerms("g", 3, 8.0, clip_norm=1.0, noise_multiplier=1.0)
+    owner.check(structs.replace(task(), sum=enough), NOON)
 
 
 @pytest.mark.parametrize(("minute", "works"), [(22 * 60, True), (5 * 60 + 59, True), (6 * 60, False), (NOON, False)])

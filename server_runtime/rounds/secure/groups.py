@@ -54,15 +54,19 @@ def with_sums(
     options: SecureOptions,
 ) -> list[Planned]:
     """The plan, in which changes go into sums; devices whose change no sum would hide are left out and named."""
-    by, observe, reports = method.pools_by(), tracker.observe, tracker.present()
+    by, observe, reports = (
+        "devices" if options.noise_multiplier else method.pools_by(),
+        tracker.observe,
+        tracker.present(),
+    )
     groups: dict[str, list[Planned]] = {}
     kept = []
     for planned in plan:
         if not _gives_change(planned):
             kept.append(planned)
             continue
-        problem = _problem(planned, reports.get(planned.device))
-        if by is None:
+        problem = _problem(planned, reports.get(planned.device), noise=options.noise_multiplier is not None)
+        if method.pools_by() is None:
             problem = "the method does not average it"
         if problem is None:
             groups.setdefault(group_of(planned, position), []).append(planned)
@@ -98,7 +102,8 @@ def _with_terms(name: str, members: Sequence[Planned], by: str, options: SecureO
     measured = members[0].task.returns.logits or members[0].task.returns.class_means
     reach = max(options.reach, MEASURED_REACH) if measured else options.reach
     terms = SumTerms(name, options.least, reach, clip_norm=options.clip_norm, largest_weight=largest)
-    terms = structs.replace(terms, by="samples" if by == "samples" else "devices")
+    by = "samples" if by == "samples" else "devices"
+    terms = structs.replace(terms, by=by, noise_multiplier=options.noise_multiplier)
     found = []
     for planned in members:
         own = structs.replace(terms, most_weight=weights[planned.device] if by == "samples" else 1)
@@ -112,7 +117,7 @@ def _gives_change(planned: Planned) -> bool:
     return returns.weights != "none" or returns.class_means or bool(returns.logits)
 
 
-def _problem(planned: Planned, report: Report | None) -> str | None:
+def _problem(planned: Planned, report: Report | None, *, noise: bool) -> str | None:
     returns, recipe = planned.task.returns, planned.task.recipe
     if returns.weights == "weights" or returns.masked:
         return "it is asked for more than the change of its weights"
@@ -120,6 +125,10 @@ def _problem(planned: Planned, report: Report | None) -> str | None:
         return "it trains on other rows than all of its own"
     if report is not None and not report.sums:
         return "its agent takes part in none; update it"
+    if noise and report is not None and not report.sums_noise:
+        return "its agent adds no noise; update it"
+    if noise and (returns.class_means or returns.logits):
+        return "noise is added to changes alone"
     return None
 
 

@@ -17,7 +17,7 @@ from fedwright.protocol.blobs import make_ref
 from fedwright.protocol.errors import DeviceError, PolicyRefused
 from fedwright.protocol.link.security import Bundle, BundleInfo
 from fedwright.protocol.messages import BlobRef, Recipe, Returns, Stats, SumAnswer, SumAsk, SumTerms, Task
-from fedwright.protocol.secure.masks import to_mean
+from fedwright.protocol.secure.masks import scale_of, to_mean
 from fedwright.protocol.secure.opening import Opening
 from fedwright.protocol.secure.roster import Certificates, Member, pack_roster
 from fedwright.server_runtime.fleet.authority import Authority
@@ -129,7 +129,7 @@ def test_an_honest_server_gets_the_sum_and_each_neighbour_opens_one_kind_of_shar
         opening.take(name, opened.own, opened.shares)
     total = opening.total({name: np.frombuffer(cheat.blobs[name], "<u4").copy() for name in present})
 
-    mean = to_mean(total, 5.0, devices=6, reach=REACH)
+    mean = to_mean(total, 5.0, devices=6, scale=scale_of(6, REACH))
     np.testing.assert_allclose(mean, np.mean([cheat.rows[name] for name in present], axis=0), atol=1e-8)
 
 
