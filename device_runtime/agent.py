@@ -23,6 +23,7 @@ from fedwright.device_runtime.secure.masked_blob import MaskedBlob
 from fedwright.device_runtime.server_choice import DeviceIdentity, ServerChoice
 from fedwright.device_runtime.status import StatusTeller
 from fedwright.device_runtime.store.journal import JournalEntry
+from fedwright.device_runtime.store.kept_model import KeptModel
 from fedwright.protocol.blobs import inlined
 from fedwright.protocol.errors import BadBlob, BadMessage, DeviceError, IdentityTaken
 from fedwright.protocol.link.base import Link, Received
@@ -43,7 +44,6 @@ from fedwright.protocol.messages import (
     Task,
     Update,
 )
-from fedwright.protocol.task_blobs import blobs_of, own_blobs
 from fedwright.protocol.uploads import Uploads
 
 log = logging.getLogger(__name__)
@@ -81,6 +81,7 @@ class Agent:
             fetcher=resources.fetcher,
             clock=clock,
         )
+        self._kept = KeptModel(resources.blobs)
         self._uploads = Uploads(resources.blobs)
         self._masked = MaskedBlob(resources.blobs, self._uploads)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="train")
@@ -240,14 +241,18 @@ class Agent:
         if entry is None or entry.answer is not None or self._work is not None:
             return
         try:
-            self._have.check(entry.task, sum(self._traffic()))
-            for ref in blobs_of(entry.task):
+            wanted = self._kept.wanted(entry.task)
+            self._have.check(entry.task, sum(self._traffic()), wanted)
+            for ref in wanted:
                 self._downloads.fetch(ref)
+            ready = not self._downloads and self._kept.complete(entry.task)
         except (BadBlob, DeviceError) as err:
             self._refuse_for(err)
             return
-        if not self._downloads:
+        if ready:
             self._start(entry.task)
+        elif not self._downloads:
+            self._begin()
 
     def _take_chunk(self, chunk: Chunk) -> None:
         self._continue(lambda: self._downloads.take(chunk))
@@ -363,11 +368,8 @@ class Agent:
             self._take_task(self._next[0])
 
     def _forget_blobs(self, entry: JournalEntry) -> None:
-        """Weights that were sent, one way or the other, are used once."""
-        used = own_blobs(entry.task)
-        if isinstance(entry.answer, Update) and entry.answer.tensors is not None:
-            used.append(entry.answer.tensors)
-        for ref in used:
+        """Weights that were sent, one way or the other, are used once, but for those that a later task builds on."""
+        for ref in self._kept.spent(entry):
             self._uploads.withdraw(ref.sha256)
             self._have.blobs.remove(ref.sha256)
 

@@ -17,10 +17,10 @@ from fedwright.device_runtime.store.journal import Journal
 from fedwright.device_runtime.store.personal_layers import PersonalLayers
 from fedwright.device_runtime.store.residual import ErrorFeedback
 from fedwright.protocol.blobs import BlobStore
+from fedwright.protocol.codecs import INSTEAD
 from fedwright.protocol.data_summary import FACTS, DataSummary, held_back, told
 from fedwright.protocol.errors import DeviceError
-from fedwright.protocol.messages import INSTEAD, Answer, Ask, Board, Challenge, Report, SumAnswer, SumAsk, Task
-from fedwright.protocol.task_blobs import blobs_of
+from fedwright.protocol.messages import Answer, Ask, BlobRef, Board, Challenge, Report, SumAnswer, SumAsk, Task
 
 log = logging.getLogger(__name__)
 
@@ -113,8 +113,11 @@ class Resources:
         self.runner.close()
         self.measurement.close()
 
-    def check(self, task: Task, link_bytes: int) -> None:
-        """Raise DeviceError for a task that this device must not begin; link_bytes: sent and received in this life."""
+    def check(self, task: Task, link_bytes: int, wanted: Collection[BlobRef]) -> None:
+        """Raise DeviceError for a task that this device must not begin.
+
+        link_bytes: sent and received in this life. wanted: the blobs that the task takes.
+        """
         if task.sum is not None:
             check_summed(task)
             if self.sums is None:
@@ -122,5 +125,5 @@ class Resources:
         if self.hidden is not None:
             self.hidden.check(task)
         if self.owner is not None:
-            missing = sum(ref.size_bytes for ref in blobs_of(task) if not self.blobs.has(ref.sha256))
+            missing = sum(ref.size_bytes for ref in wanted if not self.blobs.has(ref.sha256))
             self.owner.check(task, link_bytes, missing_bytes=missing)

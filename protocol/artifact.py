@@ -21,6 +21,8 @@ MAX_IR = 10
 MAX_ARTIFACT_BYTES = 256 * 1024 * 1024
 # Where a frozen tensor in a graph says its data is: nowhere on disk, the session is given it by name.
 SUPPLIED = "supplied-by-the-session"
+# In the names of nodes that make a value once more, which a session must not merge with the first one.
+AGAIN = "again"
 # What a device answers when it is asked for its logits on public rows.
 PUBLIC_LOGITS = "public_logits"
 # The batch input of a model that reads a graph: pairs of places in the batch.

@@ -11,6 +11,8 @@ from msgspec import Meta, Struct, field
 
 from fedwright.protocol.blob_ref import MAX_CHUNKS as MAX_CHUNKS
 from fedwright.protocol.blob_ref import BlobRef as BlobRef
+from fedwright.protocol.blob_ref import Patch as Patch
+from fedwright.protocol.codecs import Codec
 from fedwright.protocol.data_summary import DataSummary as DataSummary
 from fedwright.protocol.field_types import ClassNames, Count, Figures, Id, Key, Seconds, Sha256, Text
 from fedwright.protocol.privacy_messages import Hidden as Hidden
@@ -32,10 +34,6 @@ VERSION = 1
 CHUNK_BYTES = 256 * 1024
 LARGE_CHUNK_BYTES = 1024 * 1024
 LARGE_BLOB_BYTES = 16 * 1024 * 1024
-
-Codec = Literal["float32", "bf16", "int8", "int4"]
-# Codecs that came after the first release, and what is asked of agents that do not know them.
-INSTEAD: dict[str, Codec] = {"int4": "int8"}
 
 Why = Literal["run_over", "identity_taken", "misfit"]
 
@@ -80,7 +78,7 @@ class Report(Struct, tag="report", frozen=True):
     # It can take part in sums of changes (sum_messages), and in sums of counts, which it then tells nobody.
     sums: bool = False
     sums_counts: bool = False
-    # Codecs of changes that came after the first release and that it knows (INSTEAD).
+    # Codecs of changes that came after the first release and that it knows (codecs.INSTEAD).
     codecs: Annotated[list[Text], Meta(max_length=64)] = []
     # It adds noise to what it puts into a sum where the task asks for it.
     sums_noise: bool = False
@@ -175,6 +173,9 @@ class Task(Struct, tag="task", frozen=True):
     privacy: Hiding | None = None
     # The change stays on the device and goes into a sum that hides it.
     sum: SumTerms | None = None
+    # The device keeps the weights after the task: the next ones may come as what changed. patch: so did these.
+    keeps: bool = False
+    patch: Patch | None = None
 
     @property
     def run_key(self) -> str:

@@ -247,6 +247,11 @@ def config_from_dict(data: Mapping[str, Any], *, where: str) -> RunConfig:
         _check_secure(method, sections["update"], asynchronous, where=where)
     config = RunConfig(method=method, **sections)
     _check_privacy(config, where=f"{where} [privacy]")
+    if config.fleet.buffer is not None and config.update.patch_codec is not None:
+        raise ConfigError(
+            f"{where} [update] model_codec is {config.update.model_codec!r}, but in asynchronous rounds models travel "
+            "whole; take float32 or bf16, or remove fleet.buffer"
+        )
     warmup, rounds = config.train.schedule.warmup_rounds, config.run.rounds
     if warmup >= rounds:
         raise ConfigError(

@@ -44,7 +44,7 @@ from fedwright.server_runtime.rounds.coordinator import Coordinator
 from fedwright.server_runtime.rounds.device_records import device_records
 from fedwright.server_runtime.rounds.notices import noticed
 from fedwright.server_runtime.rounds.orders import OrderBook
-from fedwright.server_runtime.rounds.planner import Planner
+from fedwright.server_runtime.rounds.planner import Patches, Planner
 from fedwright.server_runtime.rounds.privacy.round_privacy import central_noise, hiding_of, model_notes, privacy_of
 from fedwright.server_runtime.rounds.secure.options import secure_options
 from fedwright.server_runtime.rounds.stage import RoundOptions
@@ -159,7 +159,7 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
         for event in missed_events(folder.path, store):
             observer(event)
         blobs = stack.enter_context(claim_blobs(folder, config, record, sync=fleet.sync, check=claim.check))
-        builder = Builder(folder.artifacts)
+        builder = Builder(folder.artifacts, recompute=config.train.recompute)
         planner = _planner(config, builder, blobs, identity=record.identity)
         planner.rollbacks, planner.hiding = record.rollbacks, hiding_of(config)
         reader = UpdateReader(planner, norm_limit=config.update.clip_norm)
@@ -298,14 +298,16 @@ def _check_foreign(config: RunConfig) -> None:
 
 
 def _planner(config: RunConfig, builder: Builder, blobs: BlobStore, *, identity: str) -> Planner:
+    form = config.update.patch_codec
     return Planner(
         config.run.name,
         builder,
         blobs,
         config.fleet.deadline_s,
         chunk_bytes=config.fleet.chunk_kib * 1024,
-        codec=config.update.model_codec,
+        codec=config.update.whole_codec,
         identity=identity,
+        patches=None if form is None else Patches(form, config.update.model_keep_ratio),
     )
 
 

@@ -90,6 +90,7 @@ SUITES = {
         "suites.growth",
         "a server's cost over devices, parameters and rounds, with exponents",
     ),
+    "bytes": ("suites.sent_bytes", "what updates and models may leave out, and what that costs in accuracy"),
     "peers": ("peers.suite", "ten devices of ours beside ten of Flower, on the same task"),
     "aggregate": ("suites.aggregate", "averaging submodels, against a plain copy"),
 }
@@ -98,7 +99,7 @@ OPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "--seeds": (
         "seeds",
         (
-            *("methods", "hostile", "hostile-lenet", "privacy", "hasa-titles", "hasa-cifar", "sizes-fashion"),
+            *("bytes", "methods", "hostile", "hostile-lenet", "privacy", "hasa-titles", "hasa-cifar", "sizes-fashion"),
             *("framp-fashion", "framp-sizes", "framp-cora", "hyperflora-fashion", "hyperflora-vit"),
             *("fedconv-fashion", "fedconv-har", "fedconv-devices"),
             *("pfedclub-fashion", "pfedclub-cifar", "pfedclub-studies"),

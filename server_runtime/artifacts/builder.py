@@ -7,7 +7,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -26,6 +26,7 @@ from fedwright.server_runtime.artifacts import objectives
 from fedwright.server_runtime.artifacts.autodiff.engine import differentiate
 from fedwright.server_runtime.artifacts.autodiff.finish import finish
 from fedwright.server_runtime.artifacts.autodiff.graph import IR_VERSION, OPSET, Graph, Value
+from fedwright.server_runtime.artifacts.autodiff.recompute import recompute
 from fedwright.server_runtime.artifacts.autodiff.rules.dropout import SEED
 from fedwright.server_runtime.artifacts.autodiff.shapes import Seen, measure
 from fedwright.server_runtime.artifacts.export import Rewrite, buffer_names, export, initial_weights
@@ -46,14 +47,17 @@ LOGITS, EMBEDDING, LOSS, CORRECT = "logits", "embedding", "loss", "correct"
 
 
 class Builder:
-    """Builds artifacts and remembers them by structure."""
+    """Builds artifacts and remembers them by structure; `recompute`: all of them for less memory."""
 
-    def __init__(self, cache: Path | None = None) -> None:
+    def __init__(self, cache: Path | None = None, *, recompute: bool = False) -> None:
         self._cache = cache
+        self._recompute = recompute
         self._built: dict[str, Artifact] = {}
 
     def build(self, structure: Structure, module: nn.Module | None = None) -> Artifact:
         """The artifact of a structure; `module` is what its spec stands for (None = ask the zoo)."""
+        if self._recompute and not structure.private:
+            structure = replace(structure, recompute=True)
         key = _cache_key(structure)
         # The name of a module or file of the user's own says nothing about what is in it, which may change.
         teacher = structure.objective.teacher
@@ -159,10 +163,13 @@ def _train_graph(structure: Structure, module: nn.Module, asked: list[str]) -> _
     loss = append_loss(graph, forward, structure, trained)
     seen = measure(graph)
     pack_frozen(graph, frozen, structure.packing)
+    before = len(graph.nodes)
     if structure.private:
         updates = _optimize_privately(graph, structure, loss, trained, seen)
     else:
         updates = _optimize(graph, structure, loss, trained)
+    if structure.recompute:
+        recompute(graph, before)
     train = _Train(graph, loss)
     buffers = [n for n in buffer_names(module) if n in forward.running or n.startswith(structure.trainable)]
     shapes = {name: tuple(value.shape) for name, value in module.state_dict(keep_vars=True).items()}

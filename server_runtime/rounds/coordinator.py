@@ -16,6 +16,7 @@ from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.absorber import Absorbed, Stage, incoming_of
 from fedwright.server_runtime.rounds.believed_samples import passed_on, with_limits
 from fedwright.server_runtime.rounds.costs import round_cost
+from fedwright.server_runtime.rounds.held_models import held_models, kept_until_now, no_longer_kept
 from fedwright.server_runtime.rounds.old_tasks import forget_old_tasks
 from fedwright.server_runtime.rounds.pooled_tasks import PoolTerms, merged_tasks, with_pools
 from fedwright.server_runtime.rounds.privacy.round_privacy import BudgetSpent
@@ -166,7 +167,10 @@ class Coordinator(RoundRunner):
         assignments: Mapping[str, Assignment],
         emissions: Mapping[str, Emission],
     ) -> list[Planned]:
-        plan = self._planner.plan(position, assignments, emissions)
+        # What goes to an edge goes to all its devices, whatever each of them holds.
+        held = {} if self._planner.patches is None or position.stage else held_models(self._store, position.round)
+        held = {device: ref for device, ref in held.items() if self._tracker.edge_of(device) is None}
+        plan = self._planner.plan(position, assignments, emissions, held=held)
         terms = PoolTerms(self._reader.norm_limit, self._options.class_means, self._options.norm_factor)
         plan = with_pools(plan, method, self._tracker.edge_of, position=position, terms=terms)
         secure = self._options.secure
@@ -292,6 +296,9 @@ class Coordinator(RoundRunner):
         spent = done.tensors | {ref for planned in plan for ref in spent_blobs(planned, replies[planned.task.task])}
         spent -= {one.state for one in closed}
         spent |= outdated_states(closed, self._options.keep_states)
+        if self._planner.patches is not None:
+            spent |= no_longer_kept(self._store, position.round)
+            needed |= kept_until_now(self._store, position.round)
         for sha256 in spent - needed:
             blobs.remove(sha256)
         forget_old_tasks(self._store, position.round, self._planner.manifest)

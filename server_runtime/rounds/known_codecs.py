@@ -2,7 +2,8 @@
 
 from msgspec import structs
 
-from fedwright.protocol.messages import INSTEAD, Returns
+from fedwright.protocol.codecs import INSTEAD
+from fedwright.protocol.messages import Returns
 from fedwright.server_runtime.fleet.registry import Registry
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.pooled_tasks import EdgeOf

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from fedwright.protocol import codec, topics
-from fedwright.protocol.blobs import BlobStore, inlined
+from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import BadMessage
 from fedwright.protocol.link.base import Buffer, Link, Received
 from fedwright.protocol.messages import (
@@ -36,7 +36,7 @@ from fedwright.protocol.messages import (
     Task,
     Update,
 )
-from fedwright.protocol.task_blobs import blobs_of, common_blobs
+from fedwright.protocol.task_blobs import blobs_of, common_blobs, with_inline
 from fedwright.protocol.uploads import Uploads
 from fedwright.server_runtime.fleet.revocation import Gate
 from fedwright.server_runtime.transport.chunk_server import ChunkServer
@@ -139,12 +139,12 @@ class DeviceChannel:
         edge = self._edges.edge_of(device)
         # The artifact is never inline: a device that has it in its cache need not get it again. Nor is anything that
         # an edge fetches once for all its devices.
-        weights = inlined(self._blobs, task.weights) if edge is None else task.weights
+        task = with_inline(self._blobs, task) if edge is None else structs.replace(task, patch=None, keeps=False)
         # A device that has gone elsewhere since the plan was made is no longer waited for by the edge it left.
         pool = task.pool if task.pool is not None and task.pool.edge == edge else None
         self._served.add(device)
         status_s = max(1.0, len(self._served) / STATUSES_PER_S)
-        task = structs.replace(task, boot=boot, weights=weights, pool=pool, status_s=status_s)
+        task = structs.replace(task, boot=boot, pool=pool, status_s=status_s)
         self._outgoing[task.task] = _Outgoing(device, task, self._clock())
         if edge is not None:
             self._at[task.task] = (device, edge)
