@@ -56,8 +56,9 @@ class Resources:
     unasked: tuple[str, ...] = ()
     measurement: SelfMeasurement = field(default_factory=SelfMeasurement)
 
-    def report(self, asked: Collection[str], task: str | None) -> Report:
+    def report(self, asked: Collection[str]) -> Report:
         """What the server hears of this device; asked: facts of the data that its run wants to know."""
+        entry = self.journal.entry
         wanted = {*asked, *self.unasked}
         facts = [fact for fact in FACTS if fact in wanted and self.may_tell(fact)]
         return Report(
@@ -65,7 +66,7 @@ class Resources:
             board=self.board,
             free_bytes=self.runner.free_bytes(),
             data=told(self.told, facts),
-            task=task,
+            task=None if entry is None else entry.task.task,
             trains=self.trains,
             profile=self.measurement.found or self.profile,
             round_s=self.round_s,
@@ -107,6 +108,11 @@ class Resources:
     def may_measure(self) -> bool:
         """Whether nothing keeps the device from measuring itself now: no task, and its owner's hours."""
         return self.journal.entry is None and (self.owner is None or self.owner.may_work())
+
+    def settle(self, task: str, *, used: bool) -> None:
+        """Keep what an update left behind here, or take it back when the update was not used."""
+        self.residual.settle(task, used=used)
+        self.personal.settle(task, used=used)
 
     def close(self) -> None:
         """End what runs beside the agent."""

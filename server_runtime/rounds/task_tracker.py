@@ -390,6 +390,7 @@ class TaskTracker:
             self.observe(events.TaskFailed(number, planned.device, reply.detail, measures, reply.outcome))
 
     def _send(self, planned: Planned) -> None:
-        boot = self._registry.boot(planned.device)
-        if boot is not None:
-            self._channel.assign(planned.device, boot, planned.task)
+        member = self._registry.known(planned.device)
+        if member is not None and member.present:
+            shard = planned.device if member.report.stands_for else None
+            self._channel.assign(planned.device, member.boot, structs.replace(planned.task, shard=shard))
