@@ -88,7 +88,7 @@ class HyperFLoRA(Method):
         self._known = generated_models.Descriptions(params.alike, generated_models.as_union)
         self._hypernet: Hypernet | None = None
         self._made: dict[str, Tensors] = {}
-        # By the first device of a pair: its adapter as it was generated_models, and as it is now.
+        # By the first device of a pair: its adapter as it was generated, and as it is now.
         self._passed: dict[str, Array] = {}
         # How many adapters came back in this round, own ones and pairs'.
         self._taken = 0
