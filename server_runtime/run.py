@@ -159,7 +159,7 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
         for event in missed_events(folder.path, store):
             observer(event)
         blobs = stack.enter_context(claim_blobs(folder, config, record, sync=fleet.sync, check=claim.check))
-        builder = Builder(folder.artifacts)
+        builder = Builder(folder.artifacts, recompute=config.train.recompute)
         planner = _planner(config, builder, blobs, identity=record.identity)
         planner.rollbacks, planner.hiding = record.rollbacks, hiding_of(config)
         reader = UpdateReader(planner, norm_limit=config.update.clip_norm)

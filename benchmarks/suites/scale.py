@@ -7,11 +7,12 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from fedwright.benchmarks.harness.edge_intake import intake
 from fedwright.benchmarks.harness.shared_stores import overhead
 from fedwright.benchmarks.harness.take_over import take_overs
 
 Part = Callable[..., dict[str, Any]]
-PARTS: tuple[Part, ...] = (overhead, take_overs)
+PARTS: tuple[Part, ...] = (overhead, take_overs, intake)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
