@@ -17,6 +17,7 @@ from fedwright.device_runtime.store.journal import Journal
 from fedwright.device_runtime.store.personal_layers import PersonalLayers
 from fedwright.device_runtime.store.residual import ErrorFeedback
 from fedwright.protocol.blobs import BlobStore
+from fedwright.protocol.codecs import INSTEAD
 from fedwright.protocol.data_summary import FACTS, DataSummary, held_back, told
 from fedwright.protocol.errors import DeviceError
 from fedwright.protocol.messages import Answer, Ask, BlobRef, Board, Challenge, Report, SumAnswer, SumAsk, Task
@@ -72,6 +73,7 @@ class Resources:
             round_bytes=self.round_bytes,
             model=self.model,
             sums=self.sums is not None,
+            codecs=list(INSTEAD),
             sums_noise=self.sums is not None,
             would_tell=[fact for fact in held_back(self.told, facts) if self.may_tell(fact)],
             **({} if self.hidden is None else self.hidden.offer()),

@@ -12,6 +12,7 @@ from msgspec import Meta, Struct, field
 from fedwright.protocol.blob_ref import MAX_CHUNKS as MAX_CHUNKS
 from fedwright.protocol.blob_ref import BlobRef as BlobRef
 from fedwright.protocol.blob_ref import Patch as Patch
+from fedwright.protocol.codecs import Codec
 from fedwright.protocol.data_summary import DataSummary as DataSummary
 from fedwright.protocol.field_types import ClassNames, Count, Figures, Id, Key, Seconds, Sha256, Text
 from fedwright.protocol.privacy_messages import Hidden as Hidden
@@ -81,6 +82,8 @@ class Report(Struct, tag="report", frozen=True):
     # It can take part in sums of changes (sum_messages), and in sums of counts, which it then tells nobody.
     sums: bool = False
     sums_counts: bool = False
+    # Codecs of changes that came after the first release and that it knows (codecs.INSTEAD).
+    codecs: Annotated[list[Text], Meta(max_length=64)] = []
     # It adds noise to what it puts into a sum where the task asks for it.
     sums_noise: bool = False
     # An edge that stands for so many devices of its own: this report is of all their data.
@@ -113,7 +116,7 @@ class Returns(Struct, frozen=True):
     """
 
     weights: Literal["delta", "weights", "none"] = "delta"
-    codec: Literal["float32", "bf16", "int8", "int4"] = "float32"
+    codec: Codec = "float32"
     keep_ratio: Annotated[float, Meta(gt=0, le=1)] = 1.0
     evaluate: bool = True
     # Class means and their counts; on the wire under their first name.

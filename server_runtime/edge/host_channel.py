@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fedwright import __version__
 from fedwright.protocol import codec, topics
 from fedwright.protocol.blobs import BlobStore, Download
+from fedwright.protocol.codecs import INSTEAD
 from fedwright.protocol.errors import BadBlob, BadMessage
 from fedwright.protocol.link.base import Link
 from fedwright.protocol.messages import (
@@ -88,7 +89,7 @@ class HostChannel:
             return
         nothing = DataSummary(samples=0, holdout=0, input_shape=[], classes=1)
         board = self.presence.board
-        self.send(Report(__version__, board, board.ram_bytes, nothing, trains=False, edge=True))
+        self.send(Report(__version__, board, board.ram_bytes, nothing, trains=False, edge=True, codecs=list(INSTEAD)))
 
     def carry(self, device: str, payload: bytes) -> None:
         """Pass on what a device said, as it is."""
