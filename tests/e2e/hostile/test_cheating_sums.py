@@ -271,6 +271,7 @@ def test_nothing_is_masked_while_shares_are_kept_back_or_are_those_of_others(che
     for wrong in ({name: sealed[name] for name in NAMES[2:]}, sealed | {"d0": sealed["d1"]}, {}):
         answer = cheat.ask("d0", "mask", sharers=NAMES, sealed=wrong)
         refused(answer, "the shares of some neighbours are missing, or are not this device's to keep")
+    refused(cheat.ask("d0", "agree", present=NAMES, signatures={}), "has sent nothing into this sum")
     assert "d0" not in cheat.blobs
 
     assert not cheat.ask("d0", "mask", sharers=NAMES, sealed=sealed).problem
