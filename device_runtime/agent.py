@@ -25,7 +25,7 @@ from fedwright.device_runtime.status import StatusTeller
 from fedwright.device_runtime.store.journal import JournalEntry
 from fedwright.device_runtime.store.kept_model import KeptModel
 from fedwright.protocol.blobs import inlined
-from fedwright.protocol.errors import BadBlob, BadMessage, DeviceError, IdentityTaken
+from fedwright.protocol.errors import BadBlob, BadMessage, DeviceError
 from fedwright.protocol.link.base import Link, Received
 from fedwright.protocol.messages import (
     Ack,
@@ -137,11 +137,20 @@ class Agent:
         log.warning("edge %s says nothing; going elsewhere", self._home.fleet)
         self.leave()
         self._home.move()
-        self._held = False
         # The next one has nothing of it before the task has come there too.
         self._downloads.clear()
+        self._held = False
+        self._forsake()
         self._settle()
         self._came_up()
+
+    def _forsake(self) -> None:
+        """Give up what was in hand for all devices of the edge that is left; it may have counted there already."""
+        entry = self._have.journal.forsake()
+        if entry is not None:
+            self._drop_work()
+            self._have.settle(entry.task.task, used=True)
+            self._forget_blobs(entry)
 
     def leave(self) -> None:
         """Tell the server that this device goes away."""
@@ -156,8 +165,7 @@ class Agent:
         self._send_reply()
 
     def _report(self) -> None:
-        entry = self._have.journal.entry
-        self._send(self._have.report(self._asked, None if entry is None else entry.task.task))
+        self._send(self._have.report(self._asked))
 
     def _take(self, received: Received) -> None:
         try:
@@ -205,7 +213,7 @@ class Agent:
         self._report()
 
     def _take_task(self, task: Task) -> None:
-        if task.boot != self._identity.boot:
+        if not self._home.is_for_us(task):
             return
         entry = self._have.journal.entry
         known = entry is not None and entry.task.task == task.task
@@ -216,6 +224,8 @@ class Agent:
             self._drop_work()
             self._have.journal.accept(task)
         self._send(Ack(task.task))
+        if task.shard is not None and task.pool is not None and self._have.journal.is_finished(task.pool.stage or ""):
+            self._refuse_for(DeviceError("it has answered in this round at another edge"))
         if known:
             # A server that comes with it again may have started anew and forgotten what was asked of it.
             self._downloads.lost_link()
@@ -359,8 +369,7 @@ class Agent:
             return
         word = f"did not use the answer: {ack.problem}" if ack.problem else "has the answer; waiting for a task"
         log.log(logging.WARNING if ack.problem else logging.INFO, "%s: the server %s", entry.task.title, word)
-        self._have.residual.settle(ack.of, used=not ack.problem)
-        self._have.personal.settle(ack.of, used=not ack.problem)
+        self._have.settle(ack.of, used=not ack.problem)
         self._have.journal.finish()
         self._have.checkpoint.clear()
         self._forget_blobs(entry)
@@ -383,15 +392,7 @@ class Agent:
         self._have.checkpoint.clear()
 
     def _take_dismiss(self, dismiss: Dismiss) -> None:
-        if dismiss.boot != self._identity.boot:
-            return
-        problem = f"the server turned {self._identity.device} away: {dismiss.reason}"
-        if dismiss.why == "identity_taken":
-            raise IdentityTaken(problem)
-        if dismiss.why == "misfit":
-            raise DeviceError(problem)
-        log.info("the server is done: %s", dismiss.reason)
-        if self._leave_when_over:
+        if self._home.is_over(dismiss) and self._leave_when_over:
             self._stopping.set()
 
     def _send(self, message: Message, *, reliable: bool = True) -> None:

@@ -60,6 +60,13 @@ sums_of_counts = 1
 # share (kind = "distributed"). Absent: not asked for.
 # least_noise_in_sum = 1.0
 
+# Each task with noise tells a little; so many are done in all the device's time, whoever asks. Absent: no limit.
+# private_tasks = 200
+
+# What is told of the data is told once, with the noise of local differential privacy: epsilon of one sample in all of
+# it together (delta 1e-6; docs/privacy.md). Class means are then sent in sums alone. Absent: told as it is.
+# tells_epsilon = 2.0
+
 # Large models may be fetched by HTTPS from an address that the server names, beside the broker; false: only from the
 # broker.
 fetch_https = true
@@ -94,6 +101,8 @@ class Policy:
     sums_of_counts: int = 1
     least_noise: float | None = None
     least_noise_in_sum: float | None = None
+    tells_epsilon: float | None = None
+    private_tasks: int | None = None
     fetch_https: bool = True
     operators: tuple[str, ...] = ()
     hours: tuple[str, ...] = ()
@@ -108,12 +117,12 @@ class Policy:
             wrong = sorted(set(getattr(self, name)) - set(valid))
             if wrong:
                 raise ConfigError(f"{name} names {wrong[0]!r}; valid are {', '.join(valid)}")
-        for name in ("least_batch", "least_per_mean", "least_samples", "sums_of_counts"):
-            if getattr(self, name) < 1:
+        for name in ("least_batch", "least_per_mean", "least_samples", "sums_of_counts", "private_tasks"):
+            if (getattr(self, name) or 0) < 1 and getattr(self, name) is not None:
                 raise ConfigError(f"{name} is {getattr(self, name)} but must be at least 1")
         if self.least_in_sum < 0 or self.least_in_sum in (1, 2):
             raise ConfigError(f"least_in_sum is {self.least_in_sum} but must be 3 or more, or 0 for no demand")
-        self._check_positive("least_noise", "least_noise_in_sum", why="leave it out to ask for none")
+        self._check_positive("least_noise", "least_noise_in_sum", "tells_epsilon", why="leave it out to ask for none")
         for text in self.hours:
             if not _HOURS.fullmatch(text):
                 raise ConfigError(f"hours has {text!r}, which is not of the form 22:00-06:00")
@@ -153,7 +162,13 @@ class Policy:
             raise PolicyRefused("least_noise_in_sum", text)
 
     def _check_privacy(self, task: Task) -> None:
-        hiding = task.privacy
+        hiding, private = task.privacy, self.tells_epsilon is not None
+        if private and task.returns.class_means and task.sum is None:
+            raise PolicyRefused(
+                "tells_epsilon", "sends class means in sums alone, as what it tells of its data is private"
+            )
+        if private and task.recipe.classes is not None:
+            raise PolicyRefused("tells_epsilon", "trains no classes alone, because that would tell how many there are")
         if hiding is not None and (task.returns.class_means or task.returns.logits):
             raise PolicyRefused("privacy", "sends no class_means and no logits where samples are to be hidden")
         if self.least_noise is None or task.recipe.public or not _trains(task.recipe):

@@ -43,7 +43,8 @@ class SumTerms(Struct, frozen=True):
 
     def weight(self, samples: int) -> int:
         """What a device with so many samples counts for."""
-        return min(samples, self.most_weight) if self.by == "samples" else 1
+        alike = self.by == "devices" or self.noise_multiplier is not None
+        return 1 if alike else min(samples, self.most_weight)
 
 
 class CountTerms(Struct, frozen=True):

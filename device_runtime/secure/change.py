@@ -60,8 +60,8 @@ def _check_noise(task: Task) -> None:
     terms, returns = task.sum, task.returns
     if terms is None or terms.noise_multiplier is None:
         return
-    if terms.clip_norm is None or terms.by != "devices":
-        raise DeviceError("a sum with noise takes changes up to a clip, of which each counts the same; it is not begun")
+    if terms.clip_norm is None:
+        raise DeviceError("a sum with noise takes changes up to a clip, and none is given; it is not begun")
     if returns.class_means or returns.logits:
         raise DeviceError("a sum with noise is of changes alone, not of class means or logits; it is not begun")
 

@@ -38,13 +38,14 @@ class UpdateSection:
     combine: Kind = field(
         default="mean",
         metadata=hint(
-            "mean, or where devices may be hostile: majority, multi_krum, krum, similarity, centred_clipping, "
-            "trimmed_mean, median, norm_bound"
+            "mean, or where devices may be hostile: outliers, majority, multi_krum, krum, similarity, "
+            "centred_clipping, trimmed_mean, median, norm_bound"
         ),
     )
     trim_ratio: float = field(default=0.1, metadata=hint("share that trimmed_mean leaves out at each end"))
     hostile_ratio: float = field(
-        default=0.25, metadata=hint("share of devices that majority, krum, multi_krum and mix take to be hostile")
+        default=0.25,
+        metadata=hint("most devices, as a share, that outliers, majority, krums and mix take to be hostile"),
     )
     mix: Mix = field(
         default="none",

@@ -172,12 +172,17 @@ class Coordinator(RoundRunner):
         held = {device: ref for device, ref in held.items() if self._tracker.edge_of(device) is None}
         plan = self._planner.plan(position, assignments, emissions, held=held)
         terms = PoolTerms(self._reader.norm_limit, self._options.class_means, self._options.norm_factor)
-        plan = with_pools(plan, method, self._tracker.edge_of, position=position, terms=terms)
+        plan = with_pools(plan, method, self._edge_of, position=position, terms=terms)
         secure = self._options.secure
         if secure is not None:
             plan = with_sums(plan, method, self._tracker, position=position, options=secure)
         self._store.save_plan(position, plan, notes=planning_notes(method))
         return plan
+
+    def _edge_of(self, device: str) -> str | None:
+        """The edge that a device is behind, or that it is, when that stands for devices of its own."""
+        report = self._tracker.present().get(device)
+        return device if report is not None and report.stands_for else self._tracker.edge_of(device)
 
     def _add_up(self, position: Position, quorum: int) -> None:
         """Put sums where changes stay with their devices; those whose sum came to nothing train once more."""

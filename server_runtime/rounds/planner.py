@@ -12,7 +12,7 @@ from fedwright.protocol import deltas, patches, tensors
 from fedwright.protocol.artifact import Artifact, Manifest
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import BadBlob
-from fedwright.protocol.messages import LARGE_CHUNK_BYTES, BlobRef, Hiding, Patch, Task
+from fedwright.protocol.messages import LARGE_CHUNK_BYTES, BlobRef, Hiding, Patch, Returns, Task
 from fedwright.server_runtime.methods.base import Assignment, Emission, Tensors
 from fedwright.server_runtime.rounds.store.base import Planned, Position, evaluation_after
 from fedwright.server_runtime.spec import Structure
@@ -68,6 +68,8 @@ class Planner:
     rollbacks: int = 0
     hiding: Hiding | None = None
     patches: Patches | None = None
+    # What a device is asked to send back, of what its assignment says.
+    known_to: Callable[[str, Returns], Returns] = lambda device, returns: returns
     # Told of every artifact that is used, by its blob's name.
     on_artifact: Callable[[str, Structure], None] = lambda sha256, structure: None
     _artifacts: dict[Structure, tuple[BlobRef, Manifest]] = field(default_factory=dict)
@@ -94,7 +96,8 @@ class Planner:
     ) -> list[Planned]:
         """One task per device, in the order of device ids; held: weights that devices kept of an earlier task."""
         sent, plan = _Sent(), []
-        for device, assignment in sorted(assignments.items()):
+        for device, wanted in sorted(assignments.items()):
+            assignment = self._known(device, wanted)
             task = self._task(position, device, assignment, emissions[device], sent.refs)
             if self.patches is not None and assignment.returns.weights != "weights" and not emissions[device].masks:
                 base = (held or {}).get(device)
@@ -126,6 +129,7 @@ class Planner:
 
     def again(self, planned: Planned, assignment: Assignment, emission: Emission) -> Planned:
         """The same device's task in another form, under an id of its own."""
+        assignment = self._known(planned.device, assignment)
         position = evaluation_after(planned.task.round) if planned.task.evaluation else Position(planned.task.round, 0)
         task = self._task(position, planned.device, assignment, emission, {})
         return Planned(planned.device, structs.replace(task, task=_again(planned)), assignment)
@@ -141,6 +145,10 @@ class Planner:
         """A device's first task of a stage once more, under an id that follows that of its last one."""
         # The pool that it was in may have gone up without it; its update comes by itself.
         return replace(first, task=structs.replace(first.task, task=_again(last), pool=None))
+
+    def _known(self, device: str, assignment: Assignment) -> Assignment:
+        returns = self.known_to(device, assignment.returns)
+        return assignment if returns is assignment.returns else replace(assignment, returns=returns)
 
     def _task(self, position: Position, device: str, assignment: Assignment, emission: Emission, refs: Refs) -> Task:
         return Task(

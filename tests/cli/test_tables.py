@@ -37,7 +37,7 @@ def test_a_line_per_device() -> None:
 
 
 def test_what_was_not_measured_is_a_dash() -> None:
-    assert shown(DeviceRecord("new"))[-1].split() == ["new", "0", "-", "-", "0.00", "0.0", "0", "0.00", "0.00"]
+    assert shown(DeviceRecord("new"))[-1].split() == ["new", "0", "-", "-", "0.00", "0.0", "0.00", "0.00"]
 
 
 @pytest.mark.parametrize(("width", "columns"), [(1.0, 9), (0.5, 10)], ids=["whole model", "half of it"])

@@ -54,11 +54,7 @@ def with_sums(
     options: SecureOptions,
 ) -> list[Planned]:
     """The plan, in which changes go into sums; devices whose change no sum would hide are left out and named."""
-    by, observe, reports = (
-        "devices" if options.noise_multiplier else method.pools_by(),
-        tracker.observe,
-        tracker.present(),
-    )
+    by, observe, reports = method.pools_by(), tracker.observe, tracker.present()
     groups: dict[str, list[Planned]] = {}
     kept = []
     for planned in plan:
@@ -66,7 +62,7 @@ def with_sums(
             kept.append(planned)
             continue
         problem = _problem(planned, reports.get(planned.device), noise=options.noise_multiplier is not None)
-        if method.pools_by() is None:
+        if by is None:
             problem = "the method does not average it"
         if problem is None:
             groups.setdefault(group_of(planned, position), []).append(planned)
@@ -98,7 +94,8 @@ def group_of(planned: Planned, position: Position) -> str:
 
 def _with_terms(name: str, members: Sequence[Planned], by: str, options: SecureOptions) -> list[Planned]:
     weights = {planned.device: planned.assignment.most_samples or 1 for planned in members}
-    largest = max(weights.values()) if by == "samples" else 1
+    weighed = by == "samples" and options.noise_multiplier is None
+    largest = max(weights.values()) if weighed else 1
     measured = members[0].task.returns.logits or members[0].task.returns.class_means
     reach = max(options.reach, MEASURED_REACH) if measured else options.reach
     terms = SumTerms(name, options.least, reach, clip_norm=options.clip_norm, largest_weight=largest)
@@ -106,7 +103,7 @@ def _with_terms(name: str, members: Sequence[Planned], by: str, options: SecureO
     terms = structs.replace(terms, by=by, noise_multiplier=options.noise_multiplier)
     found = []
     for planned in members:
-        own = structs.replace(terms, most_weight=weights[planned.device] if by == "samples" else 1)
+        own = structs.replace(terms, most_weight=weights[planned.device] if weighed else 1)
         # An edge that such a device is behind has nothing to put together.
         found.append(replace(planned, task=structs.replace(planned.task, sum=own, pool=None)))
     return found
