@@ -252,7 +252,13 @@ def _optimize_privately(
 
 
 def _check_layers(module: nn.Module, structure: Structure) -> None:
-    """Raise BuildError for a private structure whose layers mix samples."""
+    """Raise BuildError for weights that are no numbers, and for a private structure whose layers mix samples."""
+    for name, value in module.named_parameters():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise BuildError(
+                f"parameter {name} of {structure.spec.model} holds NaN or infinity; give it finite weights before it "
+                "is sent to devices"
+            )
     if structure.private and any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
         raise BuildError(
             f"{structure.spec.model} has batch normalisation, which mixes samples so that none can be hidden; use a "
