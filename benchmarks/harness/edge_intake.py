@@ -5,7 +5,6 @@ real protocol over connections of their own and train nothing (`processes/idle_d
 """
 
 import itertools
-import math
 import statistics
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 import psutil
 
 from fedwright.benchmarks.harness.suite import check
+from fedwright.benchmarks.suites.growth import exponent
 from fedwright.protocol.errors import RoundError
 from fedwright.protocol.link.broker import Broker
 from fedwright.protocol.rendezvous import shard_names
@@ -96,12 +96,6 @@ def intake(*, quick: bool) -> dict[str, Any]:
         check(what, round(host, 2), f"<= {MOST_GROWTH}", holds=host <= MOST_GROWTH),
     ]
     return {"tables": {"idle rounds by devices and edges": rows}, "checks": checks, "notes": [note]}
-
-
-def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
-    """The slope of log cost over log size, by least squares."""
-    x, y = [math.log(size) for size in sizes], [math.log(cost) for cost in costs]
-    return statistics.linear_regression(x, y).slope
 
 
 def measure(case: Case) -> dict[str, Any]:

@@ -34,9 +34,9 @@ ROUNDS_BETWEEN = 2
 PATIENCE_S = 300.0
 
 
-def take_overs(*, quick: bool) -> dict[str, Any]:
+def take_overs(*, quick: bool, kills: int | None = None) -> dict[str, Any]:
     """Seconds until another server leads and until it has closed a round; whether the end has the same bytes."""
-    kills = QUICK_KILLS if quick else KILLS
+    kills = kills if kills is not None else QUICK_KILLS if quick else KILLS
     rounds = (kills + 2) * ROUNDS_BETWEEN
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
