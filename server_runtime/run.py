@@ -170,7 +170,6 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
             reports = tracker.gather(config.fleet.devices, timeout_s=config.fleet.join_timeout_s)
             spec, class_names = infer_spec(config.model, reports)
             record = replace(record, spec=spec, class_names=class_names)
-            store.update_run(record)
         tracker.run_data = _run_data(config, spec, record.class_names)
         planner.class_names = record.class_names
         public = numbered_as(fleet.public, record.class_names)
@@ -178,6 +177,9 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
             config, spec, planner.manifest, public=public, forecasts=tracker.speeds, class_names=record.class_names
         )
         method = registry.find(config.method.name).make(config.method.params, setting)
+        # Not before: a config that no method can be made of is mended, and the run then begins.
+        if record != store.run():
+            store.update_run(record)
         fleet.started(method, planner)
         coordinator = coordinate(tracker, planner, store=store, reader=reader, options=_options(config))
         coordinator.obey(OrderBook(folder.path))

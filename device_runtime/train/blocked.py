@@ -45,7 +45,8 @@ MOST_FILLING = 1.4
 
 Dims = tuple[int, ...]
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
-_PREFIX = "blocked/"
+# So begin the names of all nodes that stand in for convolutions; `PART` ends what those of one have in common.
+PREFIX, PART = "blocked/", "|"
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,7 @@ class _Editor:
         self._block = block
         self._shapes = shapes
         self._reordered: dict[str, str] = {}
+        self._name = ""
 
     def replaced(self, node: Node) -> list[bytes]:
         """The nodes in place of this one; none where it stays."""
@@ -144,20 +146,21 @@ class _Editor:
     def _nodes(self, node: Node, sizes: _Sizes, *, mirrored: bool) -> list[bytes]:
         made: list[bytes] = []
         x, y = node.inputs[0], node.outputs[0]
+        self._name = f"{PREFIX}{y}"
         attributes = {name: ints(node, name) for name in ("strides", "dilations", "pads") if name in node.attributes}
         weight = node.inputs[1]
         if mirrored:
-            weight = self._turned(made, weight, f"{_PREFIX}{y}/turned")
+            weight = self._turned(made, weight, f"{PREFIX}{y}/turned")
             reach = [d * (k - 1) for d, k in zip(ints(node, "dilations", (1, 1)), sizes.kernel, strict=True)]
             attributes["pads"] = tuple(r - p for r, p in zip(reach * 2, ints(node, "pads", (0,) * 4), strict=True))
         if x not in self._reordered:
-            self._reordered[x] = self._op(made, "ReorderInput", [x], f"{_PREFIX}{x}/blocks")
-        inputs = [self._reordered[x], self._weights(made, weight, sizes, f"{_PREFIX}{y}/weights")]
+            self._reordered[x] = self._op(made, "ReorderInput", [x], f"{PREFIX}{x}/blocks")
+        inputs = [self._reordered[x], self._weights(made, weight, sizes, f"{PREFIX}{y}/weights")]
         if len(node.inputs) > 2:
-            inputs.append(self._bias(made, node.inputs[2], sizes, f"{_PREFIX}{y}/bias"))
+            inputs.append(self._bias(made, node.inputs[2], sizes, f"{PREFIX}{y}/bias"))
         group = sizes.whole(sizes.group) if sizes.depthwise else 1
         images = self._op(
-            made, "Conv", inputs, f"{_PREFIX}{y}/images", kernel_shape=sizes.kernel, group=group, **attributes
+            made, "Conv", inputs, f"{PREFIX}{y}/images", kernel_shape=sizes.kernel, group=group, **attributes
         )
         self._op(made, "ReorderOutput", [images], y, channels=sizes.channels_out)
         return made
@@ -179,27 +182,31 @@ class _Editor:
         more = sizes.whole(sizes.channels_out) - sizes.channels_out
         if not more:
             return bias
-        made.append(write.node("Pad", [bias, self._constant((0, more))], [name], name=name))
+        made.append(write.node("Pad", [bias, self._constant((0, more))], [name], name=self._named(name)))
         return name
 
     def _turned(self, made: list[bytes], weight: str, name: str) -> str:
         """Weights of a transposed convolution as those of a plain one: [out, in, kernel turned round]."""
         ends = [self._constant(values) for values in ((-1, -1), (-(2**31), -(2**31)), (2, 3), (-1, -1))]
-        made.append(write.node("Slice", [weight, *ends], [f"{name}/round"], name=f"{name}/round"))
-        made.append(write.node("Transpose", [f"{name}/round"], [name], name=name, perm=(1, 0, 2, 3)))
+        made.append(write.node("Slice", [weight, *ends], [f"{name}/round"], name=self._named(f"{name}/round")))
+        made.append(write.node("Transpose", [f"{name}/round"], [name], name=self._named(name), perm=(1, 0, 2, 3)))
         return name
 
     def _reshape(self, made: list[bytes], value: str, shape: Dims, name: str) -> str:
-        made.append(write.node("Reshape", [value, self._constant(shape)], [name], name=name))
+        made.append(write.node("Reshape", [value, self._constant(shape)], [name], name=self._named(name)))
         return name
 
+    def _named(self, output: str) -> str:
+        """The name of the node that makes this."""
+        return f"{self._name}{PART}{output}"
+
     def _constant(self, values: Sequence[int]) -> str:
-        name = f"{_PREFIX}{'_'.join(map(str, values))}"
+        name = f"{PREFIX}{'_'.join(map(str, values))}"
         self.constants[name] = write.whole_numbers(name, values)
         return name
 
     def _op(self, made: list[bytes], operator: str, inputs: Sequence[str], name: str, **attributes: int | Dims) -> str:
-        made.append(write.node(operator, inputs, [name], domain=DOMAIN, name=name, **attributes))
+        made.append(write.node(operator, inputs, [name], domain=DOMAIN, name=self._named(name), **attributes))
         return name
 
 

@@ -287,7 +287,7 @@ def _status(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from fedwright.api.results import run_result
-    from fedwright.cli.tables import device_table
+    from fedwright.cli.tables import device_table, figure_text
     from fedwright.server_runtime.rounds.notices import read_notices
     from fedwright.server_runtime.run_folder.folder import NAMES
     from fedwright.server_runtime.run_reader import latest_run, open_run
@@ -302,7 +302,7 @@ def _status(args: argparse.Namespace) -> int:
     if past.class_names:
         print(f"  classes: {', '.join(past.class_names)}")
     for number, metrics in enumerate(past.metrics, 1):
-        print(f"  round {number}: " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
+        print(f"  round {number}: " + ", ".join(figure_text(name, value) for name, value in metrics.items()))
     Console().print(device_table("", run_result(past)["devices"]))
     if past.privacy is not None:
         print(f"  privacy: {past.privacy.line()}")

@@ -40,6 +40,15 @@ def record_row(record: "DeviceRecord") -> dict[str, Any]:
     }
 
 
+def figure_text(name: str, value: float) -> str:
+    """One figure of a round as a person reads it; `--json` has it in full."""
+    if name.startswith("bytes_"):
+        return f"{name.removeprefix('bytes_')} {value / MB:.2f} MB"
+    if name.startswith("accuracy"):
+        return f"{name.replace('_', ' ')} {value:.1%}"
+    return f"{value / 1e6:.2f} M macs" if name == "macs" else f"{name.replace('_', ' ')} {value:.4g}"
+
+
 def device_table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
     """One line per device; the width only where it is not 1 for all, memory only where it was measured."""
     texts = ["id", "profile"] if any("profile" in row for row in rows) else ["id"]

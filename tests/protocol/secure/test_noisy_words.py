@@ -30,17 +30,31 @@ def test_the_shares_that_are_counted_on_are_worth_what_is_accounted(
     assert worth >= multiplier * (1 - 1e-12)
 
 
-@pytest.mark.parametrize("length", [0.01, 1.0, 1e6])
+def rounded(change: np.ndarray, scale: NoisyScale, number: int) -> np.ndarray:
+    """The whole numbers without their noise, which is the same for nothing at all."""
+    quiet = noisy_words(np.zeros_like(change), scale, clip=1.0, seed=seed(number)).view(np.int32)
+    return noisy_words(change, scale, clip=1.0, seed=seed(number)).view(np.int32) - quiet
+
+
+@pytest.mark.parametrize("length", [1.0, 1e6])
 def test_no_row_is_longer_than_what_its_noise_hides(length: float) -> None:
     change = np.random.default_rng(0).normal(size=2_000).astype(np.float32)
     change *= np.float32(length / np.linalg.norm(change))
-    # Noise of the least variance shows the numbers below it.
-    rough = NoisyScale(40.0, (40**2 + 40 + 500 + 23) ** 0.5, 1)
-    quiet = noisy_words(np.zeros_like(change), rough, clip=1.0, seed=seed(1)).view(np.int32)
-    rows = [noisy_words(change, rough, clip=1.0, seed=seed(1)).view(np.int32) - quiet for _ in range(2)]
+    free = [float(np.linalg.norm(rounded(change, NoisyScale(40.0, np.inf, 1), number))) for number in range(12)]
+    # Half of all first draws are too long for this, and are drawn again.
+    tight = NoisyScale(40.0, float(np.median(free)), 1)
 
-    np.testing.assert_array_equal(rows[0], rows[1])
-    assert np.linalg.norm(rows[0]) <= rough.bound
+    rows = [rounded(change, tight, number) for number in range(12)]
+    assert max(free) > tight.bound
+    assert max(float(np.linalg.norm(row)) for row in rows) <= tight.bound
+    np.testing.assert_array_equal(rows[3], rounded(change, tight, 3))
+
+
+def test_a_change_shorter_than_the_clip_keeps_its_length() -> None:
+    change = np.full(4, 0.25, np.float32)
+    row = rounded(change, NoisyScale(4000.0, np.inf, 1), 1)
+
+    np.testing.assert_allclose(row, 1000, atol=1)
 
 
 def test_many_shares_add_up_to_the_clipped_changes() -> None:
