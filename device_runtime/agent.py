@@ -23,8 +23,9 @@ from fedwright.device_runtime.secure.masked_blob import MaskedBlob
 from fedwright.device_runtime.server_choice import DeviceIdentity, ServerChoice
 from fedwright.device_runtime.status import StatusTeller
 from fedwright.device_runtime.store.journal import JournalEntry
+from fedwright.device_runtime.store.kept_model import KeptModel
 from fedwright.protocol.blobs import inlined
-from fedwright.protocol.errors import BadBlob, BadMessage, DeviceError, IdentityTaken
+from fedwright.protocol.errors import BadBlob, BadMessage, DeviceError
 from fedwright.protocol.link.base import Link, Received
 from fedwright.protocol.messages import (
     Ack,
@@ -43,7 +44,6 @@ from fedwright.protocol.messages import (
     Task,
     Update,
 )
-from fedwright.protocol.task_blobs import blobs_of, own_blobs
 from fedwright.protocol.uploads import Uploads
 
 log = logging.getLogger(__name__)
@@ -81,6 +81,7 @@ class Agent:
             fetcher=resources.fetcher,
             clock=clock,
         )
+        self._kept = KeptModel(resources.blobs)
         self._uploads = Uploads(resources.blobs)
         self._masked = MaskedBlob(resources.blobs, self._uploads)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="train")
@@ -136,11 +137,20 @@ class Agent:
         log.warning("edge %s says nothing; going elsewhere", self._home.fleet)
         self.leave()
         self._home.move()
-        self._held = False
         # The next one has nothing of it before the task has come there too.
         self._downloads.clear()
+        self._held = False
+        self._forsake()
         self._settle()
         self._came_up()
+
+    def _forsake(self) -> None:
+        """Give up what was in hand for all devices of the edge that is left; it may have counted there already."""
+        entry = self._have.journal.forsake()
+        if entry is not None:
+            self._drop_work()
+            self._have.settle(entry.task.task, used=True)
+            self._forget_blobs(entry)
 
     def leave(self) -> None:
         """Tell the server that this device goes away."""
@@ -155,8 +165,7 @@ class Agent:
         self._send_reply()
 
     def _report(self) -> None:
-        entry = self._have.journal.entry
-        self._send(self._have.report(self._asked, None if entry is None else entry.task.task))
+        self._send(self._have.report(self._asked))
 
     def _take(self, received: Received) -> None:
         try:
@@ -204,7 +213,7 @@ class Agent:
         self._report()
 
     def _take_task(self, task: Task) -> None:
-        if task.boot != self._identity.boot:
+        if not self._home.is_for_us(task):
             return
         entry = self._have.journal.entry
         known = entry is not None and entry.task.task == task.task
@@ -215,6 +224,8 @@ class Agent:
             self._drop_work()
             self._have.journal.accept(task)
         self._send(Ack(task.task))
+        if task.shard is not None and task.pool is not None and self._have.journal.is_finished(task.pool.stage or ""):
+            self._refuse_for(DeviceError("it has answered in this round at another edge"))
         if known:
             # A server that comes with it again may have started anew and forgotten what was asked of it.
             self._downloads.lost_link()
@@ -240,14 +251,18 @@ class Agent:
         if entry is None or entry.answer is not None or self._work is not None:
             return
         try:
-            self._have.check(entry.task, sum(self._traffic()))
-            for ref in blobs_of(entry.task):
+            wanted = self._kept.wanted(entry.task)
+            self._have.check(entry.task, sum(self._traffic()), wanted)
+            for ref in wanted:
                 self._downloads.fetch(ref)
+            ready = not self._downloads and self._kept.complete(entry.task)
         except (BadBlob, DeviceError) as err:
             self._refuse_for(err)
             return
-        if not self._downloads:
+        if ready:
             self._start(entry.task)
+        elif not self._downloads:
+            self._begin()
 
     def _take_chunk(self, chunk: Chunk) -> None:
         self._continue(lambda: self._downloads.take(chunk))
@@ -354,8 +369,7 @@ class Agent:
             return
         word = f"did not use the answer: {ack.problem}" if ack.problem else "has the answer; waiting for a task"
         log.log(logging.WARNING if ack.problem else logging.INFO, "%s: the server %s", entry.task.title, word)
-        self._have.residual.settle(ack.of, used=not ack.problem)
-        self._have.personal.settle(ack.of, used=not ack.problem)
+        self._have.settle(ack.of, used=not ack.problem)
         self._have.journal.finish()
         self._have.checkpoint.clear()
         self._forget_blobs(entry)
@@ -363,11 +377,8 @@ class Agent:
             self._take_task(self._next[0])
 
     def _forget_blobs(self, entry: JournalEntry) -> None:
-        """Weights that were sent, one way or the other, are used once."""
-        used = own_blobs(entry.task)
-        if isinstance(entry.answer, Update) and entry.answer.tensors is not None:
-            used.append(entry.answer.tensors)
-        for ref in used:
+        """Weights that were sent, one way or the other, are used once, but for those that a later task builds on."""
+        for ref in self._kept.spent(entry):
             self._uploads.withdraw(ref.sha256)
             self._have.blobs.remove(ref.sha256)
 
@@ -381,15 +392,7 @@ class Agent:
         self._have.checkpoint.clear()
 
     def _take_dismiss(self, dismiss: Dismiss) -> None:
-        if dismiss.boot != self._identity.boot:
-            return
-        problem = f"the server turned {self._identity.device} away: {dismiss.reason}"
-        if dismiss.why == "identity_taken":
-            raise IdentityTaken(problem)
-        if dismiss.why == "misfit":
-            raise DeviceError(problem)
-        log.info("the server is done: %s", dismiss.reason)
-        if self._leave_when_over:
+        if self._home.is_over(dismiss) and self._leave_when_over:
             self._stopping.set()
 
     def _send(self, message: Message, *, reliable: bool = True) -> None:

@@ -11,6 +11,7 @@ from msgspec import Struct
 from fedwright.device_runtime import facts
 from fedwright.device_runtime.data import load
 from fedwright.device_runtime.data.local import LocalData
+from fedwright.device_runtime.describe.local_privacy import told_once
 from fedwright.device_runtime.describe.noise import SECRET_BYTES, ClassMeanNoise, with_noise
 from fedwright.device_runtime.guard import Guard, Limits, board_state
 from fedwright.device_runtime.policy import Policy
@@ -73,7 +74,7 @@ def make_equipment(settings: EquipmentSettings, *, wait: Callable[[float], objec
     threads = settings.threads or facts.cores()
     limits = limits_of(settings)
     data = load(settings.data, holdout_ratio=settings.holdout_ratio, seed=SPLIT_SEED)
-    told = _told(data, settings) if settings.noise_ratio else None
+    told = _told(data, settings)
     tools = make_tools(
         settings.backend,
         threads=settings.threads,
@@ -82,7 +83,7 @@ def make_equipment(settings: EquipmentSettings, *, wait: Callable[[float], objec
         profiles=find_profiles(Path(settings.state), settings.threads),
     )
     guard = Guard(limits, lambda: board_state(threads), wait=wait) if limits.given() else None
-    noise = unchanged_means if told is None else _mean_noise(told, settings)
+    noise = unchanged_means if told is None or not settings.noise_ratio else _mean_noise(told, settings)
     tools = replace(tools, guard=guard, class_mean_noise=noise, policy=settings.policy)
     if settings.policy.operators:
         tools = replace(tools, check=_only(frozenset(settings.policy.operators), tools.check))
@@ -112,8 +113,12 @@ def find_profiles(state: Path, threads: int) -> list[Profile]:
     return [profile for profile in found if profile is not None]
 
 
-def _told(data: LocalData, settings: EquipmentSettings) -> DataSummary:
-    """What is said about the data, with the same noise in every life of this agent."""
+def _told(data: LocalData, settings: EquipmentSettings) -> DataSummary | None:
+    """What is said about the data, with the same noise in every life of this agent; None where that is the truth."""
+    if settings.policy.tells_epsilon is not None:
+        return told_once(data, settings.policy.tells_epsilon, Path(settings.folder))
+    if not settings.noise_ratio:
+        return None
     secret = _secret(Path(settings.folder))
     return with_noise(data.summary(), settings.noise_ratio, np.random.default_rng(list(secret)))
 

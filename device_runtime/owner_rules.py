@@ -9,7 +9,7 @@ import msgspec
 from fedwright.device_runtime.policy import Policy, minute_of_day
 from fedwright.protocol.errors import PolicyRefused
 from fedwright.protocol.messages import Task
-from fedwright.protocol.support.files import replace_file
+from fedwright.protocol.support.files import replace_file, write_private
 
 MB = 1e6
 
@@ -21,18 +21,25 @@ class _Day(msgspec.Struct):
     used_bytes: int = 0
 
 
+class _PrivateTasks(msgspec.Struct):
+    """Tasks that were begun with noise, in all the device's time."""
+
+    tasks: list[str] = []
+
+
 class OwnerRules:
     """A policy, and what of it is used up; `folder` keeps that over restarts."""
 
     def __init__(self, policy: Policy, folder: Path, *, today: Callable[[], str] | None = None) -> None:
         self.policy = policy
-        self._file = folder / "traffic.json"
+        self._file, self._private_file = folder / "traffic.json", folder / "private-tasks.json"
         self._today = today or (lambda: time.strftime("%Y-%m-%d"))
         self._noted_bytes = 0
 
     def check(self, task: Task, link_bytes: int, *, missing_bytes: int) -> None:
         """Raise PolicyRefused for a task that must not be begun; missing_bytes: what would have to be fetched."""
         self.policy.check(task, minute_of_day())
+        self._count_private(task)
         if self.policy.mb_per_day is None:
             return
         used = self.note(link_bytes)
@@ -44,6 +51,26 @@ class OwnerRules:
                 f"sends and fetches {self.policy.mb_per_day:g} MB a day; {used / MB:.1f} MB are used and the task "
                 f"takes {need / MB:.1f} MB",
             )
+
+    def _count_private(self, task: Task) -> None:
+        """Write down that this task will tell a little of the data, up to as many as the owner lets it."""
+        most = self.policy.private_tasks
+        if most is None or not task.is_private:
+            return
+        try:
+            done = msgspec.json.decode(self._private_file.read_bytes(), type=_PrivateTasks)
+        except FileNotFoundError:
+            done = _PrivateTasks()
+        except (OSError, msgspec.MsgspecError) as err:
+            # What was told is told, also if nobody can read here how much it was.
+            text = f"cannot read {self._private_file} ({err}); put a copy back, or remove it to begin at 0 again"
+            raise PolicyRefused("private_tasks", text) from err
+        if task.task in done.tasks:
+            return
+        if len(done.tasks) >= most:
+            raise PolicyRefused("private_tasks", f"has done {most} tasks with noise, and does no more in all its time")
+        self._private_file.parent.mkdir(parents=True, exist_ok=True)
+        write_private(self._private_file, msgspec.json.encode(_PrivateTasks([*done.tasks, task.task])))
 
     def may_work(self) -> bool:
         """Whether now is among the hours that the owner lets the device work."""

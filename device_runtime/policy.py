@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedwright.protocol.data_summary import FACTS
 from fedwright.protocol.errors import ConfigError, PolicyRefused
-from fedwright.protocol.messages import Recipe, Returns, Task
+from fedwright.protocol.messages import Recipe, Returns, SumTerms, Task
 
 # What runs may ask of the data; which classes there are is always told (protocol/data_summary.py).
 TELLS = tuple(FACTS)
@@ -56,6 +56,17 @@ sums_of_counts = 1
 # here (kind = "example" in a run's [privacy]). Absent: not asked for.
 # least_noise = 1.0
 
+# What the device learnt leaves it only in sums with noise of at least so many times the clip, to which it adds its own
+# share (kind = "distributed"). Absent: not asked for.
+# least_noise_in_sum = 1.0
+
+# Each task with noise tells a little; so many are done in all the device's time, whoever asks. Absent: no limit.
+# private_tasks = 200
+
+# What is told of the data is told once, with the noise of local differential privacy: epsilon of one sample in all of
+# it together (delta 1e-6; docs/privacy.md). Class means are then sent in sums alone. Absent: told as it is.
+# tells_epsilon = 2.0
+
 # Large models may be fetched by HTTPS from an address that the server names, beside the broker; false: only from the
 # broker.
 fetch_https = true
@@ -89,6 +100,9 @@ class Policy:
     least_in_sum: int = 0
     sums_of_counts: int = 1
     least_noise: float | None = None
+    least_noise_in_sum: float | None = None
+    tells_epsilon: float | None = None
+    private_tasks: int | None = None
     fetch_https: bool = True
     operators: tuple[str, ...] = ()
     hours: tuple[str, ...] = ()
@@ -103,18 +117,22 @@ class Policy:
             wrong = sorted(set(getattr(self, name)) - set(valid))
             if wrong:
                 raise ConfigError(f"{name} names {wrong[0]!r}; valid are {', '.join(valid)}")
-        for name in ("least_batch", "least_per_mean", "least_samples", "sums_of_counts"):
-            if getattr(self, name) < 1:
+        for name in ("least_batch", "least_per_mean", "least_samples", "sums_of_counts", "private_tasks"):
+            if (getattr(self, name) or 0) < 1 and getattr(self, name) is not None:
                 raise ConfigError(f"{name} is {getattr(self, name)} but must be at least 1")
         if self.least_in_sum < 0 or self.least_in_sum in (1, 2):
             raise ConfigError(f"least_in_sum is {self.least_in_sum} but must be 3 or more, or 0 for no demand")
-        if self.least_noise is not None and not 0 < self.least_noise < float("inf"):
-            raise ConfigError(f"least_noise is {self.least_noise} but must be above 0; leave it out to ask for none")
+        self._check_positive("least_noise", "least_noise_in_sum", "tells_epsilon", why="leave it out to ask for none")
         for text in self.hours:
             if not _HOURS.fullmatch(text):
                 raise ConfigError(f"hours has {text!r}, which is not of the form 22:00-06:00")
-        if self.mb_per_day is not None and not 0 < self.mb_per_day < float("inf"):
-            raise ConfigError(f"mb_per_day is {self.mb_per_day} but must be above 0; leave it out for no limit")
+        self._check_positive("mb_per_day", why="leave it out for no limit")
+
+    def _check_positive(self, *names: str, why: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ConfigError(f"{name} is {value} but must be above 0; {why}")
 
     def check(self, task: Task, minute: int) -> None:
         """Raise PolicyRefused for a task that must not be begun; minute: of the day, by the board's clock."""
@@ -123,10 +141,8 @@ class Policy:
         for name in _wanted(task.returns):
             if name not in self.returns:
                 raise PolicyRefused("returns", f"sends no {name}, only {', '.join(self.returns) or 'nothing'}")
-        if self.least_in_sum and set(_wanted(task.returns)) - {"evaluation"}:
-            least = 0 if task.sum is None else task.sum.least
-            if least < self.least_in_sum:
-                raise PolicyRefused("least_in_sum", f"tells what it learnt in sums over {self.least_in_sum} or more")
+        if set(_wanted(task.returns)) - {"evaluation"}:
+            self._check_sum(task.sum)
         if _trains(task.recipe) and not task.recipe.public and task.recipe.batch < self.least_batch:
             raise PolicyRefused(
                 "least_batch",
@@ -136,8 +152,23 @@ class Policy:
 
         self._check_privacy(task)
 
+    def _check_sum(self, terms: SumTerms | None) -> None:
+        """Of what a device learnt."""
+        if (0 if terms is None else terms.least) < self.least_in_sum:
+            raise PolicyRefused("least_in_sum", f"tells what it learnt in sums over {self.least_in_sum} or more")
+        wanted, noise = self.least_noise_in_sum, None if terms is None else terms.noise_multiplier
+        if wanted is not None and (noise is None or noise < wanted):
+            text = f"tells what it learnt in sums with noise of {wanted:g} or more, not {noise or 0:g}"
+            raise PolicyRefused("least_noise_in_sum", text)
+
     def _check_privacy(self, task: Task) -> None:
-        hiding = task.privacy
+        hiding, private = task.privacy, self.tells_epsilon is not None
+        if private and task.returns.class_means and task.sum is None:
+            raise PolicyRefused(
+                "tells_epsilon", "sends class means in sums alone, as what it tells of its data is private"
+            )
+        if private and task.recipe.classes is not None:
+            raise PolicyRefused("tells_epsilon", "trains no classes alone, because that would tell how many there are")
         if hiding is not None and (task.returns.class_means or task.returns.logits):
             raise PolicyRefused("privacy", "sends no class_means and no logits where samples are to be hidden")
         if self.least_noise is None or task.recipe.public or not _trains(task.recipe):

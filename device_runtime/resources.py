@@ -17,10 +17,10 @@ from fedwright.device_runtime.store.journal import Journal
 from fedwright.device_runtime.store.personal_layers import PersonalLayers
 from fedwright.device_runtime.store.residual import ErrorFeedback
 from fedwright.protocol.blobs import BlobStore
+from fedwright.protocol.codecs import INSTEAD
 from fedwright.protocol.data_summary import FACTS, DataSummary, held_back, told
 from fedwright.protocol.errors import DeviceError
-from fedwright.protocol.messages import Answer, Ask, Board, Challenge, Report, SumAnswer, SumAsk, Task
-from fedwright.protocol.task_blobs import blobs_of
+from fedwright.protocol.messages import Answer, Ask, BlobRef, Board, Challenge, Report, SumAnswer, SumAsk, Task
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +56,9 @@ class Resources:
     unasked: tuple[str, ...] = ()
     measurement: SelfMeasurement = field(default_factory=SelfMeasurement)
 
-    def report(self, asked: Collection[str], task: str | None) -> Report:
+    def report(self, asked: Collection[str]) -> Report:
         """What the server hears of this device; asked: facts of the data that its run wants to know."""
+        entry = self.journal.entry
         wanted = {*asked, *self.unasked}
         facts = [fact for fact in FACTS if fact in wanted and self.may_tell(fact)]
         return Report(
@@ -65,13 +66,15 @@ class Resources:
             board=self.board,
             free_bytes=self.runner.free_bytes(),
             data=told(self.told, facts),
-            task=task,
+            task=None if entry is None else entry.task.task,
             trains=self.trains,
             profile=self.measurement.found or self.profile,
             round_s=self.round_s,
             round_bytes=self.round_bytes,
             model=self.model,
             sums=self.sums is not None,
+            codecs=list(INSTEAD),
+            sums_noise=self.sums is not None,
             would_tell=[fact for fact in held_back(self.told, facts) if self.may_tell(fact)],
             **({} if self.hidden is None else self.hidden.offer()),
         )
@@ -106,13 +109,21 @@ class Resources:
         """Whether nothing keeps the device from measuring itself now: no task, and its owner's hours."""
         return self.journal.entry is None and (self.owner is None or self.owner.may_work())
 
+    def settle(self, task: str, *, used: bool) -> None:
+        """Keep what an update left behind here, or take it back when the update was not used."""
+        self.residual.settle(task, used=used)
+        self.personal.settle(task, used=used)
+
     def close(self) -> None:
         """End what runs beside the agent."""
         self.runner.close()
         self.measurement.close()
 
-    def check(self, task: Task, link_bytes: int) -> None:
-        """Raise DeviceError for a task that this device must not begin; link_bytes: sent and received in this life."""
+    def check(self, task: Task, link_bytes: int, wanted: Collection[BlobRef]) -> None:
+        """Raise DeviceError for a task that this device must not begin.
+
+        link_bytes: sent and received in this life. wanted: the blobs that the task takes.
+        """
         if task.sum is not None:
             check_summed(task)
             if self.sums is None:
@@ -120,5 +131,5 @@ class Resources:
         if self.hidden is not None:
             self.hidden.check(task)
         if self.owner is not None:
-            missing = sum(ref.size_bytes for ref in blobs_of(task) if not self.blobs.has(ref.sha256))
+            missing = sum(ref.size_bytes for ref in wanted if not self.blobs.has(ref.sha256))
             self.owner.check(task, link_bytes, missing_bytes=missing)

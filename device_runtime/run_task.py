@@ -161,7 +161,7 @@ def run_task(
     hide_samples(trainer, task)
     seen, batch = _Watched(trainer, should_stop), evaluation_batch(task.recipe)
     # What is told of single samples beside the update would have to be hidden, too.
-    measures = task.returns.evaluate and task.privacy is None
+    measures = task.returns.evaluate and not task.is_private
     before = evaluate(seen, data, batch=batch) if measures else None
     public = _public(task, inputs, data)
     own = _chosen(data if public is None or not task.recipe.public else public, task.recipe)
@@ -179,7 +179,7 @@ def run_task(
         result |= {CLASS_MEANS: means, CLASS_COUNTS: counts.astype(np.float32)}
     if task.returns.logits and public is not None:
         result[PUBLIC_LOGITS] = logits_of(seen, public, batch=batch)
-    if task.privacy is not None:
+    if task.is_private:
         stats = structs.replace(stats, loss_first=None, loss_last=None)
     return Result(
         result,

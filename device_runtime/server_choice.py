@@ -1,12 +1,15 @@
 """Who a device is, and whom it listens to: one server, or the first edge of a list that is alive."""
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedwright.protocol import codec, topics
-from fedwright.protocol.errors import BadMessage
-from fedwright.protocol.messages import Ack, Envelope, Message
+from fedwright.protocol.errors import BadMessage, DeviceError, IdentityTaken
+from fedwright.protocol.messages import Ack, Dismiss, Envelope, Message, Task
+
+log = logging.getLogger(__name__)
 
 # A broker may hold a message while a link is down, but an hour-old order is not one the server still means. For servers
 # of earlier releases, which do not number their orders.
@@ -44,7 +47,7 @@ class ServerChoice:
         self._clock = clock
         self._heard_s = clock()
         # The latest order of each kind, and the server's time by those that have no number, since when.
-        self._latest: dict[type, codec.Order] = {}
+        self._latest: dict[tuple[type, str | None], codec.Order] = {}
         self._newest_s: float | None = None
         self._newest_since_s = 0.0
         self._sent = 0
@@ -85,12 +88,14 @@ class ServerChoice:
 
         An acknowledgement names the task that it is about and stays true. Orders nobody signed could be made up anew.
         """
-        kind, order = type(envelope.body), codec.Order(envelope.epoch, envelope.sequence)
-        if kind is Ack or self._identity.verify is None:
+        body, order = envelope.body, codec.Order(envelope.epoch, envelope.sequence)
+        if isinstance(body, Ack) or self._identity.verify is None:
             return
+        # What goes to all devices of an edge may be older than what those of another one were told.
+        kind = (type(body), body.shard if isinstance(body, Task) else None)
         old = order < self._latest[kind] if kind in self._latest else order.epoch == 0 and self._is_stale(envelope)
         if old:
-            raise BadMessage(f"{kind.__name__.lower()} is older than what the server said since")
+            raise BadMessage(f"{type(body).__name__.lower()} is older than what the server said since")
         if order.epoch:
             self._latest[kind] = order
 
@@ -108,6 +113,22 @@ class ServerChoice:
         self._newest_s = min(max(newest_s, envelope.sent_s), newest_s + STALE_S / 2)
         self._newest_since_s = now_s
         return False
+
+    def is_for_us(self, task: Task) -> bool:
+        """Whether a task is for this life of the device, or for all devices at the edge where it is."""
+        return task.boot == self._identity.boot or (task.shard is not None and task.shard == self.fleet)
+
+    def is_over(self, dismiss: Dismiss) -> bool:
+        """Whether the server is done with its run; IdentityTaken or DeviceError when it turned this device away."""
+        if dismiss.boot != self._identity.boot:
+            return False
+        problem = f"the server turned {self._identity.device} away: {dismiss.reason}"
+        if dismiss.why == "identity_taken":
+            raise IdentityTaken(problem)
+        if dismiss.why == "misfit":
+            raise DeviceError(problem)
+        log.info("the server is done: %s", dismiss.reason)
+        return True
 
     def is_silent(self, *, connected: bool) -> bool:
         """Whether to go elsewhere: there is another home, and this one says nothing over a link that stands."""

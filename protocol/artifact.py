@@ -21,6 +21,8 @@ MAX_IR = 10
 MAX_ARTIFACT_BYTES = 256 * 1024 * 1024
 # Where a frozen tensor in a graph says its data is: nowhere on disk, the session is given it by name.
 SUPPLIED = "supplied-by-the-session"
+# In the names of nodes that make a value once more, which a session must not merge with the first one.
+AGAIN = "again"
 # What a device answers when it is asked for its logits on public rows.
 PUBLIC_LOGITS = "public_logits"
 # The batch input of a model that reads a graph: pairs of places in the batch.
@@ -31,7 +33,7 @@ Dims = Annotated[list[Annotated[int, Meta(ge=-1, le=2**31)]], Meta(max_length=8)
 Dtype = Literal["float32", "int64", "int32", "bool", "int8", "uint8"]
 
 
-class TensorSpec(Struct, frozen=True):
+class TensorSpec(Struct, frozen=True, omit_defaults=True):
     """One named tensor; -1 stands for the batch dimension (or any free size of a side input)."""
 
     name: Name
@@ -39,7 +41,7 @@ class TensorSpec(Struct, frozen=True):
     dtype: Dtype = "float32"
 
 
-class Slot(Struct, frozen=True):
+class Slot(Struct, frozen=True, omit_defaults=True):
     """State that one step reads under `name` and writes under `output`.
 
     trainable: follows the gradient and goes back to the server. buffer: follows the data (running
@@ -143,7 +145,14 @@ def file_info(data: bytes) -> FileInfo:
 
 def pack(artifact: Artifact) -> bytes:
     """The artifact as one blob; equal artifacts give equal bytes."""
-    return _encoder.encode(artifact)
+    # Counts are whole numbers, which take a third of the bytes as such.
+    work = {kind: [_whole(number) for number in row] for kind, row in artifact.manifest.work.items()}
+    manifest = msgspec.structs.replace(artifact.manifest, work=work)
+    return _encoder.encode(msgspec.structs.replace(artifact, manifest=manifest))
+
+
+def _whole(number: float) -> float:
+    return int(number) if number.is_integer() and abs(number) < 2**53 else number
 
 
 def unpack(blob: bytes) -> Artifact:

@@ -20,3 +20,10 @@ class BlobRef(Struct, frozen=True):
     chunk_bytes: Annotated[int, Meta(ge=1024, le=4 * 1024 * 1024)]
     chunks: Annotated[list[Annotated[bytes, Meta(min_length=32, max_length=32)]], Meta(max_length=MAX_CHUNKS)]
     inline: Annotated[bytes, Meta(max_length=4 * 1024 * 1024)] | None = None
+
+
+class Patch(Struct, frozen=True):
+    """What makes another blob of tensors of one that its receiver keeps: `change` is added to `base`, a blob's name."""
+
+    base: Sha256
+    change: BlobRef

@@ -16,12 +16,12 @@ import zstandard
 
 from fedwright.protocol import nibbles
 from fedwright.protocol import tensors as safe
+from fedwright.protocol.codecs import Codec as Codec
 from fedwright.protocol.errors import BadBlob, BadUpdate
 from fedwright.protocol.support.unreadable import UNREADABLE
 from fedwright.protocol.varints import pack_gaps, unpack_gaps
 
 Array = npt.NDArray[Any]
-Codec = Literal["float32", "bf16", "int8", "int4"]
 Keep = Mapping[str, Array] | float
 """Which entries to send: a mask per tensor (others go whole), or the share of the largest ones in each tensor."""
 

@@ -11,6 +11,8 @@ from msgspec import Meta, Struct, field
 
 from fedwright.protocol.blob_ref import MAX_CHUNKS as MAX_CHUNKS
 from fedwright.protocol.blob_ref import BlobRef as BlobRef
+from fedwright.protocol.blob_ref import Patch as Patch
+from fedwright.protocol.codecs import Codec
 from fedwright.protocol.data_summary import DataSummary as DataSummary
 from fedwright.protocol.field_types import ClassNames, Count, Figures, Id, Key, Seconds, Sha256, Text
 from fedwright.protocol.privacy_messages import Hidden as Hidden
@@ -19,6 +21,7 @@ from fedwright.protocol.side_messages import Carried as Carried
 from fedwright.protocol.side_messages import Held as Held
 from fedwright.protocol.side_messages import Here as Here
 from fedwright.protocol.side_messages import Recall as Recall
+from fedwright.protocol.side_messages import Shown as Shown
 from fedwright.protocol.side_messages import Status as Status
 from fedwright.protocol.sum_messages import MOST_COUNTS
 from fedwright.protocol.sum_messages import CountTerms as CountTerms
@@ -32,6 +35,9 @@ VERSION = 1
 CHUNK_BYTES = 256 * 1024
 LARGE_CHUNK_BYTES = 1024 * 1024
 LARGE_BLOB_BYTES = 16 * 1024 * 1024
+
+# Behind one edge that stands for them.
+MOST_DEVICES = 10_000_000
 
 Why = Literal["run_over", "identity_taken", "misfit"]
 
@@ -76,6 +82,12 @@ class Report(Struct, tag="report", frozen=True):
     # It can take part in sums of changes (sum_messages), and in sums of counts, which it then tells nobody.
     sums: bool = False
     sums_counts: bool = False
+    # Codecs of changes that came after the first release and that it knows (codecs.INSTEAD).
+    codecs: Annotated[list[Text], Meta(max_length=64)] = []
+    # It adds noise to what it puts into a sum where the task asks for it.
+    sums_noise: bool = False
+    # An edge that stands for so many devices of its own: this report is of all their data.
+    stands_for: Annotated[int, Meta(ge=0, le=MOST_DEVICES)] = 0
 
 
 class Recipe(Struct, frozen=True):
@@ -104,7 +116,7 @@ class Returns(Struct, frozen=True):
     """
 
     weights: Literal["delta", "weights", "none"] = "delta"
-    codec: Literal["float32", "bf16", "int8", "int4"] = "float32"
+    codec: Codec = "float32"
     keep_ratio: Annotated[float, Meta(gt=0, le=1)] = 1.0
     evaluate: bool = True
     # Class means and their counts; on the wire under their first name.
@@ -167,11 +179,21 @@ class Task(Struct, tag="task", frozen=True):
     privacy: Hiding | None = None
     # The change stays on the device and goes into a sum that hides it.
     sum: SumTerms | None = None
+    # The device keeps the weights after the task: the next ones may come as what changed. patch: so did these.
+    keeps: bool = False
+    patch: Patch | None = None
+    # For every device at this edge, which stands for them: the boot is the edge's.
+    shard: Id | None = None
 
     @property
     def run_key(self) -> str:
         """What is kept of a run belongs to this and to no other run, whatever that is called."""
         return self.run_identity or self.run
+
+    @property
+    def is_private(self) -> bool:
+        """Whether noise hides what the update tells, so that nothing else may be told of single samples."""
+        return self.privacy is not None or (self.sum is not None and self.sum.noise_multiplier is not None)
 
     @property
     def title(self) -> str:
@@ -218,6 +240,7 @@ class Update(Struct, tag="update", frozen=True):
     """Device → server: the task is done; pull the tensors when you are ready.
 
     parts: from an edge, the tasks whose mean the tensors are; `task` is the first of them. cluster: of the edge's.
+    devices: whose mean it is, from an edge that stands for them.
     """
 
     task: Id
@@ -226,6 +249,7 @@ class Update(Struct, tag="update", frozen=True):
     tensors: BlobRef | None = None
     parts: Annotated[list[Part], Meta(max_length=100_000)] = []
     cluster: Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9_.\-]*\Z")] = ""
+    devices: Annotated[int, Meta(ge=1, le=MOST_DEVICES)] = 1
 
 
 class Refusal(Struct, tag="refusal", frozen=True):
@@ -327,17 +351,6 @@ class Answer(Struct, tag="answer", frozen=True):
     pairs: Annotated[dict[Id, Key], Meta(max_length=20_000)] = {}
     score: float | None = None
     problem: Text = ""
-
-
-class Shown(Struct, tag="shown", frozen=True):
-    """Edge → server → the other edges of a stage: what they need of this edge's clusters, to link theirs with them.
-
-    clusters: None from an edge that has none to show; the server says that for one that is away.
-    """
-
-    stage: Id
-    edge: Id
-    clusters: BlobRef | None = None
 
 
 Message = (

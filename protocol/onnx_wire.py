@@ -119,7 +119,7 @@ def signed(number: int) -> int:
 def read(view: memoryview, layout: Layout, what: str) -> Record:
     """The known fields of one message; an unknown one, or a second where one is meant, is an error."""
     record = Record({}, {})
-    for number, wire, value in _fields(view):
+    for number, wire, value in fields(view):
         if number not in layout:
             raise ValueError(f"a {what} has the unknown field {number}")
         name, kind = layout[number]
@@ -129,7 +129,7 @@ def read(view: memoryview, layout: Layout, what: str) -> Record:
     return record
 
 
-def _fields(view: memoryview) -> Iterator[tuple[int, int, int | memoryview]]:
+def fields(view: memoryview) -> Iterator[tuple[int, int, int | memoryview]]:
     """Number, wire type and value of each field."""
     at, end = 0, len(view)
     while at < end:

@@ -57,14 +57,13 @@ def _beyond(elements: float) -> tuple[float, float]:
 
 
 def _scan(inputs: Sequence[Shape], outputs: Sequence[Shape], moved: float) -> tuple[str, Amounts]:
-    """A loop over time: its states are [units, batch], what it reads and writes [steps, gates and batch]."""
-    read = [shape for shape in inputs if len(shape) == 3]
-    series = [*read, *(shape for shape in outputs if len(shape) == 3)]
+    """A loop over time: its states are [units, batch], the largest of its series has all gates of all steps."""
+    read, written = ([shape for shape in side if len(shape) == 3] for side in (inputs, outputs))
     units = max((shape[0] for shape in inputs if len(shape) == 2), default=1)
-    steps = max((shape[0] for shape in series), default=1)
-    gates = max((math.prod(shape[1:]) for shape in series), default=1)
-    # Backwards it reads what the way forward kept.
-    kind = "Scan" if len(read) < 2 else "Scan back"
+    # Backwards it reads what the way forward kept, step by step; forward it writes so.
+    kind, by_step = ("Scan", written) if len(read) < 2 else ("Scan back", read)
+    steps = max(1, max((shape[0] for shape in by_step), default=1))
+    gates = max((math.prod(shape) for shape in (*read, *written)), default=steps) / steps
     inner = steps * units * 4.0 * units
     return kind, (float(steps), 2.0 * steps * gates * units, moved, inner, *_beyond(moved), 0.0)
 

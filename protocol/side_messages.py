@@ -4,6 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from fedwright.protocol.blob_ref import BlobRef
 from fedwright.protocol.field_types import Count, Id
 
 
@@ -44,3 +45,14 @@ class Status(Struct, tag="status", frozen=True):
     free_bytes: Count = 0
     limit_bytes: Count = 0
     temperature_c: Annotated[float, Meta(ge=-300, le=1000)] | None = None
+
+
+class Shown(Struct, tag="shown", frozen=True):
+    """Edge → server → the other edges of a stage: what they need of this edge's clusters, to link theirs with them.
+
+    clusters: None from an edge that has none to show; the server says that for one that is away.
+    """
+
+    stage: Id
+    edge: Id
+    clusters: BlobRef | None = None

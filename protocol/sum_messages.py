@@ -28,6 +28,8 @@ class SumTerms(Struct, frozen=True):
     group: of the tasks that may be summed together. least: members it takes. reach: largest entry of a change.
     most_weight: what this device counts for at most, in samples, of largest_weight, the most of any in the group; both
     1 where every device counts the same. clip_norm: the device scales a longer change down to this norm.
+    noise_multiplier: and it adds its share of the noise that gives the sum so many times clip_norm; then all count the
+    same (noisy_words).
     """
 
     group: Id
@@ -37,10 +39,12 @@ class SumTerms(Struct, frozen=True):
     most_weight: Annotated[int, Meta(ge=1, le=2**53)] = 1
     largest_weight: Annotated[int, Meta(ge=1, le=2**53)] = 1
     clip_norm: Annotated[float, Meta(gt=0)] | None = None
+    noise_multiplier: Annotated[float, Meta(ge=1e-2, le=1e4)] | None = None
 
     def weight(self, samples: int) -> int:
         """What a device with so many samples counts for."""
-        return min(samples, self.most_weight) if self.by == "samples" else 1
+        alike = self.by == "devices" or self.noise_multiplier is not None
+        return 1 if alike else min(samples, self.most_weight)
 
 
 class CountTerms(Struct, frozen=True):

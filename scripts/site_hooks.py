@@ -2,6 +2,7 @@
 
 import html
 import re
+from pathlib import Path
 
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
@@ -18,6 +19,9 @@ from site_pages.metrics import metrics_page
 from site_pages.public_names import public_names_page
 from site_pages.sections import config_page, edge_page
 
+# Drawings that lie beside the results they show, outside docs/.
+RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
+DRAWING = re.compile(r"\(\.\./benchmarks/results/(?P<name>[\w.-]+\.png)\)")
 INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
 BLOCK = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DOTALL)
 
@@ -54,7 +58,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if by_hand is not None:
             files.remove(by_hand)
         files.append(File.generated(config, path, content=text))
+    for drawing in RESULTS.glob("*.png"):
+        files.append(File.generated(config, f"images/{drawing.name}", abs_src_path=str(drawing)))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Such a drawing is an image of the site."""
+    return DRAWING.sub(r"(images/\g<name>)", markdown)
 
 
 def named_search(output: str) -> str:

@@ -270,6 +270,11 @@ def config_from_dict(data: Mapping[str, Any], *, where: str) -> RunConfig:
     config = RunConfig(method=method, **sections)
     check_public(method.name, config.model.goal, given=config.public.given or bool(config.public.rows))
     _check_privacy(config, where=f"{where} [privacy]")
+    if config.fleet.buffer is not None and config.update.patch_codec is not None:
+        raise ConfigError(
+            f"{where} [update] model_codec is {config.update.model_codec!r}, but in asynchronous rounds models travel "
+            "whole; take float32 or bf16, or remove fleet.buffer"
+        )
     warmup, rounds = config.train.schedule.warmup_rounds, config.run.rounds
     if warmup >= rounds:
         raise ConfigError(
@@ -351,21 +356,28 @@ def _check_privacy(config: RunConfig, *, where: str) -> None:
     kind = config.privacy.kind
     if kind == "none":
         return
-    if config.update.secure:
-        raise ConfigError(f"{where} kind is {kind!r}, which looks at single changes; set update.secure = false")
+    if kind == "distributed":
+        _check_distributed(config, where=where)
+    elif config.update.secure:
+        raise ConfigError(
+            f"{where} kind is {kind!r}, which looks at single changes; set update.secure = false, or kind = "
+            "'distributed'"
+        )
     if config.fleet.buffer is not None:
         raise ConfigError(f"{where} kind is {kind!r} but asynchronous rounds are not accounted; remove fleet.buffer")
     if config.update.combine != "mean":
         raise ConfigError(f"{where} kind is {kind!r} but update.combine looks at updates as they are; set it to 'mean'")
-    if kind == "central" and config.update.secure:
-        raise ConfigError(
-            f"{where} kind is 'central' but with update.secure the server sees no change that it could clip; choose "
-            "kind = 'example', or leave update.secure out"
-        )
     entry = registry.find(config.method.name)
     if kind not in entry.private:
         others = ", ".join(name for name, other in registry.METHODS.items() if kind in other.private)
         raise ConfigError(f"{where} kind {kind!r} does not work with {entry.name}; choose a method such as {others}")
+
+
+def _check_distributed(config: RunConfig, *, where: str) -> None:
+    if not config.update.secure:
+        raise ConfigError(f"{where} kind is 'distributed', whose noise is added up in sums; set update.secure = true")
+    if config.update.clip_norm is not None:
+        raise ConfigError(f"{where} kind is 'distributed', which clips to privacy.clip; leave update.clip_norm out")
 
 
 def _check_model(name: str, *, where: str) -> None:

@@ -44,7 +44,7 @@ from fedwright.server_runtime.rounds.coordinator import Coordinator
 from fedwright.server_runtime.rounds.device_records import device_records
 from fedwright.server_runtime.rounds.notices import noticed
 from fedwright.server_runtime.rounds.orders import OrderBook
-from fedwright.server_runtime.rounds.planner import Planner
+from fedwright.server_runtime.rounds.planner import Patches, Planner
 from fedwright.server_runtime.rounds.privacy.round_privacy import central_noise, hiding_of, model_notes, privacy_of
 from fedwright.server_runtime.rounds.secure.options import secure_options
 from fedwright.server_runtime.rounds.stage import RoundOptions
@@ -159,7 +159,7 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
         for event in missed_events(folder.path, store):
             observer(event)
         blobs = stack.enter_context(claim_blobs(folder, config, record, sync=fleet.sync, check=claim.check))
-        builder = Builder(folder.artifacts)
+        builder = Builder(folder.artifacts, recompute=config.train.recompute)
         planner = _planner(config, builder, blobs, identity=record.identity)
         planner.rollbacks, planner.hiding = record.rollbacks, hiding_of(config)
         reader = UpdateReader(planner, norm_limit=config.update.clip_norm)
@@ -170,7 +170,6 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
             reports = tracker.gather(config.fleet.devices, timeout_s=config.fleet.join_timeout_s)
             spec, class_names = infer_spec(config.model, reports)
             record = replace(record, spec=spec, class_names=class_names)
-            store.update_run(record)
         tracker.run_data = _run_data(config, spec, record.class_names)
         planner.class_names = record.class_names
         public = numbered_as(fleet.public, record.class_names)
@@ -178,6 +177,9 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
             config, spec, planner.manifest, public=public, forecasts=tracker.speeds, class_names=record.class_names
         )
         method = registry.find(config.method.name).make(config.method.params, setting)
+        # Not before: a config that no method can be made of is mended, and the run then begins.
+        if record != store.run():
+            store.update_run(record)
         fleet.started(method, planner)
         coordinator = coordinate(tracker, planner, store=store, reader=reader, options=_options(config))
         coordinator.obey(OrderBook(folder.path))
@@ -300,14 +302,16 @@ def _check_foreign(config: RunConfig) -> None:
 
 
 def _planner(config: RunConfig, builder: Builder, blobs: BlobStore, *, identity: str) -> Planner:
+    form = config.update.patch_codec
     return Planner(
         config.run.name,
         builder,
         blobs,
         config.fleet.deadline_s,
         chunk_bytes=config.fleet.chunk_kib * 1024,
-        codec=config.update.model_codec,
+        codec=config.update.whole_codec,
         identity=identity,
+        patches=None if form is None else Patches(form, config.update.model_keep_ratio),
     )
 
 

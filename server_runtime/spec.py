@@ -101,6 +101,7 @@ class Structure:
     trainable: name prefixes of the parameters that train (`("",)` = all); the rest is frozen and supplied once.
     private: each sample's gradient is clipped and noise that the device draws is added to their sum.
     packing: how large frozen tensors are stored (blocks/packing.py).
+    recompute: activations that are cheap to make are made again in the backward pass instead of being kept.
     """
 
     spec: ModelSpec
@@ -109,6 +110,7 @@ class Structure:
     trainable: tuple[str, ...] = ("",)
     private: bool = False
     packing: Literal["float32", "int8", "int4"] = "float32"
+    recompute: bool = False
 
     def key(self) -> str:
         """Content hash that names the artifact in caches."""

@@ -21,7 +21,7 @@ from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.data_summary import held_back, told
 from fedwright.protocol.errors import DeviceError, FedwrightError
 from fedwright.protocol.messages import BlobRef, Dismiss, Refusal, Report, SumAsk, Task, Update
-from fedwright.protocol.task_blobs import common_blobs, own_blobs
+from fedwright.protocol.task_blobs import common_blobs, sent_blobs
 from fedwright.server_runtime.transport.device_channel import Heard
 from fedwright.server_runtime.transport.upload_puller import Pulled
 from fedwright.simulation.dealing import Dealt
@@ -148,7 +148,7 @@ class LocalFleet:
             if ref.sha256 not in self._has[device]:
                 self._has[device].add(ref.sha256)
                 down += ref.size_bytes
-        down += sum(ref.size_bytes for ref in own_blobs(task))
+        down += sum(ref.size_bytes for ref in sent_blobs(task))
         self._sizes[device] = (up, down)
         work = self._pool.run_task(device, task)
         work.add_done_callback(lambda done: self._done.put((device, done)))

@@ -19,6 +19,7 @@ from fedwright.device_runtime.train.loop import Evaluation
 from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
+from fedwright.protocol.codecs import INSTEAD
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.goals import CLASSIFY
 from fedwright.protocol.messages import Recipe, Report
@@ -239,6 +240,8 @@ def make_reports(config: RunConfig, dealt: Dealt) -> dict[str, Report]:
             raise ConfigError(f"simulated device {device} got nothing to train on; take fewer devices or more data")
         reports[device] = Report(
             sums=True,
+            codecs=list(INSTEAD),
+            sums_noise=True,
             agent=__version__,
             board=structs.replace(board, profile=names[number]) if names else board,
             free_bytes=load_profile(names[number]).memory_bytes if names else free_bytes,

@@ -25,7 +25,7 @@ QUOTED = re.compile(r"`([\w./-]+)`")
 NAMED = re.compile(r"(?<![\w.:/{}<$*-])((?:[\w-]+/)*[\w-]+\.py|docs/[\w/-]+\.md)\b")
 # Of onnxruntime and torchvision; what a reader is to write: these, and what begins with "my".
 FOREIGN = {"build_and_package_info.py", "torchvision/_meta_registrations.py", "study.py", "embedded.py"}
-FOREIGN |= {"second_client.py", "make_data.py"}
+FOREIGN |= {"second_client.py", "make_data.py", "early.py"}
 # Made from the code when the site is built, which looks at links to them too.
 MADE = {(REPO / "docs" / page).resolve() for page in pages()}
 

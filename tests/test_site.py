@@ -1,10 +1,12 @@
 """The site builds without a warning, asks no other host for anything, and has every public name."""
 
+import html
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -24,6 +26,7 @@ from site_pages.metrics import metrics_page
 
 # What a browser fetches by itself; a link to another host is not among them.
 FETCHED = re.compile(r"<(?:script|link|img|iframe|source|video)\b[^>]*?\b(?:src|href)=\"?(?P<url>[^\"\s>]+)")
+LEADS = re.compile(r"<[a-z]+\b[^>]*?\b(?:src|href)=\"?([^\"\s>]+)")
 # Wide tables, equations, code, links in code.
 SEEN = ("results.html", "methods/hasa.html", "how-to/tasks.html", "how-to/page.html")
 WITH_BROWSER = pytest.mark.skipif(
@@ -63,6 +66,19 @@ def test_nothing_is_fetched_from_another_host(site: Path) -> None:
     assert len(fetched) > 10
     assert [url for url in fetched if re.match(r"(https?:)?//", url)] == []
     assert styles == []
+
+
+def test_nothing_that_a_page_shows_or_leads_to_is_missing(site: Path) -> None:
+    missing = set()
+    for file in site.rglob("*.html"):
+        for url in LEADS.findall(file.read_text()):
+            parts = urlsplit(html.unescape(url))
+            path = unquote(parts.path)
+            goal = site / path.lstrip("/") if path.startswith("/") else file.parent / path
+            if not (parts.scheme or parts.netloc or goal.exists()):
+                missing.add((file.relative_to(site).as_posix(), url))
+
+    assert missing == set()
 
 
 def test_search_has_its_index_without_a_server(site: Path) -> None:

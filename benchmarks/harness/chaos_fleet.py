@@ -61,7 +61,7 @@ epochs = {epochs}
 batch = 8
 
 [update]
-codec = "int8"
+{update}
 
 [public]
 {public}
@@ -86,7 +86,7 @@ class Plan(msgspec.Struct, frozen=True):
     """What is run: a method for so many rounds, devices behind edges in turn when there are any.
 
     faulty: messages are mistreated on their way, by this seed. watched: processes can be made to wait, and the method
-    keeps books; else they are those of any run.
+    keeps books; else they are those of any run. secure: changes are seen in sums only.
     """
 
     method: str = "fedavg"
@@ -95,6 +95,7 @@ class Plan(msgspec.Struct, frozen=True):
     faulty: int | None = None
     epochs: int = 8
     watched: bool = True
+    secure: bool = False
 
 
 class ChaosFleet:
@@ -307,6 +308,7 @@ def _config(folder: Path, broker: str, plan: Plan) -> str:
         model=entry.model,
         method=plan.method + (SUFFIX if plan.watched else ""),
         epochs=plan.epochs,
+        update="secure = true" if plan.secure else 'codec = "int8"',
         params=PARAMS.get(plan.method, ""),
         public=public,
     )

@@ -58,7 +58,15 @@ def search(found: Mapping[str, Any], jobs: Sequence[Job]) -> dict[str, Any]:
         tried.append({"method": job.name, **asdict(trial), "val": round(100 * mean(map(score, own)), 3)})
     best = {job.name: _best(tried, job.name) for job in jobs}
     scale, skipped = found["search"].get("scale", {}), reported_rows(found)
-    return {"seeds": seeds, "scale": scale, "rows left out": skipped, "tried": tried, "chosen": best}
+    edges = [job.name for job in jobs if _at_an_edge(tried, job.name)]
+    return {
+        "seeds": seeds,
+        "scale": scale,
+        "rows left out": skipped,
+        "best at an edge": edges,
+        "tried": tried,
+        "chosen": best,
+    }
 
 
 def search_file(name: str, *, quick: bool) -> dict[str, Any]:
@@ -131,6 +139,12 @@ def score(job: Finished) -> float:
 def _best(tried: list[dict[str, Any]], method: str) -> dict[str, Any]:
     best = max((one for one in tried if one["method"] == method), key=lambda one: float(one["val"]))
     return {"train": best["train"], "params": best["params"], "val": best["val"]}
+
+
+def _at_an_edge(tried: list[dict[str, Any]], method: str) -> bool:
+    """Whether the best rate is the least or the largest that was tried, so that one beyond it may be better still."""
+    rates = {one["train"]["learning_rate"] for one in tried if one["method"] == method}
+    return _best(tried, method)["train"]["learning_rate"] in (min(rates), max(rates))
 
 
 def chosen(suite: str) -> dict[str, Trial]:

@@ -23,7 +23,7 @@ from fedwright.protocol.link.security import Bundle, BundleInfo
 from fedwright.protocol.messages import BlobRef, Recipe, Returns, Stats, SumAnswer, SumAsk, SumTerms, Task
 from fedwright.protocol.secure.graph import looked_at
 from fedwright.protocol.secure.part import ROOT_BYTES, Part, public_keys
-from fedwright.protocol.secure.roster import Member, agreed_word, masked_word, pack_roster
+from fedwright.protocol.secure.roster import Member, agreed_word, masked_word, pack_roster, roster_for
 from fedwright.server_runtime.fleet.authority import Authority
 
 OWN, SESSION, LEAST = "d0000", "s", 3
@@ -107,7 +107,7 @@ class _Measured:
         if own is None:
             raise RoundError("the measured device gave no keys; this is a mistake in the program")
         roster = pack_roster([own, *(others.member(name, work) for name in names if name != OWN)])
-        self._ask("share", roster=roster)
+        self._ask("share", roster=roster_for(roster, OWN, LEAST))
         graph = Part(names[1], others.roots[names[1]], roster).graph
         sealed = {name: Part(name, others.roots[name], roster).sealed()[OWN] for name in graph[OWN]}
         self._ask("mask", sharers=names, sealed=sealed)

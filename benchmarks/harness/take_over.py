@@ -34,9 +34,9 @@ ROUNDS_BETWEEN = 2
 PATIENCE_S = 300.0
 
 
-def take_overs(*, quick: bool) -> dict[str, Any]:
+def take_overs(*, quick: bool, kills: int | None = None) -> dict[str, Any]:
     """Seconds until another server leads and until it has closed a round; whether the end has the same bytes."""
-    kills = QUICK_KILLS if quick else KILLS
+    kills = kills if kills is not None else QUICK_KILLS if quick else KILLS
     rounds = (kills + 2) * ROUNDS_BETWEEN
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -59,6 +59,7 @@ class _Trial:
     def __init__(self, place: Path, environment: dict[str, str], database: PostgresServer) -> None:
         self._place, self._environment, self._database = place, environment, database
         self._servers: list[subprocess.Popen[bytes]] = []
+        self._killed: set[int] = set()
 
     def start(self, config: str, name: str) -> "subprocess.Popen[bytes]":
         """A server of a run in a process of its own."""
@@ -75,17 +76,35 @@ class _Trial:
             self.start(config, "killed")
         rows = []
         for number in range(1, kills + 1):
-            _wait_for(lambda number=number: self._closed() >= number * ROUNDS_BETWEEN)  # type: ignore[misc]
+            self._wait_for(lambda number=number: self._closed() >= number * ROUNDS_BETWEEN)  # type: ignore[misc]
+            self._wait_for(self._others_stand_by)
             leader, closed = self._leader(), self._closed()
             began_s = time.monotonic()
             os.kill(leader, signal.SIGKILL)
-            _wait_for(lambda leader=leader: self._leader() != leader)  # type: ignore[misc]
+            self._killed.add(leader)
+            self._wait_for(lambda leader=leader: self._leader() != leader)  # type: ignore[misc]
             led_s = time.monotonic() - began_s
-            _wait_for(lambda closed=closed: self._closed() > closed)  # type: ignore[misc]
+            self._wait_for(lambda closed=closed: self._closed() > closed)  # type: ignore[misc]
             rows.append({"kill": number, "led again s": led_s, "round closed s": time.monotonic() - began_s})
             self.start(config, "killed")
-        _wait_for(lambda: self._closed() >= rounds)
+        self._wait_for(lambda: self._closed() >= rounds)
         return rows
+
+    def _others_stand_by(self) -> bool:
+        """Whether all servers but the one that leads wait for their turn."""
+        return (self._place / "killed.log").read_text().count("standing by: ") >= len(self._servers) - 1
+
+    def _wait_for(self, holds: Callable[[], bool]) -> None:
+        """RoundError when nobody goes on, or when a server ended that nobody killed."""
+        until_s = time.monotonic() + PATIENCE_S
+        while not holds():
+            ended = [server.pid for server in self._servers if server.poll() is not None]
+            if set(ended) - self._killed:
+                last = (self._place / "killed.log").read_text().splitlines()[-1:]
+                raise RoundError(f"a server ended by itself: {' '.join(last)}")
+            if time.monotonic() > until_s:
+                raise RoundError(f"no server went on with the run within {PATIENCE_S:.0f} s")
+            time.sleep(0.05)
 
     def close(self) -> None:
         """End all servers."""
@@ -124,14 +143,6 @@ def _config(broker: str, name: str, rounds: int, store: str) -> str:
     fleet = f'broker = "{broker}"\ndevices = 2\njoin_timeout_s = 120\ndeadline_s = 120'
     run = f'[run]\nname = "{name}"\nrounds = {rounds}'
     return f'{run}\n[fleet]\n{fleet}\n[model]\nmodel = "mlp"\n{store}\n[method]\nname = "fedavg"\n'
-
-
-def _wait_for(holds: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        if time.monotonic() > until_s:
-            raise RoundError(f"no server went on with the run within {PATIENCE_S:.0f} s")
-        time.sleep(0.05)
 
 
 def _end_of(path: Path) -> str:

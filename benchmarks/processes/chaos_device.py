@@ -5,6 +5,7 @@ import sys
 from fedwright.benchmarks.processes.chaos_moments import Moments
 from fedwright.cli.main import main as command
 from fedwright.device_runtime.agent import Agent
+from fedwright.device_runtime.secure.sums import SecureSums
 from fedwright.device_runtime.store.journal import Journal
 from fedwright.protocol.uploads import Uploads
 
@@ -28,6 +29,8 @@ def main() -> int:
     moments.before(Uploads, "answer", "uploading")
     moments.after(Agent, "_send_reply", "update sent", when=_has_answered)
     moments.before(Agent, "_take_ack", "acknowledged")
+    moments.before(SecureSums, "answer", "sum asked")
+    moments.after(SecureSums, "answer", "sum answered")
     return command()
 
 

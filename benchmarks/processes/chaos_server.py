@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedwright.benchmarks.processes.chaos_moments import Moments
+from fedwright.server_runtime.methods import summed
 from fedwright.server_runtime.methods.base import CheckedUpdate, Method, MethodState, Relay
 from fedwright.server_runtime.methods.registry import METHODS, Entry
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
@@ -57,6 +58,7 @@ def main() -> int:
     from fedwright.cli.main import main as command
 
     METHODS.update({kept.name: kept for kept in map(with_books, list(METHODS.values()))})
+    summed.SUMMED |= {name + SUFFIX for name in summed.SUMMED}
     moments = Moments.of_environment()
     moments.before(SqliteRoundStore, "save_plan", "planning")
     moments.after(SqliteRoundStore, "save_plan", "planned")
@@ -66,6 +68,10 @@ def main() -> int:
     moments.after(SqliteRoundStore, "close_stage", "closed")
     moments.before(Books, "absorb", "absorb")
     moments.before(Books, "advance", "advance")
+    moments.before(SqliteRoundStore, "save_sum", "sum here")
+    moments.after(SqliteRoundStore, "save_sum", "sum durable")
+    moments.before(SqliteRoundStore, "end_sum", "sum closing")
+    moments.after(SqliteRoundStore, "end_sum", "sum closed")
     return command()
 
 

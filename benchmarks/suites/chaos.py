@@ -51,6 +51,8 @@ PAUSE_S = (0.05, 1.5)
 AWAY_S = (0.0, 0.5)
 # A moment that a run does not come to is not waited for longer.
 MOMENT_S = 8.0
+# A moment that a run is sure to come to.
+RUN_MOMENT_S = 120.0
 DISK_EVERY = 12
 # Most of a run is waiting: for moments, for what was killed, for what is away.
 AT_ONCE = 3
@@ -163,12 +165,24 @@ def _kept(plan: Plan, left: dict[str, int] | None = None, *, seed: int = 0, dige
     return outcome
 
 
-def play(plan: Plan, left: dict[str, int] | None = None, *, seed: int = 0, logs: Path | None = None) -> ChaosOutcome:
-    """One run from start to end; left: of which victims so many more kills are wanted; logs: where to keep them."""
+def play(
+    plan: Plan,
+    left: dict[str, int] | None = None,
+    *,
+    seed: int = 0,
+    logs: Path | None = None,
+    at: Sequence[tuple[str, str]] = (),
+) -> ChaosOutcome:
+    """One run from start to end; left: of which victims so many more kills are wanted; logs: where to keep them.
+
+    at: processes that are killed first, one after the other, each when it comes to this moment.
+    """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedwright-chaos-")))
         fleet = stack.enter_context(chaos_fleet(folder, plan))
         trouble = _Trouble(fleet, random.Random(f"{plan.method} {seed}"))
+        for name, moment in at:
+            trouble.kill_at(name, moment)
         if left:
             trouble.make(dict(left))
         try:
@@ -200,6 +214,13 @@ class _Trouble:
             if (kill := self._kill(victim)) is not None:
                 self.kills.append(kill)
                 left[victim] -= 1
+
+    def kill_at(self, name: str, moment: str) -> None:
+        """Kill the server or a device when it is there."""
+        watched, victim = self._fleet.watched(name), "device" if name in DEVICES else name
+        if watched.wait(moment, self._fleet.running, wait_s=RUN_MOMENT_S) and self._do(victim, name):
+            self.kills.append(Kill(victim, moment, True))
+        watched.release()
 
     def _kill(self, victim: str) -> Kill | None:
         """Wait for a moment, then kill; None when the run was over before or the kill would be unfair."""

@@ -7,6 +7,7 @@ from fedwright.benchmarks.harness.suite import read_suite, seeds_of
 from fedwright.benchmarks.suites.privacy_attacks import attack_tables
 from fedwright.benchmarks.suites.privacy_noise import accuracy_tables
 from fedwright.benchmarks.suites.privacy_steps import step_tables
+from fedwright.benchmarks.suites.privacy_sums import sum_tables
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -15,7 +16,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     seeds = seeds_of(found["suite"], args.seeds)
     tables: dict[str, list[dict[str, Any]]] = {}
     checks: list[dict[str, Any]] = []
-    for part in (accuracy_tables(found, seeds), attack_tables(seeds), step_tables(found["suite"]["models"])):
+    models = found["suite"]["models"]
+    for part in (accuracy_tables(found, seeds), attack_tables(seeds), sum_tables(seeds), step_tables(models)):
         tables |= part[0]
         checks += part[1]
     return {"seeds": seeds, "tables": tables, "checks": checks}

@@ -13,6 +13,7 @@ import numpy as np
 from fedwright.device_runtime.profiler.pack import Probe
 from fedwright.device_runtime.train import session as sessions
 from fedwright.device_runtime.train.base import Tensors
+from fedwright.device_runtime.train.blocked import PART, PREFIX
 from fedwright.device_runtime.train.portable import PortableTrainer
 from fedwright.protocol.artifact import TensorSpec
 from fedwright.protocol.operator_costs import Shape, features
@@ -131,6 +132,7 @@ def _operators(events: list[dict[str, Any]], batches: int) -> list[list[Operator
         if event["args"]["op_name"] == "Scan":
             inside = event["ts"] + event["dur"]
         runs.setdefault(event["name"], []).append(event)
+    _join_blocked(runs)
     found: list[list[OperatorTime]] = [[] for _ in range(batches)]
     for seen in runs.values():
         steps = len(seen) // batches
@@ -140,6 +142,17 @@ def _operators(events: list[dict[str, Any]], batches: int) -> list[list[Operator
             kind, amounts = features(args["op_name"], _shapes(args, "input"), _shapes(args, "output"))
             found[part].append(OperatorTime(kind, amounts, max(0.5, float(best["dur"])) * 1e-6))
     return found
+
+
+def _join_blocked(runs: dict[str, list[dict[str, Any]]]) -> None:
+    """The time of all nodes that stand in for a convolution is that of the one among them."""
+    parts = [name for name in runs if name.startswith(PREFIX)]
+    whole = {name.split(PART)[0]: name for name in parts if runs[name][0]["args"]["op_name"] == "Conv"}
+    for name in parts:
+        convolution = whole.get(name.split(PART)[0], name)
+        if name != convolution:
+            for event, more in zip(runs[convolution], runs.pop(name), strict=False):
+                event["dur"] += more["dur"]
 
 
 def _shapes(args: dict[str, Any], side: str) -> list[Shape]:

@@ -20,6 +20,7 @@ from fedwright.protocol.support.unreadable import UNREADABLE
 
 # A sum that comes to nothing is begun anew; more often than this nobody means well.
 MOST_SESSIONS = 8
+LENGTH_BYTES = 4
 
 
 class Session(Struct, frozen=True):
@@ -62,7 +63,7 @@ class KeptChange:
             # An earlier release kept its notes of sums there.
             self._folder.unlink()
         self._file = self._folder / "state"
-        self._change = _read(self._file)
+        self._change, self._end = _read(self._file)
 
     def put(self, change: Change, result: Path) -> None:
         """Take the row in the file `result`, which moves here."""
@@ -70,7 +71,9 @@ class KeptChange:
         with result.open("rb+") as file:
             os.fsync(file.fileno())
         result.replace(self._row(change.task))
-        self._save(change)
+        record = _record(change)
+        write_private(self._file, record)
+        self._change, self._end = change, len(record)
         for other in self._folder.glob("row-*"):
             if other != self._row(change.task):
                 other.unlink()
@@ -122,9 +125,15 @@ class KeptChange:
             self._row(task).unlink(missing_ok=True)
 
     def _save(self, change: Change) -> None:
-        # On the disk first: what is not there must not be told.
-        write_private(self._file, msgspec.msgpack.encode(change))
-        self._change = change
+        # On the disk first: what is not there must not be told. Behind what is there, one wait for the disk is enough.
+        record = _record(change)
+        with self._file.open("r+b") as file:
+            file.seek(self._end)
+            file.write(record)
+            file.truncate()
+            file.flush()
+            os.fsync(file.fileno())
+        self._change, self._end = change, self._end + len(record)
 
     def _row(self, task: str) -> Path:
         return self._folder / f"row-{task}"
@@ -142,11 +151,25 @@ def same_or_first(known: object, told: object, what: str) -> None:
         raise ProtocolError(f"this sum had other {what} before; it is not answered twice")
 
 
-def _read(file: Path) -> Change | None:
+def _record(change: Change) -> bytes:
+    data = msgspec.msgpack.encode(change)
+    return len(data).to_bytes(LENGTH_BYTES, "big") + data
+
+
+def _read(file: Path) -> tuple[Change | None, int]:
+    """What was written last, and where it ends; a torn end was never told."""
     try:
-        return msgspec.msgpack.decode(file.read_bytes(), type=Change)
-    except FileNotFoundError:
-        return None
-    except UNREADABLE:
-        # Nothing of it is told any more, which is safe.
-        return None
+        data = file.read_bytes()
+    except OSError:
+        return None, 0
+    found, end = None, 0
+    while len(data) >= end + LENGTH_BYTES:
+        start = end + LENGTH_BYTES
+        size = int.from_bytes(data[end:start], "big")
+        try:
+            found = msgspec.msgpack.decode(data[start : start + size], type=Change)
+        except UNREADABLE:
+            break
+        end = start + size
+    # Where nothing can be read, nothing of it is told any more, which is safe.
+    return found, end

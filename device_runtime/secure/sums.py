@@ -18,8 +18,9 @@ from fedwright.device_runtime.secure.kept import Change, KeptChange, Session, ch
 from fedwright.protocol.errors import DeviceError, FedwrightError, ProtocolError
 from fedwright.protocol.messages import BlobRef, Stats, SumAnswer, SumAsk, Task
 from fedwright.protocol.secure.graph import LEAST_DEVICES, is_connected, looked_at, quorum
-from fedwright.protocol.secure.masks import to_words
-from fedwright.protocol.secure.part import Part, own_mask, public_keys
+from fedwright.protocol.secure.masks import Words, to_words
+from fedwright.protocol.secure.noisy_words import noisy_scale, noisy_words
+from fedwright.protocol.secure.part import Part, noise_seed, own_mask, public_keys
 from fedwright.protocol.secure.roster import Member, agreed_word, masked_word, read_roster
 
 log = logging.getLogger(__name__)
@@ -106,9 +107,12 @@ class SecureSums:
         keys = public_keys(session.root)
         if own is None or (own.session, own.mask_key, own.share_key, own.work) != (session.name, *keys, change.work):
             raise ProtocolError("this sum does not have the keys that this device made for it; begin another")
-        _check_size(len(members), change, "members")
-        for name in sorted({self._device, *self._looked_at(Part(self._device, session.root, roster), change)}):
-            member = members[name]
+        part = Part(self._device, session.root, roster)
+        _check_size(len(part.names), change, "members")
+        for name in sorted({self._device, *self._looked_at(part, change)}):
+            member = members.get(name)
+            if member is None:
+                raise ProtocolError(f"the word of {name}, which this device must look at, is left out of the roster")
             self._who.check(name, member.certificate, member.word(), member.signature)
 
     def _masked(self, ask: SumAsk, change: Change, offer: Offer) -> SumAnswer:
@@ -117,18 +121,25 @@ class SecureSums:
         same_or_first(session.sharers, sharers, "devices that have shared")
         check_free(change, session.name)
         if not session.sharers:
-            self._check_set(part, sharers, part.members, change)
+            self._check_set(part, sharers, part.names, change)
             wanted = set(part.neighbours) & set(sharers)
             if ask.sealed.keys() != wanted:
                 raise ProtocolError("the shares of some neighbours are missing, or are not this device's to keep")
             session = structs.replace(session, sharers=sharers, sealed=dict(ask.sealed))
             self._kept.save(change, session)
-        terms, row = change.terms, self._kept.row(change)
-        share = change.weight / terms.largest_weight
-        words = to_words(row, share, devices=len(part.members), reach=change.reach(len(part.members)))
+        words = self._words(change, part)
         part.mask(words, sharers)
         ref = offer(words.astype("<u4", copy=False).tobytes(), change.chunk_bytes)
         return SumAnswer(ask.sum, "mask", masked=ref, signature=self._who.sign(masked_word(part.digest, sharers)))
+
+    def _words(self, change: Change, part: Part) -> Words:
+        """What goes under masks; noise is drawn once for a sum, or two answers would tell of it."""
+        terms, row, members = change.terms, self._kept.row(change), len(part.names)
+        if terms.noise_multiplier is None or terms.clip_norm is None:
+            share = change.weight / terms.largest_weight
+            return to_words(row, share, devices=members, reach=change.reach(members))
+        scale = noisy_scale(members, len(row), clip=terms.clip_norm, multiplier=terms.noise_multiplier)
+        return noisy_words(row, scale, clip=terms.clip_norm, seed=noise_seed(part.root, part.digest))
 
     def _agreed(self, ask: SumAsk, change: Change) -> SumAnswer:
         session = self._told_sharers(ask, change)
@@ -185,7 +196,7 @@ class SecureSums:
             raise ProtocolError("the sum names devices that are not in it, or leaves this one out")
         # Of others nobody here knows whether they are real.
         _check_size(len(set(some) & {self._device, *self._looked_at(part, change)}), change, "devices")
-        for whole in (part.members.keys(), {self._device, *part.neighbours}):
+        for whole in (part.names, {self._device, *part.neighbours}):
             left, needed = len(set(some) & set(whole)), quorum(len(whole))
             if left < needed:
                 raise ProtocolError(f"{left} of {len(whole)} members are left in the sum but {needed} must be")
@@ -193,7 +204,7 @@ class SecureSums:
             raise ProtocolError("those who are left in the sum fall into parts, which could be told from each other")
 
     def _looked_at(self, part: Part, change: Change) -> frozenset[str]:
-        return looked_at(sorted(part.members), part.digest, self._device, change.terms.least)
+        return looked_at(part.names, part.digest, self._device, change.terms.least)
 
     def _check_signed(self, part: Part, devices: Collection[str], word: bytes, signatures: Mapping[str, bytes]) -> None:
         for device in devices:

@@ -107,6 +107,17 @@ class Journal:
             finished = [*self._file.finished, self._file.entry.task.task][-KEEP_FINISHED:]
             self._write(_File(None, finished))
 
+    def forsake(self) -> JournalEntry | None:
+        """Give up a task of all devices of a lost edge, and return it; what was answered is not done elsewhere."""
+        entry = self._file.entry
+        if entry is None or entry.task.shard is None:
+            return None
+        over = [entry.task.task]
+        if entry.answer is not None and entry.task.pool is not None and entry.task.pool.stage is not None:
+            over.append(entry.task.pool.stage)
+        self._write(_File(None, [*self._file.finished, *over][-KEEP_FINISHED:]))
+        return entry
+
     def close(self) -> None:
         """Let another agent use the folder."""
         self._lock.close()

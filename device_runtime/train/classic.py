@@ -13,6 +13,7 @@ from onnxruntime.capi import _pybind_state
 
 from fedwright.device_runtime.train import session as sessions
 from fedwright.device_runtime.train.base import Array, StepResult, Tensors
+from fedwright.device_runtime.train.native import RUNTIME_ERRORS
 from fedwright.protocol.artifact import Artifact, TensorSpec
 from fedwright.protocol.classic_artifact import ClassicFiles, unpack_files
 from fedwright.protocol.errors import BadArtifact, BadBlob, DeviceError
@@ -69,7 +70,7 @@ class ClassicTrainer:
         feed |= self._engine.read(self.manifest.eval_slots)
         try:
             logits, embedding = self._eval.run([self.manifest.logits, self.manifest.embedding], feed)
-        except sessions.RUNTIME_ERRORS as err:
+        except RUNTIME_ERRORS as err:
             raise DeviceError(f"evaluation failed in onnxruntime: {sessions.first_line(err)}") from err
         return logits, embedding
 
@@ -111,7 +112,7 @@ class _Engine:
                 self._state = _native.load_checkpoint(paths["checkpoint"])
                 self._module = _native.Module(paths["training"], self._state, None, device, options)
                 self._optimizer = _native.Optimizer(paths["optimizer"], self._state, device, options)
-            except sessions.RUNTIME_ERRORS as err:
+            except RUNTIME_ERRORS as err:
                 raise BadArtifact(
                     f"onnxruntime-training {ort.__version__} cannot load the artifact: {sessions.first_line(err)}"
                 ) from err
@@ -137,7 +138,7 @@ class _Engine:
             self._optimizer.set_learning_rate(learning_rate)
             self._optimizer.optimizer_step()
             self._module.lazy_reset_grad()
-        except sessions.RUNTIME_ERRORS as err:
+        except RUNTIME_ERRORS as err:
             raise DeviceError(f"training step failed in onnxruntime-training: {sessions.first_line(err)}") from err
         return {name: value.numpy() for name, value in zip(self.outputs, fetches, strict=True)}
 

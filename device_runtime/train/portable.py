@@ -9,6 +9,7 @@ import onnxruntime as ort
 from fedwright.device_runtime.train import session as sessions
 from fedwright.device_runtime.train.base import Array, StepResult, Tensors
 from fedwright.device_runtime.train.check import need_bytes
+from fedwright.device_runtime.train.native import RUNTIME_ERRORS
 from fedwright.device_runtime.train.private import StepPrivacy
 from fedwright.protocol.artifact import Artifact, Slot, TensorSpec
 from fedwright.protocol.errors import BadArtifact
@@ -77,7 +78,7 @@ class PortableTrainer:
                 binding.bind_cpu_input(spec.name, self._privacy.noise_for(spec))
         try:
             self._session("train.onnx").run_with_iobinding(binding, self._run_options)
-        except sessions.RUNTIME_ERRORS as err:
+        except RUNTIME_ERRORS as err:
             raise sessions.failure("training step", err, need_bytes=self._need_bytes(batch)) from err
         self._now = 1 - self._now
         correct = self._metrics.get("correct")
@@ -98,7 +99,7 @@ class PortableTrainer:
         binding.bind_output(self.manifest.embedding, "cpu")
         try:
             session.run_with_iobinding(binding, self._run_options)
-        except sessions.RUNTIME_ERRORS as err:
+        except RUNTIME_ERRORS as err:
             raise sessions.failure("evaluation", err, need_bytes=self._need_bytes(batch)) from err
         logits, embedding = binding.copy_outputs_to_cpu()
         return logits, embedding

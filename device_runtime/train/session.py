@@ -10,29 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
-from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from fedwright.device_runtime import facts
 from fedwright.device_runtime.train.base import Array, Tensors
-from fedwright.protocol.artifact import EDGES, TensorSpec
+from fedwright.device_runtime.train.native import RUNTIME_ERRORS
+from fedwright.protocol.artifact import AGAIN, EDGES, TensorSpec
 from fedwright.protocol.errors import BadArtifact, BadBlob, ConfigError, DataError, DeviceError, OverBudget
 from fedwright.protocol.onnx_outline import scan
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
-
-# onnxruntime's errors share no base class of their own.
-RUNTIME_ERRORS = (
-    native.Fail,
-    native.InvalidArgument,
-    native.InvalidGraph,
-    native.InvalidProtobuf,
-    native.NoSuchFile,
-    native.NotImplemented,
-    native.RuntimeException,
-    native.EPFail,
-    RuntimeError,
-)
 
 _NO_MEMORY = re.compile(r"Failed to allocate memory(?: for requested buffer of size (\d+))?|bad[_ ]alloc")
 
@@ -96,14 +83,26 @@ def open_session(
         # Its plan of reuse keeps some buffers of every shape, and what unpacks has many large ones: 4-bit matrices took
         # three times what they need. Without it each goes back to the arena when it was read last.
         options.enable_mem_reuse = not any(frozen[name].data_type() in _PACKED for name in wanted)
+    if provider == CPU:
+        # Imported late: it reads the shapes of a graph by rules that a waiting agent need not hold.
+        from fedwright.device_runtime.train.blocked import block_convolutions
+
+        graph = block_convolutions(graph, what=what)
     providers = [provider] if provider == CPU else [provider, CPU]
     try:
         # Without the retry of its Python half, which prints.
-        return ort.InferenceSession(graph, options, providers=providers, enable_fallback=0)
+        return ort.InferenceSession(
+            graph, options, providers=providers, enable_fallback=0, disabled_optimizers=_unwanted(graph)
+        )
     except (*RUNTIME_ERRORS, ValueError) as err:
         if _NO_MEMORY.search(str(err)):
             raise failure(what, err, need_bytes=len(graph)) from err
         raise BadArtifact(f"onnxruntime {ort.__version__} cannot load {what}: {first_line(err)}") from err
+
+
+def _unwanted(graph: bytes) -> list[str]:
+    """What would merge values that are made again with the first ones, which then stay in memory."""
+    return ["CommonSubexpressionElimination"] if AGAIN.encode() + b"/" in graph else []
 
 
 @contextmanager

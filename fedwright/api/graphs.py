@@ -14,8 +14,9 @@ from numpy.typing import ArrayLike, NDArray
 from fedwright.device_runtime.train.check import check_artifact
 from fedwright.device_runtime.train.portable import PortableTrainer
 from fedwright.protocol import tensors
-from fedwright.protocol.artifact import Artifact
-from fedwright.protocol.errors import BadArtifact, DataError
+from fedwright.protocol.artifact import Artifact, TensorSpec
+from fedwright.protocol.errors import BadArtifact, ConfigError, DataError
+from fedwright.protocol.goals import CLASSIFY, GOALS
 from fedwright.protocol.support.files import replace_file
 from fedwright.server_runtime.artifacts.folder import read_folder, write_folder
 
@@ -25,12 +26,19 @@ WEIGHTS = "weights.safetensors"
 CHECKED_BATCH = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TrainingGraph:
     """A model as a training graph and an evaluation graph in plain ONNX, with the weights it starts from."""
 
     artifact: Artifact
     weights: dict[str, Array]
+
+    def __repr__(self) -> str:
+        manifest = self.artifact.manifest
+        numbers = sum(array.size for array in self.weights.values())
+        # Where a model of this process lies says nothing to a reader.
+        what = manifest.description.removeprefix("python:fedwright.api.given:")
+        return f"<TrainingGraph {what}, {manifest.goal}, {numbers:,} numbers>"
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -68,6 +76,8 @@ class Trainer:
     def __init__(
         self, graph: TrainingGraph, *, learning_rate: float = 0.05, threads: int = 1, provider: str = "cpu"
     ) -> None:
+        if not isinstance(graph, TrainingGraph):
+            raise ConfigError(f"a {type(graph).__name__} is no training graph; make one with fedwright.training_graph")
         manifest = graph.artifact.manifest
         if manifest.sides:
             raise BadArtifact(
@@ -92,8 +102,7 @@ class Trainer:
     def fit(self, x: ArrayLike, y: ArrayLike, *, epochs: int = 1, batch: int = 32, seed: int = 0) -> list[float]:
         """Passes over examples in random order; the mean loss of each."""
         images, labels = np.asarray(x), np.asarray(y)
-        if len(images) != len(labels):
-            raise DataError(f"there are {len(images)} examples but {len(labels)} labels; give one for each")
+        _check_alike(images, labels)
         rng = np.random.default_rng(seed)
         means = []
         for _ in range(epochs):
@@ -105,12 +114,19 @@ class Trainer:
     def predict(self, x: ArrayLike, *, batch: int = 256) -> Array:
         """What the model says of each example, as its last layer gives it (logits)."""
         images = np.asarray(x)
+        if not len(images):
+            raise DataError("there are no examples; give at least one")
         pieces = (self._batch(images[rows]) for rows in _pieces(np.arange(len(images)), batch))
         return np.concatenate([self._trainer.predict(piece)[0] for piece in pieces])
 
     def accuracy(self, x: ArrayLike, y: ArrayLike) -> float:
-        """Share of the examples whose largest logit is the label's."""
-        return float((self.predict(x).argmax(1) == np.asarray(y)).mean())
+        """Share of the examples whose largest logit is the label's; of single classes only."""
+        goal, labels = self._graph.artifact.manifest.goal, np.asarray(y)
+        if goal != CLASSIFY:
+            raise ConfigError(f"accuracy is of single classes but the graph is for {goal}; compare predict(x) with y")
+        images = np.asarray(x)
+        _check_alike(images, labels)
+        return float((self.predict(images).argmax(1) == labels).mean())
 
     def weights(self) -> dict[str, Array]:
         """Copies of all tensors of the model as it is now."""
@@ -129,8 +145,38 @@ class Trainer:
     def _batch(self, *arrays: ArrayLike) -> dict[str, Array]:
         """The arrays under the names and in the types that the graph has for them."""
         specs = self._graph.artifact.manifest.batch
-        return {spec.name: np.asarray(array, spec.dtype) for spec, array in zip(specs, arrays, strict=False)}
+        batch = {spec.name: _typed(np.asarray(array), spec) for spec, array in zip(specs, arrays, strict=False)}
+        if len(arrays) > 1:
+            examples, labels, *_ = batch.values()
+            _check_alike(examples, labels)
+            self._check_classes(labels)
+        return batch
+
+    def _check_classes(self, labels: Array) -> None:
+        """A class that is not there would train another one or end in a gather outside the logits."""
+        manifest = self._graph.artifact.manifest
+        if GOALS[manifest.goal].numbers or not labels.size or 0 <= labels.min() <= labels.max() < manifest.classes:
+            return
+        raise DataError(
+            f"labels go from {labels.min()} to {labels.max()} but the graph has {manifest.classes} classes, "
+            f"0 to {manifest.classes - 1}"
+        )
+
+
+def _typed(array: Array, spec: TensorSpec) -> Array:
+    """In the type of the graph; fractions are no whole numbers."""
+    made = array.astype(spec.dtype, copy=False)
+    if made.dtype.kind in "iu" and array.dtype.kind == "f" and not np.array_equal(made, array):
+        raise DataError(f"{spec.name!r} holds fractions but the graph takes whole numbers; round them, or set its task")
+    return made
+
+
+def _check_alike(examples: Array, labels: Array) -> None:
+    if examples.ndim == 0 or labels.ndim == 0 or len(examples) != len(labels):
+        raise DataError(f"x has shape {list(examples.shape)} but y {list(labels.shape)}; give one label per example")
 
 
 def _pieces(rows: Array, size: int) -> Iterator[Array]:
+    if size < 1:
+        raise ConfigError(f"batch is {size} but must be 1 or more")
     return (rows[start : start + size] for start in range(0, len(rows), size))

@@ -1,7 +1,7 @@
 """`fedwright.Server`: a run over a broker inside a program of one's own."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -60,7 +60,7 @@ class Server(Background):
         config: str | Path | Mapping[str, Mapping[str, Any]],
         *,
         rounds: int | None = None,
-        on_event: Callable[[events.Event], None] = events.ignore,
+        on_event: events.Observer = events.ignore,
     ) -> None:
         super().__init__("fedwright-server")
         if isinstance(config, Mapping):

@@ -3,13 +3,13 @@
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from fedwright.api import given
-from fedwright.api.data import source_of
+from fedwright.api.data import source_of, sources_of
 from fedwright.api.models import model_name
 from fedwright.api.results import simulation_result
 from fedwright.api.runs import Run
@@ -21,7 +21,6 @@ from fedwright.server_runtime.methods.base import Method
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.run_folder.folder import folder_of
 from fedwright.server_runtime.run_reader import continued
-from fedwright.simulation.simulate import Simulated
 from fedwright.simulation.simulate import simulate as run_simulation
 
 Settings = Mapping[str, Mapping[str, Any]]
@@ -39,14 +38,18 @@ def simulate(
     settings: Settings | None = None,
     keep: str | Path | None = None,
     progress: bool = True,
+    on_event: events.Observer = events.ignore,
 ) -> Run:
     """Train a fleet of simulated devices to its end.
 
     method: a name from `fedwright methods`, or a subclass of `fedwright.Method`. model: a `torch.nn.Module`, its class,
     a function that makes one, or a name from `fedwright models`. data: `fedwright.Dataset`, a pair (x, y), a torch
-    Dataset, a path, a source such as npz:file.npz, or a name from `fedwright datasets`; it is dealt to the devices.
+    Dataset, a table with a column `label`, a path, a source such as npz:file.npz, or a name from `fedwright datasets`,
+    which is dealt to the devices; or {"kitchen": (x, y), "hall": (x, y)}, the data of each device by its name.
     settings: any others of a config, by section: {"train": {"epochs": 2}, "method": {"width": 0.5}}. keep: a folder for
     the run, from which the same call goes on; without one it lies in a temporary folder that goes with the result.
+    on_event: called with every event of the run (`fedwright.server_runtime.rounds.events`), such as RoundClosed; an
+    exception that it raises ends the call.
     """
     with ExitStack() as stack:
         folder = _temporary(stack) if keep is None else Path(keep)
@@ -56,12 +59,14 @@ def simulate(
                 "run": {"name": folder.name, "folder": str(folder.parent), "seed": seed, "rounds": rounds},
                 "model": {"model": None if model is None else model_name(model)},
                 "method": {"name": _method_name(method)},
-                "simulate": {"devices": devices, **_data(data, folder)},
+                "simulate": {"devices": devices, **_data(data, folder, devices)},
             },
         )
         config, text = config_with(wanted, where=WHERE)
         config = continued(config, kind="simulated")
-        found = _watched(config, text, progress=progress, kept=keep is not None)
+        seen = Progress(config.run.rounds, config.simulate.devices) if progress else nullcontext(events.ignore)
+        with _stopped_plainly(config, kept=keep is not None), seen as shown:
+            found = run_simulation(config, text, observer=_both(without_arrivals(shown), on_event))
         run = Run(config, simulation_result(config, found))
         weakref.finalize(run, stack.pop_all().close)
         return run
@@ -79,8 +84,12 @@ def _changes(settings: Settings, arguments: Settings) -> dict[str, dict[str, Any
     return {name: {**settings.get(name, {}), **given.get(name, {})} for name in {**settings, **given}}
 
 
-def _data(data: object, folder: Path) -> dict[str, str]:
-    """A data set by its name, or a source of the user's own."""
+def _data(data: object, folder: Path, devices: int | None) -> dict[str, Any]:
+    """A data set by its name, a source of the user's own, or one for each device."""
+    if isinstance(data, Mapping):
+        if devices not in (None, len(data)):
+            raise ConfigError(f"devices is {devices} but the data names {len(data)}; leave devices out")
+        return {"data": sources_of(data, folder / "data"), "devices": len(data)}
     if isinstance(data, str) and ":" not in data and not Path(data).exists():
         return {"dataset": data}
     return {"data": source_of(data, folder / "data")}
@@ -97,11 +106,19 @@ def _method_name(method: Any) -> str:
     return given.place_of(method) or given.keep(method, method, label=method.__name__)
 
 
-def _watched(config: RunConfig, text: str, *, progress: bool, kept: bool) -> Simulated:
-    """The simulation, seen as in the terminal; Ctrl-C ends it with one sentence, without what lies below."""
+def _both(shown: events.Observer, told: events.Observer) -> events.Observer:
+    def observe(event: events.Event) -> None:
+        shown(event)
+        told(event)
+
+    return observe
+
+
+@contextmanager
+def _stopped_plainly(config: RunConfig, *, kept: bool) -> Iterator[None]:
+    """Ctrl-C ends a simulation with one sentence, without what lies below."""
     try:
-        with Progress(config.run.rounds, config.simulate.devices) if progress else nullcontext(events.ignore) as seen:
-            return run_simulation(config, text, observer=without_arrivals(seen))
+        yield
     except KeyboardInterrupt:
         again = f"the same call goes on from {folder_of(config).path}" if kept else "with keep=FOLDER it could go on"
         raise KeyboardInterrupt(f"simulate was stopped; {again}") from None

@@ -2,7 +2,27 @@
 
 import argparse
 import os
+import re
+import sys
 from pathlib import Path
+from typing import NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """Shows its help where a command is missing, and the nearest name where one is wrong."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what was not understood and end with the code 2."""
+        if message == "the following arguments are required: COMMAND":
+            self.print_help(sys.stderr)
+            self.exit(2)
+        wrong = re.search(r"invalid choice: '(?P<word>[^']*)' \(choose from (?P<names>.*)\)", message)
+        if wrong is not None:
+            from fedwright.protocol.support.settings import suggest
+
+            names = re.findall(r"[\w.-]+", wrong["names"])
+            message = f"{message[: wrong.start()]}there is no {wrong['word']!r}; {suggest(wrong['word'], names)}"
+        super().error(message)
 
 
 def command(

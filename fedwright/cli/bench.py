@@ -36,7 +36,10 @@ SUITES = {
     "chaos": ("suites.chaos", "kills and cuts at random moments, against a run left in peace"),
     "soak": ("suites.soak", "memory of server, devices and broker over thousands of rounds"),
     "sums": ("suites.sums", "what sums that hide changes cost a device, beside plain updates and Flower"),
-    "scale": ("suites.scale", "PostgreSQL and S3 beside SQLite and a folder, and kills of the leading server"),
+    "scale": (
+        "suites.scale",
+        "shared stores, kills of the leading server, sharding edges, very many devices",
+    ),
     "edges": ("suites.edges", "what reaches the host, with and without edge servers"),
     "page": ("suites.page", "the page's answers, its browser and what it costs, with 1,000 devices"),
     "transport": ("suites.transport", "speed of blobs and messages, against a raw TCP relay"),
@@ -91,6 +94,7 @@ SUITES = {
         "suites.growth",
         "a server's cost over devices, parameters and rounds, with exponents",
     ),
+    "bytes": ("suites.sent_bytes", "what updates and models may leave out, and what that costs in accuracy"),
     "peers": ("peers.suite", "ten devices of ours beside ten of Flower, on the same task"),
     "aggregate": ("suites.aggregate", "averaging submodels, against a plain copy"),
 }
@@ -99,7 +103,7 @@ OPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "--seeds": (
         "seeds",
         (
-            *("methods", "hostile", "hostile-lenet", "privacy", "hasa-titles", "hasa-cifar", "sizes-fashion"),
+            *("bytes", "methods", "hostile", "hostile-lenet", "privacy", "hasa-titles", "hasa-cifar", "sizes-fashion"),
             *("framp-fashion", "framp-sizes", "framp-cora", "hyperflora-fashion", "hyperflora-vit"),
             *("fedconv-fashion", "fedconv-har", "fedconv-devices"),
             *("pfedclub-fashion", "pfedclub-cifar", "pfedclub-studies"),
@@ -108,7 +112,7 @@ OPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "--methods": ("methods", ("devices", "chaos")),
     "--fleet": ("fleet", ("devices",)),
     "--run": ("run_folder", ("devices",)),
-    "--kills": ("kills", ("chaos",)),
+    "--kills": ("kills", ("chaos", "scale")),
     "--edges": ("edges", ("chaos",)),
     "--decoders": ("decoders", ("fuzz",)),
     "--models": ("models", ("train-step", "world", "predictor")),
@@ -160,7 +164,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--edges", type=int, default=None, metavar="N", help="chaos: edge servers that may be killed too"
     )
-    parser.add_argument("--kills", type=int, default=None, metavar="N", help="chaos: how many kills")
+    parser.add_argument("--kills", type=int, default=None, metavar="N", help="chaos, scale: how many kills")
     parser.add_argument(
         "--decoders", nargs="+", metavar="NAME", help="fuzz: decoders to try; others stay in --json as they are there"
     )

@@ -120,6 +120,12 @@ def _agent_options(parser: argparse.ArgumentParser, *, required: bool) -> None:
     add("--device", metavar="ID", help=f"id in the fleet (default: the bundle's, else {default_device()})")
     add("--fleet", help="fleet to join (default: the bundle's, else default)")
     add("--edge", action="append", default=[], metavar="NAME", help="edge server instead of a fleet; others take over")
+    add(
+        "--shards",
+        type=_whole,
+        metavar="N",
+        help="there are N edges of the name given as --edge, for devices to spread over",
+    )
     add("--patience", type=float, default=15.0, metavar="S", help="go to the next --edge after so long in silence")
     add("--state", type=Path, default=default_state(), metavar="DIR", help="journal and blobs (default: %(default)s)")
     add("--threads", type=_whole, default=0, metavar="N", help="threads to train with (default: as many as pay)")
@@ -158,7 +164,7 @@ def config_of(args: argparse.Namespace) -> AgentConfig:
     url, given = split_password(args.broker or broker)
     # A certificate is all that an enrolled device needs, unless it is told otherwise.
     environment = os.environ if args.bundle is None else {}
-    fleet, *further = args.edge or ([args.fleet] if args.fleet else fleets)
+    fleet, *further = _edges(args, args.device or device) or ([args.fleet] if args.fleet else fleets)
     return AgentConfig(
         broker=url,
         login=find_login(given, args.password_file, user=DEVICE_USER, environment=environment),
@@ -190,6 +196,17 @@ def config_of(args: argparse.Namespace) -> AgentConfig:
         hide_counts=args.hide_counts,
         metrics=args.metrics_port,
     )
+
+
+def _edges(args: argparse.Namespace, device: str) -> list[str]:
+    """The edges to go to, in this order."""
+    if args.shards is None:
+        return list(args.edge)
+    if len(args.edge) != 1:
+        raise ConfigError("--shards says how many edges there are of one name; give that name as --edge, once")
+    from fedwright.protocol.rendezvous import preferred, shard_names
+
+    return preferred(shard_names(args.edge[0], args.shards), device)
 
 
 def _facts(text: str) -> tuple[str, ...]:

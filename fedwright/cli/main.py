@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fedwright import __version__
+from fedwright.cli.arguments import Parser
 from fedwright.protocol.errors import FedwrightError
 
 INTERRUPTED = 130
@@ -82,7 +83,7 @@ EXAMPLES = """examples:
 
 def build_parser(command: str | None) -> argparse.ArgumentParser:
     """A parser that knows every command by name and the chosen one in full."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="fedwright",
         description="Trains one learning task across a fleet of unequal edge devices.",
         epilog=EXAMPLES,

@@ -95,6 +95,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     summary = "serve devices of a site between them and the host"
     edge = command(commands, "edge", summary, example("server edge edge.toml"))
     edge.add_argument("config", metavar="CONFIG", type=Path, help="a TOML file; `fedwright init edge` writes one")
+    edge.add_argument(
+        "--shard",
+        type=int,
+        metavar="N",
+        help="which of the config's edge.shards this is (default: one that is free here)",
+    )
     add_broker_options(edge, default="the config's host.broker")
     add_metrics(edge)
     add_log_options(edge)
@@ -196,7 +202,7 @@ def _edge(args: argparse.Namespace) -> int:
     config = replace(config, metrics=with_metrics(config.metrics, args))
     start_logging(args)
     with terminable():
-        run_edge(config)
+        run_edge(config, shard=args.shard)
     return 0
 
 
@@ -215,11 +221,10 @@ def _execute(config: "RunConfig", text: str, args: argparse.Namespace, *, again:
 
 
 def _play(config: "RunConfig", text: str, args: argparse.Namespace) -> None:
-    """Run or go on over the configured broker, to the end of the run."""
-    from fedwright.cli.progress import Progress
+    """Run or go on over the configured broker, to the end of the run; who loses it to another server stands by."""
     from fedwright.cli.signals import terminable
+    from fedwright.protocol.errors import LeaseLost
     from fedwright.server_runtime.rounds.store.storage_errors import plain_storage_errors
-    from fedwright.server_runtime.run import execute
     from fedwright.server_runtime.run_folder.folder import folder_of
 
     folder = folder_of(config)
@@ -228,20 +233,36 @@ def _play(config: "RunConfig", text: str, args: argparse.Namespace) -> None:
         start_logging(args, file=folder.path / "server.log")
         for line in _endings(config.fleet.trust):
             log.warning("%s", line)
-        progress = Progress(config.run.rounds, config.fleet.devices, silent=args.log_json)
-
-        def connect() -> "Link":
-            link = open_link(config.fleet, folder.path, stack, watch=progress.watch, as_json=args.log_json)
-            stack.enter_context(progress)
-            return link
-
         if args.page is not None:
             say(f"page: {start_page(args, folder.path.parent, stack)}", as_json=args.log_json)
         try:
-            execute(config, text, link=connect, observer=progress)
+            while True:
+                try:
+                    _serve(config, text, args)
+                    return
+                except LeaseLost as err:
+                    log.warning("%s; this one stands by again", err)
         except KeyboardInterrupt:
             say(f"nothing is lost; go on with: fedwright server resume {folder.path}", as_json=args.log_json)
             raise
+
+
+def _serve(config: "RunConfig", text: str, args: argparse.Namespace) -> None:
+    """Lead a run, once it is this server's, until it is over or another server's."""
+    from fedwright.cli.progress import Progress
+    from fedwright.server_runtime.run import execute
+    from fedwright.server_runtime.run_folder.folder import folder_of
+
+    progress = Progress(config.run.rounds, config.fleet.devices, silent=args.log_json)
+    with ExitStack() as stack:
+
+        def connect() -> "Link":
+            folder = folder_of(config).path
+            link = open_link(config.fleet, folder, stack, watch=progress.watch, as_json=args.log_json)
+            stack.enter_context(progress)
+            return link
+
+        execute(config, text, link=connect, observer=progress)
 
 
 def _print_result(past: "PastRun | None", json_file: Path | None) -> None:
@@ -266,7 +287,7 @@ def _status(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from fedwright.api.results import run_result
-    from fedwright.cli.tables import device_table
+    from fedwright.cli.tables import device_table, figure_text
     from fedwright.server_runtime.rounds.notices import read_notices
     from fedwright.server_runtime.run_folder.folder import NAMES
     from fedwright.server_runtime.run_reader import latest_run, open_run
@@ -281,7 +302,7 @@ def _status(args: argparse.Namespace) -> int:
     if past.class_names:
         print(f"  classes: {', '.join(past.class_names)}")
     for number, metrics in enumerate(past.metrics, 1):
-        print(f"  round {number}: " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
+        print(f"  round {number}: " + ", ".join(figure_text(name, value) for name, value in metrics.items()))
     Console().print(device_table("", run_result(past)["devices"]))
     if past.privacy is not None:
         print(f"  privacy: {past.privacy.line()}")

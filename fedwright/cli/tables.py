@@ -40,11 +40,22 @@ def record_row(record: "DeviceRecord") -> dict[str, Any]:
     }
 
 
+def figure_text(name: str, value: float) -> str:
+    """One figure of a round as a person reads it; `--json` has it in full."""
+    if name.startswith("bytes_"):
+        return f"{name.removeprefix('bytes_')} {value / MB:.2f} MB"
+    if name.startswith("accuracy"):
+        return f"{name.replace('_', ' ')} {value:.1%}"
+    return f"{value / 1e6:.2f} M macs" if name == "macs" else f"{name.replace('_', ' ')} {value:.4g}"
+
+
 def device_table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
-    """One line per device; the width only where devices have less than the whole model."""
+    """One line per device; the width only where it is not 1 for all, memory only where it was measured."""
     texts = ["id", "profile"] if any("profile" in row for row in rows) else ["id"]
     narrow = any(row["width"] != 1 for row in rows)
-    numbers = [column for column in NUMBERS if narrow or column[1] != "width"]
+    measured = any(row["peak_rss_bytes"] for row in rows)
+    needless = {"width"} - ({"width"} if narrow else set()) | (set() if measured else {"peak_rss_bytes"})
+    numbers = [column for column in NUMBERS if column[1] not in needless]
     table = plain_table(title, ["device", *texts[1:]], [heading for heading, _, _ in numbers])
     for row in rows:
         table.add_row(*(row[key] for key in texts), *(show(row[key]) for _, key, show in numbers))

@@ -17,37 +17,26 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 # (|Y| t - σ²)² and 2 σ² t² k stay below 2^63 for what is drawn within 2^31 / t, which nothing beyond 60 σ is.
 MOST_VARIANCE = 2**22
+MOST_SCALE = 2**30
 
 
-class DiscreteGaussian:
-    """Numbers of variance parameter σ² = `variance`; `seed` makes the stream one that a test knows."""
+class DiscreteLaplace:
+    """Numbers with P[x] proportional to exp(-|x| / scale); `seed` makes the stream one that a test knows."""
 
-    def __init__(self, variance: int, seed: bytes | None = None) -> None:
-        if not 1 <= variance <= MOST_VARIANCE:
-            raise ConfigError(f"discrete noise has the variance {variance} but it must be from 1 to {MOST_VARIANCE}")
-        self._variance = variance
-        self._scale = int(variance**0.5) + 1
+    def __init__(self, scale: int, seed: bytes | None = None) -> None:
+        if not 1 <= scale <= MOST_SCALE:
+            raise ConfigError(f"discrete noise has the scale {scale} but it must be from 1 to {MOST_SCALE}")
+        self._scale = scale
         self._bytes = SecureBytes(seed)
 
     def draw(self, count: int) -> Ints:
         """So many independent numbers."""
-        variance, scale = self._variance, self._scale
-
-        def attempt(size: int) -> tuple[Ints, Bools]:
-            laplace = self._laplace(size)
-            away = np.abs(laplace) * scale - variance
-            return laplace, self._chance_exp(away * away, 2 * variance * scale * scale)
-
-        return _until(attempt, count)
-
-    def _laplace(self, count: int) -> Ints:
-        """P[x] proportional to exp(-|x| / scale)."""
 
         def attempt(size: int) -> tuple[Ints, Bools]:
             low = self._below(np.full(size, self._scale, np.int64))
             found = low + self._scale * self._successes(size)
             negative = self._below(np.full(size, 2, np.int64)) == 1
-            kept = self._chance_exp(low, self._scale) & ~(negative & (found == 0))
+            kept = self.chance_exp(low, self._scale) & ~(negative & (found == 0))
             return np.where(negative, -found, found), kept
 
         return _until(attempt, count)
@@ -56,11 +45,11 @@ class DiscreteGaussian:
         """How often in a row a chance of 1/e comes true."""
         counts, running = np.zeros(size, np.int64), np.arange(size)
         while len(running):
-            running = running[self._chance_exp(np.ones(len(running), np.int64), 1)]
+            running = running[self.chance_exp(np.ones(len(running), np.int64), 1)]
             counts[running] += 1
         return counts
 
-    def _chance_exp(self, numerator: Ints, denominator: int) -> Bools:
+    def chance_exp(self, numerator: Ints, denominator: int) -> Bools:
         """True with the chance exp(-numerator / denominator)."""
         whole, rest = np.divmod(numerator, denominator)
         # exp(-whole): so many chances of 1/e must all come true.
@@ -95,6 +84,28 @@ class DiscreteGaussian:
         return found
 
 
+class DiscreteGaussian:
+    """Numbers of variance parameter σ² = `variance`; `seed` makes the stream one that a test knows."""
+
+    def __init__(self, variance: int, seed: bytes | None = None) -> None:
+        if not 1 <= variance <= MOST_VARIANCE:
+            raise ConfigError(f"discrete noise has the variance {variance} but it must be from 1 to {MOST_VARIANCE}")
+        self._variance = variance
+        self._scale = int(variance**0.5) + 1
+        self._laplace = DiscreteLaplace(self._scale, seed)
+
+    def draw(self, count: int) -> Ints:
+        """So many independent numbers."""
+        variance, scale = self._variance, self._scale
+
+        def attempt(size: int) -> tuple[Ints, Bools]:
+            laplace = self._laplace.draw(size)
+            away = np.abs(laplace) * scale - variance
+            return laplace, self._laplace.chance_exp(away * away, 2 * variance * scale * scale)
+
+        return _until(attempt, count)
+
+
 def _until(attempt: Callable[[int], tuple[Ints, Bools]], count: int) -> Ints:
     """Draws that were kept, in order, until there are enough."""
     parts: list[Ints] = []
@@ -104,11 +115,3 @@ def _until(attempt: Callable[[int], tuple[Ints, Bools]], count: int) -> Ints:
         parts.append(drawn[kept])
         have += int(kept.sum())
     return np.concatenate([*parts, np.zeros(0, np.int64)])[:count]
-
-
-def with_noise_share(values: Ints, variance: int, *, seed: bytes | None = None) -> Ints:
-    """One device's whole numbers with its share of the noise: what it masks and sends under secure aggregation.
-
-    variance: of the whole sum, over the least number of devices that a sum is opened for, rounded up.
-    """
-    return values + DiscreteGaussian(variance, seed).draw(values.size).reshape(values.shape)

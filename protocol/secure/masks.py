@@ -51,12 +51,12 @@ def to_words(change: NDArray[np.float32], share: float, *, devices: int, reach: 
     return words
 
 
-def to_mean(total: Words, weight: float, *, devices: int, reach: float) -> NDArray[np.float64]:
+def to_mean(total: Words, weight: float, *, devices: int, scale: float) -> NDArray[np.float64]:
     """The mean behind a sum; weight: Σ w / W. ProtocolError for numbers that no changes can add up to."""
     signed = total.view(np.int32)
     if len(signed) and max(abs(int(signed.min())), abs(int(signed.max()))) > MOST_SUM + devices:
         raise ProtocolError("the sum has entries that no changes can add up to: somebody sent a wrong mask or change")
-    mean: NDArray[np.float64] = signed.astype(np.float64) / (scale_of(devices, reach) * weight)
+    mean: NDArray[np.float64] = signed.astype(np.float64) / (scale * weight)
     return mean
 
 

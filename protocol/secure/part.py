@@ -17,7 +17,7 @@ from fedwright.protocol.crypto.x25519 import agree, public_key
 from fedwright.protocol.errors import ProtocolError
 from fedwright.protocol.secure.graph import neighbours_of, threshold
 from fedwright.protocol.secure.masks import Words, add_stream
-from fedwright.protocol.secure.roster import Member, digest_of, read_roster
+from fedwright.protocol.secure.roster import Member, digest_of, names_of, read_roster
 from fedwright.protocol.secure.shamir import COEFFICIENT_BYTES, SHARE_BYTES, split
 
 ROOT_BYTES = 32
@@ -33,8 +33,13 @@ class Part:
 
     @cached_property
     def members(self) -> dict[str, Member]:
-        """All who take part."""
+        """Those who take part, as far as this device looks at their words."""
         return read_roster(self.roster)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """All who take part."""
+        return names_of(self.roster)
 
     @cached_property
     def digest(self) -> bytes:
@@ -44,7 +49,7 @@ class Part:
     @cached_property
     def graph(self) -> dict[str, frozenset[str]]:
         """Everybody's neighbours."""
-        return neighbours_of(sorted(self.members), self.digest)
+        return neighbours_of(self.names, self.digest)
 
     @property
     def neighbours(self) -> list[str]:
@@ -118,6 +123,11 @@ def share_secret(root: bytes) -> bytes:
 def own_mask(root: bytes, digest: bytes) -> bytes:
     """b_u."""
     return derive(root, "own mask", digest)
+
+
+def noise_seed(root: bytes, digest: bytes) -> bytes:
+    """Of which a device's share of noise is drawn."""
+    return derive(root, "noise", digest)
 
 
 def public_keys(root: bytes) -> tuple[bytes, bytes]:

@@ -2,7 +2,8 @@
 
 import datetime
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -12,12 +13,18 @@ from fedwright.protocol.crypto.certificates import unreadable_certificate
 from fedwright.protocol.crypto.device_signing import is_signed_by
 from fedwright.protocol.errors import ProtocolError
 from fedwright.protocol.field_types import Id, Key
+from fedwright.protocol.secure.graph import looked_at
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
     from cryptography.x509 import Certificate
 
 MOST_MEMBERS = 1000
+MARK_BYTES = 16
+# Rosters that are read again and again while a sum lasts.
+KEPT = 4
+
+Mark = Annotated[bytes, Meta(min_length=MARK_BYTES, max_length=MARK_BYTES)]
 
 Certified = Callable[[str, bytes, bytes, bytes], None]
 """Raises ProtocolError unless a device (its name, its certificate) signed a message (message, signature)."""
@@ -43,22 +50,72 @@ class Member(Struct, frozen=True):
         parts = ("fedwright sum keys", self.session, self.device, self.mask_key, self.share_key, self.work)
         return msgspec.msgpack.encode(parts)
 
+    def mark(self) -> bytes:
+        """By which it is bound to a sum where its words are left out."""
+        return hashlib.sha256(b"fedwright member" + msgspec.msgpack.encode(self)).digest()[:MARK_BYTES]
+
+
+class Roster(Struct, frozen=True, omit_defaults=True):
+    """All members; those whose word a device does not look at by their marks, which bind them all the same.
+
+    A mark is too short to be free of collisions, which a member can make of its own words alone: it may as well tell
+    two neighbours two keys.
+    """
+
+    members: list[Member]
+    others: dict[Id, Mark] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """Of all of them."""
+        return sorted([*self.others, *(member.device for member in self.members)])
+
 
 def pack_roster(members: Sequence[Member]) -> bytes:
     """A roster as it travels; the same bytes for the same members."""
-    return msgspec.msgpack.encode(sorted(members, key=lambda member: member.device))
+    return _packed(members, {})
+
+
+def roster_for(data: bytes, device: str, least: int) -> bytes:
+    """The roster as one device needs it: it looks at the words of some (graph.looked_at), and of itself."""
+    roster = unpack_roster(data)
+    seen = looked_at(names_of(data), digest_of(data), device, least) | {device}
+    if len(seen) == len(roster.members):
+        return data
+    others = {member.device: member.mark() for member in roster.members if member.device not in seen}
+    return _packed([member for member in roster.members if member.device in seen], others)
+
+
+@lru_cache(maxsize=KEPT)
+def unpack_roster(data: bytes) -> Roster:
+    """A roster, of which nothing is checked but its form."""
+    try:
+        roster = msgspec.msgpack.decode(data, type=Roster)
+    except (msgspec.MsgspecError, RecursionError) as err:
+        raise ProtocolError(f"the roster of a sum cannot be read ({err})") from err
+    count = len(roster.members) + len(roster.others)
+    if not 1 <= count <= MOST_MEMBERS or _packed(roster.members, roster.others) != data:
+        raise ProtocolError(f"the roster of a sum has {count} members, or not in their order")
+    if len(set(roster.names)) < count:
+        raise ProtocolError("a device or a key is twice in the roster of a sum")
+    return roster
+
+
+def names_of(data: bytes) -> list[str]:
+    """All members."""
+    return unpack_roster(data).names
+
+
+def _packed(members: Sequence[Member], others: Mapping[str, bytes]) -> bytes:
+    by_name = sorted(members, key=lambda member: member.device)
+    return msgspec.msgpack.encode(Roster(by_name, dict(sorted(others.items()))))
 
 
 def read_roster(data: bytes) -> dict[str, Member]:
-    """The members by name; ProtocolError for one that cannot be read or that has somebody or something twice."""
-    try:
-        members = msgspec.msgpack.decode(data, type=list[Member])
-    except (msgspec.MsgspecError, RecursionError) as err:
-        raise ProtocolError(f"the roster of a sum cannot be read ({err})") from err
-    if not 1 <= len(members) <= MOST_MEMBERS or pack_roster(members) != data:
-        raise ProtocolError(f"the roster of a sum has {len(members)} members, or not in their order")
+    """The members whose words are here; ProtocolError for a roster that cannot be read or has something twice."""
+    members = unpack_roster(data).members
     keys = [key for member in members for key in (member.mask_key, member.share_key)]
-    if len({member.device for member in members}) < len(members) or len(set(keys)) < len(keys):
+    if len(set(keys)) < len(keys):
         raise ProtocolError("a device or a key is twice in the roster of a sum")
     if len({member.session for member in members}) > 1:
         raise ProtocolError("the roster of a sum has keys that were made for another one")
@@ -67,9 +124,12 @@ def read_roster(data: bytes) -> dict[str, Member]:
     return {member.device: member for member in members}
 
 
+@lru_cache(maxsize=KEPT)
 def digest_of(roster: bytes) -> bytes:
-    """What everything in a sum is bound to."""
-    return hashlib.sha256(b"fedwright roster" + roster).digest()
+    """What everything in a sum is bound to: the same whoever's words are left out of a roster."""
+    found = unpack_roster(roster)
+    marks = found.others | {member.device: member.mark() for member in found.members}
+    return hashlib.sha256(b"fedwright roster" + msgspec.msgpack.encode(sorted(marks.items()))).digest()
 
 
 def masked_word(digest: bytes, sharers: Sequence[str]) -> bytes:

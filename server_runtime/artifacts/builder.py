@@ -7,7 +7,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from fedwright.protocol.artifact import FORMAT, Artifact, Manifest, Slot, Tensor
 from fedwright.protocol.dataflow.outputs import check_eval_outputs, check_train_outputs
 from fedwright.protocol.errors import BadArtifact, BuildError
 from fedwright.protocol.onnx_outline import scan
+from fedwright.protocol.predictor import WORK_BATCHES
 from fedwright.protocol.private_graph import CLIP, EXPECTED, NOISE, ROW_WEIGHT, check_private
 from fedwright.protocol.support.plugins import PYTHON
 from fedwright.protocol.support.steps import steps
@@ -26,17 +27,21 @@ from fedwright.server_runtime.artifacts import objectives
 from fedwright.server_runtime.artifacts.autodiff.engine import differentiate
 from fedwright.server_runtime.artifacts.autodiff.finish import finish
 from fedwright.server_runtime.artifacts.autodiff.graph import IR_VERSION, OPSET, Graph, Value
+from fedwright.server_runtime.artifacts.autodiff.recompute import recompute
 from fedwright.server_runtime.artifacts.autodiff.rules.dropout import SEED
 from fedwright.server_runtime.artifacts.autodiff.shapes import Seen, measure
+from fedwright.server_runtime.artifacts.compact import compact
 from fedwright.server_runtime.artifacts.export import Rewrite, buffer_names, export, initial_weights
 from fedwright.server_runtime.artifacts.grouped_steps import make_stepper
 from fedwright.server_runtime.artifacts.loss import Loss, append_loss
 from fedwright.server_runtime.artifacts.macs import count_macs
+from fedwright.server_runtime.artifacts.memory import BATCHES as MEMORY_BATCHES
 from fedwright.server_runtime.artifacts.memory import estimate
 from fedwright.server_runtime.artifacts.operator_table import tabulate
 from fedwright.server_runtime.artifacts.optimizer import LEARNING_RATE, Updates, clip
 from fedwright.server_runtime.artifacts.packed import pack_frozen, unpack_late
 from fedwright.server_runtime.artifacts.private.gradients import check_objective, private_gradients
+from fedwright.server_runtime.artifacts.sizes import sizes_at
 from fedwright.server_runtime.model_names import ONNX
 from fedwright.server_runtime.spec import Structure
 
@@ -46,14 +51,17 @@ LOGITS, EMBEDDING, LOSS, CORRECT = "logits", "embedding", "loss", "correct"
 
 
 class Builder:
-    """Builds artifacts and remembers them by structure."""
+    """Builds artifacts and remembers them by structure; `recompute`: all of them for less memory."""
 
-    def __init__(self, cache: Path | None = None) -> None:
+    def __init__(self, cache: Path | None = None, *, recompute: bool = False) -> None:
         self._cache = cache
+        self._recompute = recompute
         self._built: dict[str, Artifact] = {}
 
     def build(self, structure: Structure, module: nn.Module | None = None) -> Artifact:
         """The artifact of a structure; `module` is what its spec stands for (None = ask the zoo)."""
+        if self._recompute and not structure.private:
+            structure = replace(structure, recompute=True)
         key = _cache_key(structure)
         # The name of a module or file of the user's own says nothing about what is in it, which may change.
         teacher = structure.objective.teacher
@@ -113,8 +121,8 @@ def build(structure: Structure, module: nn.Module) -> Artifact:
         # Both sessions are given the same tensors, so both graphs must know all of them.
         train.frozen = train.graph.external = evaluation.graph.external = {**train.frozen, **evaluation.graph.external}
         advance()
-        train_bytes = train.graph.to_model().SerializeToString(deterministic=True)
-        eval_bytes = evaluation.graph.to_model().SerializeToString(deterministic=True)
+        train_bytes = compact(train.graph.to_model())
+        eval_bytes = compact(evaluation.graph.to_model())
         artifact = Artifact(_manifest(structure, train, evaluation, train_bytes, eval_bytes), train_bytes, eval_bytes)
         advance()
         _check_outputs(artifact, structure.spec.model)
@@ -159,10 +167,13 @@ def _train_graph(structure: Structure, module: nn.Module, asked: list[str]) -> _
     loss = append_loss(graph, forward, structure, trained)
     seen = measure(graph)
     pack_frozen(graph, frozen, structure.packing)
+    before = len(graph.nodes)
     if structure.private:
         updates = _optimize_privately(graph, structure, loss, trained, seen)
     else:
         updates = _optimize(graph, structure, loss, trained)
+    if structure.recompute:
+        recompute(graph, before)
     train = _Train(graph, loss)
     buffers = [n for n in buffer_names(module) if n in forward.running or n.startswith(structure.trainable)]
     shapes = {name: tuple(value.shape) for name, value in module.state_dict(keep_vars=True).items()}
@@ -241,7 +252,13 @@ def _optimize_privately(
 
 
 def _check_layers(module: nn.Module, structure: Structure) -> None:
-    """Raise BuildError for a private structure whose layers mix samples."""
+    """Raise BuildError for weights that are no numbers, and for a private structure whose layers mix samples."""
+    for name, value in module.named_parameters():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise BuildError(
+                f"parameter {name} of {structure.spec.model} holds NaN or infinity; give it finite weights before it "
+                "is sent to devices"
+            )
     if structure.private and any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
         raise BuildError(
             f"{structure.spec.model} has batch normalisation, which mixes samples so that none can be hidden; use a "
@@ -290,7 +307,10 @@ def _manifest(
 ) -> Manifest:
     inputs = {value.name: value for value in train.graph.inputs}
     scalars = [inputs[name] for name in (LEARNING_RATE, SEED, CLIP, EXPECTED) if name in inputs]
-    fixed_bytes, sample_bytes = estimate(train.graph)
+    batches = sorted({*WORK_BATCHES, *MEMORY_BATCHES})
+    model = train.graph.to_model()
+    sizes = dict(zip(batches, sizes_at(model, *batches), strict=True))
+    fixed_bytes, sample_bytes = estimate(train.graph, sizes)
     return Manifest(
         format=FORMAT,
         opset=OPSET,
@@ -313,7 +333,7 @@ def _manifest(
         noise=[_spec(value) for value in train.graph.inputs if value.name.startswith(NOISE)],
         fixed_bytes=fixed_bytes,
         sample_bytes=sample_bytes,
-        work=tabulate(train.graph),
+        work=tabulate(model, sizes),
         macs=count_macs(evaluation.graph),
         description=f"{structure.spec.model} {structure.spec.input_shape}, {structure.optimizer.kind}",
     )

@@ -20,6 +20,7 @@ from fedwright.server_runtime.artifacts.autodiff.patterns import mark_patterns
 from fedwright.server_runtime.artifacts.autodiff.shapes import measure
 from fedwright.server_runtime.artifacts.autodiff.simplify import simplify
 from fedwright.server_runtime.artifacts.symbolics.registry import DOMAIN, quiet_tracing
+from fedwright.server_runtime.artifacts.trial import check_runs, layer_calling
 from fedwright.server_runtime.spec import ModelSpec
 from fedwright.server_runtime.zoo.onnx_module import OnnxModule
 
@@ -99,6 +100,8 @@ def export(
         _freeze(module, frozen)
     _tell_apart(module)
     inputs = model_inputs(module, spec)
+    if training and not isinstance(module, OnnxModule):
+        check_runs(module, _examples(inputs))
     traced = module.traced() if isinstance(module, OnnxModule) else _trace(module, inputs)
     graph = _parse(traced, inputs, module)
     outputs = tuple(value.name for value in graph.outputs)
@@ -186,7 +189,7 @@ def _trace(module: nn.Module, inputs: tuple[Value, ...]) -> onnx.ModelProto:
         try:
             torch.onnx.export(
                 module,
-                tuple(_example(value) for value in inputs),
+                _examples(inputs),
                 buffer,  # type: ignore[arg-type]
                 dynamo=False,
                 opset_version=OPSET,
@@ -197,7 +200,9 @@ def _trace(module: nn.Module, inputs: tuple[Value, ...]) -> onnx.ModelProto:
                 dynamic_axes={v.name: {i: v.free for i, dim in enumerate(v.shape) if dim == -1} for v in inputs},
             )
         except torch.onnx.errors.UnsupportedOperatorError as err:
-            raise UnsupportedOperator(_operator_in(err), "not exported", type(module).__name__) from err
+            operator = _operator_in(err)
+            layer = layer_calling(module, _examples(inputs), operator)
+            raise UnsupportedOperator(operator, "not exported", layer) from err
         except (RuntimeError, ValueError, TypeError, IndexError, torch.onnx.OnnxExporterError) as err:
             reason = (str(err).splitlines() or [type(err).__name__])[0][:300]
             raise BuildError(
@@ -209,6 +214,10 @@ def _trace(module: nn.Module, inputs: tuple[Value, ...]) -> onnx.ModelProto:
 def _operator_in(err: Exception) -> str:
     words = [word.strip("'\",.") for word in str(err).split() if "::" in word]
     return words[0] if words else "unknown"
+
+
+def _examples(inputs: tuple[Value, ...]) -> tuple[torch.Tensor, ...]:
+    return tuple(_example(value) for value in inputs)
 
 
 def _example(value: Value) -> torch.Tensor:

@@ -5,7 +5,7 @@ import math
 import onnx
 
 from fedwright.server_runtime.artifacts.autodiff.graph import Graph
-from fedwright.server_runtime.artifacts.operator_table import Shape, shapes_at
+from fedwright.server_runtime.artifacts.sizes import Shape, sizes_at
 
 # Rows of gates that a recurrent operator has per hidden unit.
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -14,7 +14,8 @@ GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 def count_macs(graph: Graph) -> int:
     """Multiply-accumulates of one example; of a graph model, with one node and one edge per free dimension."""
     model = graph.to_model()
-    shapes = shapes_at(model, 1)
+    (sizes,) = sizes_at(model, 1)
+    shapes = {name: shape for name, (shape, _) in sizes.items()}
     return sum(_node_macs(node, shapes) for node in model.graph.node)
 
 

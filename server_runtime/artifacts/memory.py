@@ -1,51 +1,41 @@
 """How much memory a step needs, from the life of every value in execution order."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import onnx
-from onnx import shape_inference
 
 from fedwright.server_runtime.artifacts.autodiff.graph import Graph, Node, outer_names
+from fedwright.server_runtime.artifacts.sizes import Sizes
 
-_BATCHES = (1, 256, 512)
+BATCHES = (1, 256, 512)
 _IN_PLACE = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
 
-Sizes = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
 
-
-def estimate(graph: Graph) -> tuple[int, int]:
-    """(fixed bytes, bytes per example) of one step.
+def estimate(graph: Graph, sizes: Mapping[int, Sizes]) -> tuple[int, int]:
+    """(fixed bytes, bytes per example) of one step, from the sizes of its values at each of BATCHES.
 
     Fixed: inputs and outputs that are state (held twice, read and written), frozen weights, constants. The peak of
     live values grows faster with larger batches, so the share of an example is taken between two large ones and the
     rest from a batch of one: that bounds every size between.
     """
-    model = shape_inference.infer_shapes(graph.to_model(), data_prop=True)
-    sizes = {item.name: _dims(item) for item in [*model.graph.value_info, *model.graph.output] if _has_shape(item)}
-    for name in (name for node in graph.nodes for name in node.outputs):
-        # measured shapes reach further than inferred ones
-        if name and graph.knows(name):
-            sizes[name] = graph.shape(name), sizes[name][1] if name in sizes else graph.dtype(name)
     nodes, outputs = execution_order(graph), {value.name for value in graph.outputs}
-    one, large, larger = (_peak(nodes, sizes, outputs, batch) for batch in _BATCHES)
-    per_sample = (larger - large) // (_BATCHES[2] - _BATCHES[1])
+    one, large, larger = (_peak(nodes, _measured(graph, sizes[batch]), outputs, batch) for batch in BATCHES)
+    per_sample = (larger - large) // (BATCHES[2] - BATCHES[1])
     held = sum(_bytes(v.shape, v.dtype, 1) for v in [*graph.inputs, *graph.outputs] if -1 not in v.shape)
     held += sum(_bytes(v.shape, v.dtype, 1) for v in graph.external.values())
     held += sum(array.nbytes for array in graph.initializers.values())
     return held + max(0, one - per_sample), per_sample
 
 
-def _has_shape(item: onnx.ValueInfoProto) -> bool:
-    return bool(item.type.tensor_type.HasField("shape"))
-
-
-def _dims(item: onnx.ValueInfoProto) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    tensor = item.type.tensor_type
-    shape = tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor.shape.dim)
-    return shape, onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+def _measured(graph: Graph, sizes: Sizes) -> Sizes:
+    sizes = dict(sizes)
+    for name in (name for node in graph.nodes for name in node.outputs):
+        # measured shapes reach further than inferred ones
+        if name and graph.knows(name):
+            sizes[name] = graph.shape(name), sizes[name][1] if name in sizes else graph.dtype(name)
+    return sizes
 
 
 def _bytes(shape: tuple[int, ...], dtype: np.dtype[Any], batch: int) -> int:

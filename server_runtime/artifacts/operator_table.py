@@ -1,25 +1,23 @@
 """The table of operators that the manifest carries: what a step computes, by kind, at a few batch sizes."""
 
+from collections.abc import Mapping
+
 import onnx
-from onnx import shape_inference
 
 from fedwright.protocol.operator_costs import FEATURES, features
 from fedwright.protocol.predictor import WORK_BATCHES
-from fedwright.server_runtime.artifacts.autodiff.graph import Graph
-
-Shape = tuple[int, ...]
+from fedwright.server_runtime.artifacts.sizes import Sizes
 
 # What onnxruntime has no kernel for and runs as several: each with how often it reads the input.
 EXPANDED = {"HardSwish": (("HardSigmoid", 1), ("Mul", 2))}
 
 
-def tabulate(graph: Graph) -> dict[str, list[float]]:
-    """Kind -> FEATURES at each of WORK_BATCHES."""
-    model = graph.to_model()
+def tabulate(model: onnx.ModelProto, sizes: Mapping[int, Sizes]) -> dict[str, list[float]]:
+    """Kind -> FEATURES at each of WORK_BATCHES, from the sizes of the model's values at these."""
     fused = _fused(model)
     table: dict[str, list[float]] = {}
     for place, batch in enumerate(WORK_BATCHES):
-        shapes = shapes_at(model, batch)
+        shapes = {name: shape for name, (shape, _) in sizes[batch].items()}
         for node in model.graph.node:
             if node.output[0] in fused:
                 continue
@@ -53,22 +51,3 @@ def _fused(model: onnx.ModelProto) -> set[str]:
 def _swaps_last(order: list[int]) -> bool:
     last = len(order) - 1
     return last > 0 and order == [*range(last - 1), last, last - 1]
-
-
-def shapes_at(model: onnx.ModelProto, batch: int) -> dict[str, Shape]:
-    """The shape of every value when all free dimensions are `batch`."""
-    fixed = onnx.ModelProto()
-    fixed.CopyFrom(model)
-    for value in fixed.graph.input:
-        for dim in value.type.tensor_type.shape.dim:
-            if not dim.HasField("dim_value"):
-                dim.dim_value = batch
-    for value in fixed.graph.output:
-        value.type.tensor_type.ClearField("shape")
-    del fixed.graph.value_info[:]
-    inferred = shape_inference.infer_shapes(fixed, data_prop=True).graph
-    shapes = {tensor.name: tuple(tensor.dims) for tensor in inferred.initializer}
-    for value in (*inferred.input, *inferred.value_info, *inferred.output):
-        dims = value.type.tensor_type.shape.dim
-        shapes[value.name] = tuple(dim.dim_value if dim.HasField("dim_value") else batch for dim in dims)
-    return shapes

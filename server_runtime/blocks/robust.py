@@ -19,13 +19,22 @@ Floats = NDArray[np.float64]
 # Entries of one tensor that are compared over all devices at a time: bounds memory whatever the model's size.
 PIECE = 1_000_000
 Kind = Literal[
-    "mean", "trimmed_mean", "median", "krum", "multi_krum", "majority", "similarity", "centred_clipping", "norm_bound"
+    "mean",
+    "trimmed_mean",
+    "median",
+    "krum",
+    "multi_krum",
+    "majority",
+    "outliers",
+    "similarity",
+    "centred_clipping",
+    "norm_bound",
 ]
 
 # What works where nothing is averaged, where changes are weighed, where each entry is put together by itself, where
 # both is done, and where moreover the change of one device is one of the whole model: of Krum nothing else is left.
 UNAVERAGED: tuple[Kind, ...] = ("mean", "norm_bound")
-BY_UPDATE: tuple[Kind, ...] = (*UNAVERAGED, "multi_krum", "majority", "similarity", "centred_clipping")
+BY_UPDATE: tuple[Kind, ...] = (*UNAVERAGED, "multi_krum", "majority", "outliers", "similarity", "centred_clipping")
 BY_ENTRY: tuple[Kind, ...] = (*UNAVERAGED, "median", "trimmed_mean")
 SLICED: tuple[Kind, ...] = (*BY_UPDATE, "median", "trimmed_mean")
 ALL: tuple[Kind, ...] = (*SLICED, "krum")
@@ -36,8 +45,8 @@ class Combine:
     """How updates become one: the weighted mean, or a form that a few wrong or hostile devices cannot move far.
 
     trimmed_mean, median: per entry, with one voice for every device; the trim_ratio smallest and as many largest
-    values are left out. krum, multi_krum, majority, similarity, centred_clipping: the mean of those that
-    robust_weights.py lets count; hostile_ratio: share of the devices that may be hostile. norm_bound: the mean of
+    values are left out. krum, multi_krum, majority, outliers, similarity, centred_clipping: the mean of those
+    that robust_weights.py lets count; hostile_ratio: share of the devices that may be hostile. norm_bound: the mean of
     changes no longer than the median one. mix: what is done to updates before one of these looks at them (mixing.py).
     central: clip and noise in place of weights, for differential privacy.
     """

@@ -22,6 +22,9 @@ Floats = NDArray[np.float64]
 LEAST = 3
 # Beyond this cosine two changes count as copies: devices with data of their own are never that alike.
 COPY = 0.999
+# An outlier is so many times as far from a majority as the middle one of the nearest, or so far on the other side of
+# what most have in common, beside a share of the same length for each.
+FAR, AGAINST = 1.5, 0.8
 # Steps of centred clipping: from a centre amid the majority it is nearly there after these.
 CLIPPINGS = 10
 
@@ -42,6 +45,8 @@ def _weights(combine: Combine, products: Products, shares: Floats) -> Floats:
         return similarity_weights(products.cosines(shares))
     distances = mixed_distances(products.distances(), shares)
     hostile = int(combine.hostile_ratio * len(distances))
+    if combine.kind == "outliers":
+        return inlier_weights(distances, products.cosines(shares), hostile=hostile)
     if combine.kind == "centred_clipping":
         return clipped_weights(distances)
     if combine.kind == "majority":
@@ -75,6 +80,35 @@ def majority_weights(distances: Floats, *, count: int) -> Floats:
     weights = np.zeros(len(distances))
     weights[np.argsort(_reach(distances), kind="stable")[:count]] = 1.0
     return weights
+
+
+def inlier_weights(distances: Floats, cosines: Floats, *, hostile: int) -> Floats:
+    """0 for at most `hostile` updates that stand out, 1 for all others: who is merely unlike is not left out.
+
+    First those whose distance to the floor(n / 2)-th nearest other is above FAR times its median over the nearest
+    n - `hostile`. Then those that pull the other way: v, the first eigenvector of the cosines without their diagonal,
+    says how much each goes along with what most have in common; out is v_i < -AGAINST / sqrt(n), the lowest first.
+    """
+    size = len(distances)
+    reach = np.sqrt(_reach(distances))
+    order = np.argsort(reach, kind="stable")
+    near, last = order[: size - hostile], order[size - hostile :]
+    weights = np.ones(size)
+    weights[last[reach[last] > FAR * np.median(reach[near])]] = 0.0
+    along = _common_direction(cosines)
+    rest = np.argsort(np.where(weights > 0, along, np.inf), kind="stable")[: hostile - int(np.sum(weights == 0))]
+    weights[rest[along[rest] < -AGAINST / np.sqrt(size)]] = 0.0
+    return weights
+
+
+def _common_direction(cosines: Floats) -> Floats:
+    """How much each goes along with what most have in common, with unit length over all; most go along."""
+    others = (cosines + cosines.T) / 2
+    np.fill_diagonal(others, 0.0)
+    first = np.linalg.eigh(others)[1][:, -1]
+    clear = np.abs(first) > 1 / (3 * np.sqrt(len(first)))
+    side = np.sign(first[clear]).sum() or first.sum()
+    return np.asarray(first if side >= 0 else -first)
 
 
 def _reach(distances: Floats) -> Floats:

@@ -6,7 +6,7 @@ from typing import Literal
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.support.settings import check_range, hint
 
-Kind = Literal["none", "central", "example"]
+Kind = Literal["none", "central", "distributed", "example"]
 
 
 @dataclass(frozen=True)
@@ -15,13 +15,16 @@ class PrivacySection:
 
     kind: Kind = field(
         default="none",
-        metadata=hint("central: hides a device from who sees models; example: hides each example, noise on the device"),
+        metadata=hint(
+            "central: hides a device from who sees models; distributed: also from the server, noise on the devices; "
+            "example: hides each example, noise on the device"
+        ),
     )
     epsilon: float | None = field(default=None, metadata=hint("the run stops before it has told more than this"))
     delta: float = field(default=1e-5, metadata=hint("chance that epsilon does not hold; far below 1 / members"))
     clip: float = field(default=1.0, metadata=hint("largest norm of a device's change, or of an example's gradient"))
     noise_multiplier: float | None = field(
-        default=None, metadata=hint("noise as a multiple of clip; absent with central: what epsilon asks for")
+        default=None, metadata=hint("noise as a multiple of clip; absent: what epsilon asks for (not with example)")
     )
     quantile: float | None = field(
         default=None, metadata=hint("central: the clip moves to where this share of changes is shorter, such as 0.5")
@@ -42,8 +45,10 @@ class PrivacySection:
             if self.kind != "central":
                 raise ConfigError("quantile moves the clip of kind = 'central'; leave it out, or set that kind")
         if self.kind == "none" and any(getattr(self, one.name) != one.default for one in fields(self)):
-            raise ConfigError("kind is 'none' but other settings are given; set kind to 'central' or 'example'")
+            raise ConfigError(
+                "kind is 'none' but other settings are given; set kind to 'central', 'distributed' or 'example'"
+            )
         if self.kind == "example" and self.noise_multiplier is None:
             raise ConfigError("noise_multiplier is absent; kind = 'example' needs one, such as 1.0")
-        if self.kind == "central" and self.noise_multiplier is None and self.epsilon is None:
+        if self.kind in ("central", "distributed") and self.noise_multiplier is None and self.epsilon is None:
             raise ConfigError("noise_multiplier and epsilon are both absent; give one of them")

@@ -23,6 +23,10 @@ class TrainSection:
         metadata=hint("all, head, bias, last-2 (layers), lora-8 (rank), or patterns such as ['layer4.*']"),
     )
     frozen: Packing = field(default="float32", metadata=hint("how what does not train is stored: float32, int8, int4"))
+    recompute: bool = field(
+        default=False,
+        metadata=hint("make cheap activations again instead of keeping them: the same numbers in less memory"),
+    )
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: RateSchedule = field(default_factory=RateSchedule)
 

@@ -18,8 +18,14 @@ class UpdateSection:
     codec: Literal["float32", "bf16", "int8", "int4"] = field(
         default="float32", metadata=hint("float32, bf16, int8 or int4; what rounding leaves out is sent the next round")
     )
-    model_codec: Literal["float32", "bf16"] = field(
-        default="float32", metadata=hint("float32 or bf16: how models travel to the devices; the server keeps float32")
+    model_codec: Literal["float32", "bf16", "int8", "int4"] = field(
+        default="float32",
+        metadata=hint(
+            "float32 or bf16: how models travel to the devices; int8 or int4: as what changed since a device's last one"
+        ),
+    )
+    model_keep_ratio: float = field(
+        default=1.0, metadata=hint("share of the largest of these changes to send; the rest follows in later rounds")
     )
     keep_ratio: float = field(default=1.0, metadata=hint("share of the largest changes to send; 1.0 sends all"))
     clip_norm: float | None = field(default=None, metadata=hint("largest norm that one device's change may have"))
@@ -32,13 +38,14 @@ class UpdateSection:
     combine: Kind = field(
         default="mean",
         metadata=hint(
-            "mean, or where devices may be hostile: majority, multi_krum, krum, similarity, centred_clipping, "
-            "trimmed_mean, median, norm_bound"
+            "mean, or where devices may be hostile: outliers, majority, multi_krum, krum, similarity, "
+            "centred_clipping, trimmed_mean, median, norm_bound"
         ),
     )
     trim_ratio: float = field(default=0.1, metadata=hint("share that trimmed_mean leaves out at each end"))
     hostile_ratio: float = field(
-        default=0.25, metadata=hint("share of devices that majority, krum, multi_krum and mix take to be hostile")
+        default=0.25,
+        metadata=hint("most devices, as a share, that outliers, majority, krums and mix take to be hostile"),
     )
     mix: Mix = field(
         default="none",
@@ -59,6 +66,12 @@ class UpdateSection:
     def __post_init__(self) -> None:
         """Check values."""
         check_range("keep_ratio", self.keep_ratio, above=0, high=1)
+        check_range("model_keep_ratio", self.model_keep_ratio, above=0, high=1)
+        if self.model_keep_ratio < 1 and self.patch_codec is None:
+            raise ConfigError(
+                f"model_keep_ratio is {self.model_keep_ratio}, but a model in {self.model_codec} travels whole; set "
+                "model_codec to int8 or int4, or leave it out"
+            )
         if self.clip_norm is not None:
             check_range("clip_norm", self.clip_norm, above=0)
         check_range("norm_factor", self.norm_factor, low=0)
@@ -68,6 +81,16 @@ class UpdateSection:
         if self.secure:
             self._check_secure()
         self.combination()
+
+    @property
+    def whole_codec(self) -> Literal["float32", "bf16"]:
+        """How a model travels to a device that holds none."""
+        return "float32" if self.model_codec == "float32" else "bf16"
+
+    @property
+    def patch_codec(self) -> Literal["int8", "int4"] | None:
+        """How a change of the model travels; None: never."""
+        return self.model_codec if self.model_codec in ("int8", "int4") else None
 
     def _check_secure(self) -> None:
         """Sums are of whole changes as they are, and nobody can look at one of them."""

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.link.security import Bundle, read_bundle
+from fedwright.protocol.rendezvous import MOST_SHARDS
 from fedwright.protocol.support.settings import check_range, hint
 from fedwright.protocol.topics import check_name
 from fedwright.server_runtime.config import EMBEDDED, LOCAL_BROKER, check_broker
@@ -25,12 +26,22 @@ class EdgeSection:
         metadata=hint("folder that `fedwright server enroll --edge` made; for mqtts and signed orders"),
     )
     once: bool = field(default=False, metadata=hint("leave when the host's run is over"))
+    stands: bool = field(
+        default=False,
+        metadata=hint("stand for the devices: the host knows this edge alone and leads it like one device"),
+    )
+    shards: int | None = field(
+        default=None,
+        metadata=hint("how many edges share this config; they are called NAME-0, NAME-1 … and stand for their devices"),
+    )
 
     def __post_init__(self) -> None:
         """Check values."""
         check_name(self.name, what="name")
         if not self.folder:
             raise ConfigError("folder is empty; name a folder such as 'edges'")
+        if self.shards is not None:
+            check_range("shards", self.shards, low=1, high=MOST_SHARDS)
 
 
 @dataclass(frozen=True)
@@ -55,11 +66,13 @@ class DevicesSection:
 
     broker: str | None = field(default=None, metadata=hint("the broker of this site; the host's when absent"))
     password_file: str | None = field(default=None, metadata=hint("file with the password of this site's broker"))
+    least: int = field(default=1, metadata=hint("with edge.stands or shards: so many must be here before it reports"))
 
     def __post_init__(self) -> None:
         """Check values."""
         if self.broker is not None:
             check_remote(self.broker)
+        check_range("least", self.least, low=1)
 
 
 @dataclass(frozen=True)
@@ -111,6 +124,11 @@ class EdgeConfig:
     exchange: ExchangeSection = field(default_factory=ExchangeSection)
     metrics: MetricsSection = field(default_factory=MetricsSection)
 
+    @property
+    def stands(self) -> bool:
+        """Whether the host knows this edge alone, and not the devices behind it."""
+        return self.edge.stands or self.edge.shards is not None
+
 
 SECTIONS = sections_of(EdgeConfig)
 
@@ -128,6 +146,10 @@ def edge_from_dict(data: Mapping[str, Any], *, where: str) -> EdgeConfig:
     if "edge" not in sections:
         raise ConfigError(f"{where} lacks the section [edge]; it needs at least a name")
     config = EdgeConfig(**sections)
+    if config.stands and (config.cluster != ClusterSection() or config.exchange != ExchangeSection()):
+        raise ConfigError(
+            f"{where}: an edge that stands for its devices makes one mean; leave [cluster] and [exchange] out"
+        )
     secure = any((url or "").startswith("mqtts:") for url in (config.host.broker, config.devices.broker))
     if secure and config.edge.bundle is None:
         raise ConfigError(f"{where} has an mqtts broker but no edge.bundle; see `fedwright server enroll --help`")
@@ -147,7 +169,7 @@ def check_edge(config: EdgeConfig) -> Bundle | None:
     if config.edge.bundle is None:
         return None
     bundle = read_bundle(Path(config.edge.bundle))
-    if bundle.info.device != config.edge.name:
+    if config.edge.shards is None and bundle.info.device != config.edge.name:
         raise ConfigError(
             f"edge.bundle is of {bundle.info.device!r} but edge.name is {config.edge.name!r}; make them one"
         )

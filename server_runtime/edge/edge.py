@@ -25,12 +25,10 @@ While the host is away the edge collects, keeps and repeats.
 
 import logging
 import time
-from dataclasses import dataclass
-from threading import Event
 
 from fedwright.protocol import codec
 from fedwright.protocol.blobs import BlobStore
-from fedwright.protocol.errors import BadMessage, IdentityTaken, LinkError
+from fedwright.protocol.errors import BadMessage
 from fedwright.protocol.messages import (
     Ack,
     Carried,
@@ -52,6 +50,7 @@ from fedwright.protocol.messages import (
 from fedwright.protocol.task_blobs import blobs_of
 from fedwright.server_runtime.edge.host_channel import HostChannel
 from fedwright.server_runtime.edge.metrics import EdgeSnapshot
+from fedwright.server_runtime.edge.serving import TICK_S, EdgeOptions, Serving
 from fedwright.server_runtime.edge.store import TaskRow
 from fedwright.server_runtime.edge.task_rows import TaskRows
 from fedwright.server_runtime.transport.device_channel import DeviceChannel, Heard
@@ -59,22 +58,11 @@ from fedwright.server_runtime.transport.upload_puller import Pulled
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.5
-# How often devices hear that their edge is alive.
-BEAT_S = 2.0
 # Numbers of 250 million parameters; the host asks for no more.
 MOST_MASKED_BYTES = 1_000_000_000
 
 
-@dataclass(frozen=True)
-class EdgeOptions:
-    """once: leave when the host's run is over. host_timeout_s: give up when no host was heard for so long."""
-
-    once: bool = False
-    host_timeout_s: float = 600.0
-
-
-class Edge:
+class Edge(Serving):
     """One edge server; `run` returns when the host's run is over (with `once`) or `stop` was called."""
 
     def __init__(
@@ -86,16 +74,10 @@ class Edge:
         blobs: BlobStore,
         options: EdgeOptions | None = None,
     ) -> None:
-        self._name = up.presence.name
-        self._up = up
+        super().__init__(up, options or EdgeOptions())
         self._down = down
         self._rows = rows
         self._blobs = blobs
-        self._options = options or EdgeOptions()
-        self._host_heard = False
-        self._heard_s = 0.0
-        self._started_s = time.monotonic()
-        self._beat_s = self._started_s - BEAT_S
         # The last report of each device that is here, as it came, and the boot that made it.
         self._reports: dict[str, tuple[str, bytes]] = {}
         self._arriving: dict[str, list[Heard]] = {}
@@ -105,12 +87,6 @@ class Edge:
         self._masked: dict[str, str] = {}
         # The blob that other edges may see.
         self._showing = ""
-        self._stopping = Event()
-        self._over = False
-
-    def stop(self) -> None:
-        """Make `run` return soon; safe from any thread and from signal handlers."""
-        self._stopping.set()
 
     def snapshot(self) -> EdgeSnapshot:
         """How the edge does now; safe from any thread."""
@@ -133,18 +109,12 @@ class Edge:
             self._tend()
 
     def _tend(self) -> None:
-        now_s = time.monotonic()
         if self._up.came_up():
             self._report_all()
             self._rows.link_lost()
-        if now_s - self._beat_s >= BEAT_S:
-            self._beat_s = now_s
+        if self._is_beat_due():
             self._down.say_here()
-        if not self._host_heard and now_s - self._started_s >= self._options.host_timeout_s:
-            raise LinkError(
-                f"edge {self._name} has heard no host for {self._options.host_timeout_s:.0f} s; start one with "
-                f"`fedwright server run` or check host.broker and host.fleet"
-            )
+        self._check_host()
         self._up.fetch(self._rows.sharing.wanted())
         self._up.tend()
         self._rows.close_pools()
@@ -232,14 +202,6 @@ class Edge:
         if self._up.fetch(blobs_of(row.task)):
             self._passed.add(row.id)
             self._down.pass_on(row.device, row.task, row.payload)
-
-    def _take_dismiss(self, dismiss: Dismiss) -> None:
-        if dismiss.boot != self._up.presence.boot:
-            return
-        if dismiss.why == "identity_taken":
-            raise IdentityTaken(f"the host turned edge {self._name} away: {dismiss.reason}")
-        log.info("the host is done: %s", dismiss.reason)
-        self._over = self._options.once
 
     def _take_word(self, event: Heard) -> None:
         """Something from a device."""

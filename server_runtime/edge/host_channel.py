@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fedwright import __version__
 from fedwright.protocol import codec, topics
 from fedwright.protocol.blobs import BlobStore, Download
+from fedwright.protocol.codecs import INSTEAD
 from fedwright.protocol.errors import BadBlob, BadMessage
 from fedwright.protocol.link.base import Link
 from fedwright.protocol.messages import (
@@ -81,11 +82,14 @@ class HostChannel:
             download.lost_link()
         return True
 
-    def report(self) -> None:
-        """Say that this edge is here."""
+    def report(self, report: Report | None = None) -> None:
+        """Say that this edge is here, or (report) what the devices are that it stands for."""
+        if report is not None:
+            self.send(report)
+            return
         nothing = DataSummary(samples=0, holdout=0, input_shape=[], classes=1)
         board = self.presence.board
-        self.send(Report(__version__, board, board.ram_bytes, nothing, trains=False, edge=True))
+        self.send(Report(__version__, board, board.ram_bytes, nothing, trains=False, edge=True, codecs=list(INSTEAD)))
 
     def carry(self, device: str, payload: bytes) -> None:
         """Pass on what a device said, as it is."""
@@ -126,7 +130,11 @@ class HostChannel:
 
     def poll(self) -> list[Message]:
         """What the edge must decide on; blobs are dealt with here."""
-        heard: list[Message] = []
+        return [message for message, _ in self.poll_signed()]
+
+    def poll_signed(self) -> list[tuple[Message, bytes]]:
+        """The same, each with the bytes in which the host signed it."""
+        heard: list[tuple[Message, bytes]] = []
         while True:
             try:
                 payload = self._arrived.get_nowait()
@@ -143,12 +151,12 @@ class HostChannel:
                     self.send(message, reliable=False)
             elif isinstance(body, Chunk):
                 if self._take_chunk(body):
-                    heard.append(body)
+                    heard.append((body, payload))
             elif isinstance(body, Lost):
                 if self._downloads.pop(body.sha256, None) is not None:
-                    heard.append(body)
+                    heard.append((body, payload))
             else:
-                heard.append(body)
+                heard.append((body, payload))
 
     def _take_chunk(self, chunk: Chunk) -> bool:
         """Keep a chunk; True when it was the last of its blob."""

@@ -6,6 +6,8 @@ import platform
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -18,14 +20,18 @@ from fedwright.protocol.link import connect
 from fedwright.protocol.link.base import Link
 from fedwright.protocol.link.security import Bundle, TlsFiles
 from fedwright.protocol.messages import Board, Gone
+from fedwright.protocol.rendezvous import shard_names
 from fedwright.protocol.support.files import lock_folder
 from fedwright.protocol.support.metrics import served_metrics
 from fedwright.server_runtime.blocks.fedconv.cluster_exchange import ExchangeOptions
 from fedwright.server_runtime.edge.config import DevicesSection, EdgeConfig, HostSection, check_edge
-from fedwright.server_runtime.edge.edge import Edge, EdgeOptions
+from fedwright.server_runtime.edge.edge import Edge
 from fedwright.server_runtime.edge.host_channel import HostChannel, Presence
 from fedwright.server_runtime.edge.metrics import EdgeFigures
 from fedwright.server_runtime.edge.pooled_update import Grouping, Plain
+from fedwright.server_runtime.edge.serving import EdgeOptions, Serving
+from fedwright.server_runtime.edge.shard import Shard
+from fedwright.server_runtime.edge.shard_store import ShardStore
 from fedwright.server_runtime.edge.store import EdgeStore
 from fedwright.server_runtime.edge.task_rows import TaskRows
 from fedwright.server_runtime.rounds.store.storage_errors import plain_storage_errors
@@ -37,8 +43,14 @@ log = logging.getLogger(__name__)
 BLOB_LIMIT_BYTES = 16 * 1024**3
 
 
-def run_edge(config: EdgeConfig, *, started: Callable[[Edge], None] = lambda edge: None) -> None:
-    """Run an edge in the foreground; `started` gets it before it serves."""
+def run_edge(
+    config: EdgeConfig, *, shard: int | None = None, started: Callable[[Serving], None] = lambda edge: None
+) -> None:
+    """Run an edge in the foreground; `started` gets it before it serves.
+
+    shard: which of those that share the config; None takes one that nobody on this machine is.
+    """
+    config = named(config, shard)
     bundle = _bundle(config)
     tls = TlsFiles() if bundle is None else bundle.tls()
     name, fleet, boot = config.edge.name, config.host.fleet, codec.new_id()
@@ -64,7 +76,7 @@ def serve(
     *,
     up: Link,
     down: Link,
-    started: Callable[[Edge], None] = lambda edge: None,
+    started: Callable[[Serving], None] = lambda edge: None,
 ) -> None:
     """Run an edge over links that stand."""
     folder = Path(config.edge.folder) / config.edge.name
@@ -79,16 +91,50 @@ def serve(
     ):
         stack.enter_context(lock)
         blobs = BlobStore(folder / "blobs", limit_bytes=BLOB_LIMIT_BYTES)
-        store = stack.enter_context(closing(EdgeStore(file)))
         upward = stack.enter_context(closing(HostChannel(up, presence, blobs=blobs, wake=down.wake)))
-        rows = TaskRows(presence.name, store, blobs, grouping=grouping_of(config, store), clock=time.monotonic)
-        options = EdgeOptions(config.edge.once, config.host.timeout_s)
-        edge = Edge(upward, DeviceChannel(down, presence.name, blobs=blobs), rows=rows, blobs=blobs, options=options)
+        downward = DeviceChannel(down, presence.name, blobs=blobs)
+        options = EdgeOptions(config.edge.once, config.host.timeout_s, config.devices.least)
+        edge: Edge | Shard
+        if config.stands:
+            kept = stack.enter_context(closing(ShardStore(folder / "shard.sqlite")))
+            edge = Shard(upward, downward, store=kept, blobs=blobs, options=options)
+        else:
+            store = stack.enter_context(closing(EdgeStore(file)))
+            rows = TaskRows(presence.name, store, blobs, grouping=grouping_of(config, store), clock=time.monotonic)
+            edge = Edge(upward, downward, rows=rows, blobs=blobs, options=options)
         figures = EdgeFigures(edge.snapshot, folder, up, down)
         stack.enter_context(served_metrics(config.metrics.listen, figures.endpoint()))
         started(edge)
         log.info("edge %s serves fleet %s", presence.name, presence.fleet)
         edge.run()
+
+
+def named(config: EdgeConfig, shard: int | None) -> EdgeConfig:
+    """The config of one edge among those that share it; shard: which, None for one that is free on this machine."""
+    edge, shards = config.edge, config.edge.shards
+    if shards is None:
+        if shard is not None:
+            raise ConfigError(
+                "a number of an edge was given, but the config has no edge.shards; set how many there are"
+            )
+        return config
+    if shard is not None and not 0 <= shard < shards:
+        raise ConfigError(f"edge number {shard} was given, but edge.shards is {shards}; give one of 0 to {shards - 1}")
+    names = shard_names(edge.name, shards)
+    chosen = names[shard] if shard is not None else next(filter(partial(_is_free, Path(edge.folder)), names), None)
+    if chosen is None:
+        raise ConfigError(f"all {shards} edges of {edge.name} are at work on this machine; raise edge.shards")
+    bundle = None if edge.bundle is None else str(Path(edge.bundle) / chosen)
+    return replace(config, edge=replace(edge, name=chosen, shards=None, stands=True, bundle=bundle))
+
+
+def _is_free(folder: Path, name: str) -> bool:
+    """Whether no edge of that name is at work on this machine."""
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    lock = lock_folder(folder / name)
+    if lock is not None:
+        lock.close()
+    return lock is not None
 
 
 def grouping_of(config: EdgeConfig, store: EdgeStore) -> Grouping:

@@ -17,6 +17,7 @@ A pair uses half of the union of its classes, without doubles. A pair whose firs
 
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -84,10 +85,10 @@ class HyperFLoRA(Method):
         self._shapes = {name: {**base.adapters, **base.weights}[name].shape for name in self._written}
         # By rank: only the unused adapter of a head that is written whole differs.
         self._frozen: dict[int, Tensors] = {}
-        self._known = generated_models.Descriptions()
+        self._known = generated_models.Descriptions(params.alike, generated_models.as_union)
         self._hypernet: Hypernet | None = None
         self._made: dict[str, Tensors] = {}
-        # By the first device of a pair: its adapter as it was generated_models, and as it is now.
+        # By the first device of a pair: its adapter as it was generated, and as it is now.
         self._passed: dict[str, Array] = {}
         # How many adapters came back in this round, own ones and pairs'.
         self._taken = 0
@@ -130,10 +131,12 @@ class HyperFLoRA(Method):
             return {device: fit.assignment for device, fit in fitting.items()}
         rows = np.stack([self._known.rows[device] for device in fitting])
         self._net().check_step(rows, self._params.step())
-        self._made = dict(zip(fitting, self._net().generate(rows), strict=True))
+        alike = self._params.alike
+        made = generated_models.written_for(self._net(), rows) if alike else self._net().generate(rows)
+        self._made = dict(zip(fitting, made, strict=True))
         notes = self._notes({device: fit.size for device, fit in fitting.items()}, round_number)
-        made = {device: self._assignment(device, note) for device, note in notes.items()}
-        return {device: replace(a, recipe=fitting[device].assignment.recipe) for device, a in made.items()}
+        asked = {device: self._assignment(device, note) for device, note in notes.items()}
+        return {device: replace(a, recipe=fitting[device].assignment.recipe) for device, a in asked.items()}
 
     def _notes(self, ranks: Mapping[str, int], round_number: int) -> dict[str, TurnNote]:
         """Everyone's own adapter, and who leads which pair."""
@@ -236,6 +239,13 @@ class HyperFLoRA(Method):
         change = update.tensors if note.pretrain else pad_rank(update.tensors, self._params.rank)
         return note.pretrain, change
 
+    def pools_by(self) -> Literal["samples", "devices"] | None:
+        """Σ J' Δ_i = J' Σ Δ_i where J is of the same classes; for sums only, in which devices share theirs."""
+        alone = self._params.pairs or self._params.sequential or self._params.choose_every
+        if not self._setting.sums or not self._params.alike or alone:
+            return None
+        return "devices" if self._base.frozen else "samples"
+
     def advance(self) -> dict[str, float]:
         """A FedAvg step of the base, or a step of the hypernetwork."""
         learns = not self._base.frozen
@@ -273,12 +283,15 @@ class HyperFLoRA(Method):
         return own | self._base.state() | self._known.state() | generated_models.hypernet_state(self._hypernet)
 
     def planning_state(self) -> MethodState:
-        """Who is here: a round goes on with them."""
-        return MethodState.of(here=self._here)
+        """Who is here: a round goes on with them; and who shares classes with whom."""
+        shared = self._known.state() if self._params.alike else MethodState()
+        return MethodState.of(here=self._here) | shared
 
     def restore_planning(self, state: MethodState) -> None:
         """Know again who was here."""
         self._here = state.record("here", list[str])
+        if self._params.alike:
+            self._known.restore(state)
 
     def restore(self, state: MethodState) -> None:
         """Continue from a saved state."""

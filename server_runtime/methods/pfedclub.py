@@ -30,7 +30,14 @@ from fedwright.protocol.support.steps import counted
 from fedwright.server_runtime.blocks.budget import FORWARD_RATIO
 from fedwright.server_runtime.blocks.pfedclub import block_search
 from fedwright.server_runtime.blocks.pfedclub.block_search import Block, BlockGroups, Chain, Rules
-from fedwright.server_runtime.blocks.pfedclub.stitch_tuning import Candidate, agreement, logits_of, match, tune
+from fedwright.server_runtime.blocks.pfedclub.stitch_tuning import (
+    Beginnings,
+    Candidate,
+    agreement,
+    logits_of,
+    match,
+    tune,
+)
 from fedwright.server_runtime.blocks.pfedclub.stitching import part_work
 from fedwright.server_runtime.methods.base import Setting
 from fedwright.server_runtime.methods.params.personal_models import PFedClubParams
@@ -83,9 +90,9 @@ class PFedClub(TeacherMethod):
         order = [i for i in np.argsort([-score for score in scores], kind="stable") if np.isfinite(scores[i])]
         count = len(order) if self._params.finalists is None else self._params.finalists
         best, others = order[:count], order[count:]
-        seed = self.seed_of("stitches", known.round, pupil.device)
-        tune([candidates[i] for i in best], self.public_x, self.public_y, self._params.tuning(), seed=seed)
-        said = {i: agreement(pupil.logits, logits_of(candidates[i], self.public_x)) for i in best}
+        seed, begun = self.seed_of("stitches", known.round, pupil.device), Beginnings(self.public_x)
+        tune([candidates[i] for i in best], begun, self.public_y, self._params.tuning(), seed=seed)
+        said = {i: agreement(pupil.logits, logits_of(candidates[i], begun)) for i in best}
         ranked = [*sorted((i for i in best if np.isfinite(said[i])), key=lambda i: -said[i]), *others]
         return [self._teacher(candidates[i], chains[i]) for i in ranked]
 
@@ -130,7 +137,7 @@ class PFedClub(TeacherMethod):
     def _assembled(self, chain: Chain, pupils: Mapping[str, Pupil]) -> Stitched:
         blocks = [pupils[block.owner].blocks[block.index] for block in chain]
         parts = [block.part for block in chain]
-        return assemble(blocks, parts, self.setting.spec.input_shape).to(self.setting.device)
+        return assemble(blocks, parts, self.setting.spec.input_shape, shared=True).to(self.setting.device)
 
     def _teacher(self, candidate: Candidate, chain: Chain) -> Teacher:
         name = spell([(self.named(block.owner), block.index) for block in chain])

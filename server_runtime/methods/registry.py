@@ -14,7 +14,7 @@ from fedwright.server_runtime.methods.fedconv.params import FedConvParams
 from fedwright.server_runtime.methods.framp.params import FrampParams
 from fedwright.server_runtime.methods.params import averaging, generated_models, personal_models, pruned, submodels
 from fedwright.server_runtime.methods.params.hasa import HasaParams
-from fedwright.server_runtime.methods.private_kinds import CENTRAL, EXAMPLE
+from fedwright.server_runtime.methods.private_kinds import CENTRAL, DISTRIBUTED, EXAMPLE
 from fedwright.server_runtime.methods.starts import STARTS, Start
 from fedwright.server_runtime.public_data.embedded_sets import STARTER_PUBLIC
 
@@ -43,7 +43,7 @@ class Entry:
     @property
     def private(self) -> tuple[str, ...]:
         """The kinds of privacy that a run of it may ask for."""
-        kinds = {"central": CENTRAL, "example": EXAMPLE}
+        kinds = {"central": CENTRAL, "distributed": DISTRIBUTED, "example": EXAMPLE}
         return tuple(kind for kind, methods in kinds.items() if self.name in methods)
 
     @property

@@ -16,6 +16,7 @@ from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.absorber import Absorbed, Stage, incoming_of
 from fedwright.server_runtime.rounds.believed_samples import passed_on, with_limits
 from fedwright.server_runtime.rounds.costs import round_cost
+from fedwright.server_runtime.rounds.held_models import held_models, kept_until_now, no_longer_kept
 from fedwright.server_runtime.rounds.old_tasks import forget_old_tasks
 from fedwright.server_runtime.rounds.pooled_tasks import PoolTerms, merged_tasks, with_pools
 from fedwright.server_runtime.rounds.privacy.round_privacy import BudgetSpent
@@ -166,14 +167,22 @@ class Coordinator(RoundRunner):
         assignments: Mapping[str, Assignment],
         emissions: Mapping[str, Emission],
     ) -> list[Planned]:
-        plan = self._planner.plan(position, assignments, emissions)
+        # What goes to an edge goes to all its devices, whatever each of them holds.
+        held = {} if self._planner.patches is None or position.stage else held_models(self._store, position.round)
+        held = {device: ref for device, ref in held.items() if self._tracker.edge_of(device) is None}
+        plan = self._planner.plan(position, assignments, emissions, held=held)
         terms = PoolTerms(self._reader.norm_limit, self._options.class_means, self._options.norm_factor)
-        plan = with_pools(plan, method, self._tracker.edge_of, position=position, terms=terms)
+        plan = with_pools(plan, method, self._edge_of, position=position, terms=terms)
         secure = self._options.secure
         if secure is not None:
             plan = with_sums(plan, method, self._tracker, position=position, options=secure)
         self._store.save_plan(position, plan, notes=planning_notes(method))
         return plan
+
+    def _edge_of(self, device: str) -> str | None:
+        """The edge that a device is behind, or that it is, when that stands for devices of its own."""
+        report = self._tracker.present().get(device)
+        return device if report is not None and report.stands_for else self._tracker.edge_of(device)
 
     def _add_up(self, position: Position, quorum: int) -> None:
         """Put sums where changes stay with their devices; those whose sum came to nothing train once more."""
@@ -193,6 +202,10 @@ class Coordinator(RoundRunner):
     def _apart(self, position: Position, plan: list[Planned], wrong: list[Group]) -> list[Planned]:
         """The plan, with tasks for the halves of groups whose sum was wrong: one of them has nobody who lies."""
         more = []
+        names = [device for group in wrong for device in group.planned]
+        count = max(len([one for one in plan if one.device == name]) for name in names)
+        if not self.privacy.repeat(position.round, names, count):
+            return plan
         for group in wrong:
             for name, half in halves(group, self._options.secure or SecureOptions()):
                 fresh = [self._planner.afresh(planned, planned) for planned in half]
@@ -221,6 +234,10 @@ class Coordinator(RoundRunner):
         lost = {task for task, reply in replies.items() if reply.outcome not in answers}
         failed = [own for own in tasks.values() if all(planned.task.task in lost for planned in own)]
         if len(tasks) - len(failed) >= quorum:
+            return plan
+        names = [own[0].device for own in failed]
+        # Whose answer was lost may have told it all the same, and tells it anew.
+        if not self.privacy.repeat(position.round, names, max(map(len, failed), default=0)):
             return plan
         more = [self._planner.afresh(own[0], own[-1]) for own in failed]
         self._store.extend_plan(position, more)
@@ -284,6 +301,9 @@ class Coordinator(RoundRunner):
         spent = done.tensors | {ref for planned in plan for ref in spent_blobs(planned, replies[planned.task.task])}
         spent -= {one.state for one in closed}
         spent |= outdated_states(closed, self._options.keep_states)
+        if self._planner.patches is not None:
+            spent |= no_longer_kept(self._store, position.round)
+            needed |= kept_until_now(self._store, position.round)
         for sha256 in spent - needed:
             blobs.remove(sha256)
         forget_old_tasks(self._store, position.round, self._planner.manifest)

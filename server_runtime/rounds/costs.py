@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fedwright.protocol.artifact import Manifest
 from fedwright.protocol.errors import BadArtifact
 from fedwright.protocol.predictor import need_bytes
-from fedwright.protocol.task_blobs import own_blobs
+from fedwright.protocol.task_blobs import sent_blobs
 from fedwright.server_runtime.fleet.speeds import Speeds
 from fedwright.server_runtime.rounds.events import Offer
 from fedwright.server_runtime.rounds.store.base import Planned, Reply
@@ -29,7 +29,7 @@ def _offer(planned: Planned, manifest: Manifest, speeds: Speeds) -> Offer:
         width=width_of(spec),
         rank=max((size for group, size in spec.sizes if "rank" in group), default=0),
         macs=manifest.macs,
-        bytes_down=sum(ref.size_bytes for ref in own_blobs(planned.task)),
+        bytes_down=sum(ref.size_bytes for ref in sent_blobs(planned.task)),
         need_bytes=need_bytes(manifest, recipe.batch),
         step_s=None if predicted is None else predicted.step_s,
     )
@@ -50,7 +50,7 @@ def round_cost(
         task, update = planned.task, reply.update
         samples += update.stats.samples
         macs += update.stats.samples * manifest(planned.assignment.structure).macs
-        down += sum(ref.size_bytes for ref in own_blobs(task))
+        down += sum(ref.size_bytes for ref in sent_blobs(task))
         up += 0 if update.tensors is None else update.tensors.size_bytes
     if not samples:
         return {}

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from fedwright.protocol.messages import Recipe, Report, Returns
+from fedwright.protocol.messages import BlobRef, Recipe, Report, Returns
 from fedwright.server_runtime.methods.base import Assignment, Emission, Method
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.store.base import Planned, Position
@@ -13,7 +13,12 @@ EVALUATION_BATCH = 8
 
 
 def evaluation_plan(
-    method: Method, planner: Planner, position: Position, present: Mapping[str, Report]
+    method: Method,
+    planner: Planner,
+    position: Position,
+    present: Mapping[str, Report],
+    *,
+    held: Mapping[str, BlobRef] | None = None,
 ) -> list[Planned]:
     """One task for each device that is here and that the method has met: no training, no tensors back."""
     assignments, emissions = {}, {}
@@ -23,4 +28,4 @@ def evaluation_plan(
         returns = Returns(weights="none", personal=list(method.personal_layers(device)))
         assignments[device] = Assignment(Structure(spec), recipe, returns)
         emissions[device] = Emission(weights)
-    return planner.plan(position, assignments, emissions)
+    return planner.plan(position, assignments, emissions, held=held)

@@ -8,16 +8,34 @@ from typing import Protocol
 from msgspec import structs
 
 from fedwright.protocol import artifact as artifacts
-from fedwright.protocol import deltas, tensors
+from fedwright.protocol import deltas, patches, tensors
 from fedwright.protocol.artifact import Artifact, Manifest
 from fedwright.protocol.blobs import BlobStore
-from fedwright.protocol.messages import LARGE_CHUNK_BYTES, BlobRef, Hiding, Task
+from fedwright.protocol.errors import BadBlob
+from fedwright.protocol.messages import LARGE_CHUNK_BYTES, BlobRef, Hiding, Patch, Returns, Task
 from fedwright.server_runtime.methods.base import Assignment, Emission, Tensors
 from fedwright.server_runtime.rounds.store.base import Planned, Position, evaluation_after
 from fedwright.server_runtime.spec import Structure
 
 Refs = dict[tuple[int, deltas.Codec], BlobRef]
+Patched = dict[tuple[int, str], tuple[BlobRef, Patch] | None]
 KEPT_SAME = 256
+
+
+@dataclass(frozen=True)
+class Patches:
+    """How models travel to devices that hold an earlier one: the largest of what changed since, in this codec."""
+
+    codec: deltas.Codec
+    keep_ratio: float = 1.0
+
+
+@dataclass
+class _Sent:
+    """What was stored for the tasks of a plan: dictionaries once, and once for every model that is held."""
+
+    refs: Refs = field(default_factory=dict)
+    patched: Patched = field(default_factory=dict)
 
 
 class Builds(Protocol):
@@ -36,7 +54,7 @@ class Planner:
     identity: the run's own, part of every task id; empty for a run of a release that had none.
     class_names: all classes of the run, where they have names, so that devices number theirs alike.
     rollbacks: how often rounds were taken back; a round that is done again has tasks of other ids.
-    hiding: how devices hide their samples from whoever sees their updates.
+    hiding: how devices hide their samples from whoever sees their updates. patches: None where models come whole.
     """
 
     run: str
@@ -49,6 +67,9 @@ class Planner:
     class_names: tuple[str, ...] = ()
     rollbacks: int = 0
     hiding: Hiding | None = None
+    patches: Patches | None = None
+    # What a device is asked to send back, of what its assignment says.
+    known_to: Callable[[str, Returns], Returns] = lambda device, returns: returns
     # Told of every artifact that is used, by its blob's name.
     on_artifact: Callable[[str, Structure], None] = lambda sha256, structure: None
     _artifacts: dict[Structure, tuple[BlobRef, Manifest]] = field(default_factory=dict)
@@ -66,17 +87,49 @@ class Planner:
         return self._artifact(structure)[1]
 
     def plan(
-        self, position: Position, assignments: Mapping[str, Assignment], emissions: Mapping[str, Emission]
+        self,
+        position: Position,
+        assignments: Mapping[str, Assignment],
+        emissions: Mapping[str, Emission],
+        *,
+        held: Mapping[str, BlobRef] | None = None,
     ) -> list[Planned]:
-        """One task per device, in the order of device ids."""
-        refs: Refs = {}
-        return [
-            Planned(device, self._task(position, device, assignments[device], emissions[device], refs), assignment)
-            for device, assignment in sorted(assignments.items())
-        ]
+        """One task per device, in the order of device ids; held: weights that devices kept of an earlier task."""
+        sent, plan = _Sent(), []
+        for device, wanted in sorted(assignments.items()):
+            assignment = self._known(device, wanted)
+            task = self._task(position, device, assignment, emissions[device], sent.refs)
+            if self.patches is not None and assignment.returns.weights != "weights" and not emissions[device].masks:
+                base = (held or {}).get(device)
+                task = self._patched(task, emissions[device].weights, base, sent, form=self.patches)
+            plan.append(Planned(device, task, assignment))
+        return plan
+
+    def _patched(self, task: Task, model: Tensors, base: BlobRef | None, sent: _Sent, *, form: Patches) -> Task:
+        """The task, its weights told as a change of those that the device holds; measuring needs all of the change."""
+        key = (id(model), "" if base is None else base.sha256)
+        if base is not None and key not in sent.patched:
+            form = replace(form, keep_ratio=1.0) if task.evaluation else form
+            sent.patched[key] = self._patch(model, base, form)
+        found = sent.patched.get(key)
+        weights, patch = (task.weights, None) if found is None else found
+        return structs.replace(task, weights=weights, patch=patch, keeps=not task.evaluation)
+
+    def _patch(self, model: Tensors, base: BlobRef, form: Patches) -> tuple[BlobRef, Patch] | None:
+        """The weights that come of a change, and the change; None where the two are not models of one kind."""
+        try:
+            path = self.blobs.path(base.sha256)
+        except BadBlob:
+            return None
+        held = deltas.load(path)[0]
+        if not patches.fits(held, model):
+            return None
+        change = patches.change_of(held, model, codec=form.codec, keep_ratio=form.keep_ratio)
+        return self._offer(patches.patched(path, change)), Patch(base.sha256, self._offer(change))
 
     def again(self, planned: Planned, assignment: Assignment, emission: Emission) -> Planned:
         """The same device's task in another form, under an id of its own."""
+        assignment = self._known(planned.device, assignment)
         position = evaluation_after(planned.task.round) if planned.task.evaluation else Position(planned.task.round, 0)
         task = self._task(position, planned.device, assignment, emission, {})
         return Planned(planned.device, structs.replace(task, task=_again(planned)), assignment)
@@ -92,6 +145,10 @@ class Planner:
         """A device's first task of a stage once more, under an id that follows that of its last one."""
         # The pool that it was in may have gone up without it; its update comes by itself.
         return replace(first, task=structs.replace(first.task, task=_again(last), pool=None))
+
+    def _known(self, device: str, assignment: Assignment) -> Assignment:
+        returns = self.known_to(device, assignment.returns)
+        return assignment if returns is assignment.returns else replace(assignment, returns=returns)
 
     def _task(self, position: Position, device: str, assignment: Assignment, emission: Emission, refs: Refs) -> Task:
         return Task(

@@ -13,7 +13,7 @@ from fedwright.server_runtime.methods.base import CheckedUpdate, Method, Tensors
 from fedwright.server_runtime.rounds.store.base import Planned, Position, Reply
 
 EdgeOf = Callable[[str], str | None]
-"""The edge that a device is reached through, if any."""
+"""The edge that a device is reached through, or that it is itself, if any."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def with_pools(
         most = planned.assignment.most_samples
         pool = structs.replace(pool, most_samples=most, norm_factor=terms.norm_factor)
         peers = [other for other in edges if other != edge]
-        if terms.class_means and peers:
+        if (terms.class_means and peers) or planned.device == edge:
             pool = structs.replace(pool, stage=_digest(planned.task.run_key, position), peers=peers)
         pooled.append(_pooled(planned, pool))
     return pooled
@@ -99,9 +99,12 @@ def checked_update(
     planned: Planned, update: Update, values: Tensors, *, weight: float = 1.0, devices: Sequence[str] = ()
 ) -> CheckedUpdate:
     """What a method folds in: one device's change, or the mean of several with the weight of all of them."""
-    if not update.parts:
-        return CheckedUpdate(values, update.stats, planned.assignment, weight, (update.task,), (planned.device,))
     pool = planned.task.pool
+    if not update.parts:
+        voices = update.devices if pool is not None and pool.edge == planned.device and pool.by == "devices" else 1
+        return CheckedUpdate(
+            values, update.stats, planned.assignment, weight * voices, (update.task,), (planned.device,)
+        )
     by = planned.task.sum.by if planned.task.sum is not None else "samples" if pool is None else pool.by
     voices = len(update.parts) if by == "devices" else 1
     tasks = tuple(part.task for part in update.parts)

@@ -37,6 +37,9 @@ def smaller_tasks(method: Method, planner: Planner) -> OfferLess:
         place = (planned.device, planned.task.title)
         if offers[place] >= MOST_OFFERS or (refusal.reason != "over_budget" and not refusal.rule):
             return None
+        if refusal.rule == "least_batch" and planned.task.privacy is not None:
+            # Larger lots tell more of each sample than the round has set aside.
+            return None
         offers[place] += 1
         allowed = obeying(planned.assignment, refusal) if refusal.rule else None
         if allowed is not None:

@@ -19,7 +19,7 @@ LOSS_BEFORE = "loss_before"
 LOOK_BACK = 20
 ADVICE = (
     "the updates are hostile, or train.learning_rate is too high; find the devices with `fedwright server audit`, or "
-    "set update.combine = 'multi_krum' or 'majority'"
+    "set update.combine = 'outliers'"
 )
 
 

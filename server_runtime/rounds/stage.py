@@ -8,6 +8,7 @@ from fedwright.protocol.task_blobs import own_blobs
 from fedwright.server_runtime.blocks.robust import Combine
 from fedwright.server_runtime.methods.base import Method, MethodState
 from fedwright.server_runtime.rounds.evaluation import evaluation_plan
+from fedwright.server_runtime.rounds.held_models import held_models
 from fedwright.server_runtime.rounds.leave_out import LeftOutDevices
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.secure.options import SecureOptions
@@ -96,7 +97,9 @@ def evaluate_fleet(
     if plan is None:
         present = tracker.present()
         left.do(method.meet, present, restart=lambda: restore_newest(method, store, planner))
-        plan = evaluation_plan(method, planner, position, left.usable(present))
+        held = {} if planner.patches is None else held_models(store, position.round + 1)
+        held = {device: ref for device, ref in held.items() if tracker.edge_of(device) is None}
+        plan = evaluation_plan(method, planner, position, left.usable(present), held=held)
         store.save_plan(position, plan)
     collect(tracker, store, position=position, plan=plan, options=options)
 

@@ -20,6 +20,7 @@ from fedwright.server_runtime.rounds.believed_samples import IdleDevices, believ
 from fedwright.server_runtime.rounds.channel import Channel
 from fedwright.server_runtime.rounds.costs import offers_of
 from fedwright.server_runtime.rounds.gathering import wait_for_devices
+from fedwright.server_runtime.rounds.known_codecs import KnownCodecs
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.pooled_tasks import is_pool
 from fedwright.server_runtime.rounds.questions import Questions
@@ -60,6 +61,7 @@ class TaskTracker:
         self._channel = channel
         self.edge_of = channel.edge_of
         self._registry = Registry()
+        planner.known_to = KnownCodecs(self._registry, channel.edge_of, observer)
         self.questions = Questions(channel, self._registry)
         self._attendance = Attendance()
         self._spec: ModelSpec | None = None
@@ -388,6 +390,7 @@ class TaskTracker:
             self.observe(events.TaskFailed(number, planned.device, reply.detail, measures, reply.outcome))
 
     def _send(self, planned: Planned) -> None:
-        boot = self._registry.boot(planned.device)
-        if boot is not None:
-            self._channel.assign(planned.device, boot, planned.task)
+        member = self._registry.known(planned.device)
+        if member is not None and member.present:
+            shard = planned.device if member.report.stands_for else None
+            self._channel.assign(planned.device, member.boot, structs.replace(planned.task, shard=shard))

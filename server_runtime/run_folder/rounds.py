@@ -1,5 +1,6 @@
 """Opens what a run must not forget, wherever it is kept, and sees to it that one server alone writes there."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
     from fedwright.server_runtime.rounds.store.database import Row
     from fedwright.server_runtime.rounds.store.lease import Lease
+
+log = logging.getLogger(__name__)
 
 Waiting = Callable[[str], None]
 
@@ -101,20 +104,46 @@ def address_of(folder: RunFolder) -> str:
 
 @contextmanager
 def _leased(url: str, folder: RunFolder, waiting: Waiting | None) -> "Iterator[tuple[Lease, Callable[[], None]]]":
-    from fedwright.server_runtime.rounds.store.lease import LOOK_S, Lease, LeaseKeeper, holder_of, own_name
+    from fedwright.server_runtime.rounds.store.lease import LeaseKeeper
     from fedwright.server_runtime.rounds.store.postgres import open_schema
 
     run, told = folder.path.name, False
-    with closing(_opened(url, run)) as connection:
-        while (lease := Lease.take(connection, own_name())) is None:
-            if waiting is None:
-                raise ConfigError(f"{holder_of(connection)} is at work on run {run}; stop it first")
-            if not told:
-                waiting(holder_of(connection))
-                told = True
-            time.sleep(LOOK_S)
+    lease, holder = _taken(_opened(url, run))
+    while lease is None:
+        if waiting is None:
+            raise ConfigError(f"{holder} is at work on run {run}; stop it first")
+        if not told:
+            waiting(holder)
+            told = True
+        lease = _awaited(url, run)
     with LeaseKeeper(lease, lambda: open_schema(url, run)) as keeper:
         yield lease, keeper.check
+
+
+def _taken(connection: "psycopg.Connection[Row]") -> "tuple[Lease | None, str]":
+    """The lease if nobody holds it, and who has or had it."""
+    from fedwright.server_runtime.rounds.store.lease import Lease, holder_of, own_name
+
+    with closing(connection):
+        return Lease.take(connection, own_name()), holder_of(connection)
+
+
+def _awaited(url: str, run: str) -> "Lease | None":
+    """The lease as soon as nobody holds it; None when the connection broke, which a server that waits outlives."""
+    import psycopg
+
+    from fedwright.server_runtime.rounds.store.lease import LOOK_S, Lease, own_name
+    from fedwright.server_runtime.rounds.store.postgres import first_line, open_schema
+
+    time.sleep(LOOK_S)
+    try:
+        with closing(open_schema(url, run)) as connection:
+            while (lease := Lease.take(connection, own_name())) is None:
+                time.sleep(LOOK_S)
+            return lease
+    except (psycopg.OperationalError, psycopg.InterfaceError) as err:
+        log.info("the database of run %s does not answer one that stands by (%s); trying again", run, first_line(err))
+        return None
 
 
 def _opened(url: str, run: str) -> "psycopg.Connection[Row]":

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from fedwright.protocol import codec, topics
-from fedwright.protocol.blobs import BlobStore, inlined
+from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import BadMessage
 from fedwright.protocol.link.base import Buffer, Link, Received
 from fedwright.protocol.messages import (
@@ -36,21 +36,20 @@ from fedwright.protocol.messages import (
     Task,
     Update,
 )
-from fedwright.protocol.task_blobs import blobs_of, common_blobs
+from fedwright.protocol.task_blobs import blobs_of, common_blobs, with_inline
 from fedwright.protocol.uploads import Uploads
 from fedwright.server_runtime.fleet.revocation import Gate
 from fedwright.server_runtime.transport.chunk_server import ChunkServer
 from fedwright.server_runtime.transport.cluster_relay import ClusterRelay
 from fedwright.server_runtime.transport.edge_routes import ANYBODY, EdgeRights, EdgeRoutes, VerifyDevice
 from fedwright.server_runtime.transport.message_limits import MessageLimits
+from fedwright.server_runtime.transport.outgoing_tasks import OutgoingTasks, Payload
 from fedwright.server_runtime.transport.plain_words import plain_words
 from fedwright.server_runtime.transport.upload_puller import Pulled, UploadPuller
 
 log = logging.getLogger(__name__)
 
 SERVER = "server"
-# A device acknowledges a task as soon as it is in its journal; silence this long means it was not heard.
-RESEND_S = 5.0
 # Whoever floods us does not keep the coordinator from looking at its deadlines.
 TAKING_S = 0.25
 # Of so many devices the log has a line; where anybody may give himself an id there may be any number.
@@ -70,15 +69,6 @@ class Heard:
     boot: str
     message: Word
     payload: bytes = b""
-
-
-@dataclass
-class _Outgoing:
-    """A task on its way, made of bytes when somebody else signed it."""
-
-    device: str
-    task: Task | bytes
-    sent_s: float
 
 
 class DeviceChannel:
@@ -110,7 +100,7 @@ class DeviceChannel:
         self._showing = ClusterRelay(blobs, self._uploads, pull=self.pull, send=self._send)
         self._clock = clock
         self._connects = link.connects
-        self._outgoing: dict[str, _Outgoing] = {}
+        self._outgoing = OutgoingTasks(self._send_again, clock=clock)
         # Tasks that went to an edge: for which device, to which edge.
         self._at: dict[str, tuple[str, str]] = {}
         self._warned: set[str] = set()
@@ -139,13 +129,14 @@ class DeviceChannel:
         edge = self._edges.edge_of(device)
         # The artifact is never inline: a device that has it in its cache need not get it again. Nor is anything that
         # an edge fetches once for all its devices.
-        weights = inlined(self._blobs, task.weights) if edge is None else task.weights
+        task = structs.replace(task, patch=None, keeps=False) if edge is not None or task.shard is not None else task
+        task = with_inline(self._blobs, task) if edge is None else task
         # A device that has gone elsewhere since the plan was made is no longer waited for by the edge it left.
-        pool = task.pool if task.pool is not None and task.pool.edge == edge else None
+        pool = task.pool if task.pool is not None and task.pool.edge == (task.shard or edge) else None
         self._served.add(device)
         status_s = max(1.0, len(self._served) / STATUSES_PER_S)
-        task = structs.replace(task, boot=boot, weights=weights, pool=pool, status_s=status_s)
-        self._outgoing[task.task] = _Outgoing(device, task, self._clock())
+        task = structs.replace(task, boot=boot, pool=pool, status_s=status_s)
+        self._outgoing.add(task.task, [device], task)
         if edge is not None:
             self._at[task.task] = (device, edge)
         self._send(device, task)
@@ -153,8 +144,18 @@ class DeviceChannel:
     def pass_on(self, device: str, task: Task, payload: bytes) -> None:
         """Send a task that somebody else made and signed until it is acknowledged; its blobs are ours to serve."""
         self.offer(task)
-        self._outgoing[task.task] = _Outgoing(device, payload, self._clock())
+        self._outgoing.add(task.task, [device], payload)
         self._publish(device, payload)
+
+    def pass_on_to_all(self, devices: Sequence[str], task: Task, payload: bytes) -> None:
+        """The same at once for all devices that are here."""
+        self.offer(task)
+        self._outgoing.add(task.task, devices, payload)
+        self.send_to_all(payload)
+
+    def is_heard(self, device: str, task: str) -> bool:
+        """Whether a device has acknowledged a task that it was sent."""
+        return not self._outgoing.is_waiting(task, device)
 
     def offer(self, task: Task) -> None:
         """Serve the blobs of a task, which are here; its weights are those of its pool."""
@@ -170,6 +171,10 @@ class DeviceChannel:
     def send_bytes(self, device: str, payload: bytes) -> None:
         """Send a message that somebody else made."""
         self._publish(device, payload)
+
+    def send_to_all(self, payload: bytes) -> None:
+        """Send a message that somebody else made to every device that is here."""
+        self._link.send(topics.shared(self._fleet), payload)
 
     def say_held(self, device: str, task: str) -> None:
         """Tell a device that its answer is durable here and will go on."""
@@ -197,7 +202,7 @@ class DeviceChannel:
 
     def withdraw(self, task: str) -> None:
         """Stop sending a task."""
-        self._outgoing.pop(task, None)
+        self._outgoing.withdraw(task)
         self._at.pop(task, None)
 
     def acknowledge(self, device: str, task: str, *, problem: str = "") -> None:
@@ -235,19 +240,18 @@ class DeviceChannel:
         return events
 
     def _tend(self) -> None:
-        now = self._clock()
         if self._link.connects != self._connects:
             self._connects = self._link.connects
             self.challenge_all()
             self._pulling.lost_link()
-        for outgoing in self._outgoing.values():
-            if now - outgoing.sent_s >= RESEND_S:
-                outgoing.sent_s = now
-                if isinstance(outgoing.task, bytes):
-                    self._publish(outgoing.device, outgoing.task)
-                else:
-                    self._send(outgoing.device, outgoing.task)
+        self._outgoing.tend()
         self._pulling.tend()
+
+    def _send_again(self, device: str, task: Payload) -> None:
+        if isinstance(task, bytes):
+            self._publish(device, task)
+        else:
+            self._send(device, task)
 
     def _open(self, device: str, payload: Buffer) -> Envelope | None:
         """What a device or an edge says; None when it is not to be heard."""
@@ -276,7 +280,7 @@ class DeviceChannel:
         elif isinstance(body, Shown) and self._edges.is_edge(device):
             self._showing.take(device, body)
         elif isinstance(body, Ack):
-            self._outgoing.pop(body.of, None)
+            self._outgoing.acknowledged(body.of, device)
         elif isinstance(body, Get):
             # Of a blob that is here a resumed server has not got to the task yet; the device asks again.
             if self._uploads.serves(body.sha256) or not self._blobs.has(body.sha256):
@@ -314,10 +318,9 @@ class DeviceChannel:
         if not isinstance(body, Word) or self.gate.bars(device):
             return
         self.gate.note(device, envelope.boot)
-        if isinstance(body, Report) and body.edge and (edge is not None or not self._edges.rights.is_enrolled(device)):
-            self._waste(
-                device, "it reports as an edge and was not enrolled as one; see `fedwright server enroll --edge`"
-            )
+        is_edge = isinstance(body, Report) and (body.edge or body.stands_for > 0)
+        if is_edge and (edge is not None or not self._edges.rights.is_enrolled(device)):
+            self._waste(device, "it reports as an edge and was not enrolled as one; see `server enroll --edge`")
             return
         if isinstance(body, Report) and body.edge:
             self._edges.hear(device, envelope.boot)

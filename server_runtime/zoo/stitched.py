@@ -198,12 +198,25 @@ class Stitched(nn.Module):
 
 
 def assemble(
-    blocks: Sequence[nn.Module], parts: Sequence[BlockShape], shape: Shape, *, dense: bool = False
+    blocks: Sequence[nn.Module],
+    parts: Sequence[BlockShape],
+    shape: Shape,
+    *,
+    dense: bool = False,
+    shared: bool = False,
 ) -> Stitched:
-    """Copies of blocks put together; stitches are drawn anew."""
+    """Copies of blocks put together; stitches are drawn anew.
+
+    shared: blocks without running statistics are taken as they are, by those who change nothing in them.
+    """
     gives = [shape, *(part.gives for part in parts[:-1])]
     stitches = [make_stitch(before, part, dense=dense) for before, part in zip(gives, parts, strict=True)]
-    return Stitched([copy.deepcopy(block) for block in blocks], stitches)
+    own: list[nn.Module] = []
+    for block in blocks:
+        # One that stands twice has its weights under two names.
+        plain = shared and block not in own and not any(True for _ in block.buffers())
+        own.append(block if plain else copy.deepcopy(block))
+    return Stitched(own, stitches)
 
 
 def classes_block(gives: Shape, classes: int) -> tuple[nn.Module, BlockShape]:

@@ -18,6 +18,7 @@ from fedwright.protocol.messages import Report
 from fedwright.server_runtime.methods.base import Assignment
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg
 from fedwright.server_runtime.methods.params.submodels import FedAvgParams
+from fedwright.server_runtime.rounds import events
 
 # In this process, and without a bar.
 QUIET: dict[str, Any] = {"settings": {"simulate": {"processes": 0}}, "progress": False}
@@ -134,6 +135,31 @@ def test_an_instance_begins_with_its_own_weights() -> None:
     np.testing.assert_allclose(run.weights()["head.bias"], 5.0, rtol=1e-6)
 
 
+def test_each_device_may_bring_its_own_data_by_its_name() -> None:
+    x, y = examples()
+    own = {"kitchen": (x[:80], y[:80]), "hall": fw.Dataset(x[80:], y[80:])}
+
+    run = fw.simulate(model=Points, data=own, rounds=1, **QUIET)
+
+    assert {row["id"]: row["samples"] for row in run.devices} == {"kitchen": 64, "hall": 128}
+
+
+def test_what_happens_is_told_and_can_end_it() -> None:
+    call: dict[str, Any] = {"model": Points, "data": examples(), "devices": 2, **QUIET}
+    told: list[int] = []
+
+    def watch(event: events.Event) -> None:
+        if isinstance(event, events.RoundClosed):
+            told.append(event.round)
+            if len(told) == 2:
+                raise RuntimeError("good enough")
+
+    with pytest.raises(RuntimeError, match="good enough"):
+        fw.simulate(rounds=5, on_event=watch, **call)
+
+    assert told == [1, 2]
+
+
 def test_a_method_of_ones_own() -> None:
     met: list[int] = []
 
@@ -157,9 +183,26 @@ def test_a_method_of_ones_own() -> None:
         ({"method": "fedavgg"}, ConfigError, "there is no method 'fedavgg'"),
         ({"method": 3}, ConfigError, "3 is no method; give a name"),
         ({"data": 7}, DataError, "a int is no data; give fedwright.Dataset"),
+        ({"data": {}}, ConfigError, "devices is 2 but the data names 0"),
+        (
+            {"data": {"a": examples(), "b": examples(), "c": examples()}},
+            ConfigError,
+            "devices is 2 but the data names 3",
+        ),
+        ({"data": {"a/b": examples(), "b": examples()}}, ConfigError, "the name of a device 'a/b' must be"),
         ({"data": "digitz"}, ConfigError, "unknown data set 'digitz'"),
     ],
-    ids=["setting", "section", "method", "no method", "no data", "no data set"],
+    ids=[
+        "setting",
+        "section",
+        "method",
+        "no method",
+        "no data",
+        "no device",
+        "other devices",
+        "no name",
+        "no data set",
+    ],
 )
 def test_mistakes_are_named_and_leave_nothing_behind(
     call: dict[str, Any], error: type[Exception], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

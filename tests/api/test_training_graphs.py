@@ -1,6 +1,7 @@
 """A training graph by itself: the same steps as torch's, wherever it was saved to."""
 
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import onnxruntime
@@ -111,11 +112,67 @@ def test_what_is_no_model_is_said_in_a_sentence(model: object, error: type[Excep
         fw.training_graph(model, input_shape=SHAPE, classes=CLASSES)
 
 
-def test_labels_must_be_as_many_as_examples(graph: fw.TrainingGraph) -> None:
-    x, y = examples()
+@pytest.mark.parametrize(
+    ("call", "error", "sentence"),
+    [
+        (lambda t, x, y: t.fit(x, y[:40]), DataError, r"x has shape \[48, 1, 6, 6\] but y \[40\]; give one label"),
+        (lambda t, x, y: t.step(x, y[:40]), DataError, r"x has shape \[48, 1, 6, 6\] but y \[40\]; give one label"),
+        (lambda t, x, y: t.accuracy(x, y[:40]), DataError, r"x has shape \[48, 1, 6, 6\] but y \[40\]; give one"),
+        (lambda t, x, y: t.step(x, y - 1), DataError, "labels go from -1 to 1 but the graph has 3 classes, 0 to 2"),
+        (lambda t, x, y: t.step(x, y + 1), DataError, "labels go from 1 to 3 but the graph has 3 classes, 0 to 2"),
+        (lambda t, x, y: t.step(x, y + 0.5), DataError, "'y' holds fractions but the graph takes whole numbers"),
+        (lambda t, x, y: t.predict(x[:0]), DataError, "there are no examples"),
+        (lambda t, x, y: t.fit(x, y, batch=0), ConfigError, "batch is 0 but must be 1 or more"),
+        (
+            lambda t, x, y: fw.Trainer(cast(Any, make_net())),
+            ConfigError,
+            "a Sequential is no training graph; make one with",
+        ),
+    ],
+    ids=["fit", "step", "accuracy", "below", "above", "fractions", "no examples", "batch", "no graph"],
+)
+def test_mistakes_are_named_and_leave_the_weights(
+    call: Any, error: type[Exception], sentence: str, graph: fw.TrainingGraph
+) -> None:
+    trainer = fw.Trainer(graph)
 
-    with pytest.raises(DataError, match="there are 48 examples but 40 labels"):
-        fw.Trainer(graph).fit(x, y[:40])
+    with pytest.raises(error, match=sentence):
+        call(trainer, *examples())
+
+    np.testing.assert_array_equal(trainer.weights()["0.weight"], graph.weights["0.weight"])
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"optimizer": "rmsprop"}, "optimizer is 'rmsprop'; choose one of sgd, adam, adamw"),
+        ({"input_shape": ()}, r"input_shape is \(\) but must be the shape of one example, such as \(1, 28, 28\)"),
+        ({"input_shape": (1, -6, 6)}, "must be the shape of one example"),
+        ({"task": "guess"}, "task 'guess' is not known; choose one of classify"),
+    ],
+    ids=["optimizer", "none", "negative", "task"],
+)
+def test_what_no_graph_can_be_made_of_is_named(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        fw.training_graph(make_net(), **{"input_shape": SHAPE, "classes": CLASSES, **options})
+
+
+def test_a_graph_predicts_numbers_too() -> None:
+    x, _ = examples()
+    y = x.reshape(len(x), -1)[:, :2]
+    net = nn.Sequential(nn.Flatten(), nn.Linear(36, 2))
+    graph = fw.training_graph(net, input_shape=SHAPE, classes=2, task="regress")
+    trainer = fw.Trainer(graph, learning_rate=0.005)
+
+    losses = trainer.fit(x, y, epochs=30, batch=8)
+
+    assert losses[-1] < losses[0] / 2
+    with pytest.raises(ConfigError, match="accuracy is of single classes but the graph is for regress"):
+        trainer.accuracy(x, y)
+
+
+def test_a_graph_is_shown_in_a_line(graph: fw.TrainingGraph) -> None:
+    assert repr(graph) == "<TrainingGraph Sequential (1, 6, 6), sgd, classify, 235 numbers>"
 
 
 def test_a_folder_without_weights_is_refused(graph: fw.TrainingGraph, tmp_path: Path) -> None:

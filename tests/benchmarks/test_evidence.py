@@ -149,6 +149,26 @@ def test_a_search_tries_as_much_for_all_and_never_looks_at_test_rows(monkeypatch
     assert found["chosen"]["fedprox"]["params"] == {"mu": 0.01}
 
 
+def test_a_search_says_whose_best_rate_has_none_beyond_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = {"fedavg": [10, 90, 20], "fedprox": [10, 20, 90]}
+
+    def scored(jobs: list[Job]) -> list[Finished]:
+        made = []
+        for job in jobs:
+            method, number = job.name.split()
+            own = DeviceAccuracy("d", right[method][int(number) % 3], 100, 1.0)
+            made.append(Finished(job.name, job.seed, [FleetEvaluation(1, "val", (own,))], {}, []))
+        return made
+
+    monkeypatch.setattr(searches, "run_jobs", scored)
+    jobs = [Job(name, 1, with_method(name=name)) for name in right]
+    tries = {"seeds": 1, "trials": 3, "rates": [0.01, 0.1, 1.0]}
+
+    found = searches.search({"search": tries, "whole": {"seeds": 3}}, jobs)
+
+    assert found["best at an edge"] == ["fedprox"]
+
+
 def test_rows_and_seeds_that_are_reported_are_not_searched() -> None:
     reported = deal(SimulateSection(rows=300, devices=3), seed=1)
     searched = deal(SimulateSection(rows=300, skip_rows=300, devices=3, val_ratio=0.2), seed=101)

@@ -60,18 +60,18 @@ def test_a_run_that_was_brought_to_an_end_counts_as_nothing() -> None:
 
 def test_a_run_that_was_brought_to_an_end_is_called_so_and_fails_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
     made = runs(0.78)
-    made["majority alike sign-flip 4"] = [Finished("majority alike sign-flip 4", 1, [], {}, [])]
+    made["outliers alike sign-flip 4"] = [Finished("outliers alike sign-flip 4", 1, [], {}, [])]
     monkeypatch.setattr(hostile, "run_jobs", lambda jobs: [run[0] for run in made.values()])
 
     found = hostile.run(Namespace(quick=True, seeds=1, suite="hostile"))
 
     rows = found["tables"]["alike data, sign-flip: accuracy in percent of honest devices"]
-    assert {row["choice"]: row["4"] for row in rows}["majority"] == "ended"
+    assert {row["choice"]: row["4"] for row in rows}["outliers"] == "ended"
     assert [one["holds"] for one in found["checks"] if "to an end" in one["name"]] == [False]
 
 
 def test_a_job_runs_and_says_what_a_stamp_does() -> None:
-    job = next(job for job in hostile.jobs_of(FOUND, seed=1) if job.name == "majority skewed back-door 2")
+    job = next(job for job in hostile.jobs_of(FOUND, seed=1) if job.name == "outliers skewed back-door 2")
     config: Any = {name: dict(section) for name, section in job.config.items()}
     config["run"]["rounds"] = 1
     config["model"]["model"] = "cnn-small"

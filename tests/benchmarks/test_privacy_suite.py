@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedwright.benchmarks.harness.suite import Finished, read_suite
-from fedwright.benchmarks.suites import privacy_attacks, privacy_noise, privacy_steps
+from fedwright.benchmarks.suites import privacy_attacks, privacy_noise, privacy_steps, privacy_sums
 from fedwright.server_runtime.config import config_from_dict
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.simulation import datasets
@@ -51,6 +51,30 @@ def test_inversion_reads_a_sample_off_a_plain_step_and_not_off_a_private_one(mon
 
     assert privacy_attacks.inversion(1, None) > 0.99
     assert privacy_attacks.inversion(1, 4.0) < 0.3
+
+
+def test_a_sum_gives_samples_away_and_neither_a_masked_part_nor_a_noisy_sum_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Images:
+        """Random images."""
+
+        x_train = np.random.default_rng(1).random((200, 1, 28, 28), np.float32)
+        y_train = np.arange(200) % 10
+
+    monkeypatch.setattr(datasets, "load", lambda name, limit: Images)
+
+    assert privacy_sums.alike(1, "open") > 0.9
+    assert privacy_sums.alike(1, "sum") > 0.5
+    assert privacy_sums.alike(1, "masked") < privacy_sums.MOST_ALIKE
+    assert privacy_sums.alike(1, "sum", 1.0) < privacy_sums.MOST_ALIKE
+
+
+def test_no_attack_does_better_than_the_accountant_allows() -> None:
+    # Many small steps are nearly one Gaussian mechanism of μ, whose area is Φ(μ / sqrt 2): 0.570 is μ = 0.25.
+    assert privacy_attacks.most_area(16.0) == pytest.approx(0.570, abs=0.005)
+    assert 0.57 < privacy_attacks.most_area(8.0) < privacy_attacks.most_area(4.0) < 0.8
+    assert privacy_attacks.most_area(None) == 1.0
 
 
 def test_a_step_is_measured_in_all_four_ways(monkeypatch: pytest.MonkeyPatch) -> None:

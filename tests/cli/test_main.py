@@ -68,7 +68,7 @@ def test_no_command_and_an_unknown_command_are_usage_errors(capsys: pytest.Captu
         with pytest.raises(SystemExit) as ended:
             cli.main(arguments)
         assert ended.value.code == 2
-    assert "invalid choice: 'fly'" in capsys.readouterr().err
+    assert "there is no 'fly'; " in capsys.readouterr().err
 
 
 def test_our_errors_end_in_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,3 +140,35 @@ def test_a_reader_that_leaves_is_no_error() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait() == 0
+
+
+@pytest.mark.parametrize("words", [[], ["server"], ["device"]], ids=["nothing", "server", "device"])
+def test_a_command_that_is_missing_is_answered_with_the_help(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "COMMAND" in said
+    assert " run " in said
+    assert "required" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["explian"], "there is no 'explian'; did you mean 'explain'? valid are artifact, bench, "),
+        (["server", "rnu"], "there is no 'rnu'; did you mean 'run'? valid are audit, "),
+    ],
+    ids=["command", "of a group"],
+)
+def test_a_command_that_is_not_there_is_answered_with_the_nearest(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+
+    assert ended.value.code == 2
+    assert sentence in capsys.readouterr().err

@@ -42,14 +42,13 @@ def fedwright(folder: Path, *words: str, **environment: str) -> str:
 def test_the_method_of_the_document_runs_from_an_empty_folder(tmp_path: Path) -> None:
     write_half_step(tmp_path)
     [in_config] = [block for block in shown_blocks(OWN_METHOD, "toml") if "[method]" in block]
-    config = in_config + "[run]\nrounds = 2\n" + SMALL + "processes = 0\n"
-    (tmp_path / "run.toml").write_text(config)
+    (tmp_path / "run.toml").write_text(in_config + "processes = 0\n")
 
     assert f"run.toml is good: {HALF_STEP} on cnn-small, 2 rounds" in fedwright(tmp_path, "validate", "run.toml")
     fedwright(tmp_path, "simulate", "run.toml", "--json", "result.json")
 
     result = json.loads((tmp_path / "result.json").read_text())
-    assert (result["method"], result["rounds"], len(result["devices"])) == (HALF_STEP, 2, 3)
+    assert (result["method"], result["rounds"], len(result["devices"])) == (HALF_STEP, 2, 4)
 
 
 def test_everything_of_the_example_package_runs_together(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from fedwright.cli.tables import device_table, record_row
+from fedwright.cli.tables import device_table, figure_text, record_row
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 
 RECORD = DeviceRecord(
@@ -37,7 +37,7 @@ def test_a_line_per_device() -> None:
 
 
 def test_what_was_not_measured_is_a_dash() -> None:
-    assert shown(DeviceRecord("new"))[-1].split() == ["new", "0", "-", "-", "0.00", "0.0", "0", "0.00", "0.00"]
+    assert shown(DeviceRecord("new"))[-1].split() == ["new", "0", "-", "-", "0.00", "0.0", "0.00", "0.00"]
 
 
 @pytest.mark.parametrize(("width", "columns"), [(1.0, 9), (0.5, 10)], ids=["whole model", "half of it"])
@@ -48,3 +48,17 @@ def test_the_width_is_shown_where_it_differs(width: float, columns: int) -> None
 def test_the_demo_table_fits_into_80_columns() -> None:
     line = shown(replace(RECORD, width=0.5), profile="raspberry-pi-4")[-1]
     assert " ".join(line.split()) == "pi4-1 raspberry-pi-4 158 0.50 2.6% 100.0% 0.60 1.4 82 0.68 1.00"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("bytes_down", 173664.0, "down 0.17 MB"),
+        ("accuracy_before", 0.9806, "accuracy before 98.1%"),
+        ("macs", 320832.0, "0.32 M macs"),
+        ("loss", 2.435e-06, "loss 2.435e-06"),
+        ("updates", 2.0, "updates 2"),
+    ],
+)
+def test_a_figure_is_read_by_people(name: str, value: float, text: str) -> None:
+    assert figure_text(name, value) == text

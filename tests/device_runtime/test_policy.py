@@ -17,7 +17,7 @@ from fedwright.device_runtime.owner_rules import OwnerRules
 from fedwright.device_runtime.policy import EXAMPLE, Policy, read_policy
 from fedwright.device_runtime.run_task import _enough
 from fedwright.protocol.errors import ConfigError, FedwrightError, PolicyRefused
-from fedwright.protocol.messages import BlobRef, Hiding, Recipe, Returns, Task
+from fedwright.protocol.messages import BlobRef, Hiding, Recipe, Returns, SumTerms, Task
 
 BLOB = BlobRef("0" * 64, 1_000_000, 65_536, [])
 NOON = 12 * 60
@@ -60,6 +60,28 @@ def test_a_batch_of_public_rows_may_be_small() -> None:
     Policy(least_batch=8).check(task(recipe={"batch": 1, "public": True}), NOON)
 
 
+@pytest.mark.parametrize(
+    "terms", [None, SumTerms("g", 3, 8.0), SumTerms("g", 3, 8.0, clip_norm=1.0, noise_multiplier=0.9)], ids=str
+)
+def test_an_owner_tells_what_was_learnt_in_sums_with_noise_enough_alone(terms: SumTerms | None) -> None:
+    owner = Policy(least_noise_in_sum=1.0)
+    with pytest.raises(PolicyRefused, match="in sums with noise of 1 or more, not"):
+        owner.check(structs.replace(task(), sum=terms), NOON)
+
+    enough = SumTerms("g", 3, 8.0, clip_norm=1.0, noise_multiplier=1.0)
+    owner.check(structs.replace(task(), sum=enough), NOON)
+
+
+def test_what_is_told_of_data_privately_is_not_told_by_tasks() -> None:
+    owner = Policy(tells_epsilon=1.0)
+    with pytest.raises(PolicyRefused, match="class means in sums alone"):
+        owner.check(task(class_means=True), NOON)
+    with pytest.raises(PolicyRefused, match="trains no classes alone"):
+        owner.check(task(recipe={"classes": [1]}), NOON)
+
+    owner.check(structs.replace(task(class_means=True), sum=SumTerms("g", 3, 64.0)), NOON)
+
+
 @pytest.mark.parametrize(("minute", "works"), [(22 * 60, True), (5 * 60 + 59, True), (6 * 60, False), (NOON, False)])
 def test_hours_may_go_over_midnight(minute: int, works: bool) -> None:
     assert Policy(hours=("22:00-06:00",)).may_work(minute) == works
@@ -87,6 +109,22 @@ def test_the_traffic_of_a_day_is_kept_over_restarts(tmp_path: Path) -> None:
     with pytest.raises(PolicyRefused, match=r"5 MB a day; 3.5 MB are used and the task takes 2.0 MB"):
         again.check(task(), 1_000_000, missing_bytes=1_000_000)
     OwnerRules(policy, tmp_path, today=lambda: "tuesday").check(task(), 0, missing_bytes=1_000_000)
+
+
+def test_tasks_with_noise_are_counted_for_good_whoever_asks(tmp_path: Path) -> None:
+    policy = Policy(private_tasks=2)
+    sums = structs.replace(task(), sum=SumTerms("g", 3, 8.0, clip_norm=1.0, noise_multiplier=1.0))
+    samples = structs.replace(task(), task="t2", privacy=Hiding(1.0, 1.0))
+    for one in (sums, samples, sums):
+        OwnerRules(policy, tmp_path).check(one, 0, missing_bytes=0)
+
+    again = OwnerRules(policy, tmp_path)
+    again.check(structs.replace(task(), task="t3"), 0, missing_bytes=0)
+    with pytest.raises(PolicyRefused, match="has done 2 tasks with noise"):
+        again.check(structs.replace(sums, task="t3", run="another"), 0, missing_bytes=0)
+    (tmp_path / "private-tasks.json").write_text("{")
+    with pytest.raises(PolicyRefused, match="to begin at 0 again"):
+        again.check(sums, 0, missing_bytes=0)
 
 
 def test_the_stricter_limit_counts() -> None:

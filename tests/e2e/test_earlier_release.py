@@ -15,7 +15,7 @@ from helpers.tools import shared_in_run
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
-# Devices send changes as int8 and class means; keys that both releases know.
+# Devices send changes and class means; keys that both releases know.
 CONFIG = """
 [run]
 name = "both"
@@ -28,7 +28,7 @@ quorum_ratio = 1.0
 [model]
 model = "mlp"
 [update]
-codec = "int8"
+codec = "{codec}"
 model_codec = "bf16"
 [method]
 name = "fedgh"
@@ -66,7 +66,8 @@ def agent(
 @pytest.mark.parametrize("server_is_earlier", [False, True], ids=["earlier agents", "earlier server"])
 def test_every_round_is_whole(tmp_path: Path, earlier: Path, server_is_earlier: bool) -> None:
     server_tree, agent_tree = (earlier, None) if server_is_earlier else (None, earlier)
-    (tmp_path / "run.toml").write_text(CONFIG)
+    # A codec that earlier agents do not know: the server asks them for another.
+    (tmp_path / "run.toml").write_text(CONFIG.format(codec="int8" if server_is_earlier else "int4"))
     words = ("server", "run", "run.toml", "--json", "result.json", "--broker")
     with (
         Broker() as broker,
@@ -78,6 +79,7 @@ def test_every_round_is_whole(tmp_path: Path, earlier: Path, server_is_earlier: 
     logs = "\n".join((tmp_path / f"{name}.log").read_text() for name in ("server", "pi-1", "pi-22"))
 
     assert ended == [0, 0, 0], logs
+    assert ("so that int8 is asked of pi-1" in logs) != server_is_earlier
     result = json.loads((tmp_path / "result.json").read_text())
     assert (result["rounds_done"], result["complete"]) == (2, True), logs
     assert [device["id"] for device in result["devices"] if device["accuracy_after"] is not None] == ["pi-1", "pi-22"]

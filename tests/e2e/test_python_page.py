@@ -14,6 +14,7 @@ PROGRAMS = dict(
 # What each prints or writes, among other things.
 SHOWN = {
     "study": r"<Run hasa: 4 rounds, 10 devices",
+    "early": r"stopped; the same call goes on from runs/early",
     "graph": r"raspberry-pi-4, batch 32",
     "embedded": r"<Run fedavg: 2",
 }

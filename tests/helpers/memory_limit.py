@@ -62,7 +62,7 @@ class _Group:
 
 
 class _Watcher:
-    """Looks at the most memory that a process ever had, which does not pass unseen."""
+    """Looks at the most memory that each process ever had, which does not pass unseen."""
 
     before = ""
 
@@ -72,7 +72,7 @@ class _Watcher:
 
     def leave(self, agent: int, room_bytes: int) -> None:
         """See MemoryLimit."""
-        most = max(map(_peak_bytes, _family(agent))) + room_bytes
+        most = sum(map(_peak_bytes, _family(agent))) + room_bytes
         self._thread = threading.Thread(target=self._watch, args=(agent, most))
         self._thread.start()
 
@@ -80,7 +80,7 @@ class _Watcher:
         while not self._over.wait(LOOK_S):
             with suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
                 family = _family(agent)
-                if any(_peak_bytes(pid) > most_bytes for pid in family):
+                if sum(map(_peak_bytes, family)) > most_bytes:
                     os.kill(max(family, key=_score), signal.SIGKILL)
 
     def remove(self) -> None:

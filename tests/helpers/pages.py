@@ -18,6 +18,7 @@ import tomllib
 import yaml
 
 from fedwright.cli.main import build_parser, main
+from fedwright.protocol.support import plugins
 from fedwright.server_runtime.config import config_from_dict
 from fedwright.server_runtime.edge.config import is_edge
 from helpers.tools import REPO
@@ -26,7 +27,16 @@ BLOCK = re.compile(
     r"(?:^<!-- not run: (?P<why>.*?) -->\n)?^```(?P<language>[a-z]*)\n(?P<text>.*?)^```", re.DOTALL | re.MULTILINE
 )
 NAME = re.compile(r"# (?P<name>[\w./-]+\.(?:py|toml))\n")
-PROGRAMS = {"make", "pip", "pkg", "python3", "sudo", "apt", "proot-distro", "systemctl", "cd"}
+# Pages whose files of these languages another test runs, each by its name: here they are only put where the page says.
+RUN_BY_NAME = {
+    "python.md": ("python",),
+    "own-model.md": ("python",),
+    "plug-ins.md": ("python", "toml"),
+    "concepts/wire-protocol.md": ("python",),
+}
+PACKAGE = "pyproject.toml"
+GROUPS = {kind.name for kind in vars(plugins).values() if isinstance(kind, plugins.PluginKind)}
+PROGRAMS = {"mkdir", "pip", "pkg", "python", "python3", "sudo", "apt", "proot-distro", "systemctl", "cd"}
 OURS = re.compile(r"(?:sudo )?(?:[A-Z_]+=\S+ )?(?:\S*/)?fedwright (?P<words>.*)")
 
 
@@ -66,6 +76,9 @@ def commands_of(block: Block) -> Iterator[str]:
 def check_words(command: str) -> None:
     """A command that is not run must at least be one: ours is parsed, another is of a program that is known."""
     ours = OURS.fullmatch(command)
+    if command.startswith("make "):
+        assert f"\n{shlex.split(command)[1]}:" in (REPO / "Makefile").read_text(), command
+        return
     if ours is None:
         program = shlex.split(command)[0].rsplit("/", 1)[-1]
         assert program in PROGRAMS, command
@@ -103,11 +116,14 @@ def _run_program(file: str, arguments: list[str]) -> None:
 def try_block(block: Block, folder: Path) -> Path:
     """Run or check one block in a folder; the folder in which the next one of the page goes on."""
     with chdir(folder):
+        name = block.file or f"block.{block.language}"
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(block.text)
+        if block.language in RUN_BY_NAME.get(block.page, ()):
+            return folder
         if block.language == "toml":
             _check_toml(block)
         elif block.language == "python":
-            name = block.file or "block.py"
-            Path(name).write_text(block.text)
             runpy.run_path(name, run_name="__main__")
         elif block.language == "yaml":
             assert all(isinstance(part, dict) for part in yaml.safe_load_all(block.text))
@@ -131,10 +147,12 @@ def _shell(block: Block, folder: Path) -> Path:
 
 
 def _check_toml(block: Block) -> None:
-    """A whole config is kept under its name; a part must fit into one."""
+    """A config, or a part that must fit into one; or what a package offers."""
     found: Mapping[str, Any] = tomllib.loads(block.text)
-    if block.file:
-        Path(block.file).write_text(block.text)
+    if block.file == PACKAGE:
+        unknown = found["project"]["entry-points"].keys() - GROUPS
+        assert not unknown, unknown
+        return
     if not is_edge(block.text):
         config_from_dict({"method": {"name": "fedavg"}, **found}, where=str(block))
 

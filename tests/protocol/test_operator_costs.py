@@ -38,6 +38,13 @@ def amounts_of(op: str, inputs: list[tuple[int, ...]], outputs: list[tuple[int, 
             "Conv", [(4, 3, 8, 8), (8, 3, 3, 3)], [(4, 8, 4, 4)], "Conv apart", 2 * 4 * 8 * 16 * 27, id="strided"
         ),
         pytest.param("Reshape", [(4, 6)], [(24,)], "shape", 0, id="reshape"),
+        # 5 steps, batch 2, 8 units with four gates each; what it reads has its steps on the second axis.
+        pytest.param(
+            "Scan", [(8, 2), (32, 5, 2)], [(8, 2), (5, 2, 8), (5, 8, 2)], "Scan", 2 * 5 * 2 * 32 * 8, id="scan"
+        ),
+        pytest.param(
+            "Scan", [(8, 2), (5, 2, 8), (5, 8, 2)], [(8, 2), (32, 5, 2)], "Scan back", 2 * 5 * 2 * 32 * 8, id="back"
+        ),
     ],
 )
 def test_features_by_hand(

@@ -78,3 +78,31 @@ def test_a_head_learns_from_class_means_in_sums(tmp_path: Path) -> None:
     assert not np.array_equal(summed["head/weight"], summed["models/device-0/head.weight"])
     # One step for the mean of all devices in place of one for each of nine.
     assert 0 < np.abs(summed["head/weight"] - plain["head/weight"]).max() < 1.0
+
+
+WRITTEN: dict[str, dict[str, Any]] = {
+    "framp": {"name": "framp", "alike": 3, "align": 0, "granularity": "channel", "sizes": [1.0]},
+    "hyperflora": {"name": "hyperflora", "alike": 3, "pairs": False, "pretrain_rounds": 1},
+    "pfedhn": {"name": "pfedhn", "alike": 3, "parallel": True},
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_hypernetwork_learns_from_sums_as_from_the_changes_themselves(tmp_path: Path, name: str) -> None:
+    found = []
+    for secure in (False, True):
+        # Nine devices in three groups; samples are as many for all, so that devices count alike in either.
+        split = {**FLEET["simulate"], "rows": 540, "partition": "few-classes", "per_device": 2}
+        model = {"model": "cnn-lora" if name == "hyperflora" else "cnn-small"}
+        sections = {**FLEET, "simulate": split, "model": model, "update": {"secure": secure, "norm_factor": 0}}
+        simulated = simulate(*make_config(tmp_path / str(secure), rounds=2, method=WRITTEN[name], **sections))
+        assert [metrics["updates"] for metrics in simulated.outcome.metrics] == [9.0, 9.0]
+        found.append(tensors.load(state_of(simulated.folder)))
+
+    plain, summed = found
+    shared = [value.tobytes() for key, value in plain.items() if key.startswith("known/")]
+    assert 2 <= len(set(shared)) <= 3
+    for tensor, value in plain.items():
+        # FRAMP takes an entry that a device left as it was for one that it did not have, which a sum does not tell.
+        np.testing.assert_allclose(summed[tensor], value, atol=1e-3 if name == "framp" else 1e-4, err_msg=tensor)
+    assert any(not np.array_equal(summed[tensor], value) for tensor, value in plain.items())

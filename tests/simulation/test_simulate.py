@@ -19,6 +19,7 @@ from fedwright.server_runtime.evaluate.metrics import fleet_summary
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.store.base import Position
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
+from fedwright.server_runtime.run_reader import continued
 from fedwright.simulation.dealing import deal
 from fedwright.simulation.simulate import Simulated, make_reports, simulate
 from helpers.present import present
@@ -111,6 +112,17 @@ def test_an_interrupted_simulation_goes_on(tmp_path: Path) -> None:
     assert closed == [2, 3]
     assert len(rest.round_s) == 3
     assert [entry.round for entry in rest.evaluations] == [entry.round for entry in whole.evaluations] == [1, 2, 3]
+
+
+def test_a_config_that_no_method_can_be_made_of_is_mended_and_the_run_begins(tmp_path: Path) -> None:
+    wrong, wrong_text = make_config(tmp_path, method={"name": "adapters-private", "targets": ["nowhere"]})
+    with pytest.raises(ConfigError, match="finds nothing to adapt"):
+        simulate(wrong, wrong_text)
+    right, right_text = make_config(tmp_path, rounds=1)
+
+    done = simulate(continued(right, kind="simulated"), right_text)
+
+    assert len(done.outcome.metrics) == 1
 
 
 def test_periodic_measurement_agrees_with_the_closing_one(tmp_path: Path) -> None:

@@ -239,24 +239,28 @@ def dw_positions_first(graph: Graph, sizes: Geometry, x: str, dy: str) -> str:
 
 def dw_depthwise(graph: Graph, sizes: Geometry, x: str, dy: str) -> str:
     """One filter per channel: per kernel row the products of all columns with all columns, then their diagonals."""
-    (top, left), (bottom, _) = sizes.begin, sizes.end
+    top, bottom = sizes.begin[0], sizes.end[0]
     (height, width), wide_in, wide_out = sizes.kernel, sizes.size_in[1], sizes.size_out[1]
     padded = pad(graph, graph.op("Transpose", x, perm=[1, 0, 2, 3]), (top, 0), (bottom, 0))
     rows = graph.op("Reshape", graph.op("Transpose", dy, perm=[1, 0, 2, 3]), graph.ints(0, -1, wide_out))
     left_side = graph.op("Transpose", rows, perm=[0, 2, 1])
-    pick = np.zeros((wide_out, wide_in, width), np.float32)
-    for out, tap in product(range(wide_out), range(width)):
-        column = out * sizes.stride[1] + tap * sizes.dilation[1] - left
-        if 0 <= column < wide_in:
-            pick[out, column, tap] = 1.0
     parts = []
     for row in range(height):
         seen = window(graph, padded, _tap_ranges(sizes, (row, 0), [0]))
         pairs = graph.op("MatMul", left_side, graph.op("Reshape", seen, graph.ints(0, -1, wide_in)))
         parts.append(graph.op("Reshape", pairs, graph.ints(0, 1, wide_out * wide_in)))
     joined = _join(graph, parts, 1)
-    diagonals = graph.op("MatMul", joined, graph.constant(pick.reshape(-1, width), "diagonals"))
+    diagonals = graph.op("MatMul", joined, _seen_columns(graph, sizes))
     return graph.op("Reshape", diagonals, graph.ints(sizes.channels_out, 1, height, width))
+
+
+def _seen_columns(graph: Graph, sizes: Geometry) -> str:
+    """[columns out * columns in, taps]: 1 where this tap of this output sees this input; made by the session itself."""
+    wide_in, wide_out, width = sizes.size_in[1], sizes.size_out[1], sizes.kernel[1]
+    outs = graph.constant(np.arange(wide_out).reshape(-1, 1, 1) * sizes.stride[1] - sizes.begin[1])
+    taps = graph.constant(np.arange(width) * sizes.dilation[1])
+    seen = graph.op("Equal", graph.op("Add", outs, taps), graph.constant(np.arange(wide_in).reshape(-1, 1)))
+    return graph.op("Reshape", graph.op("Cast", seen, to=1), graph.ints(-1, width))
 
 
 def _side_by_side(graph: Graph, sizes: Geometry, padded: str) -> str:

@@ -1,6 +1,8 @@
 """Last pass over a graph: outputs get their names, dead nodes go, everything else gets short regular names."""
 
 from collections.abc import Sequence
+from itertools import count
+from string import ascii_letters
 
 from fedwright.server_runtime.artifacts.autodiff.graph import Graph, Node, Value, outer_names
 
@@ -42,16 +44,22 @@ def _rename(graph: Graph, renamed: dict[str, str]) -> None:
         node.outputs = [renamed.get(name, name) for name in node.outputs]
 
 
+def _in_letters(number: int) -> str:
+    """a, b, ..., Z, aa, ba, ...: a name in the fewest bytes."""
+    name = ascii_letters[number % len(ascii_letters)]
+    return name if number < len(ascii_letters) else name + _in_letters(number // len(ascii_letters) - 1)
+
+
 def _shorten(graph: Graph) -> None:
-    """Number values and constants in the order of their first use."""
+    """Short names for values and constants, in the order of their first use."""
     public = {value.name for value in [*graph.inputs, *graph.outputs]} | set(graph.external)
     public |= {name for node in graph.nodes for name in outer_names(node)}
     names: dict[str, str] = {name: name for name in sorted(public)}
+    short = (name for name in map(_in_letters, count()) if name not in public)
     for index, node in enumerate(graph.nodes):
         for name in [*node.inputs, *node.outputs]:
             if name and name not in names:
-                letter = "c" if name in graph.initializers else "v"
-                names[name] = f"{letter}{len(names)}"
+                names[name] = next(short)
         node.name = f"{node.module or 'step'}/{node.op}_{index}"
     for old, new in list(names.items()):
         if graph.knows(old):

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from fedwright.protocol.support.steps import counted
 from fedwright.server_runtime.blocks.fedconv.contrastive_views import nt_xent, view
+from fedwright.server_runtime.blocks.narrow_layers import channels_last
 
 PASS = 128
 # Ridge of a least-squares fit, as a share of the mean square of what is fitted from.
@@ -47,8 +48,31 @@ class Candidate:
     def run(self, x: Tensor, start: int = 0, end: int | None = None) -> Tensor:
         """From one block to another."""
         for stitch, block in zip(self.stitches[start:end], self.blocks[start:end], strict=True):
-            x = block(stitch(x))
+            x = block(side_by_side(stitch(x)))
         return x
+
+
+@dataclass
+class Beginnings:
+    """What the frozen blocks before first stitches make of all examples; once for candidates that begin alike."""
+
+    x: Tensor
+    kept: dict[Hashable, Tensor] = field(default_factory=dict)
+
+    def of(self, candidate: Candidate, lead: int) -> Tensor:
+        """What the candidate's first blocks give; the examples themselves where none is meant."""
+        if not lead:
+            return self.x
+        key = candidate.keys[:lead]
+        if key not in self.kept:
+            with torch.no_grad():
+                self.kept[key] = torch.cat([candidate.run(part, 0, lead) for part in torch.split(self.x, PASS)])
+        return self.kept[key]
+
+
+def side_by_side(x: Tensor) -> Tensor:
+    """Maps with their channels side by side, in which narrow layers take less time; all else as it is."""
+    return channels_last(x) if x.ndim == 4 else x
 
 
 def refresh_norms(candidate: Candidate, x: Tensor) -> None:
@@ -152,7 +176,7 @@ def _freeze(candidate: Candidate) -> None:
         module.eval().requires_grad_(False)
 
 
-def tune(candidates: Sequence[Candidate], x: Tensor, y: Tensor | None, tuning: Tuning, *, seed: int) -> None:
+def tune(candidates: Sequence[Candidate], begun: Beginnings, y: Tensor | None, tuning: Tuning, *, seed: int) -> None:
     """Tune all candidates on the same batches; their losses do not meet, so it is as if each were tuned alone."""
     open_ones = [c for c in candidates if tuning.everything or c.lead < len(c.blocks)]
     weights = [w for c in open_ones for w in _opened(c, everything=tuning.everything)]
@@ -160,9 +184,9 @@ def tune(candidates: Sequence[Candidate], x: Tensor, y: Tensor | None, tuning: T
         return
     rng = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(weights, lr=tuning.rate)
-    common = _Common(open_ones, tuning, x, y, rng)
+    common = _Common(open_ones, tuning, begun, y, rng)
     for _ in counted(range(tuning.epochs), "tuning stitches"):
-        for rows in _batches(len(x), tuning.batch, rng):
+        for rows in _batches(len(begun.x), tuning.batch, rng):
             optimizer.zero_grad()
             common.loss(rows).backward()
             optimizer.step()
@@ -183,37 +207,25 @@ class _Common:
 
     candidates: Sequence[Candidate]
     tuning: Tuning
-    x: Tensor
+    begun: Beginnings
     y: Tensor | None
     rng: torch.Generator
-    kept: dict[Hashable, Tensor] = field(default_factory=dict)
 
     def loss(self, rows: Tensor) -> Tensor:
         """The sum over candidates."""
         if self.y is not None:
             labels = self.y[rows]
-            pairs = zip(self.candidates, self._beginnings(self.x, self.kept), strict=True)
-            made = [c.run(start[rows], self._lead(c)) for c, start in pairs]
+            made = [self._run(c, self.begun, rows) for c in self.candidates]
             return torch.stack([functional.cross_entropy(z, labels) for z in made]).sum()
-        views = torch.cat([view(self.x[rows], self.rng), view(self.x[rows], self.rng)])
-        both = zip(self.candidates, self._beginnings(views, {}), strict=True)
-        halves = [c.run(start, self._lead(c)).chunk(2) for c, start in both]
+        x = self.begun.x[rows]
+        views = Beginnings(side_by_side(torch.cat([view(x, self.rng), view(x, self.rng)])))
+        halves = [self._run(c, views, None).chunk(2) for c in self.candidates]
         return torch.stack([nt_xent(one, other, self.tuning.temperature) for one, other in halves]).sum()
 
-    def _lead(self, candidate: Candidate) -> int:
-        return 0 if self.tuning.everything else candidate.lead
-
-    def _beginnings(self, x: Tensor, kept: dict[Hashable, Tensor]) -> list[Tensor]:
-        """What the frozen blocks before each candidate's first stitch make of x; once for equal beginnings."""
-        found = []
-        for candidate in self.candidates:
-            lead = self._lead(candidate)
-            key = candidate.keys[:lead]
-            if lead and key not in kept:
-                with torch.no_grad():
-                    kept[key] = torch.cat([candidate.run(part, 0, lead) for part in torch.split(x, PASS)])
-            found.append(kept[key] if lead else x)
-        return found
+    def _run(self, candidate: Candidate, begun: Beginnings, rows: Tensor | None) -> Tensor:
+        lead = 0 if self.tuning.everything else candidate.lead
+        start = begun.of(candidate, lead)
+        return candidate.run(start if rows is None else side_by_side(start[rows]), lead)
 
 
 def _batches(n: int, size: int, rng: torch.Generator) -> Iterator[Tensor]:
@@ -222,10 +234,11 @@ def _batches(n: int, size: int, rng: torch.Generator) -> Iterator[Tensor]:
     return (rows for rows in torch.split(order, size) if len(rows) > 1 or n == 1)
 
 
-def logits_of(candidate: Candidate, x: Tensor) -> Tensor:
-    """[n, classes]."""
+def logits_of(candidate: Candidate, begun: Beginnings) -> Tensor:
+    """[n, classes], of a candidate whose first blocks are as they were when they were run."""
     with torch.no_grad():
-        return torch.cat([candidate.run(part) for part in torch.split(x, PASS)])
+        start = begun.of(candidate, candidate.lead)
+        return torch.cat([candidate.run(part, candidate.lead) for part in torch.split(start, PASS)])
 
 
 def agreement(logits: Tensor, others: Tensor) -> float:

@@ -4,7 +4,8 @@ Paper: Shamsian et al., Personalized Federated Learning using Hypernetworks (ICM
 baseline of HyperFLoRA (SDM 2024).
 Implemented: trunk with one linear head per tensor; the vector-Jacobian product with (initial − final); learnt embedding
 per device, or the indicator of the classes that a device holds, which also serves devices that never train; the
-parallel form that averages over the devices of a round.
+parallel form that averages over the devices of a round; groups of devices that share a description (`alike`), whose
+changes may be summed before anybody sees them.
 Left out: personal classifiers that stay on the device (pFedHN-PC); momentum of the embeddings.
 Differs: heads start at the initialisation of the target net instead of at random, and without weight decay; a trunk
 that reads classes keeps the size of what it reads, as HyperFLoRA's here. Where numbers are predicted, classes say
@@ -14,6 +15,7 @@ statistics are averaged as in FedAvg.
 """
 
 from collections.abc import Hashable, Mapping
+from typing import Literal
 
 import numpy as np
 
@@ -36,6 +38,7 @@ from fedwright.server_runtime.methods.shared.budget_fit import LeftOut, fit_batc
 from fedwright.server_runtime.methods.shared.generated_models import (
     Descriptions,
     RunningStatistics,
+    as_union,
     bits,
     floats,
     hypernet_state,
@@ -43,6 +46,7 @@ from fedwright.server_runtime.methods.shared.generated_models import (
     parameters_of,
     restore_hypernet,
     unit,
+    written_for,
 )
 from fedwright.server_runtime.methods.shared.recipes import recipe_for
 from fedwright.server_runtime.seeds import derive_seed
@@ -64,7 +68,7 @@ class PFedHN(Method):
         seed = derive_seed(setting.seed, "hypernetwork")
         self._hypernet = Hypernet(form, HypernetStart(generated, {}), seed=seed, device=setting.device)
         self._running = RunningStatistics(setting, generated)
-        self._known = Descriptions()
+        self._known = Descriptions(params.alike, as_union)
         self._left = LeftOut()
         self._made: dict[str, Tensors] = {}
 
@@ -92,7 +96,8 @@ class PFedHN(Method):
         rows = np.stack([self._known.rows[device] for device in devices])
         if round_number == 1:
             self._hypernet.check_step(rows, self._params.step())
-        self._made = dict(zip(devices, self._hypernet.generate(rows), strict=True))
+        made = written_for(self._hypernet, rows) if self._params.alike else self._hypernet.generate(rows)
+        self._made = dict(zip(devices, made, strict=True))
         whole = {
             device: Assignment(
                 self._structure,
@@ -118,12 +123,27 @@ class PFedHN(Method):
             self._known.rows[device] = row - np.float32(self._params.server_rate) * gradient
         else:
             self._known.note(device, row)
-        self._running.add(update.tensors, update.stats.samples * update.weight)
+        # In a sum every device counts the same.
+        samples = 1 if self._setting.sums else update.stats.samples
+        self._running.add(update.tensors, samples * update.weight)
         return None
 
     def compared(self, device: str, update: CheckedUpdate) -> tuple[Hashable, Tensors] | None:
         """What a device made of the model that was written for it, beside what all others made of theirs."""
         return "", update.tensors
+
+    def pools_by(self) -> Literal["samples", "devices"] | None:
+        """Σ J' Δ_i = J' Σ Δ_i where J is of one description; for sums only, in which devices share one."""
+        return "devices" if self._setting.sums and self._params.alike and self._params.parallel else None
+
+    def planning_state(self) -> MethodState:
+        """Who shares which description: it depends on who came together."""
+        return self._known.state() if self._params.alike else MethodState()
+
+    def restore_planning(self, state: MethodState) -> None:
+        """Know again who shares which."""
+        if state.tensors:
+            self._known.restore(state)
 
     def advance(self) -> dict[str, float]:
         """Let the hypernetwork learn from the round's changes."""

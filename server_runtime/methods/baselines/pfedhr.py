@@ -17,7 +17,13 @@ import numpy as np
 import torch
 
 from fedwright.server_runtime.blocks.pfedclub.block_search import DRAWS, Block, BlockGroups, Chain
-from fedwright.server_runtime.blocks.pfedclub.stitch_tuning import agreement, logits_of, refresh_norms, tune
+from fedwright.server_runtime.blocks.pfedclub.stitch_tuning import (
+    Beginnings,
+    agreement,
+    logits_of,
+    refresh_norms,
+    tune,
+)
 from fedwright.server_runtime.blocks.pfedclub.stitching import joins
 from fedwright.server_runtime.methods.base import Setting
 from fedwright.server_runtime.methods.params.personal_models import PFedHRParams
@@ -54,8 +60,9 @@ class PFedHR(TeacherMethod):
         candidates = [candidate_of(module, chain) for module, chain in zip(modules, chains, strict=True)]
         for candidate in candidates:
             refresh_norms(candidate, self.public_x)
-        tune(candidates, self.public_x, self.public_y, params.tuning(everything=True), seed=seed)
-        logits = [logits_of(candidate, self.public_x) for candidate in candidates]
+        tune(candidates, Beginnings(self.public_x), self.public_y, params.tuning(everything=True), seed=seed)
+        # Anew, because all blocks have changed; every candidate has its own copies.
+        logits = [logits_of(candidate, Beginnings(self.public_x)) for candidate in candidates]
         teachers = [self._teacher(module, chain) for module, chain in zip(modules, chains, strict=True)]
         return {
             device: [teachers[i] for i in np.argsort([-agreement(pupil.logits, own) for own in logits], kind="stable")]

@@ -25,7 +25,7 @@ class Descriptors:
 
     def __init__(self, params: FrampParams, setting: Setting) -> None:
         self._params, self._setting = params, setting
-        self._known = generated_models.Descriptions()
+        self._known = generated_models.Descriptions(params.alike)
         self.scaling: Scaling | None = None
         # Those that made the scale.
         self.compared: list[str] = []
@@ -42,6 +42,7 @@ class Descriptors:
                 self._known.note(device, self._described(device, reports[device], usual))
             except ConfigError as err:
                 self._known.refuse(device, err)
+        self._known.share(new)
 
     def _usual_length(self, new: Sequence[Report]) -> int:
         """How long descriptors are: those of devices that were met; else as most are, for a single one may be odd."""

@@ -22,6 +22,7 @@ import math
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
@@ -101,7 +102,8 @@ class Framp(Method):
         hypernet = self._net(rows.shape[1])
         if round_number == 1:
             hypernet.check_step(self._descriptors.rows(self._descriptors.known), self._step)
-        self._made = dict(zip(devices, hypernet.generate(rows), strict=True))
+        made = generated_models.written_for(hypernet, rows) if self._params.alike else hypernet.generate(rows)
+        self._made = dict(zip(devices, made, strict=True))
         found = {
             device: self._offers.fitting(
                 device,
@@ -166,7 +168,9 @@ class Framp(Method):
         self._net(len(row)).add(row, change, update.weight)
         if self._params.describe == "updated":
             self._descriptors.pull(device, self._net(len(row)).input_gradient(row, change))
-        self._running.add(tensors, update.stats.samples * update.weight, note.channels)
+        # In a sum every device counts the same.
+        samples = 1 if self._setting.sums else update.stats.samples
+        self._running.add(tensors, samples * update.weight, note.channels)
         if CLASS_MEANS in tensors:
             rng = np.random.default_rng(derive_seed(self._setting.seed, "prototypes", self._advanced, device))
             shared = disturbed(tensors[CLASS_MEANS], self._params.disturb, scale=self._params.noise, rng=rng)
@@ -183,6 +187,10 @@ class Framp(Method):
         elif update.assignment.returns.masked:
             change = {name: np.where(value != 0, value, np.nan) for name, value in change.items()}
         return "", change
+
+    def pools_by(self) -> Literal["samples", "devices"] | None:
+        """Σ J' Δ_n = J' Σ Δ_n where J is of one descriptor; for sums only, in which devices share one."""
+        return "devices" if self._setting.sums and self._params.alike else None
 
     def advance(self) -> dict[str, float]:
         """Step through the hypernetwork; refresh the prototypes."""

@@ -40,6 +40,12 @@ class FrampParams:
     hidden: int = field(default=64, metadata=hint("width of the hypernetwork"))
     server_rate: float = field(default=1.0, metadata=hint("learning rate of the hypernetwork; at most 1"))
     own: float = field(default=1.0, metadata=hint("how far a model follows its own device beside following all"))
+    alike: int = field(
+        default=0,
+        metadata=hint(
+            "devices in groups of so many or more that share a descriptor (update.secure needs it); 0 = none"
+        ),
+    )
     disturb: Literal["none", "noise", "rotation"] = field(default="none", metadata=hint("what is done to prototypes"))
     noise: float = field(default=0.1, metadata=hint("standard deviation of the noise, as a share of the norm"))
 
@@ -48,7 +54,7 @@ class FrampParams:
         if not self.sizes or not all(0 < size <= 1 for size in self.sizes):
             raise ConfigError(f"sizes is {list(self.sizes)} but needs numbers above 0 and up to 1")
         check_range("least", self.least, low=0, high=1)
-        for name in ("align", "project", "noise"):
+        for name in ("align", "alike", "project", "noise"):
             check_range(name, getattr(self, name), low=0)
         for name in ("hidden", "devices", "update_every"):
             check_range(name, getattr(self, name), low=1)

@@ -21,12 +21,19 @@ class HypernetParams:
         default=0.0, metadata={"help": "weight decay of the hypernetwork; the papers have 0.001"}
     )
     clip_norm: float = field(default=50.0, metadata={"help": "largest norm of the hypernetwork's gradient"})
+    alike: int = field(
+        default=0,
+        metadata=hint(
+            "devices in groups of so many or more that share a description (update.secure needs it); 0 = none"
+        ),
+    )
 
     def __post_init__(self) -> None:
         """Check values."""
         for key in ("hidden", "layers"):
             check_range(key, getattr(self, key), low=1)
         check_range("server_rate", self.server_rate, above=0)
+        check_range("alike", self.alike, low=0)
         check_range("clip_norm", self.clip_norm, above=0)
         check_range("weight_decay", self.weight_decay, low=0)
         check_range("momentum", self.momentum, low=0, high=0.999)

@@ -1,7 +1,7 @@
 """What methods share whose server writes a device's weights from what the device says about its data."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Report
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.classifier import classifier_names
+from fedwright.server_runtime.blocks.alike import groups_of, nearest
 from fedwright.server_runtime.blocks.hypernet import Hypernet
 from fedwright.server_runtime.blocks.robust import Mean, make_mean
 from fedwright.server_runtime.blocks.slicing import Axes, Plan
@@ -109,11 +110,34 @@ class RunningStatistics:
         self._change = self._new_mean()
 
 
-class Descriptions:
-    """What each device said of itself when it came; the first word counts, so that its model does not jump."""
+def written_for(hypernet: Hypernet, rows: Array) -> list[Tensors]:
+    """What a hypernetwork writes for each row [n, inputs]; equal rows get the same dictionary."""
+    places = [row.tobytes() for row in rows]
+    distinct = dict(zip(places, rows, strict=True))
+    made = dict(zip(distinct, hypernet.generate(np.stack(list(distinct.values()))), strict=True))
+    return [made[place] for place in places]
 
-    def __init__(self) -> None:
+
+def as_union(rows: Sequence[Array]) -> Array:
+    """The indicator of the classes that any of several devices holds, as `unit` gives it."""
+    return unit(np.max(np.stack(rows) > 0, axis=0).astype(np.float32))
+
+
+def as_mean(rows: Sequence[Array]) -> Array:
+    """The mean description of several devices."""
+    return np.asarray(np.mean(rows, axis=0, dtype=np.float64), np.float32)
+
+
+class Descriptions:
+    """What each device said of itself when it came; the first word counts, so that its model does not jump.
+
+    alike: so many devices or more have one description, which `joined` makes of their own; who comes alone later gets
+    the nearest. 0: each has its own.
+    """
+
+    def __init__(self, alike: int = 0, joined: Callable[[Sequence[Array]], Array] = as_mean) -> None:
         self.rows: dict[str, Array] = {}
+        self._alike, self._joined = alike, joined
         self._warned: set[str] = set()
 
     def note(self, device: str, row: Array) -> None:
@@ -128,11 +152,25 @@ class Descriptions:
 
     def meet(self, reports: Mapping[str, Report], describe: Callable[[str], Array]) -> None:
         """Remember the description of every device that is new; one that has none is left out."""
-        for device in self.missing(reports):
+        new = self.missing(reports)
+        for device in new:
             try:
                 self.note(device, describe(device))
             except ConfigError as err:
                 self.refuse(device, err)
+        self.share(new)
+
+    def share(self, new: Sequence[str]) -> None:
+        """Where descriptions are shared, give those who are new the one of a group."""
+        own = {device: self.rows[device] for device in new if device in self.rows}
+        if not self._alike or not own:
+            return
+        known = [row for device, row in sorted(self.rows.items()) if device not in own]
+        if len(own) < self._alike and known:
+            self.rows |= {device: nearest(row, known) for device, row in own.items()}
+            return
+        for group in groups_of(own, self._alike):
+            self.rows |= dict.fromkeys(group, self._joined([own[device] for device in group]))
 
     def missing(self, reports: Mapping[str, Report]) -> list[str]:
         """Devices that are not known yet, in the order of their ids."""

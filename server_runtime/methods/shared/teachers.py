@@ -19,7 +19,7 @@ from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.blocks.budget import step_count
 from fedwright.server_runtime.blocks.pfedclub import similarity
 from fedwright.server_runtime.blocks.pfedclub.block_search import Block, BlockGroups, Chain
-from fedwright.server_runtime.blocks.pfedclub.stitch_tuning import Candidate
+from fedwright.server_runtime.blocks.pfedclub.stitch_tuning import Candidate, side_by_side
 from fedwright.server_runtime.methods.base import (
     Assignment,
     CheckedUpdate,
@@ -114,7 +114,7 @@ class TeacherMethod(PersonalModels):
     def public_x(self) -> Tensor:
         """The server's examples, shuffled."""
         x = need_public(self.setting.public, self.name).x
-        return torch.from_numpy(np.array(x[self._public_order])).to(self.setting.device)
+        return side_by_side(torch.from_numpy(np.array(x[self._public_order])).to(self.setting.device))
 
     @cached_property
     def public_y(self) -> Tensor | None:

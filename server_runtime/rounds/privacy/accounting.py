@@ -33,16 +33,19 @@ class Release:
     count: int = 1
 
 
-def epsilon(releases: Iterable[Release], delta: float) -> float:
-    """ε at this δ of all releases together; infinite where one of them has no noise worth the name."""
+def epsilon(releases: Iterable[Release], delta: float, *, whole: bool = False) -> float:
+    """ε at this δ of all releases together; infinite where one of them has no noise worth the name.
+
+    whole: noise is of whole numbers, for which the bound by Rényi divergence holds alone (`distributed_multiplier`).
+    """
     counts: Counter[tuple[float, float]] = Counter()
     for release in releases:
         counts[release.noise_multiplier, release.sample_ratio] += release.count
-    return _epsilon(tuple(sorted(counts.items())), delta)
+    return _epsilon(tuple(sorted(counts.items())), delta, whole)
 
 
 @lru_cache(maxsize=4096)
-def _epsilon(counts: tuple[tuple[tuple[float, float], int], ...], delta: float) -> float:
+def _epsilon(counts: tuple[tuple[tuple[float, float], int], ...], delta: float, whole: bool) -> float:
     if not any(count for _, count in counts):
         return 0.0
     if delta <= 0 or any(noise < LEAST_NOISE for (noise, _), _ in counts):
@@ -50,7 +53,7 @@ def _epsilon(counts: tuple[tuple[tuple[float, float], int], ...], delta: float) 
     library = _library()
     bound = _composed(library.rdp.RdpAccountant(ORDERS), counts, delta)
     # What is as large as this says nothing any more, and its distribution would not fit into memory.
-    return bound if bound > MOST_EXACT else min(bound, _composed(library.pld.PLDAccountant(), counts, delta))
+    return bound if whole or bound > MOST_EXACT else min(bound, _composed(library.pld.PLDAccountant(), counts, delta))
 
 
 def _composed(accountant: Any, counts: tuple[tuple[tuple[float, float], int], ...], delta: float) -> float:
@@ -73,11 +76,11 @@ def _library() -> Any:
     return dp_accounting
 
 
-def noise_for(target: float, delta: float, *, sample_ratio: float, count: int) -> float:
+def noise_for(target: float, delta: float, *, sample_ratio: float, count: int, whole: bool = False) -> float:
     """The least noise multiplier, to 5 in 1,000, with which `count` releases stay within ε = target."""
 
     def enough(noise: float) -> bool:
-        return epsilon([Release(noise, sample_ratio, count)], delta) <= target
+        return epsilon([Release(noise, sample_ratio, count)], delta, whole=whole) <= target
 
     # From the middle outwards: with little noise the sums of the accountant are long.
     high = 1.0
@@ -104,8 +107,3 @@ def distributed_multiplier(variance: int, devices: int, *, sensitivity: float, e
     tau = 10 * sum(math.exp(-2 * math.pi**2 * variance * k / (k + 1)) for k in range(1, devices))
     ratio = sensitivity / math.sqrt(devices * variance)
     return 1 / min(math.sqrt(ratio**2 + tau * entries / 2), ratio + tau * math.sqrt(entries))
-
-
-def distributed_epsilon(multiplier: float, rounds: int, delta: float) -> float:
-    """ε of so many sums with shares of discrete noise, all devices in each of them, by Rényi divergence alone."""
-    return _composed(_library().rdp.RdpAccountant(ORDERS), (((multiplier, 1.0), rounds),), delta)

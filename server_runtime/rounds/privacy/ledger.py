@@ -17,6 +17,9 @@ from fedwright.server_runtime.rounds.privacy.accounting import Release
 
 LEDGER = "privacy-ledger.jsonl"
 
+Told = tuple[int, int, int]
+"""What is told once: rollbacks, round, and how often devices did it once more."""
+
 
 class Entry(Struct, frozen=True, omit_defaults=True):
     """One line: what a round tells, or (`next_clip`) what the clip is after it.
@@ -24,6 +27,7 @@ class Entry(Struct, frozen=True, omit_defaults=True):
     devices: those who might be in it, so that it may tell of them; None: the same as in the line before.
     each: what a device tells of its examples, where it is examples that are private: noise, sample ratio and steps.
     empty_chance: that the lot fell on nobody and was drawn again, which counts towards δ.
+    repeat: how often devices did their tasks of the round once more before, which tells anew.
     """
 
     round: int
@@ -35,6 +39,7 @@ class Entry(Struct, frozen=True, omit_defaults=True):
     each: dict[str, tuple[float, float, int]] = {}
     next_clip: float | None = None
     empty_chance: float = 0.0
+    repeat: int = 0
 
 
 class Ledger:
@@ -55,12 +60,12 @@ class Ledger:
             os.fsync(file.fileno())
         self.entries.append(entry)
 
-    def rounds(self) -> dict[tuple[int, int], list[Entry]]:
-        """All that was told, by (rollbacks, round)."""
-        found: dict[tuple[int, int], list[Entry]] = {}
+    def rounds(self) -> dict[Told, list[Entry]]:
+        """All that was told."""
+        found: dict[Told, list[Entry]] = {}
         for entry in self.entries:
             if entry.next_clip is None:
-                found.setdefault((entry.rollbacks, entry.round), []).append(entry)
+                found.setdefault((entry.rollbacks, entry.round, entry.repeat), []).append(entry)
         return found
 
     def clip_after(self, number: int) -> float | None:
@@ -91,13 +96,13 @@ class Ledger:
                 found.setdefault(device, []).append(release)
         return found
 
-    def _with_devices(self) -> dict[tuple[int, int], list[tuple[Entry, list[str]]]]:
-        found: dict[tuple[int, int], list[tuple[Entry, list[str]]]] = {}
+    def _with_devices(self) -> dict[Told, list[tuple[Entry, list[str]]]]:
+        found: dict[Told, list[tuple[Entry, list[str]]]] = {}
         devices: list[str] = []
         for entry in self.entries:
             devices = devices if entry.devices is None else entry.devices
             if entry.next_clip is None:
-                found.setdefault((entry.rollbacks, entry.round), []).append((entry, devices))
+                found.setdefault((entry.rollbacks, entry.round, entry.repeat), []).append((entry, devices))
         return found
 
     def _last_devices(self) -> list[str] | None:

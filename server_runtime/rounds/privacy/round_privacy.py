@@ -24,6 +24,11 @@ CENTRAL = (
     "neighbours: one device more or less; seen by the adversary: every model of the run; trusted: the server, which "
     "clips and draws the noise; not covered: reports, figures and the audit log that the server keeps"
 )
+DISTRIBUTED = (
+    "neighbours: a device's change, or none; seen by the adversary: every sum, and who is in it; noise is drawn on the "
+    "devices, of which fewer than a third tell the server theirs; not covered: what devices report of their data, such "
+    "as their number of samples, and how long they take"
+)
 EXAMPLE = (
     "neighbours: one example of a device more or less, in its training part; seen by the adversary: every update; "
     "noise is drawn on the device; not covered: what the device reports of its data, such as its number of examples"
@@ -84,7 +89,10 @@ def multiplier_of(config: RunConfig) -> float:
     if privacy.noise_multiplier is not None or privacy.epsilon is None:
         return privacy.noise_multiplier or 0.0
     delta = privacy.delta - config.run.rounds * empty_chance(config, config.fleet.devices)
-    return noise_for(privacy.epsilon, delta, sample_ratio=_ratio(config), count=config.run.rounds)
+    # Whom a sum is over its server knows, so that nobody hides among those who are not in it.
+    whole = privacy.kind == "distributed"
+    ratio = 1.0 if whole else _ratio(config)
+    return noise_for(privacy.epsilon, delta, sample_ratio=ratio, count=config.run.rounds, whole=whole)
 
 
 def empty_chance(config: RunConfig, devices: int) -> float:
@@ -137,6 +145,11 @@ class NoPrivacy:
     def spend(self, number: int, reports: Mapping[str, Report], assignments: Mapping[str, Assignment]) -> None:
         """Write down what a round will have told, before it is sent; reports: of devices that might be in it."""
 
+    def repeat(self, number: int, devices: Sequence[str], count: int) -> bool:
+        """Whether devices may do their task of a round once more, for the count-th time; it is written down then."""
+        del number, devices, count
+        return True
+
     def close(self, number: int) -> None:
         """Write down what the next round needs, before this one is closed."""
 
@@ -170,7 +183,7 @@ class CentralPrivacy(NoPrivacy):
         """Not where the round, if it was not counted yet, would pass the budget; the clip is what the last one left."""
         self._central.clip = self._ledger.clip_after(number - 1) or self._central.clip
         limit = self._config.privacy.epsilon
-        if limit is None or (self._rollbacks, number) in self._ledger.rounds():
+        if limit is None or (self._rollbacks, number, 0) in self._ledger.rounds():
             return True
         following = [*self._ledger.releases(), Release(self._central.multiplier, self._ratio)]
         told = self._ledger.empty_chance() + empty_chance(self._config, self._config.fleet.devices)
@@ -190,34 +203,72 @@ class CentralPrivacy(NoPrivacy):
             self._ledger.append(Entry(number, self._rollbacks, next_clip=self._central.settle()))
 
 
-class ExamplePrivacy(NoPrivacy):
-    """Devices hide their own samples; each has a budget, and is left out of rounds that would pass it."""
+class DevicePrivacy(NoPrivacy):
+    """Each device has a budget of its own, and is left out of rounds that would pass it."""
+
+    kind = ""
 
     def __init__(self, config: RunConfig, folder: Path, *, rollbacks: int, observer: events.Observer) -> None:
         self._config, self._rollbacks, self._observer = config, rollbacks, observer
         self._ledger = Ledger(folder / LEDGER)
-        self._noise = config.privacy.noise_multiplier or 0.0
+        self._noise = multiplier_of(config)
+
+    def tells(self, assignment: Assignment, report: Report) -> Release:
+        """What a device tells in one round."""
+        raise NotImplementedError
 
     def affordable(self, assignments: dict[str, Assignment], reports: Mapping[str, Report]) -> dict[str, Assignment]:
-        """Of devices whose samples stay within the budget in one round more."""
-        limit = self._config.privacy.epsilon
-        if limit is None:
-            return assignments
-        known = self._ledger.by_device()
-        return {
-            device: one
-            for device, one in assignments.items()
-            if epsilon([*known.get(device, ()), self._tells(one, reports[device])], self._config.privacy.delta) <= limit
-        }
+        """Of devices that stay within their budget in one round more."""
+        return {d: one for d, one in assignments.items() if self._may_tell(d, self.tells(one, reports[d]))}
 
     def spend(self, number: int, reports: Mapping[str, Report], assignments: Mapping[str, Assignment]) -> None:
-        """What each device will tell of its samples, also if its update is lost."""
-        told = {device: self._tells(one, reports[device]) for device, one in assignments.items()}
+        """What each device will tell, also if its update is lost."""
+        self._write(number, {device: self.tells(one, reports[device]) for device, one in assignments.items()}, 0)
+
+    def repeat(self, number: int, devices: Sequence[str], count: int) -> bool:
+        """Where all of them stay within their budgets; what they told the first time they tell again."""
+        first, before = (self._told(number, repeat) for repeat in (0, count))
+        again = {device: Release(*first[device]) for device in devices if device in first and device not in before}
+        if not all(self._may_tell(device, release) for device, release in again.items()):
+            return False
+        if again:
+            self._write(number, again, count)
+        return True
+
+    def _told(self, number: int, repeat: int) -> dict[str, tuple[float, float, int]]:
+        entries = self._ledger.rounds().get((self._rollbacks, number, repeat), [])
+        return {device: one for entry in entries for device, one in entry.each.items()}
+
+    def _may_tell(self, device: str, release: Release) -> bool:
+        limit, whole = self._config.privacy.epsilon, self.kind == "distributed"
+        told = [*self._ledger.by_device().get(device, ()), release]
+        return limit is None or epsilon(told, self._config.privacy.delta, whole=whole) <= limit
+
+    def _write(self, number: int, told: Mapping[str, Release], repeat: int) -> None:
         each = {device: (one.noise_multiplier, one.sample_ratio, one.count) for device, one in told.items()}
-        self._ledger.append(Entry(number, self._rollbacks, clip=self._config.privacy.clip, each=each))
+        entry = Entry(number, self._rollbacks, clip=self._config.privacy.clip, each=each, repeat=repeat)
+        self._ledger.append(entry)
         self._observer(events.PrivacySpent(number, spending_of(self._config, self._ledger).facts()))
 
-    def _tells(self, assignment: Assignment, report: Report) -> Release:
+
+class DistributedPrivacy(DevicePrivacy):
+    """Devices add noise to what is summed."""
+
+    kind = "distributed"
+
+    def tells(self, assignment: Assignment, report: Report) -> Release:
+        """Its part in one sum, of which everybody knows who is in it."""
+        del assignment, report
+        return Release(self._noise)
+
+
+class ExamplePrivacy(DevicePrivacy):
+    """Devices hide their own samples."""
+
+    kind = "example"
+
+    def tells(self, assignment: Assignment, report: Report) -> Release:
+        """Of its samples, in all steps of a task."""
         samples = max(1, report.data.samples)
         steps = step_count(assignment.recipe, samples)
         return Release(self._noise, min(1.0, assignment.recipe.batch / samples), steps)
@@ -229,9 +280,9 @@ def privacy_of(
     """What the coordinator of a run asks."""
     if central is not None:
         return CentralPrivacy(config, folder, central=central, rollbacks=rollbacks, observer=observer)
-    if config.privacy.kind == "example":
-        return ExamplePrivacy(config, folder, rollbacks=rollbacks, observer=observer)
-    return NO_PRIVACY
+    kinds: dict[str, type[DevicePrivacy]] = {kind.kind: kind for kind in (DistributedPrivacy, ExamplePrivacy)}
+    made = kinds.get(config.privacy.kind)
+    return NO_PRIVACY if made is None else made(config, folder, rollbacks=rollbacks, observer=observer)
 
 
 def hiding_of(config: RunConfig) -> Hiding | None:
@@ -244,16 +295,18 @@ def hiding_of(config: RunConfig) -> Hiding | None:
 
 def spending_of(config: RunConfig, ledger: Ledger) -> Spending:
     """What a run has told, by its ledger and its config."""
-    central = config.privacy.kind == "central"
+    kind = config.privacy.kind
+    central, whole = kind == "central", kind == "distributed"
     delta = config.privacy.delta - ledger.empty_chance()
-    by_device = {device: epsilon(releases, delta) for device, releases in sorted(ledger.by_device().items())}
-    whole = epsilon(ledger.releases(), delta) if central else max(by_device.values(), default=0.0)
-    words = CENTRAL if central else EXAMPLE
+    told = sorted(ledger.by_device().items())
+    by_device = {device: epsilon(releases, delta, whole=whole) for device, releases in told}
+    worst = epsilon(ledger.releases(), delta) if central else max(by_device.values(), default=0.0)
+    words = {"central": CENTRAL, "distributed": DISTRIBUTED}.get(kind, EXAMPLE)
     if central and _ratio(config) < 1:
         words = f"{words}; {SAMPLED}"
     noise = next((r.noise_multiplier for each in ledger.by_device().values() for r in each), 0.0)
-    rounds = len(ledger.rounds())
-    return Spending(config.privacy.kind, whole, config.privacy.delta, rounds, noise, words, by_device)
+    rounds = len({key[:2] for key in ledger.rounds()})
+    return Spending(kind, worst, config.privacy.delta, rounds, noise, words, by_device)
 
 
 def read_spending(config: RunConfig, folder: Path) -> Spending | None:

@@ -14,9 +14,10 @@ from fedwright.protocol import tensors
 from fedwright.protocol.artifact import BY_CLASS, CLASS_COUNTS, CLASS_MEANS, returned_shapes
 from fedwright.protocol.blobs import make_ref
 from fedwright.protocol.errors import ProtocolError
-from fedwright.protocol.messages import Part, SumAsk
+from fedwright.protocol.messages import Part, SumAsk, SumTerms
 from fedwright.protocol.secure.class_means import pooled_means
-from fedwright.protocol.secure.masks import WORD_BYTES, Words, to_mean
+from fedwright.protocol.secure.masks import WORD_BYTES, Words, scale_of, to_mean
+from fedwright.protocol.secure.noisy_words import noisy_scale
 from fedwright.server_runtime.methods.base import Tensors
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.planner import Planner
@@ -97,7 +98,9 @@ class SumAdder:
         present, terms = record.present, group.terms
         updates = {d: group.replies[d].update for d in present}
         weight = sum(group.terms_of(d).weight(u.stats.samples) for d, u in updates.items() if u is not None)
-        mean = to_mean(total, weight / terms.largest_weight, devices=len(record.members), reach=terms.reach)
+        mean = to_mean(
+            total, weight / terms.largest_weight, devices=len(record.members), scale=_scale(terms, record, len(total))
+        )
         samples = sum(u.stats.samples for u in updates.values() if u is not None)
         data = tensors.save(_with_means(self._split(mean, group), samples))
         blobs = self._planner.blobs
@@ -171,6 +174,14 @@ def _with_means(found: Tensors, samples: int) -> Tensors:
         return found
     pooled = pooled_means(found[CLASS_MEANS], found[CLASS_COUNTS], samples)
     return found | dict(zip(BY_CLASS, pooled, strict=True))
+
+
+def _scale(terms: SumTerms, record: SumRecord, entries: int) -> float:
+    """Whole numbers for a change of 1, as its members have made them."""
+    members = len(record.members)
+    if terms.noise_multiplier is None or terms.clip_norm is None:
+        return scale_of(members, terms.reach)
+    return noisy_scale(members, entries, clip=terms.clip_norm, multiplier=terms.noise_multiplier).scale
 
 
 def _late(group: Group, device: str, detail: str) -> Reply:

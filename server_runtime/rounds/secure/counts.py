@@ -14,7 +14,7 @@ from fedwright.protocol import codec
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ProtocolError
 from fedwright.protocol.messages import CountTerms, SumAnswer, SumAsk
-from fedwright.protocol.secure.masks import WORD_BYTES, Words, to_mean, whole_reach
+from fedwright.protocol.secure.masks import WORD_BYTES, Words, to_mean
 from fedwright.protocol.secure.roster import MOST_MEMBERS
 from fedwright.server_runtime.methods.base import SumRequest, SumResult
 from fedwright.server_runtime.rounds import events
@@ -105,7 +105,7 @@ class CountAdder:
     def _checked(self, total: Words, record: SumRecord, samples: Mapping[str, int]) -> tuple[int, ...]:
         """The counts; ProtocolError when some mask was not what it should be, or somebody counts what cannot be."""
         count = len(record.members)
-        sums = np.rint(to_mean(total, 1.0, devices=count, reach=whole_reach(count))).astype(np.int64)
+        sums = np.rint(to_mean(total, 1.0, devices=count, scale=1.0)).astype(np.int64)
         most = SLACK * sum(samples.get(device, 0) for device in record.present)
         if (sums < 0).any() or int(sums.sum()) > most:
             raise ProtocolError("they add up to what no counts can come to, so one sent other counts or masks")

@@ -61,7 +61,7 @@ def with_sums(
         if not _gives_change(planned):
             kept.append(planned)
             continue
-        problem = _problem(planned, reports.get(planned.device))
+        problem = _problem(planned, reports.get(planned.device), noise=options.noise_multiplier is not None)
         if by is None:
             problem = "the method does not average it"
         if problem is None:
@@ -94,14 +94,16 @@ def group_of(planned: Planned, position: Position) -> str:
 
 def _with_terms(name: str, members: Sequence[Planned], by: str, options: SecureOptions) -> list[Planned]:
     weights = {planned.device: planned.assignment.most_samples or 1 for planned in members}
-    largest = max(weights.values()) if by == "samples" else 1
+    weighed = by == "samples" and options.noise_multiplier is None
+    largest = max(weights.values()) if weighed else 1
     measured = members[0].task.returns.logits or members[0].task.returns.class_means
     reach = max(options.reach, MEASURED_REACH) if measured else options.reach
     terms = SumTerms(name, options.least, reach, clip_norm=options.clip_norm, largest_weight=largest)
-    terms = structs.replace(terms, by="samples" if by == "samples" else "devices")
+    by = "samples" if by == "samples" else "devices"
+    terms = structs.replace(terms, by=by, noise_multiplier=options.noise_multiplier)
     found = []
     for planned in members:
-        own = structs.replace(terms, most_weight=weights[planned.device] if by == "samples" else 1)
+        own = structs.replace(terms, most_weight=weights[planned.device] if weighed else 1)
         # An edge that such a device is behind has nothing to put together.
         found.append(replace(planned, task=structs.replace(planned.task, sum=own, pool=None)))
     return found
@@ -112,7 +114,7 @@ def _gives_change(planned: Planned) -> bool:
     return returns.weights != "none" or returns.class_means or bool(returns.logits)
 
 
-def _problem(planned: Planned, report: Report | None) -> str | None:
+def _problem(planned: Planned, report: Report | None, *, noise: bool) -> str | None:
     returns, recipe = planned.task.returns, planned.task.recipe
     if returns.weights == "weights" or returns.masked:
         return "it is asked for more than the change of its weights"
@@ -120,6 +122,10 @@ def _problem(planned: Planned, report: Report | None) -> str | None:
         return "it trains on other rows than all of its own"
     if report is not None and not report.sums:
         return "its agent takes part in none; update it"
+    if noise and report is not None and not report.sums_noise:
+        return "its agent adds no noise; update it"
+    if noise and (returns.class_means or returns.logits):
+        return "noise is added to changes alone"
     return None
 
 

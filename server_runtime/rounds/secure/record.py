@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from fedwright.protocol.messages import BlobRef, CountTerms, SumAsk
 from fedwright.protocol.secure.graph import looked_at, neighbours_of
-from fedwright.protocol.secure.roster import digest_of, read_roster
+from fedwright.protocol.secure.roster import digest_of, names_of
 
 
 class SumRecord(Struct, frozen=True):
@@ -29,7 +29,7 @@ class SumRecord(Struct, frozen=True):
     @property
     def members(self) -> list[str]:
         """All in the roster."""
-        return sorted(read_roster(self.roster))
+        return names_of(self.roster)
 
     @property
     def sharers(self) -> list[str]:

@@ -24,6 +24,7 @@ from fedwright.protocol.secure.roster import (
     masked_word,
     pack_roster,
     read_roster,
+    roster_for,
 )
 from fedwright.server_runtime.rounds.secure.record import SumRecord
 from fedwright.server_runtime.rounds.secure.talk import StageTalk
@@ -99,7 +100,8 @@ class SumSession:
                 raise ProtocolError("it gave shares for others than its neighbours, or not for all of them")
             sealed[device], marks[device] = dict(answer.sealed), dict(answer.marks)
 
-        self._ask({device: record.ask(device, "share", roster=record.roster) for device in graph}, take)
+        rosters = {device: roster_for(record.roster, device, self.least) for device in graph}
+        self._ask({device: record.ask(device, "share", roster=rosters[device]) for device in graph}, take)
         self._require_set(sealed, graph, "gave shares")
         return self._saved(structs.replace(record, sealed=sealed, marks=marks))
 

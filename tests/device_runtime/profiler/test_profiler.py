@@ -15,7 +15,7 @@ from fedwright.device_runtime.facts import Clocks, Health
 from fedwright.device_runtime.profiler import profile as profiles
 from fedwright.device_runtime.profiler import store
 from fedwright.device_runtime.profiler.fit import fit_kind, non_negative
-from fedwright.device_runtime.profiler.measure import OperatorTime, ProbeTime, time_probe
+from fedwright.device_runtime.profiler.measure import OperatorTime, ProbeTime, time_probe, trace_steps
 from fedwright.device_runtime.profiler.pack import Probe, load_probes, pack_probes, read_probes
 from fedwright.protocol.errors import BadArtifact, ConfigError
 from fedwright.protocol.operator_costs import FEATURES
@@ -97,6 +97,16 @@ def test_a_probe_is_timed_by_operator_and_as_a_whole(few: list[Probe]) -> None:
     assert (small.batch, large.batch) == (8, 64)
     assert {"Gemm", "LogSoftmax"} <= {operator.kind for operator in small.operators}
     assert 0 < small.step_s < large.step_s < took_s
+
+
+def test_a_convolution_in_blocks_is_timed_as_one_operator(few: list[Probe]) -> None:
+    probe = next(probe for probe in few if probe.name == "residual narrow")
+
+    (operators, *_) = trace_steps(probe, threads=1)
+
+    kinds = {operator.kind for operator in operators}
+    assert "Conv" in kinds
+    assert not any(kind.startswith("Reorder") for kind in kinds)
 
 
 def test_a_measured_profile_predicts_a_model_it_never_saw(few: list[Probe]) -> None:

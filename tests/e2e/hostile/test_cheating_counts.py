@@ -12,7 +12,7 @@ from fedwright.device_runtime.secure.credentials import Enrolled
 from fedwright.protocol.blobs import make_ref
 from fedwright.protocol.link.security import Bundle, BundleInfo
 from fedwright.protocol.messages import BlobRef, CountTerms, SumAnswer, SumAsk
-from fedwright.protocol.secure.masks import to_mean, whole_reach
+from fedwright.protocol.secure.masks import to_mean
 from fedwright.protocol.secure.opening import Opening
 from fedwright.protocol.secure.part import public_keys
 from fedwright.protocol.secure.roster import Member, pack_roster
@@ -81,7 +81,7 @@ class Cheat:
         if opening.lacking:
             return None, [answer.problem for answer in agreed.values()]
         parts = {name: np.frombuffer(self.blobs[name], "<u4").copy() for name in names}
-        return to_mean(opening.total(parts), 1.0, devices=len(names), reach=whole_reach(len(names))), []
+        return to_mean(opening.total(parts), 1.0, devices=len(names), scale=1.0), []
 
 
 @pytest.fixture

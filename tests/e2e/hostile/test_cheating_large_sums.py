@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec import structs
@@ -15,7 +16,15 @@ from fedwright.protocol.link.security import Bundle, BundleInfo
 from fedwright.protocol.messages import BlobRef, Recipe, Returns, Stats, SumAnswer, SumAsk, SumTerms, Task
 from fedwright.protocol.secure.graph import NEIGHBOURS
 from fedwright.protocol.secure.part import Part, public_keys
-from fedwright.protocol.secure.roster import Member, masked_word, pack_roster
+from fedwright.protocol.secure.roster import (
+    Member,
+    Roster,
+    digest_of,
+    masked_word,
+    pack_roster,
+    roster_for,
+    unpack_roster,
+)
 from fedwright.server_runtime.fleet.authority import Authority
 
 NAMES = [f"d{number:02}" for number in range(44)]
@@ -140,3 +149,42 @@ def test_words_of_devices_far_away_do_not_count_for_those_around(
     assert not agreed.problem
     opened = cheat.ask("open", signatures=dict.fromkeys([*far, "d00"], agreed.signature))
     assert "1 members agree on this sum but 23 must" in opened.problem
+
+
+def test_a_roster_without_words_that_nobody_looks_at_is_as_good_as_the_whole(
+    tmp_path: Path, credentials: dict[str, Enrolled]
+) -> None:
+    cheat = Cheat(tmp_path / "cheat", credentials)
+    short = roster_for(cheat.roster, "d00", cheat.least)
+
+    assert len(unpack_roster(short).members) == NEIGHBOURS + 1
+    assert len(short) < 0.8 * len(cheat.roster)
+    assert digest_of(short) == digest_of(cheat.roster)
+    answer = cheat.ask("share", roster=short)
+    assert not answer.problem
+    assert answer.sealed.keys() == set(cheat.part().neighbours)
+
+
+def test_a_neighbour_whose_word_is_left_out_is_refused(tmp_path: Path, credentials: dict[str, Enrolled]) -> None:
+    cheat = Cheat(tmp_path / "cheat", credentials)
+    short = unpack_roster(roster_for(cheat.roster, "d00", cheat.least))
+    near = cheat.part().neighbours[0]
+    left = {**short.others, near: cheat.members[near].mark()}
+    others = dict(sorted(left.items()))
+    roster = Roster([member for member in short.members if member.device != near], others)
+
+    problem = cheat.ask("share", roster=msgspec.msgpack.encode(roster)).problem
+    assert f"the word of {near}, which this device must look at, is left out" in problem
+
+
+def test_two_devices_that_are_told_of_other_far_members_do_not_agree(
+    tmp_path: Path, credentials: dict[str, Enrolled]
+) -> None:
+    cheat = Cheat(tmp_path / "cheat", credentials)
+    honest = unpack_roster(roster_for(cheat.roster, "d00", cheat.least))
+    for name in honest.others:
+        # The ring comes of all marks: who of them stands near may change, and what everybody signs does.
+        told = msgspec.msgpack.encode(structs.replace(honest, others={**honest.others, name: bytes(16)}))
+        assert digest_of(told) != digest_of(cheat.roster)
+    twice = structs.replace(honest, others=dict(sorted({**honest.others, "d00": bytes(16)}.items())))
+    assert "twice" in cheat.ask("share", roster=msgspec.msgpack.encode(twice)).problem

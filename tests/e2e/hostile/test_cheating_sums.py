@@ -17,7 +17,8 @@ from fedwright.protocol.blobs import make_ref
 from fedwright.protocol.errors import DeviceError, PolicyRefused
 from fedwright.protocol.link.security import Bundle, BundleInfo
 from fedwright.protocol.messages import BlobRef, Recipe, Returns, Stats, SumAnswer, SumAsk, SumTerms, Task
-from fedwright.protocol.secure.masks import to_mean
+from fedwright.protocol.secure.masks import scale_of, to_mean
+from fedwright.protocol.secure.noisy_words import noisy_scale
 from fedwright.protocol.secure.opening import Opening
 from fedwright.protocol.secure.roster import Certificates, Member, pack_roster
 from fedwright.server_runtime.fleet.authority import Authority
@@ -129,7 +130,7 @@ def test_an_honest_server_gets_the_sum_and_each_neighbour_opens_one_kind_of_shar
         opening.take(name, opened.own, opened.shares)
     total = opening.total({name: np.frombuffer(cheat.blobs[name], "<u4").copy() for name in present})
 
-    mean = to_mean(total, 5.0, devices=6, reach=REACH)
+    mean = to_mean(total, 5.0, devices=6, scale=scale_of(6, REACH))
     np.testing.assert_allclose(mean, np.mean([cheat.rows[name] for name in present], axis=0), atol=1e-8)
 
 
@@ -263,6 +264,19 @@ def test_parts_masked_among_other_sharers_are_not_agreed_to(cheat: Cheat) -> Non
     refused(cheat.ask("d0", "agree", present=NAMES, signatures=wrong), "d3 has not signed")
 
 
+def test_nothing_is_masked_while_shares_are_kept_back_or_are_those_of_others(cheat: Cheat) -> None:
+    cheat.share()
+    sealed = cheat.sealed_for("d0")
+
+    for wrong in ({name: sealed[name] for name in NAMES[2:]}, sealed | {"d0": sealed["d1"]}, {}):
+        answer = cheat.ask("d0", "mask", sharers=NAMES, sealed=wrong)
+        refused(answer, "the shares of some neighbours are missing, or are not this device's to keep")
+    refused(cheat.ask("d0", "agree", present=NAMES, signatures={}), "has sent nothing into this sum")
+    assert "d0" not in cheat.blobs
+
+    assert not cheat.ask("d0", "mask", sharers=NAMES, sealed=sealed).problem
+
+
 def test_stages_out_of_order_are_refused(cheat: Cheat) -> None:
     refused(cheat.ask("d0", "share", roster=b""), "no keys for that sum")
     cheat.members()
@@ -284,3 +298,69 @@ def test_shares_of_another_round_open_nothing(cheat: Cheat) -> None:
     opened = cheat.ask("d0", "open", signatures=cheat.agree())
 
     assert opened.shares.keys() == {"d2", "d3", "d4", "d5"}
+
+
+NOISY = structs.replace(TERMS, clip_norm=1.0, noise_multiplier=4.0)
+
+
+@pytest.mark.parametrize("then", [at_once, after_restart])
+def test_who_asks_twice_gets_the_same_noise(cheat: Cheat, then: Callable[[Cheat], None]) -> None:
+    """The mean of two draws would have less of it."""
+    cheat.give("d0", task_of("d0", sum=NOISY))
+    for name in NAMES[1:]:
+        cheat.give(name, task_of(name, sum=NOISY))
+    cheat.share()
+    cheat.mask()
+    first = dict(cheat.blobs)
+    then(cheat)
+    cheat.mask()
+
+    assert cheat.blobs == first
+
+
+def test_a_noisy_sum_that_is_opened_is_noisy_though_all_but_the_least_leave(cheat: Cheat) -> None:
+    for name in NAMES:
+        cheat.give(name, task_of(name, sum=NOISY))
+    cheat.share()
+    cheat.mask()
+    present = NAMES[:5]
+    signatures = cheat.agree(present)
+    opening = Opening(cheat.roster, NAMES, present, {n: dict(a.marks) for n, a in cheat.shared.items()})
+    for name in present:
+        opened = cheat.ask(name, "open", signatures=signatures)
+        opening.take(name, opened.own or b"", opened.shares)
+    total = opening.total({name: np.frombuffer(cheat.blobs[name], "<u4").copy() for name in present})
+
+    scale = noisy_scale(6, LENGTH, clip=1.0, multiplier=4.0)
+    mean = to_mean(total, 1.0, devices=6, scale=scale.scale)
+    clipped = sum(row / max(1.0, float(np.linalg.norm(row))) for row in (cheat.rows[name] for name in present))
+    # Five of six stay and add sqrt(5 / 4) of what is promised; the sum without noise is far from it.
+    assert np.std(mean - clipped) == pytest.approx(4.0 * (5 / 4) ** 0.5, rel=0.35)
+
+
+@pytest.mark.parametrize(
+    ("terms", "words"),
+    [
+        (structs.replace(TERMS, clip_norm=1.0), "with noise of 4 or more, not 0"),
+        (structs.replace(NOISY, noise_multiplier=3.9), "with noise of 4 or more, not 3.9"),
+    ],
+    ids=["no noise", "less noise"],
+)
+def test_a_task_whose_noise_hides_less_than_its_owner_wants_is_not_begun(terms: SumTerms, words: str) -> None:
+    with pytest.raises(PolicyRefused, match=words):
+        Policy(least_noise_in_sum=4.0).check(task_of("d0", sum=terms), 0)
+
+
+def test_noise_without_a_clip_hides_nothing_and_is_not_begun() -> None:
+    with pytest.raises(DeviceError, match="takes changes up to a clip"):
+        check_summed(task_of("d0", sum=structs.replace(NOISY, clip_norm=None)))
+
+
+def test_members_who_were_promised_other_noise_are_in_no_sum_together(cheat: Cheat) -> None:
+    """One who alone adds noise would be told from the others."""
+    cheat.give("d0", task_of("d0", sum=NOISY))
+    for name in NAMES[1:]:
+        cheat.give(name, task_of(name, sum=structs.replace(NOISY, noise_multiplier=0.01)))
+    roster = pack_roster(cheat.members())
+
+    refused(cheat.ask("d0", "share", roster=roster), "trained different things")

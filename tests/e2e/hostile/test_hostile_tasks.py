@@ -1,5 +1,7 @@
 """Tasks that no honest server sends, to a real agent over a real broker: it answers, refuses with a reason, goes on."""
 
+import os
+import shlex
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,16 +79,28 @@ def test_an_endless_task_is_refused_after_two_lives_that_were_killed_in_it_and_a
         device.end()
 
 
+# Makes the agent the largest process of the device, which by its size alone would be ended first.
+LARGE_AGENT = """
+import sys
+
+if "device" in sys.orig_argv:
+    sys.kept = b"x" * 400_000_000
+"""
+
+
 @pytest.mark.parametrize("by", sorted(MAKERS))
 def test_what_is_ended_when_memory_runs_out_is_the_training_process_and_not_the_agent(
     broker: Broker, tmp_path: Path, by: str
 ) -> None:
+    (tmp_path / "sitecustomize.py").write_text(LARGE_AGENT)
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
     with memory_limit(by) as limit:
-        device = RealDevice(broker, tmp_path, before=limit.before)
+        device = RealDevice(broker, tmp_path, before=f"{limit.before} export PYTHONPATH={shlex.quote(path)};")
         try:
             # What the training process takes once, it has taken.
             device.does_an_honest_task()
             agent = device.process.pid
+            assert psutil.Process(agent).memory_info().rss > 1.2 * psutil.Process(device.trainer).memory_info().rss
             limit.leave(agent, 60_000_000)
             # 100 MB where 60 are left: within the limit on address space, which has some for what is never touched.
             device.give("large", hoarding(25_000_000))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats  # type: ignore[import-untyped]
 
-from fedwright.protocol.crypto.discrete_gaussian import MOST_VARIANCE, DiscreteGaussian, with_noise_share
+from fedwright.protocol.crypto.discrete_gaussian import MOST_VARIANCE, DiscreteGaussian
 from fedwright.protocol.errors import ConfigError
 
 
@@ -33,22 +33,6 @@ def test_the_largest_variance_is_drawn_without_overflow() -> None:
 
     assert drawn.std() == pytest.approx(MOST_VARIANCE**0.5, rel=0.03)
     assert np.abs(drawn).max() < 7 * MOST_VARIANCE**0.5
-
-
-def test_shares_of_devices_add_up_to_the_noise_of_the_sum() -> None:
-    values = np.arange(5000).reshape(50, 100)
-    total = sum(with_noise_share(values, 25, seed=bytes([number]) * 32) for number in range(16))
-
-    away = np.asarray(total) - 16 * values
-    # 16 shares of variance 25: sigma 20
-    assert away.std() == pytest.approx(20.0, rel=0.04)
-    assert away.dtype == np.int64
-
-
-def test_two_devices_draw_unlike_noise() -> None:
-    nothing = np.zeros(100, np.int64)
-
-    assert not np.array_equal(with_noise_share(nothing, 100), with_noise_share(nothing, 100))
 
 
 @pytest.mark.parametrize("variance", [0, MOST_VARIANCE + 1])

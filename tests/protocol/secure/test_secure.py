@@ -96,7 +96,7 @@ def test_the_mean_is_within_the_stated_error() -> None:
     made = Sum(5)
     made.open_all()
 
-    mean = masks.to_mean(made.opening.total(made.masked), 5.0, devices=5, reach=REACH)
+    mean = masks.to_mean(made.opening.total(made.masked), 5.0, devices=5, scale=masks.scale_of(5, REACH))
 
     true = np.mean([change.astype(np.float64) for change in made.changes.values()], axis=0)
     # Five devices, each off by at most half a step of 1 / scale = 5 * 2 / 2^30.
@@ -172,7 +172,7 @@ def test_the_mask_of_another_sum_is_noticed() -> None:
     made.parts["d002"].mask(made.masked["d002"], made.sharers)
 
     with pytest.raises(ProtocolError, match="no changes can add up to"):
-        masks.to_mean(made.opening.total(made.masked), 5.0, devices=5, reach=REACH)
+        masks.to_mean(made.opening.total(made.masked), 5.0, devices=5, scale=masks.scale_of(5, REACH))
 
 
 def test_a_change_beyond_the_range_stays_on_the_device() -> None:

@@ -81,3 +81,27 @@ def test_accomplices_that_keep_close_do_not_outvote_a_majority() -> None:
     found = robust_weights(Combine("majority", hostile_ratio=0.4), updates(*rows))
 
     assert found == [0] * 4 + [1] * 6
+
+
+def test_an_outlier_is_left_out_and_who_is_merely_unlike_stays() -> None:
+    # To the third nearest other it is about 1.4 for three, 1.6, 1.6, 2 and 29; two may be left out.
+    rows = [[2.0, 0, 1], [2.0, 1, 0], [2.0, 0, -1], [2.0, -1, 0], [3.0, 0, 0.7], [2.0, 0.8, -0.8], [2.0, 30, 0]]
+
+    assert robust_weights(Combine("outliers", hostile_ratio=0.4), updates(*rows)) == [1, 1, 1, 1, 1, 1, 0]
+    assert robust_weights(Combine("majority", hostile_ratio=0.4), updates(*rows)).count(0) == 2
+
+
+def test_who_pulls_the_other_way_is_left_out_however_short_its_change() -> None:
+    unlike = np.eye(10) * 2
+    rows = [[(-1.0 if n < 4 else 1.0), *(unlike[n] * (-1 if n < 4 else 1))] for n in range(10)]
+
+    found = robust_weights(Combine("outliers", hostile_ratio=0.4), updates(*rows))
+
+    assert found == [0] * 4 + [1] * 6
+
+
+def test_no_more_are_left_out_than_may_be_hostile() -> None:
+    rows: list[list[float]] = [[0.0], [0.1], [0.2], [0.3], [50], [-60], [70]]
+
+    assert robust_weights(Combine("outliers", hostile_ratio=0.3), updates(*rows)) == [1, 1, 1, 1, 1, 0, 0]
+    assert robust_weights(Combine("outliers", hostile_ratio=0.0), updates(*rows)) == [1] * 7

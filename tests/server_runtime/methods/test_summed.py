@@ -10,6 +10,9 @@ from fedwright.server_runtime.methods.registry import METHODS
 from fedwright.server_runtime.methods.summed import REASONS, SUMMED
 
 SETTINGS: dict[str, dict[str, Any]] = {"hasa": {"width_step": 0.2}, "fedconv": {"group": "ratio"}}
+SETTINGS["framp"] = {"alike": 3, "align": 0, "granularity": "channel"}
+SETTINGS["hyperflora"] = {"alike": 3, "pairs": False}
+SETTINGS["pfedhn"] = {"alike": 3, "parallel": True}
 SETTINGS["slice-tuned"] = SETTINGS["fedconv"]
 
 
@@ -57,3 +60,13 @@ def test_methods_that_give_every_device_its_own_part_say_how_to_share_them() -> 
         read("hasa", {})
     with pytest.raises(ConfigError, match=r"set method\.group = 'ratio'"):
         read("fedconv", {"group": "device"})
+
+
+@pytest.mark.parametrize("name", ["framp", "hyperflora", "pfedhn"])
+def test_hypernetworks_learn_from_sums_of_devices_that_share_a_description(name: str) -> None:
+    settings = SETTINGS[name]
+    with pytest.raises(ConfigError, match=r"set method\.alike = 3 or more"):
+        read(name, {**settings, "alike": 2})
+    for key in settings.keys() - {"alike"}:
+        with pytest.raises(ConfigError, match=rf"set method\.{key} = "):
+            read(name, {other: value for other, value in settings.items() if other != key})

@@ -14,7 +14,7 @@ from fedwright.device_runtime.policy import Policy
 from fedwright.protocol.artifact import Artifact
 from fedwright.protocol.errors import OverBudget, PolicyRefused
 from fedwright.protocol.link.memory import MemoryBroker
-from fedwright.protocol.messages import Recipe, Refusal
+from fedwright.protocol.messages import Hiding, Recipe, Refusal
 from fedwright.server_runtime.methods.base import Assignment
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.retry import smaller_tasks
@@ -195,3 +195,16 @@ def test_a_device_that_cannot_measure_in_large_batches_is_offered_smaller_ones(
     assert [replies[planned.task.task].outcome for planned in offered] == ["refused", "refused", "update"]
     assert len({planned.task.weights.sha256 for planned in offered}) == 1
     assert present(replies[offered[-1].task.task].update).stats.correct_before is not None
+
+
+@pytest.mark.parametrize(("hiding", "offered"), [(None, True), (Hiding(1.0, 1.0), False)], ids=["open", "hidden"])
+def test_larger_lots_than_were_accounted_for_are_not_offered(hiding: Hiding | None, offered: bool) -> None:
+    planner: Any = SimpleNamespace(resized=lambda planned, assignment: assignment.recipe.batch)
+    method: Any = Halving()
+    task = SimpleNamespace(title="round 1", sum=None, privacy=hiding)
+    planned: Any = SimpleNamespace(
+        device="a", task=task, assignment=Assignment(Structure(ModelSpec("mlp", (4,), 2)), Recipe(8, 0.1, 1))
+    )
+    refusal = Refusal("t", "failed", "learns from more", rule="least_batch", least=16)
+
+    assert smaller_tasks(method, planner)(planned, refusal) == (16 if offered else None)

@@ -13,7 +13,7 @@ from fedwright.server_runtime.artifacts.builder import build, initial_weights
 from fedwright.server_runtime.artifacts.standalone import export_model
 from fedwright.server_runtime.spec import ModelSpec, Structure
 from fedwright.server_runtime.zoo import MODELS
-from fedwright.server_runtime.zoo.stitched import cut, spell
+from fedwright.server_runtime.zoo.stitched import assemble, cut, spell
 
 BLOCKS = {
     "cnn1": 4, "cnn2": 5, "cnn3": 9, "cnn4": 9, "mobilenet-v1": 15, "mobilenet-v2": 20, "mobilenet-v3": 15,
@@ -91,6 +91,19 @@ def test_a_models_own_blocks_in_order_are_the_model() -> None:
     x = torch.rand(2, 1, 28, 28)
     torch.testing.assert_close(again(x), model(x))
     assert not list(again.stitches.parameters())
+
+
+def test_only_blocks_that_change_are_copied_when_asked_for() -> None:
+    plain = torch.nn.Conv2d(1, 4, 3)
+    counted = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3), torch.nn.BatchNorm2d(4))
+    last = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3))
+    found = cut(torch.nn.Sequential(plain, counted, last), (1, 8, 8))
+    blocks = (plain, counted, last)
+    shared = assemble(blocks, found.parts, (1, 8, 8), shared=True)
+    assert [own is block for own, block in zip(shared.blocks, blocks, strict=True)] == [True, False, True]
+    assert not any(own in blocks for own in assemble(blocks, found.parts, (1, 8, 8)).blocks)
+    twice = assemble((plain, plain, last), [found.parts[0], found.parts[0], found.parts[2]], (1, 8, 8), shared=True)
+    assert {"blocks.0.weight", "blocks.1.weight"} <= initial_weights(twice).keys()
 
 
 @pytest.mark.parametrize(

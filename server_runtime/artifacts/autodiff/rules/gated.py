@@ -14,7 +14,8 @@ from fedwright.server_runtime.artifacts.autodiff.rules import scans
 from fedwright.server_runtime.artifacts.autodiff.rules.scans import BACK, Body
 
 _GRU, _TANH, _RELU = "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"
-_GATES = 3
+# What the way back reads of a step, beside h - n.
+_KEPT = "zrnq"
 
 
 @lowering("GRU")
@@ -42,15 +43,16 @@ def _gru_direction(graph: Graph, node: Node, index: int, reverse: int) -> tuple[
         inner = graph.op("Reshape", last, graph.ints(hidden, 1), shape=(hidden, 1))
     matrix = scans.pick(graph, weight, index)
     graph.record(matrix, graph.shape(weight)[1:])
-    last_h, all_h, _, _ = graph.op(
+    last_h, all_h, *_ = graph.op(
         "Scan",
         scans.start(graph, h0, x, index, hidden),
         scans.input_products(graph, x, matrix, offset),
-        outputs=4,
+        outputs=7,
         body=_gru_forward(scans.pick(graph, recurrent, index), inner, hidden),
         num_scan_inputs=1,
+        scan_input_axes=[1],
         scan_input_directions=[reverse],
-        scan_output_directions=[reverse] * 3,
+        scan_output_directions=[reverse] * 6,
     )
     return all_h, graph.op("Transpose", last_h, perm=[1, 0])
 
@@ -59,28 +61,25 @@ def _gru_forward(recurrent: str, inner: str, hidden: int) -> GraphProto:
     """(h, W x + b) -> (h', h' as rows, h - n, gates z r n q); reads R [3H, H] and c [H, 1] of the outer graph."""
     body = Body(_GRU, ["h", "p"])
     body.op("MatMul", recurrent, "h", outputs=("rh",))
-    body.op("Transpose", "p", outputs=("columns",), perm=[1, 0])
-    body.op("Split", "rh", body.ints("two_one", 2 * hidden, hidden), outputs=("rzr", "rn"), axis=0)
-    body.op("Split", "columns", "two_one", outputs=("pzr", "pn"), axis=0)
-    body.op("Add", "rzr", "pzr", outputs=("szr",))
-    body.op("Sigmoid", "szr", outputs=("zr",))
-    body.op("Split", "zr", body.ints("halves", hidden, hidden), outputs=("z", "r"), axis=0)
-    body.op("Add", "rn", inner, outputs=("q",))
+    body.op("Split", "rh", body.ints("thirds", *[hidden] * 3), outputs=("hz", "hr", "hn"), axis=0)
+    body.op("Split", "p", "thirds", outputs=("xz", "xr", "xn"), axis=0)
+    for gate in "zr":
+        body.op("Add", f"h{gate}", f"x{gate}", outputs=(f"s{gate}",))
+        body.op("Sigmoid", f"s{gate}", outputs=(gate,))
+    body.op("Add", "hn", inner, outputs=("q",))
     body.op("Mul", "r", "q", outputs=("rq",))
-    body.op("Add", "pn", "rq", outputs=("sn",))
+    body.op("Add", "xn", "rq", outputs=("sn",))
     body.op("Tanh", "sn", outputs=("n",))
     body.op("Sub", "h", "n", outputs=("away",))
     body.op("Mul", "z", "away", outputs=("zaway",))
     body.op("Add", "n", "zaway", outputs=("h_next",))
     body.op("Transpose", "h_next", outputs=("rows",), perm=[1, 0])
-    body.op("Concat", "zr", "n", "q", outputs=("gates",), axis=0)
-    return body.build(["h_next", "rows", "away", "gates"])
+    return body.build(["h_next", "rows", "away", *_KEPT])
 
 
-def _gru_backward_body(recurrent: str, hidden: int) -> GraphProto:
-    """(dh, dy, h - n, gates) -> (dh_prev, dp as rows, d(R h) as rows); reads R^T [H, 3H] of the outer graph."""
-    body = Body("gru_cell_backward", ["dh", "dy", "away", "gates"])
-    body.op("Split", "gates", body.ints("quarters", *[hidden] * 4), outputs=("z", "r", "n", "q"), axis=0)
+def _gru_backward_body(recurrent: str) -> GraphProto:
+    """(dh, dy, h - n, gates) -> (dh_prev, dp, d(R h)); reads R^T [H, 3H] of the outer graph."""
+    body = Body("gru_cell_backward", ["dh", "dy", "away", *_KEPT])
     body.op("Transpose", "dy", outputs=("columns",), perm=[1, 0])
     body.op("Add", "columns", "dh", outputs=("dh_all",))
     body.op("Mul", "dh_all", "away", outputs=("dz",))
@@ -91,47 +90,43 @@ def _gru_backward_body(recurrent: str, hidden: int) -> GraphProto:
     body.op("Sub", "dn", "dn2", outputs=("dpn",))
     body.op("Mul", "dpn", "r", outputs=("dq",))
     body.op("Mul", "dpn", "q", outputs=("dr",))
-    body.op("Concat", "dz", "dr", outputs=("ds",), axis=0)
-    body.op("Concat", "z", "r", outputs=("s",), axis=0)
-    body.op("Mul", "ds", "s", outputs=("s1",))
-    body.op("Mul", "s1", "s", outputs=("s2",))
-    body.op("Sub", "s1", "s2", outputs=("dps",))
-    body.op("Concat", "dps", "dpn", outputs=("dp",), axis=0)
-    body.op("Concat", "dps", "dq", outputs=("da",), axis=0)
+    for gate in "zr":
+        body.op("Mul", f"d{gate}", gate, outputs=(f"s{gate}",))
+        body.op("Mul", f"s{gate}", gate, outputs=(f"t{gate}",))
+        body.op("Sub", f"s{gate}", f"t{gate}", outputs=(f"p{gate}",))
+    body.op("Concat", "pz", "pr", "dpn", outputs=("dp",), axis=0)
+    body.op("Concat", "pz", "pr", "dq", outputs=("da",), axis=0)
     body.op("MatMul", recurrent, "da", outputs=("through",))
     body.op("Add", "through", "straight", outputs=("dh_prev",))
-    body.op("Transpose", "dp", outputs=("dp_rows",), perm=[1, 0])
-    body.op("Transpose", "da", outputs=("da_rows",), perm=[1, 0])
-    return body.build(["dh_prev", "dp_rows", "da_rows"])
+    return body.build(["dh_prev", "dp", "da"])
 
 
 def _gru_backward(context: Backward, node: Node, grads: list[str | None]) -> list[str | None]:
     """The way back through the Scan that `gru` makes."""
     graph, body = context.graph, node.attrs["body"]
     reverse = node.attrs["scan_input_directions"][0]
-    (h0, inputs), (_, all_h, away, gates) = node.inputs, node.outputs
+    (h0, inputs), (_, all_h, *kept) = node.inputs, node.outputs
     recurrent = body.node[0].input[0]
     inner = next(item.input[1] for item in body.node if list(item.output) == ["q"])
     hidden = context.shape(recurrent)[1]
     dh0, dp, da = graph.op(
         "Scan",
         *(scans.grad_or_zero(graph, grad, name) for grad, name in zip(grads[:2], (h0, all_h), strict=True)),
-        away,
-        gates,
+        *kept,
         outputs=3,
-        body=_gru_backward_body(graph.op("Transpose", recurrent, perm=[1, 0]), hidden),
-        num_scan_inputs=3,
-        scan_input_directions=[BACK - reverse] * 3,
+        body=_gru_backward_body(graph.op("Transpose", recurrent, perm=[1, 0])),
+        num_scan_inputs=6,
+        scan_input_directions=[BACK - reverse] * 6,
+        scan_output_axes=[1, 1],
         scan_output_directions=[BACK - reverse] * 2,
     )
-    rows = graph.op("Reshape", da, graph.ints(-1, _GATES * hidden))
+    columns = graph.op("Reshape", da, graph.ints(3 * hidden, -1))
     if context.needs(recurrent):
         before = scans.states_before(graph, all_h, h0, reverse)
-        context.add(recurrent, graph.op("Gemm", rows, before, transA=1))
+        context.add(recurrent, graph.op("Gemm", columns, before))
     if context.needs(inner):
-        last = graph.op("Slice", rows, graph.ints(2 * hidden), graph.ints(_GATES * hidden), graph.ints(1))
-        total = graph.op("ReduceSum", last, graph.ints(0), keepdims=0)
-        context.add(inner, graph.op("Reshape", total, graph.ints(hidden, 1)))
+        last = graph.op("Slice", columns, graph.ints(2 * hidden), graph.ints(3 * hidden), graph.ints(0))
+        context.add(inner, graph.op("ReduceSum", last, graph.ints(1), keepdims=1))
     return [dh0, dp if context.needs(inputs) else None]
 
 
@@ -166,6 +161,7 @@ def _rnn_direction(graph: Graph, node: Node, index: int, reverse: int, kind: str
         outputs=2,
         body=_rnn_forward(scans.pick(graph, recurrent, index), kind),
         num_scan_inputs=1,
+        scan_input_axes=[1],
         scan_input_directions=[reverse],
         scan_output_directions=[reverse],
     )
@@ -176,18 +172,18 @@ def _rnn_forward(recurrent: str, kind: str) -> GraphProto:
     """(h, W x + b) -> (h', h' as rows); reads R [H, H] of the outer graph."""
     body = Body(_TANH if kind == "Tanh" else _RELU, ["h", "p"])
     body.op("MatMul", recurrent, "h", outputs=("rh",))
-    body.op("Transpose", "p", outputs=("columns",), perm=[1, 0])
-    body.op("Add", "rh", "columns", outputs=("sum",))
+    body.op("Add", "rh", "p", outputs=("sum",))
     body.op(kind, "sum", outputs=("h_next",))
     body.op("Transpose", "h_next", outputs=("rows",), perm=[1, 0])
     return body.build(["h_next", "rows"])
 
 
 def _rnn_backward_body(recurrent: str, kind: str) -> GraphProto:
-    """(dh, dy, h' as rows) -> (dh_prev, dp as rows); reads R^T of the outer graph."""
-    body = Body("rnn_cell_backward", ["dh", "dy", "state"])
-    body.op("Transpose", "dh", outputs=("from_later",), perm=[1, 0])
-    body.op("Add", "dy", "from_later", outputs=("dh_all",))
+    """(dh, dy, h' as rows) -> (dh_prev, dp); reads R^T of the outer graph."""
+    body = Body("rnn_cell_backward", ["dh", "dy", "rows"])
+    body.op("Transpose", "dy", outputs=("columns",), perm=[1, 0])
+    body.op("Transpose", "rows", outputs=("state",), perm=[1, 0])
+    body.op("Add", "columns", "dh", outputs=("dh_all",))
     if kind == _TANH:
         body.op("Mul", "state", "state", outputs=("squares",))
         body.op("Mul", "dh_all", "squares", outputs=("lost",))
@@ -195,8 +191,7 @@ def _rnn_backward_body(recurrent: str, kind: str) -> GraphProto:
     else:
         body.op("Sign", "state", outputs=("open",))
         body.op("Mul", "dh_all", "open", outputs=("dp",))
-    body.op("Transpose", "dp", outputs=("columns",), perm=[1, 0])
-    body.op("MatMul", recurrent, "columns", outputs=("dh_prev",))
+    body.op("MatMul", recurrent, "dp", outputs=("dh_prev",))
     return body.build(["dh_prev", "dp"])
 
 
@@ -214,12 +209,13 @@ def _rnn_backward(context: Backward, node: Node, grads: list[str | None]) -> lis
         body=_rnn_backward_body(graph.op("Transpose", recurrent, perm=[1, 0]), body.name),
         num_scan_inputs=2,
         scan_input_directions=[BACK - reverse] * 2,
+        scan_output_axes=[1],
         scan_output_directions=[BACK - reverse],
     )
     if context.needs(recurrent):
         before = scans.states_before(graph, all_h, h0, reverse)
-        rows = graph.op("Reshape", dp, graph.ints(-1, context.shape(recurrent)[1]))
-        context.add(recurrent, graph.op("Gemm", rows, before, transA=1))
+        columns = graph.op("Reshape", dp, graph.ints(context.shape(recurrent)[1], -1))
+        context.add(recurrent, graph.op("Gemm", columns, before))
     return [dh0, dp if context.needs(inputs) else None]
 
 

@@ -15,6 +15,7 @@ from fedwright.server_runtime.artifacts.autodiff.rules import scans
 from fedwright.server_runtime.artifacts.autodiff.rules.scans import BACK, Body
 
 _CELL = "lstm_cell"
+_GATES = "iofg"
 
 
 @lowering("LSTM")
@@ -39,15 +40,16 @@ def _direction(graph: Graph, node: Node, index: int, reverse: int) -> tuple[str,
         offset = graph.op("ReduceSum", both, graph.ints(0), keepdims=0)
     matrix = scans.pick(graph, weight, index)
     graph.record(matrix, graph.shape(weight)[1:])
-    last_h, last_c, all_h, _, _, _ = graph.op(
+    last_h, last_c, all_h, *_ = graph.op(
         "Scan",
         *(scans.start(graph, state, x, index, hidden) for state in (h0, c0)),
         scans.input_products(graph, x, matrix, offset),
-        outputs=6,
+        outputs=9,
         body=_forward_body(scans.pick(graph, recurrent, index), hidden),
         num_scan_inputs=1,
+        scan_input_axes=[1],
         scan_input_directions=[reverse],
-        scan_output_directions=[reverse] * 4,
+        scan_output_directions=[reverse] * 7,
     )
     return all_h, graph.op("Transpose", last_h, perm=[1, 0]), graph.op("Transpose", last_c, perm=[1, 0])
 
@@ -56,12 +58,11 @@ def _forward_body(recurrent: str, hidden: int) -> GraphProto:
     """(h, c, W x + b) -> (h', c', h' as rows, c, tanh c', gates); reads R [4H, H] of the outer graph."""
     body = Body(_CELL, ["h", "c", "p"])
     body.op("MatMul", recurrent, "h", outputs=("rh",))
-    body.op("Transpose", "p", outputs=("columns",), perm=[1, 0])
-    body.op("Add", "rh", "columns", outputs=("sums",))
-    body.op("Split", "sums", body.ints("three_one", 3 * hidden, hidden), outputs=("iof", "gp"), axis=0)
-    body.op("Sigmoid", "iof", outputs=("s",))
+    body.op("Add", "rh", "p", outputs=("sums",))
+    body.op("Split", "sums", body.ints("quarters", *[hidden] * 4), outputs=("ip", "op", "fp", "gp"), axis=0)
+    for gate in "iof":
+        body.op("Sigmoid", f"{gate}p", outputs=(gate,))
     body.op("Tanh", "gp", outputs=("g",))
-    body.op("Split", "s", body.ints("thirds", hidden, hidden, hidden), outputs=("i", "o", "f"), axis=0)
     body.op("Mul", "f", "c", outputs=("fc",))
     body.op("Mul", "i", "g", outputs=("ig",))
     body.op("Add", "fc", "ig", outputs=("c_next",))
@@ -69,15 +70,12 @@ def _forward_body(recurrent: str, hidden: int) -> GraphProto:
     body.op("Mul", "o", "tc", outputs=("h_next",))
     body.op("Transpose", "h_next", outputs=("rows",), perm=[1, 0])
     body.op("Identity", "c", outputs=("c_kept",))
-    body.op("Concat", "s", "g", outputs=("gates",), axis=0)
-    return body.build(["h_next", "c_next", "rows", "c_kept", "tc", "gates"])
+    return body.build(["h_next", "c_next", "rows", "c_kept", "tc", *_GATES])
 
 
-def _backward_body(recurrent: str, hidden: int) -> GraphProto:
-    """(dh, dc, dy, c_prev, tanh c, gates) -> (dh_prev, dc_prev, dp as rows); reads R^T [H, 4H] of the outer graph."""
-    body = Body("lstm_cell_backward", ["dh", "dc", "dy", "c_prev", "tc", "gates"])
-    body.op("Split", "gates", body.ints("three_one", 3 * hidden, hidden), outputs=("s", "g"), axis=0)
-    body.op("Split", "s", body.ints("thirds", hidden, hidden, hidden), outputs=("i", "o", "f"), axis=0)
+def _backward_body(recurrent: str) -> GraphProto:
+    """(dh, dc, dy, c_prev, tanh c, gates) -> (dh_prev, dc_prev, dp); reads R^T [H, 4H] of the outer graph."""
+    body = Body("lstm_cell_backward", ["dh", "dc", "dy", "c_prev", "tc", *_GATES])
     body.op("Transpose", "dy", outputs=("columns",), perm=[1, 0])
     body.op("Add", "columns", "dh", outputs=("dh_all",))
     body.op("Mul", "dh_all", "tc", outputs=("do",))
@@ -88,18 +86,17 @@ def _backward_body(recurrent: str, hidden: int) -> GraphProto:
     body.op("Mul", "dc_all", "g", outputs=("di",))
     body.op("Mul", "dc_all", "c_prev", outputs=("df",))
     body.op("Mul", "dc_all", "i", outputs=("dg",))
-    body.op("Concat", "di", "do", "df", outputs=("ds",), axis=0)
-    body.op("Mul", "ds", "s", outputs=("s1",))
-    body.op("Mul", "s1", "s", outputs=("s2",))
-    body.op("Sub", "s1", "s2", outputs=("ps",))
+    for gate in "iof":
+        body.op("Mul", f"d{gate}", gate, outputs=(f"s{gate}",))
+        body.op("Mul", f"s{gate}", gate, outputs=(f"t{gate}",))
+        body.op("Sub", f"s{gate}", f"t{gate}", outputs=(f"p{gate}",))
     body.op("Mul", "g", "g", outputs=("g2",))
     body.op("Mul", "dg", "g2", outputs=("dg2",))
     body.op("Sub", "dg", "dg2", outputs=("pg",))
-    body.op("Concat", "ps", "pg", outputs=("dp",), axis=0)
+    body.op("Concat", *(f"p{gate}" for gate in _GATES), outputs=("dp",), axis=0)
     body.op("MatMul", recurrent, "dp", outputs=("dh_prev",))
     body.op("Mul", "dc_all", "f", outputs=("dc_prev",))
-    body.op("Transpose", "dp", outputs=("rows",), perm=[1, 0])
-    return body.build(["dh_prev", "dc_prev", "rows"])
+    return body.build(["dh_prev", "dc_prev", "dp"])
 
 
 def _backward(context: Backward, node: Node, grads: list[str | None]) -> list[str | None]:
@@ -120,14 +117,15 @@ def _backward(context: Backward, node: Node, grads: list[str | None]) -> list[st
         d_all,
         *kept,
         outputs=3,
-        body=_backward_body(graph.op("Transpose", recurrent, perm=[1, 0]), hidden),
-        num_scan_inputs=4,
-        scan_input_directions=[BACK - reverse] * 4,
+        body=_backward_body(graph.op("Transpose", recurrent, perm=[1, 0])),
+        num_scan_inputs=7,
+        scan_input_directions=[BACK - reverse] * 7,
+        scan_output_axes=[1],
         scan_output_directions=[BACK - reverse],
     )
     if context.needs(recurrent):
         rows = scans.states_before(graph, all_h, h0, reverse)
-        context.add(recurrent, graph.op("Gemm", graph.op("Reshape", dp, graph.ints(-1, 4 * hidden)), rows, transA=1))
+        context.add(recurrent, graph.op("Gemm", graph.op("Reshape", dp, graph.ints(4 * hidden, -1)), rows))
     return [dh0, dc0, dp if context.needs(inputs) else None]
 
 

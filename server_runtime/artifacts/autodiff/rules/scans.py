@@ -61,10 +61,13 @@ def start(graph: Graph, state: str, x: str, index: int, hidden: int) -> str:
 
 
 def input_products(graph: Graph, x: str, weight: str, bias: str | None) -> str:
-    """W x + b of all steps at once: [T, B, rows of W]."""
+    """W x + b of all steps at once: [rows of W, T, B]."""
     steps, _, size = graph.shape(x)
-    args = [graph.op("Reshape", x, graph.ints(-1, size)), weight, *([bias] if bias else [])]
-    return graph.op("Reshape", graph.op("Gemm", *args, transB=1), graph.ints(steps, -1, graph.shape(weight)[0]))
+    rows = graph.shape(weight)[0]
+    args = [weight, graph.op("Reshape", x, graph.ints(-1, size))]
+    if bias:
+        args.append(graph.op("Reshape", bias, graph.ints(-1, 1), shape=(rows, 1)))
+    return graph.op("Reshape", graph.op("Gemm", *args, transB=1), graph.ints(rows, steps, -1))
 
 
 def grad_or_zero(graph: Graph, grad: str | None, like: str) -> str:

@@ -9,6 +9,7 @@ from torch import nn
 
 from fedwright.server_runtime.blocks.fedconv.contrastive_views import nt_xent, view
 from fedwright.server_runtime.blocks.pfedclub.stitch_tuning import (
+    Beginnings,
     Candidate,
     Tuning,
     agreement,
@@ -51,7 +52,7 @@ def test_only_stitches_are_tuned(labels: torch.Tensor | None) -> None:
     own = candidate(2)
     refresh_norms(own, X)
     blocks, stitches = snapshot(own.blocks), snapshot(own.stitches)
-    tune([own], X, labels, Tuning(epochs=2, rate=0.01, batch=8), seed=0)
+    tune([own], Beginnings(X), labels, Tuning(epochs=2, rate=0.01, batch=8), seed=0)
     assert all(torch.equal(a, b) for a, b in zip(blocks, snapshot(own.blocks), strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(stitches, snapshot(own.stitches), strict=True))
     assert not any(value.requires_grad for value in own.stitches.parameters())
@@ -60,7 +61,7 @@ def test_only_stitches_are_tuned(labels: torch.Tensor | None) -> None:
 def test_everything_is_tuned_when_asked_for() -> None:
     own = candidate(2)
     before = snapshot(own.blocks[2])
-    tune([own], X, Y, Tuning(epochs=1, rate=0.01, everything=True), seed=0)
+    tune([own], Beginnings(X), Y, Tuning(epochs=1, rate=0.01, everything=True), seed=0)
     assert not torch.equal(before[0], snapshot(own.blocks[2])[0])
 
 
@@ -69,9 +70,10 @@ def test_candidates_tuned_together_come_out_as_if_alone() -> None:
     alone = candidate(3, keys=("d", "e", "f"))
     for own in (*together, alone):
         refresh_norms(own, X)
-    tune(together, X, Y, Tuning(epochs=2, batch=8), seed=5)
-    tune([alone], X, Y, Tuning(epochs=2, batch=8), seed=5)
-    torch.testing.assert_close(logits_of(together[1], X), logits_of(alone, X), rtol=1e-4, atol=1e-5)
+    tune(together, Beginnings(X), Y, Tuning(epochs=2, batch=8), seed=5)
+    tune([alone], Beginnings(X), Y, Tuning(epochs=2, batch=8), seed=5)
+    said = [logits_of(own, Beginnings(X)) for own in (together[1], alone)]
+    torch.testing.assert_close(*said, rtol=1e-4, atol=1e-5)
 
 
 def test_equal_beginnings_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,9 +85,17 @@ def test_equal_beginnings_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> 
         return plain(self, x, start, end)
 
     monkeypatch.setattr(Candidate, "run", counted)
-    tune([candidate(2), candidate(2)], X, Y, Tuning(epochs=3, batch=30), seed=0)
+    both, begun = [candidate(2), candidate(2)], Beginnings(X)
+    for own in both:
+        refresh_norms(own, X)
+    ran.clear()
+    tune(both, begun, Y, Tuning(epochs=3, batch=30), seed=0)
     assert ran.count((0, 1)) == 1
     assert ran.count((1, None)) == 6
+    # What is asked of the tuned candidates begins where their tuning began.
+    said = [logits_of(own, begun) for own in both]
+    assert ran.count((0, 1)) == 1
+    torch.testing.assert_close(said[0], plain(both[0], X))
 
 
 def test_norms_are_those_of_what_reaches_them_now() -> None:
@@ -122,9 +132,9 @@ def test_a_fitted_stitch_undoes_what_stands_before_its_block() -> None:
         block[0].weight.copy_(block[0].weight[order])
         block[0].bias.copy_(block[0].bias[order])
     refresh_norms(Candidate(plain.stitches, plain.blocks, plain.keys), X)
-    before = agreement(own, logits_of(mixed, X))
+    before = agreement(own, logits_of(mixed, Beginnings(X)))
     fitted = match([mixed], X, taken.__getitem__)[0]
-    torch.testing.assert_close(fitted, logits_of(mixed, X))
+    torch.testing.assert_close(fitted, logits_of(mixed, Beginnings(X)))
     assert agreement(own, fitted) > max(0.98, before)
 
 

@@ -86,10 +86,10 @@ def test_a_server_that_is_killed_counts_no_round_twice_and_forgets_none(moment: 
     run(config, text)
 
     ledger = Ledger(tmp_path / "run" / LEDGER)
-    assert sorted(ledger.rounds()) == [(0, 1), (0, 2), (0, 3), (0, 4)]
+    assert sorted(ledger.rounds()) == [(0, 1, 0), (0, 2, 0), (0, 3, 0), (0, 4, 0)]
     # the clip of each round is what the one before left, also over the kill
     after = {0: 1.0} | {number: ledger.clip_after(number) for number in range(1, 5)}
-    for (_, number), entries in ledger.rounds().items():
+    for (_, number, _), entries in ledger.rounds().items():
         assert entries[-1].clip == after[number - 1]
     assert len(set(after.values())) == 5
 
@@ -130,6 +130,13 @@ def test_lots_that_fall_on_nobody_too_often_are_refused(tmp_path: Path) -> None:
         ('[privacy]\nkind = "central"\nepsilon = 1.0\n[update]\ncombine = "median"', "set it to 'mean'"),
         ('[privacy]\nkind = "central"\nepsilon = 1.0\n[fleet]\nbuffer = 3', "remove fleet.buffer"),
         ('[privacy]\nkind = "central"\nepsilon = -1.0', "epsilon"),
+        ('[privacy]\nkind = "central"\nepsilon = 1.0\n[update]\nsecure = true', "or kind = 'distributed'"),
+        ('[privacy]\nkind = "distributed"\nepsilon = 1.0', "set update.secure = true"),
+        ('[privacy]\nkind = "distributed"', "noise_multiplier and epsilon are both absent"),
+        (
+            '[privacy]\nkind = "distributed"\nepsilon = 1.0\n[update]\nsecure = true\nclip_norm = 1.0',
+            "leave update.clip_norm out",
+        ),
     ],
 )
 def test_settings_that_cannot_hold_are_refused_in_a_sentence(more: str, words: str) -> None:

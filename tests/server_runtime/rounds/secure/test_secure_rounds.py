@@ -61,7 +61,7 @@ def expected(rows: Mapping[str, np.ndarray], members: int) -> dict[str, np.ndarr
     """The model after one round by whole numbers added up in the open; every device has as many samples."""
     words = [masks.to_words(row, 1.0, devices=members, reach=SECURE.reach) for row in rows.values()]
     total = np.asarray(np.sum(words, axis=0, dtype=np.uint32))
-    mean = masks.to_mean(total, float(len(rows)), devices=members, reach=SECURE.reach)
+    mean = masks.to_mean(total, float(len(rows)), devices=members, scale=masks.scale_of(members, SECURE.reach))
     found, start = {}, 0
     for name, value in sorted(start_weights().items()):
         part = mean[start : start + value.size].reshape(value.shape).astype(np.float32)

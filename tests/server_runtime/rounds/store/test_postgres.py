@@ -206,6 +206,29 @@ def test_a_second_server_waits_for_the_first_and_goes_on_with_its_run(
     assert found == [RECORD]
 
 
+def test_a_server_that_stands_by_outlives_a_database_that_restarts(
+    server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "LOOK_S", 0.02)
+    folder, told = RunFolder(tmp_path / "outlived"), threading.Event()
+    folder.path.mkdir()
+    with open_schema(server.url, folder.path.name, make=True) as connection:
+        assert Lease.take(connection, "first") is not None
+        connection.execute("UPDATE lease SET expires = 'infinity'")
+    found: list[RunRecord | None] = []
+    second = threading.Thread(target=_take_over, args=(folder, server.url, told, found))
+    second.start()
+    assert told.wait(30)
+    server.sever()
+    server.stop()
+    server.start()
+    with open_schema(server.url, folder.path.name) as connection:
+        connection.execute("UPDATE lease SET expires = '-infinity'")
+    second.join(60)
+
+    assert found == [None]
+
+
 def test_a_run_can_be_looked_at_while_a_server_is_at_work(server: PostgresServer, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "watched")
     folder.path.mkdir()
