@@ -264,6 +264,19 @@ def test_parts_masked_among_other_sharers_are_not_agreed_to(cheat: Cheat) -> Non
     refused(cheat.ask("d0", "agree", present=NAMES, signatures=wrong), "d3 has not signed")
 
 
+def test_nothing_is_masked_while_shares_are_kept_back_or_are_those_of_others(cheat: Cheat) -> None:
+    cheat.share()
+    sealed = cheat.sealed_for("d0")
+
+    for wrong in ({name: sealed[name] for name in NAMES[2:]}, sealed | {"d0": sealed["d1"]}, {}):
+        answer = cheat.ask("d0", "mask", sharers=NAMES, sealed=wrong)
+        refused(answer, "the shares of some neighbours are missing, or are not this device's to keep")
+    refused(cheat.ask("d0", "agree", present=NAMES, signatures={}), "has sent nothing into this sum")
+    assert "d0" not in cheat.blobs
+
+    assert not cheat.ask("d0", "mask", sharers=NAMES, sealed=sealed).problem
+
+
 def test_stages_out_of_order_are_refused(cheat: Cheat) -> None:
     refused(cheat.ask("d0", "share", roster=b""), "no keys for that sum")
     cheat.members()
