@@ -39,6 +39,8 @@ SEEDS = 3
 LARGEST_RATIO = 2.0
 # Differences of the weights' changes that float32 cannot tell from none, and of first losses that no mistake is behind.
 SAME_CHANGE, SAME_LOSS = 1e-4, 1e-4
+# Entries that are compared at a time.
+PIECE = 1 << 20
 
 
 class Logits(nn.Module):
@@ -124,9 +126,15 @@ def torch_steps(module: nn.Module, batch: dict[str, Any], dtype: torch.dtype) ->
 
 
 def _change(new: NDArray[Any], old: NDArray[Any]) -> NDArray[np.float32]:
-    """new - old; kept in float32, because the largest models have a hundred million weights."""
-    change: NDArray[np.float32] = np.subtract(new, old, dtype=np.float64).astype(np.float32)
-    return change
+    """new - old; kept in float32 and made in pieces, because the largest models have a hundred million weights."""
+    made = np.empty(new.shape, np.float32)
+    for to, after, before in zip(*(_pieces(array) for array in (made, new, old)), strict=True):
+        np.subtract(after, before, out=to, dtype=np.float64, casting="same_kind")
+    return made
+
+
+def _pieces(array: NDArray[Any]) -> list[NDArray[Any]]:
+    return np.array_split(array.reshape(-1), max(1, array.size // PIECE))
 
 
 def device_steps(artifact: Artifact, weights: dict[str, Any], batch: dict[str, Any]) -> tuple[list[float], Any]:
@@ -141,8 +149,11 @@ def device_steps(artifact: Artifact, weights: dict[str, Any], batch: dict[str, A
 
 def distance(found: dict[str, Any], wanted: dict[str, Any]) -> float:
     """How far the changes are from the wanted ones, relative to these."""
-    wrong = sum(float(np.sum((found[name] - wanted[name]) ** 2, dtype=np.float64)) for name in wanted)
-    right = sum(float(np.sum(wanted[name] ** 2, dtype=np.float64)) for name in wanted)
+    wrong = right = 0.0
+    for name in wanted:
+        for ours, truth in zip(_pieces(found[name]), _pieces(wanted[name]), strict=True):
+            wrong += float(np.sum((ours - truth) ** 2, dtype=np.float64))
+            right += float(np.sum(truth**2, dtype=np.float64))
     return float((wrong / max(right, 1e-300)) ** 0.5)
 
 

@@ -6,8 +6,10 @@ import pytest
 
 from fedwright.device_runtime.server_choice import DeviceIdentity, ServerChoice
 from fedwright.protocol import codec, topics
+from fedwright.protocol.blobs import make_ref
 from fedwright.protocol.errors import BadMessage
-from fedwright.protocol.messages import Ack, Challenge, Dismiss, Here
+from fedwright.protocol.messages import Ack, Challenge, Dismiss, Here, Recipe, Returns, Task
+from helpers.present import present
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -114,6 +116,25 @@ def test_an_order_that_is_delivered_twice_is_no_older() -> None:
 
     assert hear(home, order) is not None
     assert hear(home, order) is not None
+
+
+def shard_task(edge: str) -> Task:
+    ref, recipe = make_ref(b"blob", inline=False), Recipe(batch=8, learning_rate=0.1, seed=3)
+    return Task("t", "boot-of-edge", "run", 1, ref, ref, recipe, Returns(), deadline_s=5.0, shard=edge)
+
+
+def test_a_task_for_all_devices_of_another_edge_may_have_been_signed_before() -> None:
+    """The host sends one edge its task before another; a device that comes from there must obey it."""
+    identity = DeviceIdentity("pi", "one", "boot", lambda message, signature: True, ("two",))
+    home = ServerChoice(identity, clock=Clock())
+    home.open(topics.shared("one"), signed(shard_task("one"), order=codec.Order(1, 9)))
+    home.move()
+    found = home.open(topics.shared("two"), signed(shard_task("two"), order=codec.Order(1, 8)))
+
+    assert home.is_for_us(present(found).body)  # type: ignore[arg-type]
+    assert not home.is_for_us(shard_task("one"))
+    with pytest.raises(BadMessage, match="task is older than what the server said since"):
+        home.open(topics.shared("two"), signed(shard_task("two"), order=codec.Order(1, 7)))
 
 
 def test_an_edge_may_pass_an_acknowledgement_on_later() -> None:

@@ -10,6 +10,7 @@ from torch.onnx import symbolic_helper
 from torch.onnx._internal.torchscript_exporter import utils
 
 from fedwright.protocol.errors import UnsupportedOperator
+from fedwright.server_runtime.artifacts import plain_fourier as _plain_fourier  # noqa: F401 (registers its forms)
 from fedwright.server_runtime.artifacts.autodiff.graph import OPSET
 from fedwright.server_runtime.artifacts.plain_forms import PlainForms
 

@@ -83,7 +83,31 @@ class Squared(torch.autograd.Function):
         return product
 
 
+class Frequencies(nn.Module):
+    """Learnt factors of frequencies, as in GFNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factors = nn.Parameter(torch.linspace(-1, 1, WIDTH * 30).reshape(WIDTH, 5, 3, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = torch.fft.rfft2(x, norm="ortho") * torch.view_as_complex(self.factors)
+        made: torch.Tensor = torch.fft.irfft2(found, s=(5, 4), norm="ortho")
+        return made
+
+
+def _there_and_back(x: torch.Tensor) -> torch.Tensor:
+    spectrum = torch.fft.fft(x, dim=2, norm="forward")
+    odd = torch.fft.irfft(torch.fft.rfft(x, dim=2) * 0.5, n=5, dim=2)
+    return torch.fft.ifft(spectrum * spectrum, dim=2).real + odd
+
+
 IMAGES: dict[str, Map] = {
+    "real part of a Fourier transform over rows and columns": lambda x: torch.fft.fftn(x, dim=(2, 3)).real,
+    "lengths of frequencies": lambda x: torch.abs(torch.fft.rfft(x, dim=2) + 0.5),
+    "frequencies as pairs": lambda x: torch.view_as_real(torch.fft.fft2(x)).flatten(3),
+    "frequencies there and back, of an odd length too": _there_and_back,
+    "learnt factors of frequencies": Frequencies(),
     "adaptive average to sizes that do not divide": nn.AdaptiveAvgPool2d((2, 3)),
     "adaptive average to more than there is": nn.AdaptiveAvgPool2d((7, 6)),
     "adaptive average along one axis": nn.AdaptiveAvgPool2d((1, 4)),
