@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from fedwright.protocol.errors import ConfigError
 
-CLASSIFY = "classify"
+CLASSIFY, MULTILABEL, REGRESS = "classify", "multilabel", "regress"
 
 
 @dataclass(frozen=True)
@@ -27,18 +27,21 @@ GOALS = {
     goal.name: goal
     for goal in (
         Goal(CLASSIFY),
-        Goal("multilabel", numbers=True, measures=("accuracy", "f1", "auc")),
-        Goal("regress", numbers=True, measures=("mae", "rmse", "r2")),
+        Goal(MULTILABEL, numbers=True, measures=("accuracy", "f1", "auc")),
+        Goal(REGRESS, numbers=True, measures=("mae", "rmse", "r2")),
         Goal("forecast", numbers=True, measures=("mae", "rmse", "r2")),
         Goal("segment", everywhere=True, first=True, measures=("accuracy", "iou")),
         Goal("language", everywhere=True, measures=("accuracy", "perplexity")),
     )
 }
+LESS_IS_BETTER = frozenset({"mae", "rmse", "perplexity"})
 MEASURES = frozenset(name for goal in GOALS.values() for name in goal.measures)
 
 
 def find_goal(name: str) -> Goal:
     """The goal of that name, or ConfigError."""
     if name not in GOALS:
-        raise ConfigError(f"task {name!r} is not known; choose one of {', '.join(GOALS)}")
+        raise ConfigError(
+            f"task {name!r} is not known; choose one of {', '.join(GOALS)}, or python:module:function, a loss of yours"
+        )
     return GOALS[name]

@@ -38,6 +38,10 @@ def check_server(config: RunConfig) -> None:
         from fedwright.server_runtime.zoo import own_function
 
         own_function(name)
+    if config.model.loss:
+        from fedwright.server_runtime.artifacts.own_loss import load_loss
+
+        load_loss(config.model.loss)
     check_hidden(config, config.fleet.devices, setting="fleet.devices")
 
 
@@ -49,8 +53,8 @@ def own_models(config: RunConfig) -> set[str]:
 
 
 def own_code(config: RunConfig) -> set[str]:
-    """The models and the method of a config that are a user's own code."""
-    return own_models(config) | ({config.method.name} - METHODS.keys())
+    """The models, the method and the loss of a config that are a user's own code."""
+    return own_models(config) | ({config.method.name} - METHODS.keys()) | ({config.model.loss} - {""})
 
 
 def check_hidden(config: RunConfig, devices: int, *, setting: str) -> None:
@@ -106,4 +110,4 @@ def assumed(config: RunConfig) -> ModelSpec:
         shape, classes = shape or entry.example_shape, classes or entry.example_classes
     if shape is None:
         raise ConfigError(f"the input of {section.model} is not known before devices come; set model.input_shape")
-    return ModelSpec(section.model, shape, classes or 2, goal=section.task)
+    return ModelSpec(section.model, shape, classes or 2, goal=section.goal, loss=section.loss)

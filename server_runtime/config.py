@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from fedwright.protocol.address import mask, parse_url
 from fedwright.protocol.errors import ConfigError
-from fedwright.protocol.goals import CLASSIFY, GOALS, find_goal
+from fedwright.protocol.goals import CLASSIFY, GOALS, REGRESS, find_goal
 from fedwright.protocol.support import plugins
 from fedwright.protocol.support.settings import check_range, from_dict, hint
 from fedwright.protocol.topics import check_name
@@ -125,11 +125,21 @@ class ModelSection:
         metadata=hint("safetensors file that the run begins with; a classifier for other classes begins anew"),
     )
 
-    task: str = field(default=CLASSIFY, metadata=hint("what it is for: " + ", ".join(GOALS)))
+    task: str = field(
+        default=CLASSIFY,
+        metadata=hint("what it is for: " + ", ".join(GOALS) + "; or a loss of your own, python:module:function"),
+    )
+    labels: str | None = field(
+        default=None, metadata=hint("with a loss of your own: of which task its labels are; regress when absent")
+    )
 
     def __post_init__(self) -> None:
         """Check values."""
-        find_goal(self.task)
+        if plugins.is_reference(self.task):
+            plugins.parse(plugins.LOSSES, self.task)
+        elif self.labels is not None:
+            raise ConfigError(f"labels is for a loss of your own, but task is {self.task!r}; leave labels out")
+        find_goal(self.goal)
         if not self.model:
             raise ConfigError("model is empty; choose a name from `fedwright models`")
         if plugins.is_reference(self.model):
@@ -140,6 +150,16 @@ class ModelSection:
                 raise ConfigError(f"input_shape has {len(self.input_shape)} dimensions but must have 1 to 8")
             for size in self.input_shape:
                 check_range("input_shape entry", size, low=1, high=1_000_000)
+
+    @property
+    def goal(self) -> str:
+        """What the labels are for, by name."""
+        return (self.labels or REGRESS) if self.loss else self.task
+
+    @property
+    def loss(self) -> str:
+        """The user's own loss, or nothing."""
+        return self.task if plugins.is_reference(self.task) else ""
 
     @property
     def class_count(self) -> int | None:
@@ -240,12 +260,15 @@ def config_from_dict(data: Mapping[str, Any], *, where: str) -> RunConfig:
         raise ConfigError(f"{where} lacks the section [method]; name one from `fedwright methods`")
     asynchronous = "fleet" in sections and sections["fleet"].buffer is not None
     method = _method(data["method"], where=f"{where} [method]", asynchronous=asynchronous)
+    from fedwright.server_runtime.methods.goal_check import check_public
+
     if "model" in sections:
-        _check_goal(method.name, sections["model"].task)
+        _check_goal(method, sections["model"])
     if "update" in sections:
         _check_combine(method.name, sections["update"], where=where)
         _check_secure(method, sections["update"], asynchronous, where=where)
     config = RunConfig(method=method, **sections)
+    check_public(method.name, config.model.goal, given=config.public.given or bool(config.public.rows))
     _check_privacy(config, where=f"{where} [privacy]")
     if config.fleet.buffer is not None and config.update.patch_codec is not None:
         raise ConfigError(
@@ -293,11 +316,12 @@ def _method(data: Any, *, where: str, asynchronous: bool) -> MethodSection:
     return MethodSection(name=name, params=params)
 
 
-def _check_goal(method: str, goal: str) -> None:
+def _check_goal(method: MethodSection, model: ModelSection) -> None:
     from fedwright.server_runtime.methods import registry
     from fedwright.server_runtime.methods.goal_check import check_goal
 
-    check_goal(method, goal, known=method in registry.METHODS)
+    known = method.name in registry.METHODS
+    check_goal(method.name, method.params, model.goal, known=known, loss=bool(model.loss))
 
 
 def _check_combine(method: str, update: UpdateSection, *, where: str) -> None:

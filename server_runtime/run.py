@@ -247,9 +247,11 @@ def infer_spec(section: ModelSection, reports: Mapping[str, Report]) -> tuple[Mo
     names = fleet_names(section.classes, fitting)
     given = section.classes if isinstance(section.classes, int) else len(names)
     classes = given or largest_believed([report.data.classes for report in fitting.values()])
-    if classes < (1 if GOALS[section.task].numbers else 2):
+    if classes < (1 if GOALS[section.goal].numbers else 2):
         raise ConfigError("the devices report fewer than two classes; give them labelled data or set model.classes")
-    return zoo.named(section.model, ModelSpec(section.model, shape, classes, goal=section.task)), names
+    return zoo.named(
+        section.model, ModelSpec(section.model, shape, classes, goal=section.goal, loss=section.loss)
+    ), names
 
 
 def make_method(config: RunConfig, spec: ModelSpec, *more: Any, **known: Any) -> Method:

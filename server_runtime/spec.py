@@ -16,6 +16,7 @@ class ModelSpec:
 
     model: a zoo name or `python:module:function`. sizes: (channel group, size) pairs, empty = full size.
     goal: what it is trained for (protocol/goals.py); of numbers to predict, `classes` is how many there are.
+    loss: `python:module:function`, a loss of the user's own in place of the goal's.
     links: widths of others' last layers that projections lead to, each of which counts for link_share (FedConv).
     """
 
@@ -26,6 +27,7 @@ class ModelSpec:
     links: tuple[int, ...] = ()
     link_share: float = 0.5
     goal: str = CLASSIFY
+    loss: str = ""
 
 
 @dataclass(frozen=True)

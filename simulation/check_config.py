@@ -1,11 +1,13 @@
 """`fedwright validate`: finds what `fedwright server run` and `fedwright simulate` would find in a config."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from fedwright.device_runtime.emulate.profiles import load_fleet
 from fedwright.protocol.errors import ConfigError, FedwrightError
+from fedwright.protocol.goals import GOALS
 from fedwright.protocol.messages import Report
 from fedwright.server_runtime.check_run import assumed, check_hidden, check_method, check_server, own_models
 from fedwright.server_runtime.config import RunConfig
@@ -76,15 +78,24 @@ def check_stand_in(config: RunConfig) -> None:
     x = np.random.default_rng(0).random((rows, *spec.input_shape), np.float32)
     if entry is not None and entry.kind == "tokens":
         x = np.zeros(x.shape, np.int64)
-    y = np.arange(rows) % spec.classes
+    y = stand_in_labels(rows, spec)
     half = rows // 2
     shares = {f"device-{n}": Share(np.arange(half), np.empty(0, np.int64), np.arange(half, rows)) for n in range(2)}
     public = None
     if not config.public.given and config.public.rows:
         public = PublicData(x, y if config.public.labelled else None)
     config = replace(config, simulate=replace(config.simulate, profiles=None, bystanders=0))
-    reports = _reports(config, Dealt(x, y, spec.classes, shares))
+    reports = _reports(config, Dealt(x, y, spec.classes, shares, goal=spec.goal))
     check_method(config, spec, public, reports=reports)
+
+
+def stand_in_labels(rows: int, spec: ModelSpec) -> np.ndarray[Any, Any]:
+    """Labels of the kind that the model is for; how many places a sample has is not known, so it has one."""
+    goal = GOALS[spec.goal]
+    if goal.numbers:
+        return np.zeros((rows, spec.classes), np.float32)
+    classes = np.arange(rows) % spec.classes
+    return classes[:, None] if goal.everywhere else classes
 
 
 def try_dealing(config: RunConfig) -> tuple[Dealt, PublicData | None] | None:
@@ -95,7 +106,7 @@ def try_dealing(config: RunConfig) -> tuple[Dealt, PublicData | None] | None:
         info = next(info for info in available() if info.name == config.simulate.dataset)
         if info.place is None and info.downloadable:
             return None
-    dealt = deal(config.simulate, seed=config.run.seed, public=config.public)
+    dealt = deal(config.simulate, seed=config.run.seed, public=config.public, goal=config.model.goal)
     return reserve(dealt, config.public, seed=config.run.seed)
 
 
@@ -110,4 +121,5 @@ def _suited(config: RunConfig, dealt: Dealt) -> ModelSpec:
     classes = config.model.class_count
     if classes is not None and classes < dealt.classes:
         raise ConfigError(f"model.classes is {classes} but {source} has {dealt.classes}; leave it out or raise it")
-    return ModelSpec(config.model.model, dealt.input_shape, classes or dealt.classes)
+    model = config.model
+    return ModelSpec(model.model, dealt.input_shape, classes or dealt.classes, goal=model.goal, loss=model.loss)

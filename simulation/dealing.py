@@ -9,9 +9,11 @@ from numpy.typing import NDArray
 
 from fedwright.device_runtime.data.graph import inner_edges
 from fedwright.device_runtime.data.local import LocalData
+from fedwright.device_runtime.data.targets import counts_of
 from fedwright.protocol.class_names import places_in
 from fedwright.protocol.data_summary import DataSummary
 from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.goals import CLASSIFY
 from fedwright.server_runtime.config_sections.simulate import SimulateSection
 from fedwright.server_runtime.public_data.embedded_sets import HOLDOUT
 from fedwright.server_runtime.public_data.examples import PublicData
@@ -20,6 +22,7 @@ from fedwright.server_runtime.seeds import derive_seed
 from fedwright.simulation import datasets, own_data
 from fedwright.simulation import partition as ways
 from fedwright.simulation.datasets import DataSet, Limit
+from fedwright.simulation.kinds_of_rows import kinds_of
 from fedwright.simulation.partition import Share, Split
 
 Array = NDArray[Any]
@@ -29,11 +32,21 @@ TESTS = 5
 
 
 @dataclass(frozen=True)
+class Labelling:
+    """What the labels of one device's rows say: of how many classes or targets, what these are called, and what for."""
+
+    classes: int
+    class_names: tuple[str, ...] = ()
+    goal: str = CLASSIFY
+
+
+@dataclass(frozen=True)
 class Dealt:
     """All examples once, and the rows of each device: to train on, to choose by, to test on.
 
     class_names: of each device that names its classes, in the order in which its labels number them.
     edges: of a graph whose nodes the examples are; a device has those between its own nodes.
+    goal: what the labels are for; of numbers to predict, `classes` is how many there are.
     """
 
     x: Array
@@ -42,6 +55,12 @@ class Dealt:
     shares: Mapping[str, Share]
     class_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     edges: Array | None = None
+    goal: str = CLASSIFY
+
+    def labelling(self, device: str) -> Labelling:
+        """How one device numbers its classes."""
+        names = self.class_names.get(device, ())
+        return Labelling(len(names) or self.classes, names, self.goal)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -51,29 +70,25 @@ class Dealt:
 
 def local_data(dealt: Dealt, device: str) -> LocalData:
     """One device's rows, as its agent would hold them."""
-    share, names = dealt.shares[device], dealt.class_names.get(device, ())
-    classes = len(names) or dealt.classes
-    return rows_of(dealt.x, dealt.y, share, classes=classes, class_names=names, edges=dealt.edges)
+    return rows_of(dealt.x, dealt.y, dealt.shares[device], labelling=dealt.labelling(device), edges=dealt.edges)
 
 
 def plain_summary(dealt: Dealt, device: str) -> DataSummary:
     """What a device tells of its rows to a run that asks for nothing beyond its classes."""
-    share, names = dealt.shares[device], dealt.class_names.get(device, ())
-    classes = len(names) or dealt.classes
+    share, labelling = dealt.shares[device], dealt.labelling(device)
     return DataSummary(
         samples=len(share.train),
         holdout=len(share.test),
         input_shape=list(dealt.input_shape),
-        classes=classes,
-        class_counts=np.bincount(dealt.y[share.train], minlength=classes).tolist(),
-        class_names=list(names) if names else None,
+        classes=labelling.classes,
+        class_counts=list(counts_of(dealt.y[share.train], labelling.classes)),
+        class_names=list(labelling.class_names) or None,
         input_dtype=str(dealt.x.dtype),
+        goal=labelling.goal,
     )
 
 
-def rows_of(
-    x: Array, y: Array, share: Share, *, classes: int, class_names: tuple[str, ...], edges: Array | None
-) -> LocalData:
+def rows_of(x: Array, y: Array, share: Share, *, labelling: Labelling, edges: Array | None) -> LocalData:
     """A share of a data set as the data of one device."""
     own = y[share.train]
     return LocalData(
@@ -81,23 +96,30 @@ def rows_of(
         y=own,
         x_holdout=x[share.test],
         y_holdout=y[share.test],
-        classes=classes,
-        class_counts=tuple(np.bincount(own, minlength=classes).tolist()),
+        classes=labelling.classes,
+        class_counts=counts_of(own, labelling.classes),
         input_shape=tuple(x.shape[1:]),
-        class_names=class_names,
+        class_names=labelling.class_names,
         edges=None if edges is None else inner_edges(edges, np.concatenate([share.train, share.test])),
+        goal=labelling.goal,
     )
 
 
-def deal(section: SimulateSection, *, seed: int, public: PublicSection | None = None) -> Dealt:
+def deal(section: SimulateSection, *, seed: int, public: PublicSection | None = None, goal: str = CLASSIFY) -> Dealt:
     """Load the data set and deal it as the section says; the same seed deals the same rows.
 
     Rows to choose by (val_ratio) are taken from those that would train: what is tested on stays the same.
-    public: what of the data set is the server's own by its name, and so no device's.
+    public: what of the data set is the server's own by its name, and so no device's. goal: what the labels are to be
+    for; a source that says nothing of that is read so.
     """
     split = Split(val=section.val_ratio, test=TEST_RATIO)
     if section.data is not None:
-        return _deal_own(section, section.data, seed=seed, split=split)
+        return _deal_own(section, section.data, seed=seed, split=split, goal=goal)
+    if goal != CLASSIFY:
+        raise ConfigError(
+            f"data set {section.dataset} has single classes, but model.task is {goal!r}; name data for it with "
+            "simulate.data, or leave model.task out"
+        )
     data = _load(section)
     if section.partition == "owner":
         return _by_given_owner(data, split)
@@ -134,25 +156,33 @@ def _load(section: SimulateSection) -> DataSet:
     )
 
 
-def _deal_own(section: SimulateSection, source: str, *, seed: int, split: Split) -> Dealt:
+def _deal_own(section: SimulateSection, source: str, *, seed: int, split: Split, goal: str) -> Dealt:
     """The user's own data: one file per device as it is, or one source dealt out."""
     if section.dataset != SimulateSection.dataset:
         raise ConfigError(f"simulate.data {source!r} and simulate.dataset {section.dataset!r} are both given; keep one")
     rng = np.random.default_rng(derive_seed(seed, "partition"))
     if own_data.is_one_per_device(source):
-        devices = own_data.load_devices(source)
+        devices = own_data.load_devices(source, goal=goal)
         rows, shares = own_data.joined(devices)
         names = {device: data.class_names for device, data in devices.items() if data.class_names}
-        return Dealt(rows.x, rows.y, rows.classes, shares, names, rows.edges)
+        return Dealt(rows.x, rows.y, rows.classes, shares, names, rows.edges, rows.goal)
     if section.partition == "owner":
         raise ConfigError(
             f"simulate.data {source!r} does not say who made each example; choose another partition, or give one file "
             f"per device with {own_data.DEVICES}FOLDER"
         )
-    rows = own_data.load_rows(source, most=section.rows, rng=rng)
-    shares = _shares(section, rows.y, rng, split, rows.edges)
+    rows = own_data.load_rows(source, goal=goal, most=section.rows, rng=rng)
+    if rows.overlaps and section.partition != "stretches":
+        raise ConfigError(
+            f"simulate.partition {section.partition!r} would test on hours that were trained on: the windows of a "
+            'series overlap; set it to "stretches", or give one file per device'
+        )
+    if section.partition == "stretches":
+        shares = ways.by_stretches(len(rows.y), section.devices, split=split, gap=rows.overlaps)
+    else:
+        shares = _shares(section, kinds_of(rows.y, rows.goal), rng, split, rows.edges)
     names = dict.fromkeys(shares, rows.class_names) if rows.class_names else {}
-    return Dealt(rows.x, rows.y, rows.classes, shares, names, rows.edges)
+    return Dealt(rows.x, rows.y, rows.classes, shares, names, rows.edges, rows.goal)
 
 
 def thin(dealt: Dealt, share: float, *, seed: int) -> Dealt:
@@ -203,6 +233,8 @@ def _shares(
         if edges is None:
             raise ConfigError("simulate.partition 'metis' cuts a graph, but the data are none; choose another")
         return ways.by_metis(edges, len(y), devices, rng=rng, split=split)
+    if section.partition == "stretches":
+        return ways.by_stretches(len(y), devices, split=split)
     if section.partition == "iid":
         return ways.by_iid(len(y), devices, rng=rng, split=split)
     if section.partition == "dirichlet":

@@ -73,6 +73,26 @@ def by_iid(rows: int, devices: int, *, rng: np.random.Generator, split: Split | 
     return _shares(np.array_split(rng.permutation(rows), devices), split, rng)
 
 
+def by_stretches(rows: int, devices: int, *, split: Split | None = None, gap: int = 0) -> dict[str, Share]:
+    """Rows in their order, a stretch of equal length for each device; its end is tested on, what is before chosen by.
+
+    gap: how many rows are lost before each such part, since they share something with it (windows of a series).
+    """
+    _check(rows, devices)
+    split, shares = split or Split(), {}
+    for device, own in zip(device_ids(devices), np.array_split(np.arange(rows), devices), strict=True):
+        ends = cut(own[::-1], split)
+        test, val, train = np.sort(ends.test), np.sort(ends.val), np.sort(ends.train)
+        train, val = train[: len(train) - gap * bool(len(val) or len(test))], val[: len(val) - gap * bool(len(test))]
+        if not len(train):
+            raise DataError(
+                f"{rows} rows in {devices} stretches leave {device} nothing to train on beside a gap of {gap} rows; "
+                "take fewer devices or more data"
+            )
+        shares[device] = Share(train, val, test)
+    return shares
+
+
 def by_dirichlet(
     labels: Index,
     devices: int,

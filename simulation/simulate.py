@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from fedwright.server_runtime.check_run import check_hidden
 from fedwright.server_runtime.config import RunConfig
 from fedwright.server_runtime.config_sections.simulate import SimulateSection
 from fedwright.server_runtime.engine.cluster import check_ray
-from fedwright.server_runtime.evaluate.metrics import fleet_summary
+from fedwright.server_runtime.evaluate.metrics import fleet_summary, task_summary
 from fedwright.server_runtime.methods import registry
 from fedwright.server_runtime.methods.base import Method, MethodState, Tensors
 from fedwright.server_runtime.rounds import events
@@ -67,16 +67,19 @@ Look = Callable[[Method, int], None]
 
 @dataclass(frozen=True)
 class DeviceAccuracy:
-    """One device's model after a round, on the device's own data."""
+    """One device's model after a round, on the device's own data; measures: by what a goal beside classes is judged."""
 
     device: str
     correct: int
     n: int
     loss: float
+    measures: Mapping[str, float] | None = None
 
     @property
     def accuracy(self) -> float:
-        """Share of the samples classified right; 0 without samples."""
+        """Share of the samples classified right; 0 without samples, and of numbers."""
+        if self.measures is not None:
+            return self.measures.get("accuracy", 0.0)
         return self.correct / self.n if self.n else 0.0
 
 
@@ -91,6 +94,8 @@ class FleetEvaluation:
     def summary(self) -> dict[str, float]:
         """The fleet's figures; devices without samples do not count."""
         measured = [device for device in self.devices if device.n]
+        if measured and measured[0].measures is not None:
+            return task_summary([d.measures or {} for d in measured], [d.n for d in measured])
         return fleet_summary([d.accuracy for d in measured], [d.loss for d in measured], [d.n for d in measured])
 
 
@@ -105,13 +110,14 @@ class Simulated:
 
 
 def _deal(config: RunConfig) -> Dealt:
-    """The data of the config, dealt; ConfigError for a task that simulations do not know."""
-    if config.model.task != CLASSIFY:
+    """The data of the config, dealt; ConfigError for an attack that means nothing to its task."""
+    section, goal = config.simulate, config.model.goal
+    if goal != CLASSIFY and section.hostile and section.attack in ("label-flip", "back-door"):
         raise ConfigError(
-            f"simulations measure single classes, but model.task is {config.model.task!r}; use `fedwright server run` "
-            "and `fedwright device run`"
+            f"simulate.attack {section.attack!r} is about single classes, but model.task is {goal!r}; choose sign-flip,"
+            " scale, random or absence"
         )
-    return deal(config.simulate, seed=config.run.seed, public=config.public)
+    return deal(section, seed=config.run.seed, public=config.public, goal=goal)
 
 
 def simulate(
@@ -144,7 +150,7 @@ def simulate(
         hostile = frozenset(hostile_devices(config.simulate, list(reports)))
         backend, attack = config.simulate.backend, config.simulate.attack
         place = WorkerSetup(*paths, dealt.classes, dealt.shares, free, backend, dealt.class_names, hostile, attack)
-        place = replace(place, count_bytes=config.simulate.count_bytes)
+        place = replace(place, count_bytes=config.simulate.count_bytes, goal=dealt.goal)
         folder.blobs.mkdir(parents=True, exist_ok=True)
         with (
             _pool(config, dealt, place) as pool,
@@ -376,4 +382,5 @@ def measure_fleet(method: Method, planner: Planner, pool: Pool, *, at: Moment) -
 
 
 def _evaluated(number: int, part: Part, found: list[tuple[str, Evaluation]]) -> FleetEvaluation:
-    return FleetEvaluation(number, part, tuple(DeviceAccuracy(device, e.correct, e.n, e.loss) for device, e in found))
+    devices = tuple(DeviceAccuracy(device, e.correct, e.n, e.loss, e.measures) for device, e in found)
+    return FleetEvaluation(number, part, devices)

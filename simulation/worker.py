@@ -26,9 +26,10 @@ from fedwright.protocol import deltas, tensors
 from fedwright.protocol.artifact import EDGES, Artifact
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import BadArtifact, BadBlob, FedwrightError, OverBudget
+from fedwright.protocol.goals import CLASSIFY
 from fedwright.protocol.messages import Recipe, Refusal, Task, Update
 from fedwright.simulation.attacks import Attack, spoil_change, spoil_rows
-from fedwright.simulation.dealing import Array, rows_of
+from fedwright.simulation.dealing import Array, Labelling, rows_of
 from fedwright.simulation.partition import Share
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class WorkerSetup:
     """Where a process finds data and blobs; `free_bytes` of each device is checked against what a task needs.
 
     hostile: devices that do what `attack` says. count_bytes: updates are packed as for a link, for their sizes.
+    goal: what the labels are for.
     """
 
     data: Path
@@ -67,6 +69,7 @@ class WorkerSetup:
     hostile: frozenset[str] = frozenset()
     attack: Attack = "sign-flip"
     count_bytes: bool = True
+    goal: str = CLASSIFY
 
     @property
     def structures(self) -> Path:
@@ -172,8 +175,8 @@ class Worker:
         """The device's rows of the data set; held out are those to choose by, or to test on."""
         share, names = self._place.shares[device], self._place.class_names.get(device, ())
         share = replace(share, test=share.val) if chosen_by else share
-        classes = len(names) or self._place.classes
-        return rows_of(self._x, self._y, share, classes=classes, class_names=names, edges=self._edges)
+        labelling = Labelling(len(names) or self._place.classes, names, self._place.goal)
+        return rows_of(self._x, self._y, share, labelling=labelling, edges=self._edges)
 
     def _run_task(self, device: str, task: Task) -> Result:
         self._loaded = None

@@ -55,13 +55,15 @@ def load(source: str, *, holdout_ratio: float, seed: int) -> LocalData:
 
 def _goal(options: Options, source: str) -> str:
     """What the labels are for: as the option says, else as the others imply."""
-    name = options.pop("task", _implied(source, options))
+    name = options.pop("task", implied_goal(source))
     if name not in GOALS:
         raise DataError(f"data source {source!r}: task {name!r} is not known; choose one of {', '.join(GOALS)}")
     return name
 
 
-def _implied(source: str, options: Options) -> str:
+def implied_goal(source: str) -> str:
+    """What labels are for by the other options of their source."""
+    options = parse(source)[2]
     if source.startswith("text:"):
         return "language"
     if "window" in options:

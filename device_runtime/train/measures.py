@@ -19,6 +19,9 @@ class Measures:
         """One batch."""
         if self._goal.numbers:
             rows = outputs.reshape(len(outputs), -1).astype(np.float64)
+            if rows.shape != labels.shape:
+                # A loss of the user's own reads something else from them, say spreads or quantiles.
+                return
             if self._goal.name == "multilabel":
                 self._scores.append((rows, labels))
                 return

@@ -23,6 +23,9 @@ CUDA = "CUDAExecutionProvider"
 
 _NO_MEMORY = re.compile(r"Failed to allocate memory(?: for requested buffer of size (\d+))?|bad[_ ]alloc")
 
+# Of matrices that are stored in few bits.
+_PACKED = ("tensor(int8)", "tensor(uint8)")
+
 _DTYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(bool)": np.bool_}
 
 # A graph of one Identity: running it is how the shared arena is told to give memory back.
@@ -77,6 +80,9 @@ def open_session(
         # Told so too, it computes with these very tensors, which may lie in a mapped file, and makes no copy.
         for name in wanted:
             options.add_initializer(name, frozen[name])
+        # Its plan of reuse keeps some buffers of every shape, and what unpacks has many large ones: 4-bit matrices took
+        # three times what they need. Without it each goes back to the arena when it was read last.
+        options.enable_mem_reuse = not any(frozen[name].data_type() in _PACKED for name in wanted)
     if provider == CPU:
         # Imported late: it reads the shapes of a graph by rules that a waiting agent need not hold.
         from fedwright.device_runtime.train.blocked import block_convolutions

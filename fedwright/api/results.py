@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 from fedwright.cli.tables import record_row
 from fedwright.server_runtime.config import RunConfig
-from fedwright.server_runtime.evaluate.metrics import fleet_summary
 from fedwright.server_runtime.rounds.notices import read_notices
 from fedwright.server_runtime.run_folder.folder import SIMULATED_SUFFIX
 
@@ -51,14 +50,10 @@ def simulation_result(config: RunConfig, found: "Simulated") -> dict[str, Any]:
 
 
 def _evaluation(entry: "FleetEvaluation") -> dict[str, Any]:
-    measured = [device for device in entry.devices if device.n]
-    return {
-        "round": entry.round,
-        "part": entry.part,
-        **fleet_summary(
-            [device.accuracy for device in measured],
-            [device.loss for device in measured],
-            [device.n for device in measured],
-        ),
-        "devices": {d.device: {"accuracy": d.accuracy, "loss": d.loss, "n": d.n} for d in entry.devices},
+    devices = {
+        d.device: {"accuracy": d.accuracy, "loss": d.loss, "n": d.n}
+        if d.measures is None
+        else {**d.measures, "loss": d.loss, "n": d.n}
+        for d in entry.devices
     }
+    return {"round": entry.round, "part": entry.part, **entry.summary(), "devices": devices}

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.goals import MEASURES
 from fedwright.server_runtime.config import RunConfig
 from fedwright.server_runtime.run_model import export_device, model_of_run
 
@@ -34,11 +35,24 @@ class Run:
 
     @property
     def accuracy(self) -> float:
-        """Mean over the devices of what their models get right on the devices' own held-out data, at the end."""
+        """Mean over the devices of what their models get right on the devices' own held-out data, at the end.
+
+        ConfigError for tasks that have no share of right answers; their figures are in `measures`.
+        """
         if self.evaluations:
-            return float(self.evaluations[-1]["mean"])
+            measures = self.measures
+            name = "mean" if "mean" in measures else "accuracy"
+            if name not in measures:
+                raise ConfigError(f"this run is judged by {', '.join(measures)}; read Run.measures")
+            return measures[name]
         known = [row["accuracy_after"] for row in self.devices if row["accuracy_after"] is not None]
         return float(np.mean(known)) if known else 0.0
+
+    @property
+    def measures(self) -> dict[str, float]:
+        """The fleet's figures of the last measurement, by name: of classes accuracy and perplexity, else the task's."""
+        last = self.evaluations[-1] if self.evaluations else {}
+        return {name: float(value) for name, value in last.items() if name not in ("round", "part", "devices")}
 
     def frame(self, part: Part = "devices") -> Any:
         """Devices, rounds or evaluations as a pandas DataFrame."""
@@ -54,9 +68,11 @@ class Run:
         return frame.set_index("id") if part == "devices" else frame
 
     def plot(self) -> "Figure":
-        """Accuracy over the rounds (mean, tenth percentile, worst) beside each device's, before and after."""
+        """Accuracy over the rounds (mean, tenth percentile, worst) beside each device's; of a task, its figures."""
         from matplotlib.figure import Figure
 
+        if self.evaluations and "mean" not in self.evaluations[-1]:
+            return self._plot_measures(Figure(figsize=(10, 4), layout="constrained"))
         figure = Figure(figsize=(10, 4), layout="constrained")
         over, each = figure.subplots(1, 2)
         numbers = [entry["round"] for entry in self.evaluations]
@@ -69,6 +85,17 @@ class Run:
             each.bar(places + shift, [100 * (row[key] or 0.0) for row in self.devices], width=0.4, label=label)
         each.set(xlabel="device", ylabel="accuracy in %", title="each device's model on its own data")
         each.legend()
+        return figure
+
+    def _plot_measures(self, figure: "Figure") -> "Figure":
+        """Each measure of the task over the rounds: the mean over devices and the worst device."""
+        names = [name for name in self.measures if name in MEASURES]
+        numbers = [entry["round"] for entry in self.evaluations]
+        for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+            for key, label in ((name, "mean"), (f"{name}_worst", "worst device")):
+                axes.plot(numbers, [entry.get(key, np.nan) for entry in self.evaluations], marker="o", label=label)
+            axes.set(xlabel="round", title=name)
+            axes.legend()
         return figure
 
     def weights(self, device: str = "") -> dict[str, Array]:

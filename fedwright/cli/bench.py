@@ -24,6 +24,7 @@ SUITES = {
         "CPU time, wall time and memory of a training step, against torch, JAX and onnxruntime-training",
     ),
     "world": ("suites.world", "public architectures that build, train and agree with torch"),
+    "large": ("suites.large", "memory of a device that trains adapters on a base too large to be trained whole"),
     "predictor": (
         "suites.predictor",
         "predicted against measured steps and memory of whole models",

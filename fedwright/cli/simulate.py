@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fedwright.cli.arguments import add_anew, add_result_file, add_rounds, command
 from fedwright.cli.logs import add_log_options, say, start_logging
 from fedwright.cli.run_lifecycle import begin_anew, say_complete
+from fedwright.protocol.goals import MEASURES
 
 if TYPE_CHECKING:
     from fedwright.server_runtime.config import RunConfig
@@ -96,5 +97,8 @@ def _config(args: argparse.Namespace, text: str) -> "RunConfig":
 def summary_line(result: dict[str, Any]) -> str:
     """The last measurement in one line."""
     last = result["evaluations"][-1]
+    if "mean" not in last:
+        figures = [f"{name} {last[name]:.4g} (worst {last[f'{name}_worst']:.4g})" for name in last if name in MEASURES]
+        return f"after round {last['round']}: " + ", ".join(figures)
     parts = [f"{name.replace('_', ' ')} {last[name]:.1%}" for name in ("mean", "worst", "p10", "weighted_mean")]
     return f"after round {last['round']}: accuracy " + ", ".join(parts) + f"; perplexity {last['perplexity']:.2f}"

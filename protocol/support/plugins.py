@@ -31,6 +31,7 @@ MODELS = PluginKind("fedwright.models", "model")
 DATASETS = PluginKind("fedwright.datasets", "data set")
 SOURCES = PluginKind("fedwright.sources", "data source", DataError)
 PROFILES = PluginKind("fedwright.profiles", "profile folder")
+LOSSES = PluginKind("fedwright.losses", "loss")
 
 
 @dataclass(frozen=True)

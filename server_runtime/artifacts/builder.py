@@ -65,7 +65,7 @@ class Builder:
         key = _cache_key(structure)
         # The name of a module or file of the user's own says nothing about what is in it, which may change.
         teacher = structure.objective.teacher
-        models = [spec.model for spec in (structure.spec, teacher) if spec is not None]
+        models = [name for spec in (structure.spec, teacher) if spec is not None for name in (spec.model, spec.loss)]
         lasting = not any(own in model for model in models for own in (PYTHON, ONNX))
         artifact = self._built.get(key) or (self._read(key) if lasting else None)
         if artifact is None:

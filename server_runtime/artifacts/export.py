@@ -130,6 +130,15 @@ def export(
     )
 
 
+def export_function(module: nn.Module, inputs: tuple[Value, ...]) -> Graph:
+    """The graph of a module without weights, such as a loss."""
+    graph = _parse(_trace(module, inputs), inputs, module)
+    simplify(graph, measure(graph))
+    if lower(graph):
+        measure(graph)
+    return graph
+
+
 def _running(graph: Graph) -> dict[str, str]:
     """Running statistics that training-mode normalisation replaces: name of the buffer -> name of its new value."""
     found: dict[str, str] = {}

@@ -1,19 +1,21 @@
 """Puts the terms that an objective asks for together into one scalar."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedwright.protocol.errors import BuildError
-from fedwright.protocol.goals import CLASSIFY, GOALS, Goal
+from fedwright.protocol.goals import CLASSIFY, GOALS, MULTILABEL
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts import objectives
 from fedwright.server_runtime.artifacts.autodiff.graph import Graph, Shape, Value
 from fedwright.server_runtime.artifacts.export import Forward, export
+from fedwright.server_runtime.artifacts.own_loss import append_own_loss
 from fedwright.server_runtime.spec import ModelSpec, Structure
 
 LABELS = "y"
-_ABOUT_CLASSES = ("prototypes", "distill", "match_logits", "masked_classes", "exits", "correlate")
+_ABOUT_CLASSES = ("prototypes", "distill", "match_logits", "masked_classes", "exit_distill", "correlate")
 
 
 @dataclass
@@ -39,13 +41,14 @@ def append_loss(graph: Graph, forward: Forward, structure: Structure, trained: l
     outputs = [_classes_last(graph, name) if goal.first else name for name in forward.logits]
     sides_from = len(graph.inputs)
     batch = [value.name for value in forward.inputs]
-    labels = _add_labels(graph, goal, outputs[-1])
+    labels = _add_labels(graph, structure.spec, outputs[-1])
     logits = [objectives.rows_of(graph, name, classes) for name in outputs]
     if objective.masked_classes:
         logits = [objectives.masked_classes(graph, name) for name in logits]
     terms: list[tuple[float, str]] = []
     if objective.cross_entropy:
-        terms.append((objective.cross_entropy, _fit(graph, structure, logits, labels)))
+        fit = _fit(graph, structure, logits, labels) if not structure.spec.loss else _own(graph, structure, forward)
+        terms.append((objective.cross_entropy, fit))
     if objective.proximal:
         terms.append((objective.proximal, objectives.proximal(graph, trained)))
     if objective.prototypes:
@@ -86,11 +89,11 @@ def _check(forward: Forward, structure: Structure) -> None:
         _check_shape(forward.graph.shape(name), structure)
 
 
-def _add_labels(graph: Graph, goal: Goal, outputs: str) -> str:
+def _add_labels(graph: Graph, spec: ModelSpec, outputs: str) -> str:
     """The input of labels, one per row of the outputs."""
     shape = graph.shape(outputs)
-    if goal.numbers:
-        return graph.add_input(Value(LABELS, (-1, shape[-1])))
+    if GOALS[spec.goal].numbers:
+        return graph.add_input(Value(LABELS, (-1, spec.classes)))
     labels = graph.add_input(Value(LABELS, shape[:-1], np.dtype(np.int64)))
     return labels if len(shape) == 2 else graph.op("Reshape", labels, graph.ints(-1))
 
@@ -110,6 +113,9 @@ def _check_goal(structure: Structure) -> None:
 def _check_shape(shape: Shape, structure: Structure) -> None:
     spec, goal = structure.spec, GOALS[structure.spec.goal]
     fits = len(shape) > 1 and shape[1 if goal.first else -1] == spec.classes
+    if spec.loss and goal.numbers:
+        # What it makes of them is its own affair: means and spreads, or quantiles.
+        return
     if goal.everywhere and len(shape) < 3:
         raise BuildError(f"{spec.model} returns {shape} but {goal.name} needs classes at every place; return them all")
     if goal.numbers and len(shape) != 2:
@@ -129,20 +135,32 @@ def _classes_last(graph: Graph, logits: str) -> str:
 def _fit(graph: Graph, structure: Structure, logits: list[str], labels: str) -> str:
     """The term that compares outputs with labels."""
     goal = GOALS[structure.spec.goal]
-    if goal.name == "multilabel":
-        return objectives.binary_cross_entropy(graph, logits[-1], labels)
-    if goal.numbers:
-        return objectives.squared_error(graph, logits[-1], labels)
-    return _classify(graph, structure, logits, labels)
+
+    def fit(outputs: str) -> str:
+        if goal.name == MULTILABEL:
+            return objectives.binary_cross_entropy(graph, outputs, labels)
+        if goal.numbers:
+            return objectives.squared_error(graph, outputs, labels)
+        return objectives.cross_entropy(graph, outputs, labels)
+
+    return _over_exits(graph, structure, logits, fit)
 
 
-def _classify(graph: Graph, structure: Structure, logits: list[str], labels: str) -> str:
+def _own(graph: Graph, structure: Structure, forward: Forward) -> str:
+    """The user's own term, which reads outputs and labels as they are."""
+
+    def fit(outputs: str) -> str:
+        return append_own_loss(graph, structure.spec.loss, outputs, LABELS)
+
+    return _over_exits(graph, structure, list(forward.logits), fit)
+
+
+def _over_exits(graph: Graph, structure: Structure, outputs: list[str], fit: Callable[[str], str]) -> str:
     objective = structure.objective
-    if objective.exits:
-        return objectives.exits(
-            graph, logits, labels, distill=objective.exit_distill, temperature=objective.exit_temperature
-        )
-    return objectives.cross_entropy(graph, logits[-1], labels)
+    if not objective.exits:
+        return fit(outputs[-1])
+    distill, temperature = objective.exit_distill, objective.exit_temperature
+    return objectives.exits(graph, outputs, fit, distill=distill, temperature=temperature)
 
 
 def _append_teacher(graph: Graph, student: Forward, spec: ModelSpec, classes: int) -> str:

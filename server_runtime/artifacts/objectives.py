@@ -160,14 +160,15 @@ def linear(graph: Graph, parameters: Sequence[str]) -> str:
     return graph.op("Sum", *parts)
 
 
-def exits(graph: Graph, logits: Sequence[str], labels: str, *, distill: float, temperature: float) -> str:
-    """sum_j j L_j / (1 + ... + l), L_l = CE, L_j = CE + distill T^2 KL(last || exit j) (ScaleFL).
+def exits(graph: Graph, logits: Sequence[str], fit: Callable[[str], str], *, distill: float, temperature: float) -> str:
+    """sum_j j L_j / (1 + ... + l), L_l = fit, L_j = fit + distill T^2 KL(last || exit j) (ScaleFL).
 
+    fit: appends the term that compares one exit's outputs with the labels, say cross-entropy.
     The gradient also flows through the last exit's side of the KL, as in the authors' code.
     """
     terms = []
     for number, exit_logits in enumerate(logits, start=1):
-        loss = cross_entropy(graph, exit_logits, labels)
+        loss = fit(exit_logits)
         if distill and number < len(logits):
             kl = divergence(graph, logits[-1], exit_logits, temperature)
             loss = graph.op("Add", loss, graph.op("Mul", kl, graph.scalar(distill)))

@@ -103,13 +103,15 @@ def _halves(graph: Graph, numbers: str, scales: str, lead: Shape, shape: Shape) 
     apart = graph.op("Reshape", centred, graph.ints(-1, *blocks), shape=(-1, *blocks))
     per_block = graph.op("Reshape", scales, graph.ints(-1, blocks[0], 1), shape=(-1, blocks[0], 1))
     scaled = graph.op("Mul", apart, per_block, shape=(-1, *blocks))
-    flat = graph.op("Reshape", scaled, graph.ints(-1, filled), shape=(-1, filled))
+    # Of two reshapes in a row onnxruntime makes one of its own, which it runs early, and with it all that it reads:
+    # every matrix would be unpacked before the first is used.
     if filled != entries:
-        flat = graph.op("Slice", flat, graph.ints(0), graph.ints(entries), graph.ints(1), shape=(-1, entries))
+        scaled = graph.op("Reshape", scaled, graph.ints(-1, filled), shape=(-1, filled))
+        scaled = graph.op("Slice", scaled, graph.ints(0), graph.ints(entries), graph.ints(1), shape=(-1, entries))
     ends = (*lead, *shape[1:])
     if ends.count(-1) <= 1:
         target = graph.ints(*ends)
     else:
         before = graph.op("Slice", graph.op("Shape", numbers), graph.ints(0), graph.ints(-1))
         target = graph.op("Concat", before, graph.ints(*shape[1:]), axis=0)
-    return graph.op("Reshape", flat, target, shape=ends)
+    return graph.op("Reshape", scaled, target, shape=ends)

@@ -11,9 +11,14 @@ class SimulateSection:
     """The fleet that `fedwright simulate` runs in this machine; a server over a broker does not read it."""
 
     dataset: str = field(default="digits", metadata=hint("of `fedwright datasets`, or python:module:function"))
-    data: str | None = field(default=None, metadata=hint("own data: npz:, csv:, graph:FILE; images:DIR; devices:DIR"))
-    partition: Literal["iid", "dirichlet", "balanced-dirichlet", "shards", "few-classes", "owner", "metis"] = field(
-        default="dirichlet", metadata=hint("iid, dirichlet, balanced-dirichlet, shards, few-classes, owner or metis")
+    data: str | None = field(
+        default=None, metadata=hint("own data: npz:, csv:, text:, graph:FILE; images:DIR; devices:DIR")
+    )
+    partition: Literal[
+        "iid", "dirichlet", "balanced-dirichlet", "shards", "few-classes", "stretches", "owner", "metis"
+    ] = field(
+        default="dirichlet",
+        metadata=hint("iid, dirichlet, balanced-dirichlet, shards, few-classes, stretches, owner or metis"),
     )
     devices: int = field(default=20, metadata=hint("how many devices; 'owner' makes one per person or publication"))
     bystanders: int = field(default=0, metadata=hint("how many of them, the last ones, never train"))

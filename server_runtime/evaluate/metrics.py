@@ -1,13 +1,14 @@
 """Figures over a fleet: accuracy per device at its own width, budget, cost; and statistics over paired seeds."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.goals import LESS_IS_BETTER
 
 Floats = Sequence[float] | NDArray[np.float64]
 
@@ -27,6 +28,21 @@ def fleet_summary(accuracy: Floats, loss: Floats, samples: Sequence[int]) -> dic
         "weighted_mean": float(np.average(values, weights=np.asarray(samples, np.float64))),
         "perplexity": float(np.mean(np.exp(np.minimum(np.asarray(loss, np.float64), 700.0)))),
     }
+
+
+def task_summary(measures: Sequence[Mapping[str, float]], samples: Sequence[int]) -> dict[str, float]:
+    """Of each measure of a task: its mean over devices, the worst device's, and the mean weighted by samples.
+
+    A device that cannot say a measure, such as R^2 of labels that are all equal, does not count in it.
+    """
+    found: dict[str, float] = {}
+    for name in sorted({name for one in measures for name in one}):
+        known = [(one[name], n) for one, n in zip(measures, samples, strict=True) if name in one]
+        values = [value for value, _ in known]
+        found[name] = float(np.mean(values))
+        found[f"{name}_worst"] = float(max(values) if name in LESS_IS_BETTER else min(values))
+        found[f"{name}_weighted"] = float(np.average(values, weights=[n for _, n in known]))
+    return found
 
 
 @dataclass(frozen=True)

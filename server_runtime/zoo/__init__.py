@@ -115,7 +115,7 @@ def named(name: str, like: ModelSpec) -> ModelSpec:
     """
     name = name if name.startswith(_MADE) else model_names.resolve(name)
     model, at, width = (name, "", "") if name.startswith(_MADE) or _WIDTH not in name else name.rpartition(_WIDTH)
-    whole = ModelSpec(model, like.input_shape, like.classes, goal=like.goal)
+    whole = ModelSpec(model, like.input_shape, like.classes, goal=like.goal, loss=like.loss)
     if not at:
         return whole
     try:

@@ -139,8 +139,8 @@ def test_slicing_generating_and_correcting_methods_regress(tmp_path: Path, metho
 
 
 def test_a_method_about_classes_refuses(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"method hasa is about single classes, but model.task is 'regress'"):
-        _config(tmp_path / "run", "regress", "hasa")
+    with pytest.raises(ConfigError, match=r"method fedmd is about single classes, but model.task is 'regress'"):
+        _config(tmp_path / "run", "regress", "fedmd")
 
 
 def test_a_device_with_other_labels_is_turned_away(tmp_path: Path) -> None:

@@ -40,3 +40,21 @@ class Reader(nn.Module):
 def make_reader(*, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """A language model of bytes."""
     return Reader(classes)
+
+
+def make_normed(*, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A network with normalisation from images to numbers."""
+    return nn.Sequential(
+        nn.Conv2d(input_shape[0], 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, classes),
+    )
+
+
+def make_deep(*, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Four wide layers and a small one."""
+    wide = [layer for _ in range(4) for layer in (nn.Linear(input_shape[0], 64), nn.Tanh())]
+    return nn.Sequential(*wide, nn.Linear(64, classes))

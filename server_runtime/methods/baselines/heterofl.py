@@ -8,13 +8,14 @@ while training).
 Left out: rates that are drawn anew each round ("dynamic").
 Differs: static batch normalisation is not needed by the zoo's norm-free and group-normalised models; with batch
 normalisation, running statistics are averaged like weights. The scaler stands behind convolutions and linear layers
-that no normalisation follows, where it would have no effect.
+that no normalisation follows, where it would have no effect. Tasks without single classes have no masks of classes.
 """
 
 from collections.abc import Mapping
 
 import numpy as np
 
+from fedwright.protocol.goals import CLASSIFY
 from fedwright.protocol.messages import Report
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.classifier import classifier_names
@@ -36,10 +37,11 @@ class HeteroFL(LeveledMethod):
 
     def __init__(self, params: HeteroFLParams, setting: Setting) -> None:
         self._params = params
+        self._masked = params.masked and setting.spec.goal == CLASSIFY
         self._owned: dict[str, tuple[int, ...]] = {}
         super().__init__(params.levels, setting)
         self._classifier = classifier_names(setting.spec, self.weights)
-        if params.masked:
+        if self._masked:
             rows = {name: (Axis(CLASSES), *self.axes[name][1:]) for name in self._classifier}
             self.axes = {**self.axes, **rows}
             self._begin()
@@ -54,16 +56,16 @@ class HeteroFL(LeveledMethod):
 
     def marks_of(self, device: str, round_number: int) -> tuple[int, ...]:
         """The classes of the device."""
-        return self._owned.get(device, tuple(range(self.setting.spec.classes))) if self._params.masked else ()
+        return self._owned.get(device, tuple(range(self.setting.spec.classes))) if self._masked else ()
 
     def objective_of(self, spec: ModelSpec, round_number: int) -> Objective:
         """Cross-entropy over own classes, with the scaler of this width."""
         width = zoo.width_of(spec)
-        return Objective(masked_classes=self._params.masked, scaler=width if self._params.scaler and width < 1 else 0.0)
+        return Objective(masked_classes=self._masked, scaler=width if self._params.scaler and width < 1 else 0.0)
 
     def sides_of(self, device: str, assignment: Assignment) -> Tensors:
         """1 for the classes of the device."""
-        if not self._params.masked:
+        if not self._masked:
             return {}
         mask = np.zeros(self.setting.spec.classes, np.float32)
         mask[list(assignment.marks)] = 1
@@ -84,7 +86,7 @@ class HeteroFL(LeveledMethod):
 
     def trained(self, update: CheckedUpdate) -> Tensors:
         """A change without the classifier rows of classes that the device lacks."""
-        if not self._params.masked:
+        if not self._masked:
             return update.tensors
         rows = list(update.assignment.marks)
         own = {name: update.tensors[name][rows] for name in self._classifier}

@@ -8,9 +8,10 @@ parallel form that averages over the devices of a round; groups of devices that 
 changes may be summed before anybody sees them.
 Left out: personal classifiers that stay on the device (pFedHN-PC); momentum of the embeddings.
 Differs: heads start at the initialisation of the target net instead of at random, and without weight decay; a trunk
-that reads classes keeps the size of what it reads, as HyperFLoRA's here. Without
-`parallel`, the devices of one round all start from the same hypernetwork, which then follows one after the other; with
-fleet.per_round = 1 that is the paper's loop. Running statistics are averaged as in FedAvg.
+that reads classes keeps the size of what it reads, as HyperFLoRA's here. Where numbers are predicted, classes say
+nothing, and every device has an embedding. Without `parallel`, the devices of one round all start from the same
+hypernetwork, which then follows one after the other; with fleet.per_round = 1 that is the paper's loop. Running
+statistics are averaged as in FedAvg.
 """
 
 from collections.abc import Hashable, Mapping
@@ -31,6 +32,7 @@ from fedwright.server_runtime.methods.base import (
     Setting,
     Tensors,
 )
+from fedwright.server_runtime.methods.goal_check import NUMBERS
 from fedwright.server_runtime.methods.params.generated_models import PFedHNParams
 from fedwright.server_runtime.methods.shared.budget_fit import LeftOut, fit_batches
 from fedwright.server_runtime.methods.shared.generated_models import (
@@ -59,7 +61,8 @@ class PFedHN(Method):
         self._setting = setting
         self._structure = Structure(setting.spec, optimizer=setting.optimizer)
         generated = parameters_of(setting)
-        named = params.describe == "classes"
+        # Of numbers to predict a device holds no classes that would tell it from others.
+        self._named = named = params.describe == "classes" and setting.spec.goal not in NUMBERS
         inputs = setting.spec.classes if named else params.embedding
         form = HypernetForm(inputs, params.hidden, params.layers, keep_scale=named, sequential=not params.parallel)
         seed = derive_seed(setting.seed, "hypernetwork")
@@ -79,7 +82,7 @@ class PFedHN(Method):
         self._known.meet(reports, lambda device: self._described(device, reports[device]))
 
     def _described(self, device: str, report: Report) -> Array:
-        if self._params.describe == "classes":
+        if self._named:
             return unit(indicator_of(report, self._setting.spec.classes))
         rng = np.random.default_rng(derive_seed(self._setting.seed, "embedding", device))
         return rng.standard_normal(self._params.embedding, dtype=np.float32)

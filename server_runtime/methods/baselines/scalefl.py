@@ -6,12 +6,13 @@ exit with temperature T after a number of rounds; entries averaged over the devi
 the same.
 Left out: the train-time scaler (the model is group-normalised, where it has no effect); the search for level splits.
 Differs: exits are pooled linear classifiers of `cnn-exits` instead of three convolutions each; distillation begins at a
-round number, where the paper says after a quarter of all rounds.
+round number, where the paper says after a quarter of all rounds. Tasks without single classes have no distillation.
 """
 
 from dataclasses import replace
 
 from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.goals import CLASSIFY
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.methods.base import Setting
 from fedwright.server_runtime.methods.params.submodels import Levels, ScaleFLParams
@@ -50,7 +51,7 @@ class ScaleFL(LeveledMethod):
         """The exits' losses; with one exit plain cross-entropy."""
         if zoo.sizes_of(spec)[EXITS] == 1:
             return Objective()
-        teaches = round_number > self._params.distill_after
+        teaches = self.setting.spec.goal == CLASSIFY and round_number > self._params.distill_after
         return Objective(
             exits=True,
             exit_distill=self._params.distill if teaches else 0.0,

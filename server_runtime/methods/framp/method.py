@@ -13,18 +13,21 @@ An entry follows the mean over the devices that had it, as in FIARSE, not over a
 part of its own share (`least`), because the smallest sizes would else cut a wide layer off. Biases and normalisation
 are never masked. λ weighs the mean over classes of the RMS distance of batch-level class means. Prototypes are means
 over the devices that hold a class, not over all. Updated descriptors follow the hypernetwork's gradient on the server
-instead of a feature extractor trained on devices. FIARSE's mask gradient is an option. Large targets are written in
+instead of a feature extractor trained on devices. FIARSE's mask gradient is an option. Tasks without
+single classes have no prototypes. Large targets are written in
 pieces by a shared head.
 """
 
 import math
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
 from fedwright.protocol.artifact import CLASS_COUNTS, CLASS_MEANS
+from fedwright.protocol.goals import CLASSIFY
 from fedwright.protocol.messages import Refusal, Report
 from fedwright.server_runtime.artifacts.builder import Builder
 from fedwright.server_runtime.blocks.hypernet import Hypernet, HypernetForm, HypernetStart, Step
@@ -57,6 +60,8 @@ class Framp(Method):
     """φ ← φ + β mean_n J_n' (M_n Δ_n), ω_n = H(v_n; φ)."""
 
     def __init__(self, params: FrampParams, setting: Setting) -> None:
+        if setting.spec.goal != CLASSIFY:
+            params = replace(params, align=0.0)
         self._params, self._setting = params, setting
         self._initial = generated_models.parameters_of(setting)
         self._parts = SubmodelMasks(params, setting, self._initial)

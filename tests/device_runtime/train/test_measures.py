@@ -1,7 +1,10 @@
 """What tasks are judged by, with numbers that can be checked by head."""
 
+from typing import Any
+
 import numpy as np
 import pytest
+from sklearn import metrics
 
 from fedwright.device_runtime.train.measures import Measures
 from fedwright.protocol.goals import GOALS
@@ -68,3 +71,66 @@ def test_several_classes_at_once() -> None:
 def test_nothing_held_out() -> None:
     assert Measures(GOALS["segment"]).figures() == (0.0, {})
     assert Measures(GOALS["multilabel"]).figures() == (0.0, {})
+
+
+def _in_batches(goal: str, outputs: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> dict[str, float]:
+    """What is said of samples that come in parts of unequal size."""
+    measures = Measures(GOALS[goal])
+    for rows in np.split(np.arange(len(labels)), [3, 10]):
+        measures.add(outputs[rows].copy(), labels[rows])
+    return measures.figures()[1]
+
+
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+def test_numbers_as_scikit_learn_has_them(offset: float) -> None:
+    rng = np.random.default_rng(0)
+    labels = (rng.standard_normal((40, 3)) * [1, 5, 0.1] + offset).astype(np.float32)
+    outputs = (labels + rng.standard_normal((40, 3))).astype(np.float32)
+
+    figures = _in_batches("regress", outputs, labels)
+
+    assert figures["mae"] == pytest.approx(metrics.mean_absolute_error(labels, outputs), rel=1e-6)
+    # There the mean over targets comes after the root.
+    squared = metrics.mean_squared_error(labels.ravel(), outputs.ravel())
+    assert figures["rmse"] == pytest.approx(squared**0.5, rel=1e-6)
+    explained = metrics.r2_score(labels, outputs, multioutput="variance_weighted")
+    assert figures["r2"] == pytest.approx(explained, rel=1e-5)
+
+
+def test_several_labels_as_scikit_learn_has_them() -> None:
+    rng = np.random.default_rng(1)
+    labels = rng.integers(0, 2, (60, 4)).astype(np.float32)
+    # Equal scores are part of it.
+    outputs = np.round(labels + rng.standard_normal((60, 4)) - 0.5, 1)
+
+    figures = _in_batches("multilabel", outputs, labels)
+
+    said = outputs > 0
+    assert figures["accuracy"] == pytest.approx(metrics.accuracy_score(labels.ravel(), said.ravel()))
+    assert figures["f1"] == pytest.approx(metrics.f1_score(labels, said, average="micro"))
+    assert figures["auc"] == pytest.approx(metrics.roc_auc_score(labels, outputs, average="macro"))
+
+
+def test_masks_as_scikit_learn_has_them() -> None:
+    rng = np.random.default_rng(2)
+    # Of five classes one is neither there nor said.
+    labels = rng.integers(0, 4, (20, 5, 5))
+    outputs = rng.standard_normal((20, 5, 5, 5)).transpose(0, 3, 1, 2)
+    outputs[:, 4] = -100
+
+    figures = _in_batches("segment", outputs, labels)
+
+    there, said = labels.ravel(), outputs.argmax(axis=1).ravel()
+    assert figures["accuracy"] == pytest.approx(metrics.accuracy_score(there, said))
+    assert figures["iou"] == pytest.approx(metrics.jaccard_score(there, said, average="macro"))
+
+
+def test_perplexity_as_scikit_learn_has_it() -> None:
+    rng = np.random.default_rng(3)
+    labels, outputs = rng.integers(0, 7, (20, 6)), rng.standard_normal((20, 6, 7))
+
+    figures = _in_batches("language", outputs, labels)
+
+    chances = np.exp(outputs) / np.exp(outputs).sum(axis=-1, keepdims=True)
+    loss = metrics.log_loss(labels.ravel(), chances.reshape(-1, 7), labels=range(7))
+    assert figures["perplexity"] == pytest.approx(np.exp(loss))

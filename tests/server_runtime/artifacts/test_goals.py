@@ -92,9 +92,9 @@ def test_a_wrong_output_is_named(goal: str, message: str) -> None:
 def test_unknown_tasks_and_methods_about_classes() -> None:
     with pytest.raises(ConfigError, match="task 'dream' is not known; choose one of classify, multilabel"):
         find_goal("dream")
-    with pytest.raises(ConfigError, match="method framp is about single classes"):
-        check_goal("framp", "segment", known=True)
-    check_goal("framp", "classify", known=True)
-    check_goal("own", "segment", known=False)
+    with pytest.raises(ConfigError, match="method fedmd is about single classes"):
+        check_goal("fedmd", None, "segment", known=True)
+    check_goal("fedmd", None, "classify", known=True)
+    check_goal("own", None, "segment", known=False)
     assert set(ANY_GOAL) <= set(registry.METHODS)
     assert {goal for goal in GOALS if goal != "classify"} == CASES.keys()

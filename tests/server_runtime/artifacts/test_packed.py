@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from fedwright.device_runtime.train.check import check_artifact
@@ -86,3 +87,15 @@ def test_small_tensors_stay_as_they_are() -> None:
     artifact = build(Structure(spec, trainable=("head",), packing="int8"), zoo.create(spec, seed=0))
 
     assert {value.dtype for value in artifact.manifest.frozen if value.name.endswith("bias")} == {"float32"}
+
+
+def test_no_two_reshapes_in_a_row_unpack_a_matrix() -> None:
+    """Onnxruntime makes one node of such a pair, and runs it and all that it reads before everything else."""
+    spec = ModelSpec("python:helpers.task_models:make_deep", (64,), 4)
+    artifact = build(Structure(spec, trainable=("8.",), packing="int4"), zoo.create(spec, seed=0))
+
+    graph = onnx.load_from_string(artifact.train).graph
+    made_by = {name: node for node in graph.node for name in node.output}
+    reshapes = [node for node in graph.node if node.op_type == "Reshape" and node.input[0] in made_by]
+    assert len(reshapes) >= 8
+    assert not [node for node in reshapes if made_by[node.input[0]].op_type == "Reshape"]

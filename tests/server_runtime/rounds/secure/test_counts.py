@@ -14,13 +14,15 @@ from fedwright.protocol.messages import BlobRef, Gone, SumAnswer, SumAsk
 from fedwright.server_runtime.blocks.scores import heterogeneity
 from fedwright.server_runtime.methods.base import SumRequest, SumResult
 from fedwright.server_runtime.rounds import events
+from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.secure import talk
 from fedwright.server_runtime.rounds.secure.counts import NAME, CountAdder
 from fedwright.server_runtime.rounds.secure.options import SecureOptions
 from fedwright.server_runtime.rounds.store.memory import MemoryRoundStore
 from fedwright.server_runtime.rounds.task_tracker import TaskTracker
+from fedwright.server_runtime.rounds.update_reader import UpdateReader
 from fedwright.server_runtime.transport.device_channel import Heard
-from helpers.fleet import report
+from helpers.fleet import TinyBuilder, report
 
 COUNTS = {"a": (9, 1, 0), "b": (2, 2, 6), "c": (0, 5, 5), "d": (4, 4, 2)}
 BOOT = "boot"
@@ -38,8 +40,9 @@ class Fleet:
         self.asked: list[tuple[str, str]] = []
         self.said: list[SumAnswer] = []
         self._events = [Heard(device, BOOT, report()) for device in COUNTS]
+        planner = Planner("run", TinyBuilder(), self.blobs, 10.0)
         self.tracker = TaskTracker(
-            cast(Any, self), cast(Any, None), store=self.store, reader=cast(Any, None), observer=self.events.append
+            cast(Any, self), planner, store=self.store, reader=UpdateReader(planner), observer=self.events.append
         )
         self.tracker.gather(len(COUNTS), timeout_s=1.0)
 
