@@ -139,11 +139,7 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
     waiting = partial(_stand_by, fleet.observer, stood)
     with plain_storage_errors(folder.store), ExitStack() as stack:
         folder.path.mkdir(parents=True, exist_ok=True)
-        claim = stack.enter_context(
-            claim_rounds(
-                folder, config.store.database, sync=fleet.sync, waiting=partial(_stand_by, fleet.observer, stood)
-            )
-        )
+        claim = stack.enter_context(claim_rounds(folder, config.store.database, sync=fleet.sync, waiting=waiting))
         fleet.claimed()
         store = claim.store
         config = as_ordered(config, text, store.run()) if stood else config
