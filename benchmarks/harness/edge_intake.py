@@ -206,4 +206,4 @@ def _cpu_s(processes: Sequence[psutil.Process]) -> float:
 
 
 def _mb(processes: Sequence[psutil.Process]) -> float:
-    return round(sum(process.memory_info().rss for process in processes) / 1e6, 1)
+    return round(float(sum(process.memory_info().rss for process in processes)) / 1e6, 1)
