@@ -48,7 +48,7 @@ from fedwright.server_runtime.rounds.planner import Patches, Planner
 from fedwright.server_runtime.rounds.privacy.round_privacy import central_noise, hiding_of, model_notes, privacy_of
 from fedwright.server_runtime.rounds.secure.options import secure_options
 from fedwright.server_runtime.rounds.stage import RoundOptions
-from fedwright.server_runtime.rounds.store.base import Kind, RoundStore
+from fedwright.server_runtime.rounds.store.base import Kind, RoundStore, RunRecord
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.server_runtime.rounds.store.storage_errors import plain_storage_errors
 from fedwright.server_runtime.rounds.task_tracker import TaskTracker
@@ -135,14 +135,14 @@ def execute(
 
 def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
     """`execute` over any way to speak with devices."""
-    folder = folder_of(config)
+    folder, stood = folder_of(config), list[str]()
+    waiting = partial(_stand_by, fleet.observer, stood)
     with plain_storage_errors(folder.store), ExitStack() as stack:
         folder.path.mkdir(parents=True, exist_ok=True)
-        claim = stack.enter_context(
-            claim_rounds(folder, config.store.database, sync=fleet.sync, waiting=partial(_stand_by, fleet.observer))
-        )
+        claim = stack.enter_context(claim_rounds(folder, config.store.database, sync=fleet.sync, waiting=waiting))
         fleet.claimed()
         store = claim.store
+        config = as_ordered(config, text, store.run()) if stood else config
         observer = stack.enter_context(
             audited(
                 folder.path,
@@ -195,7 +195,15 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
         return RunOutcome(records, metrics, model)
 
 
-def _stand_by(observer: events.Observer, holder: str) -> None:
+def as_ordered(config: RunConfig, text: str, known: RunRecord | None) -> RunConfig:
+    """The config of a server that takes a run over: what people ordered of its rounds meanwhile holds on."""
+    if known is None or known.config != text or not known.rounds:
+        return config
+    return replace(config, run=replace(config.run, rounds=known.rounds))
+
+
+def _stand_by(observer: events.Observer, stood: list[str], holder: str) -> None:
+    stood.append(holder)
     text = f"standing by: {holder} is at work on this run; this one takes over when that falls silent"
     log.warning("%s", text)
     observer(events.Warned(text))

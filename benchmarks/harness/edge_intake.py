@@ -202,8 +202,8 @@ def _devices(place: Path, port: int, count: int, fleets: list[str]) -> Iterator[
 
 
 def _cpu_s(processes: Sequence[psutil.Process]) -> float:
-    return sum(sum(process.cpu_times()[:2]) for process in processes)
+    return float(sum(sum(process.cpu_times()[:2]) for process in processes))
 
 
 def _mb(processes: Sequence[psutil.Process]) -> float:
-    return round(sum(process.memory_info().rss for process in processes) / 1e6, 1)
+    return round(float(sum(process.memory_info().rss for process in processes)) / 1e6, 1)

@@ -31,13 +31,14 @@ KILLS, QUICK_KILLS = 50, 4
 MOST_S = 10.0
 SERVERS = 3
 ROUNDS_BETWEEN = 2
+# Rounds go on while a server that was started anew comes to stand by; an order ends the run when all kills are done.
+MOST_ROUNDS, ROUNDS_LEFT = 100_000, 200
 PATIENCE_S = 300.0
 
 
 def take_overs(*, quick: bool, kills: int | None = None) -> dict[str, Any]:
     """Seconds until another server leads and until it has closed a round; whether the end has the same bytes."""
     kills = kills if kills is not None else QUICK_KILLS if quick else KILLS
-    rounds = (kills + 2) * ROUNDS_BETWEEN
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         database, s3 = stack.enter_context(running_postgres()), stack.enter_context(S3Server(place))
@@ -47,7 +48,7 @@ def take_overs(*, quick: bool, kills: int | None = None) -> dict[str, Any]:
         store = f'[store]\nrounds = "{database.url}"\nblobs = "s3://{BUCKET}/runs"'
         trial = _Trial(place, {**os.environ, **s3.environment()}, database)
         stack.callback(trial.close)
-        rows = trial.kill_leaders(_config(broker.url, "killed", rounds, store), kills, rounds)
+        rows, rounds = trial.kill_leaders(_config(broker.url, "killed", MOST_ROUNDS, store), kills)
         alone = trial.start(_config(broker.url, "alone", rounds, ""), "alone")
         alone.wait(PATIENCE_S)
         os.environ.update(s3.environment())
@@ -70,14 +71,15 @@ class _Trial:
         self._servers.append(process)
         return process
 
-    def kill_leaders(self, config: str, kills: int, rounds: int) -> list[dict[str, Any]]:
-        """Kill whoever leads, so often, with others ready to take over; then let the run end."""
+    def kill_leaders(self, config: str, kills: int) -> tuple[list[dict[str, Any]], int]:
+        """Kill whoever leads, so often, with others ready to take over; then let the run end, after so many rounds."""
         for _ in range(SERVERS):
             self.start(config, "killed")
         rows = []
         for number in range(1, kills + 1):
-            self._wait_for(lambda number=number: self._closed() >= number * ROUNDS_BETWEEN)  # type: ignore[misc]
             self._wait_for(self._others_stand_by)
+            since = self._closed()
+            self._wait_for(lambda since=since: self._closed() >= since + ROUNDS_BETWEEN)  # type: ignore[misc]
             leader, closed = self._leader(), self._closed()
             began_s = time.monotonic()
             os.kill(leader, signal.SIGKILL)
@@ -87,8 +89,11 @@ class _Trial:
             self._wait_for(lambda closed=closed: self._closed() > closed)  # type: ignore[misc]
             rows.append({"kill": number, "led again s": led_s, "round closed s": time.monotonic() - began_s})
             self.start(config, "killed")
+        rounds = self._closed() + ROUNDS_LEFT
+        order = [sys.executable, "-m", "fedwright", "server", "ctl", "runs/killed", "rounds", str(rounds)]
+        subprocess.run(order, cwd=self._place, env=self._environment, check=True, capture_output=True)
         self._wait_for(lambda: self._closed() >= rounds)
-        return rows
+        return rows, rounds
 
     def _others_stand_by(self) -> bool:
         """Whether all servers but the one that leads wait for their turn."""

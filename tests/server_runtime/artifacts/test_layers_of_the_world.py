@@ -99,7 +99,8 @@ class Frequencies(nn.Module):
 def _there_and_back(x: torch.Tensor) -> torch.Tensor:
     spectrum = torch.fft.fft(x, dim=2, norm="forward")
     odd = torch.fft.irfft(torch.fft.rfft(x, dim=2) * 0.5, n=5, dim=2)
-    return torch.fft.ifft(spectrum * spectrum, dim=2).real + odd
+    made: torch.Tensor = torch.fft.ifft(spectrum * spectrum, dim=2).real + odd
+    return made
 
 
 IMAGES: dict[str, Map] = {

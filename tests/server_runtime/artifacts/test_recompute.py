@@ -25,7 +25,7 @@ def structure_of(model: str) -> Structure:
 
 def weights_after(artifact: Artifact, structure: Structure, steps: int) -> Tensors:
     rng, spec = np.random.default_rng(0), structure.spec
-    batch = {
+    batch: Tensors = {
         "x": rng.standard_normal((BATCH, *spec.input_shape)).astype(np.float32),
         "y": rng.integers(0, spec.classes, BATCH),
     }
@@ -50,7 +50,7 @@ def test_training_ends_with_the_same_bits_in_less_memory(model: str) -> None:
 def test_a_session_runs_what_is_made_again(tmp_path: Path) -> None:
     structure = replace(structure_of("resnet8"), recompute=True)
     artifact = build(structure, zoo.create(structure.spec, seed=0))
-    batch = {"x": np.zeros((2, *structure.spec.input_shape), np.float32), "y": np.zeros(2, np.int64)}
+    batch: Tensors = {"x": np.zeros((2, *structure.spec.input_shape), np.float32), "y": np.zeros(2, np.int64)}
     with sessions.traced(tmp_path / "trace"):
         trainer = PortableTrainer(artifact)
     trainer.step(batch, learning_rate=0.1, seed=0)

@@ -66,7 +66,7 @@ def test_a_layer_that_fails_is_named() -> None:
 def test_weights_that_are_no_numbers_are_refused_by_name() -> None:
     module = _with(nn.ReLU())
     with torch.no_grad():
-        module[2].weight[0, 0] = float("nan")  # type: ignore[index, union-attr]
+        module[2].weight[0, 0] = float("nan")  # type: ignore[index]
 
     with pytest.raises(BuildError, match=r"parameter 2\.weight of .* holds NaN or infinity"):
         build(structure_of((4,), 3), module)

@@ -207,4 +207,5 @@ def test_larger_lots_than_were_accounted_for_are_not_offered(hiding: Hiding | No
     )
     refusal = Refusal("t", "failed", "learns from more", rule="least_batch", least=16)
 
-    assert smaller_tasks(method, planner)(planned, refusal) == (16 if offered else None)
+    found: Any = smaller_tasks(method, planner)(planned, refusal)
+    assert found == (16 if offered else None)
