@@ -65,8 +65,8 @@ class FileInfo(Struct, frozen=True):
 class Manifest(Struct, frozen=True):
     """Everything a trainer must know to run the two graphs.
 
-    train.onnx: inputs = batch + slots + sides + frozen (external initializers) + scalars;
-    outputs = loss first, then metrics, then every slot's output.
+    train.onnx: inputs = batch + slots + sides + frozen (external initializers) + scalars + noise;
+    outputs = loss first, then metrics, then every slot's output, then gradients.
     eval.onnx: inputs = the batch inputs named in `eval_batch` + the slots named in `eval_slots`
     + frozen; outputs = logits, embedding.
     scalars: `learning_rate` (float32) always; `seed` (int64, a new value each step) when the graph draws
@@ -92,6 +92,9 @@ class Manifest(Struct, frozen=True):
     frozen: list[TensorSpec] = []
     # Inputs `noise/<parameter>` that the device draws anew for each step (protocol/private_graph.py).
     noise: list[TensorSpec] = []
+    # Outputs `gradient/<parameter>`, one for each noise: the device runs each sample by itself, clips, and gives their
+    # noisy sum as noise/<parameter>. Empty: the graph clips.
+    gradients: list[Name] = []
     # Estimated bytes of one step beyond the runtime itself: fixed (parameters, state, frozen) and per sample.
     fixed_bytes: Annotated[int, Meta(ge=0)] = 0
     sample_bytes: Annotated[int, Meta(ge=0)] = 0

@@ -5,6 +5,9 @@ next/p depends on samples only through S_p + noise/p, S_p is a sum over samples 
 row_weight · min(1, clip / norm), and the squares in that norm have the terms of every S_p. What the forms are made of
 must be one row per sample, made without any other sample: then (S_p) over all p moves by at most the clip when a sample
 comes or goes, whatever else the graph computes.
+
+A graph may give gradients instead (gradient/p): then the device runs each sample by itself, clips, sums and adds the
+noise, and no next/p may depend on samples at all.
 """
 
 from collections import Counter
@@ -18,7 +21,7 @@ from fedwright.protocol.dataflow.values import Kind, Rows, Value
 from fedwright.protocol.errors import BadArtifact
 from fedwright.protocol.onnx_outline import Graph, Node, Outline, Tensor
 
-CLIP, EXPECTED, ROW_WEIGHT, NOISE = "clip", "expected_batch", "row_weight", "noise/"
+CLIP, EXPECTED, ROW_WEIGHT, NOISE, GRADIENT = "clip", "expected_batch", "row_weight", "noise/", "gradient/"
 # Keeps the norm of a sample without any gradient from being divided by.
 TINY = 1e-12
 _MOVES = ("Reshape", "Transpose", "Identity", "Unsqueeze", "Squeeze", "Flatten")
@@ -37,7 +40,7 @@ class _Refused(Exception):
 
 
 def check_private(outline: Outline, manifest: Manifest, name: str) -> None:
-    """Raise BadArtifact unless the graph clips each sample and adds the device's noise to every sum."""
+    """Raise BadArtifact unless the graph, or the device with it, clips each sample and adds noise to every sum."""
     try:
         _Private(outline.graph, manifest, follow_all(outline.graph, given_values(manifest), what=name)).check()
     except _Refused as err:
@@ -55,6 +58,9 @@ class _Private:
 
     def check(self) -> None:
         """All that the module says; _Refused where it does not hold."""
+        if self._manifest.gradients:
+            self._check_paths(set())
+            return
         noisy = [self._noisy(spec) for spec in self._manifest.noise]
         weights = {weights for _, _, weights in noisy}
         if len(weights) != 1:

@@ -91,11 +91,15 @@ def _check_manifest(manifest: Manifest) -> None:
     slots = _slot_specs(manifest)
     inputs = [*manifest.batch, *slots, *manifest.sides, *manifest.scalars, *manifest.frozen, *manifest.noise]
     _check_unique([item.name for item in inputs], "input")
-    _check_unique([manifest.loss, *manifest.metrics, *(slot.output for slot in manifest.slots)], "output")
+    outputs = [manifest.loss, *manifest.metrics, *(slot.output for slot in manifest.slots), *manifest.gradients]
+    _check_unique(outputs, "output")
+    if manifest.gradients and len(manifest.gradients) != len(manifest.noise):
+        count = f"{len(manifest.gradients)} gradients for {len(manifest.noise)} inputs of noise"
+        raise BadArtifact(f"the manifest has {count}; build the artifact again")
     for spec in manifest.scalars:
         if SCALARS.get(spec.name) != spec.dtype or spec.shape not in ([], [1]):
             raise BadArtifact(f"scalar {spec.name!r} of the manifest is not one this release gives: {sorted(SCALARS)}")
-    for item in (*slots, *manifest.frozen):
+    for item in (*slots, *manifest.frozen, *manifest.noise):
         if -1 in item.shape:
             raise BadArtifact(f"{item.name!r} has the free shape {item.shape}; state must have a fixed size")
     for chosen, known, what in (
@@ -111,6 +115,12 @@ def _check_manifest(manifest: Manifest) -> None:
 
 def _slot_specs(manifest: Manifest) -> list[TensorSpec]:
     return [TensorSpec(slot.name, slot.shape, slot.dtype) for slot in manifest.slots]
+
+
+def _gradient_specs(manifest: Manifest) -> dict[str, TensorSpec]:
+    """A gradient has the shape of the noise that hides it."""
+    pairs = zip(manifest.gradients, manifest.noise, strict=False)
+    return {name: TensorSpec(name, spec.shape, spec.dtype) for name, spec in pairs}
 
 
 def _check_unique(names: Iterable[str], what: str) -> None:
@@ -165,6 +175,7 @@ def _check_train(outline: Outline, manifest: Manifest, name: str) -> None:
     inputs = [*manifest.batch, *_slot_specs(manifest), *manifest.sides, *manifest.scalars, *manifest.noise]
     _compare(outline.inputs, inputs, f"{name} input")
     written = {slot.output: TensorSpec(slot.output, slot.shape, slot.dtype) for slot in manifest.slots}
+    written |= _gradient_specs(manifest)
     numbers = [manifest.loss, *manifest.metrics]
     for value in outline.outputs:
         if value.name in numbers and value.dims not in ((), (1,)):

@@ -1,7 +1,7 @@
 """The default backend: one run() of a plain ONNX graph on the stock onnxruntime is one training step."""
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import onnxruntime as ort
@@ -10,9 +10,10 @@ from fedwright.device_runtime.train import session as sessions
 from fedwright.device_runtime.train.base import Array, StepResult, Tensors
 from fedwright.device_runtime.train.check import need_bytes
 from fedwright.device_runtime.train.native import RUNTIME_ERRORS
-from fedwright.device_runtime.train.private import StepPrivacy
+from fedwright.device_runtime.train.private import ClippedSum, StepPrivacy
 from fedwright.protocol.artifact import Artifact, Slot, TensorSpec
 from fedwright.protocol.errors import BadArtifact
+from fedwright.protocol.private_graph import ROW_WEIGHT
 
 
 class PortableTrainer:
@@ -67,23 +68,56 @@ class PortableTrainer:
 
     def step(self, batch: Tensors, *, learning_rate: float, seed: int) -> StepResult:
         """One optimizer step on a batch named as in the manifest; a step that fails leaves the slots as they were."""
-        binding = self._bindings[self._now]
+        numbers = {"learning_rate": learning_rate, "seed": seed}
+        numbers |= {} if self._privacy is None else self._privacy.scalars
+        alone = None
+        if self._privacy is None:
+            noise: Tensors = {}
+        elif self.manifest.gradients:
+            total = ClippedSum(self.manifest.noise, self._privacy)
+            alone = self._run_each(batch, numbers, total)
+            # The step itself sees no sample.
+            batch, noise = {name: np.zeros_like(rows[:1]) for name, rows in batch.items()}, total.noisy()
+        else:
+            noise = {spec.name: self._privacy.noise_for(spec) for spec in self.manifest.noise}
+        result = self._run(self._bindings[self._now], batch, numbers, noise=noise)
+        self._now = 1 - self._now
+        return alone or result
+
+    def _run(
+        self, binding: ort.IOBinding, batch: Tensors, numbers: Mapping[str, float], *, noise: Tensors
+    ) -> StepResult:
+        """Run the training graph on what is bound and these."""
         for spec in self.manifest.batch:
             binding.bind_cpu_input(spec.name, sessions.batch_array(batch, spec))
-        more = {} if self._privacy is None else self._privacy.scalars
         for spec in self.manifest.scalars:
-            binding.bind_cpu_input(spec.name, _scalar(spec, learning_rate=learning_rate, seed=seed, **more))
-        if self._privacy is not None:
-            for spec in self.manifest.noise:
-                binding.bind_cpu_input(spec.name, self._privacy.noise_for(spec))
+            binding.bind_cpu_input(spec.name, _scalar(spec, **numbers))
+        for name, value in noise.items():
+            binding.bind_cpu_input(name, value)
         try:
             self._session("train.onnx").run_with_iobinding(binding, self._run_options)
         except RUNTIME_ERRORS as err:
             raise sessions.failure("training step", err, need_bytes=self._need_bytes(batch)) from err
-        self._now = 1 - self._now
         correct = self._metrics.get("correct")
         return StepResult(
             loss=float(self._loss.numpy().item()), correct=0 if correct is None else int(correct.numpy().item())
+        )
+
+    def _run_each(self, batch: Tensors, numbers: Mapping[str, float], total: ClippedSum) -> StepResult:
+        """Add the gradient of every sample that counts, each run by itself; the mean loss, and how many were right."""
+        binding = self._session("train.onnx").io_binding()
+        for name in self.manifest.gradients:
+            binding.bind_output(name, "cpu")
+        self._bind_kept(binding, self._slots[self._now])
+        noise = {spec.name: np.zeros(spec.shape, np.float32) for spec in self.manifest.noise}
+        found = []
+        for row in np.flatnonzero(batch[ROW_WEIGHT]):
+            sample = {name: rows[row : row + 1] for name, rows in batch.items()}
+            # A number that came of the sample's place in the lot would let the others move its gradient.
+            found.append(self._run(binding, sample, {**numbers, "seed": total.seed()}, noise=noise))
+            total.add(binding.copy_outputs_to_cpu()[: len(self.manifest.gradients)])
+        return StepResult(
+            loss=sum(one.loss for one in found) / max(1, len(found)), correct=sum(one.correct for one in found)
         )
 
     def predict(self, batch: Tensors) -> tuple[Array, Array]:
@@ -137,14 +171,17 @@ class PortableTrainer:
     ) -> ort.IOBinding:
         """Everything that stays where it is between steps, bound once."""
         binding = session.io_binding()
-        for name, value in self._sides.items():
+        self._bind_kept(binding, read)
+        for slot in self.manifest.slots:
+            binding.bind_ortvalue_output(slot.output, write[slot.name])
+        return binding
+
+    def _bind_kept(self, binding: ort.IOBinding, read: dict[str, ort.OrtValue]) -> None:
+        """Side inputs, slots that are read, and the numbers that are told."""
+        for name, value in {**self._sides, **read}.items():
             binding.bind_ortvalue_input(name, value)
         for name, value in {self.manifest.loss: self._loss, **self._metrics}.items():
             binding.bind_ortvalue_output(name, value)
-        for slot in self.manifest.slots:
-            binding.bind_ortvalue_input(slot.name, read[slot.name])
-            binding.bind_ortvalue_output(slot.output, write[slot.name])
-        return binding
 
     def _fill(self, tensors: Tensors) -> None:
         for name, array in tensors.items():

@@ -1,13 +1,17 @@
 """What a device does so that a step hides single samples: it draws them by lot, and noise for their clipped sum."""
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
-from fedwright.device_runtime.train.base import Array
+from fedwright.device_runtime.train.base import Array, Tensors
 from fedwright.protocol.artifact import TensorSpec
 from fedwright.protocol.crypto.noise import SecureBytes, SecureNoise
+from fedwright.protocol.errors import BadArtifact
 from fedwright.protocol.messages import Hidden, Hiding, Recipe
-from fedwright.protocol.private_graph import CLIP, EXPECTED
+from fedwright.protocol.private_graph import CLIP, EXPECTED, TINY
 
 
 class Lots:
@@ -28,7 +32,11 @@ class Lots:
 
     def seed(self) -> int:
         """For a graph that drops entries at random: nobody else knows which. Below 2^31."""
-        return int.from_bytes(self._bytes.take(4), "little") >> 1
+        return _seed(self._bytes)
+
+
+def _seed(source: SecureBytes) -> int:
+    return int.from_bytes(source.take(4), "little") >> 1
 
 
 class StepPrivacy:
@@ -43,6 +51,35 @@ class StepPrivacy:
         """Fresh noise for one parameter's sum."""
         noise: Array = self._noise.standard_normal(tuple(spec.shape)) * self._scale
         return noise
+
+
+class ClippedSum:
+    """Σ_b min(1, clip / ||∇_b||) ∇_b of gradients that come sample by sample; specs: of their noise, in their order."""
+
+    def __init__(self, specs: Sequence[TensorSpec], privacy: StepPrivacy) -> None:
+        self._specs, self._privacy = specs, privacy
+        self._sums = [np.zeros(spec.shape, np.float64) for spec in specs]
+        self._bytes = SecureBytes()
+
+    def seed(self) -> int:
+        """For one sample's run of a graph that drops entries at random, by itself. Below 2^31."""
+        return _seed(self._bytes)
+
+    def add(self, gradient: Sequence[Array]) -> None:
+        """One sample's; one that is not finite counts for nothing, so that nobody hears of it."""
+        norm = math.sqrt(sum(float(np.square(part, dtype=np.float64).sum()) for part in gradient))
+        if math.isfinite(norm):
+            if any(part.shape != total.shape for part, total in zip(gradient, self._sums, strict=True)):
+                # Stretched over the sum, an entry would count more often than in the norm.
+                raise BadArtifact("a gradient is not of the shape that the manifest says; build the artifact again")
+            share = min(1.0, self._privacy.scalars[CLIP] / max(norm, TINY))
+            for total, part in zip(self._sums, gradient, strict=True):
+                total += share * part.astype(np.float64)
+
+    def noisy(self) -> Tensors:
+        """The sum with noise, by the names of the inputs for it."""
+        pairs = zip(self._specs, self._sums, strict=True)
+        return {spec.name: (total + self._privacy.noise_for(spec)).astype(np.float32) for spec, total in pairs}
 
 
 def hidden_by(hiding: Hiding, recipe: Recipe, samples: int, steps: int) -> Hidden | None:

@@ -4,6 +4,7 @@ Built once per structure: kept in memory and, with a cache folder, on disk. Equa
 """
 
 import hashlib
+import logging
 import os
 import tempfile
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ import fedwright
 from fedwright.protocol.artifact import FORMAT, Artifact, Manifest, Slot, TensorSpec, file_info, pack, unpack
 from fedwright.protocol.dataflow.outputs import check_eval_outputs, check_train_outputs
 from fedwright.protocol.errors import BadArtifact, BuildError
+from fedwright.protocol.goals import CLASSIFY
 from fedwright.protocol.onnx_outline import scan
 from fedwright.protocol.predictor import WORK_BATCHES
 from fedwright.protocol.private_graph import CLIP, EXPECTED, NOISE, ROW_WEIGHT, check_private
@@ -40,12 +42,19 @@ from fedwright.server_runtime.artifacts.memory import estimate
 from fedwright.server_runtime.artifacts.operator_table import tabulate
 from fedwright.server_runtime.artifacts.optimizer import LEARNING_RATE, Updates, clip
 from fedwright.server_runtime.artifacts.packed import pack_frozen, unpack_late
-from fedwright.server_runtime.artifacts.private.gradients import check_objective, private_gradients
+from fedwright.server_runtime.artifacts.private.gradients import (
+    NoSingleNorms,
+    check_objective,
+    gradients_alone,
+    private_gradients,
+)
 from fedwright.server_runtime.artifacts.sizes import sizes_at
 from fedwright.server_runtime.model_names import ONNX
 from fedwright.server_runtime.spec import Structure
 
 __all__ = ["Builder", "initial_weights"]
+
+_log = logging.getLogger(__name__)
 
 LOGITS, EMBEDDING, LOSS, CORRECT = "logits", "embedding", "loss", "correct"
 
@@ -115,7 +124,7 @@ def build(structure: Structure, module: nn.Module) -> Artifact:
             f"its parameters are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
         )
     with steps(f"building {structure.spec.model}", 4) as advance:
-        train = _train_graph(structure, module, asked)
+        train = _train_graph_or_alone(structure, module, asked)
         advance()
         evaluation = _eval_graph(structure, module, train.frozen)
         # Both sessions are given the same tensors, so both graphs must know all of them.
@@ -149,9 +158,23 @@ class _Train:
     loss: Loss
     slots: list[Slot] = field(default_factory=list)
     frozen: dict[str, Value] = field(default_factory=dict)
+    gradients: list[str] = field(default_factory=list)
 
 
-def _train_graph(structure: Structure, module: nn.Module, asked: list[str]) -> _Train:
+def _train_graph_or_alone(structure: Structure, module: nn.Module, asked: list[str]) -> _Train:
+    """A private graph without norms of single samples becomes one that is given each sample by itself."""
+    try:
+        return _train_graph(structure, module, asked)
+    except NoSingleNorms as err:
+        _log.warning(
+            "%s: %s, so devices take its gradients sample by sample, which is many times slower",
+            structure.spec.model,
+            err,
+        )
+        return _train_graph(structure, module, asked, alone=True)
+
+
+def _train_graph(structure: Structure, module: nn.Module, asked: list[str], *, alone: bool = False) -> _Train:
     """asked: what a method would train; what the module itself keeps (requires_grad is False) travels and stays."""
     given = dict(module.named_parameters())
     trainable = [name for name in asked if given[name].requires_grad]
@@ -168,13 +191,16 @@ def _train_graph(structure: Structure, module: nn.Module, asked: list[str]) -> _
     seen = measure(graph)
     pack_frozen(graph, frozen, structure.packing)
     before = len(graph.nodes)
-    if structure.private:
+    gradients: list[tuple[str, str]] = []
+    if alone:
+        updates, gradients = _optimize_alone(graph, structure, loss, trained)
+    elif structure.private:
         updates = _optimize_privately(graph, structure, loss, trained, seen)
     else:
         updates = _optimize(graph, structure, loss, trained)
     if structure.recompute:
         recompute(graph, before)
-    train = _Train(graph, loss)
+    train = _Train(graph, loss, gradients=[name for name, _ in gradients])
     buffers = [n for n in buffer_names(module) if n in forward.running or n.startswith(structure.trainable)]
     shapes = {name: tuple(value.shape) for name, value in module.state_dict(keep_vars=True).items()}
     outputs = [(LOSS, loss.value)]
@@ -193,7 +219,7 @@ def _train_graph(structure: Structure, module: nn.Module, asked: list[str]) -> _
         train.slots.append(_slot(state.name, graph, "optimizer"))
     unpack_late(graph)
     train.frozen = _make_external(graph, {slot.name for slot in train.slots}, {*forward.parameters, *forward.buffers})
-    finish(graph, outputs)
+    finish(graph, outputs + gradients)
     return train
 
 
@@ -244,11 +270,25 @@ def _optimize_privately(
 ) -> Updates:
     """As `_optimize`, with samples' gradients clipped and the device's noise on their sum."""
     check_objective(structure.objective, structure.spec.model)
+    if structure.spec.goal != CLASSIFY or structure.spec.loss:
+        raise NoSingleNorms("its loss is not that of single classes")
     stepper = make_stepper(graph, structure)
     for name, grad in private_gradients(graph, loss, trained, seen=seen, batch=loss.batch).items():
         stepper.apply(name, grad)
     loss.batch.append(ROW_WEIGHT)
     return stepper.updates
+
+
+def _optimize_alone(
+    graph: Graph, structure: Structure, loss: Loss, trained: list[str]
+) -> tuple[Updates, list[tuple[str, str]]]:
+    """A step by what the device gives, and the gradients that it makes it of."""
+    check_objective(structure.objective, structure.spec.model)
+    stepper = make_stepper(graph, structure)
+    sums, gradients = gradients_alone(graph, loss, trained)
+    for name, value in sums.items():
+        stepper.apply(name, value)
+    return stepper.updates, gradients
 
 
 def _check_layers(module: nn.Module, structure: Structure) -> None:
@@ -331,6 +371,7 @@ def _manifest(
         sides=[_spec(inputs[name]) for name in train.loss.sides],
         frozen=[_spec(value) for value in train.frozen.values()],
         noise=[_spec(value) for value in train.graph.inputs if value.name.startswith(NOISE)],
+        gradients=train.gradients,
         fixed_bytes=fixed_bytes,
         sample_bytes=sample_bytes,
         work=tabulate(model, sizes),

@@ -1,4 +1,6 @@
-"""Models that a user might bring: with batch normalisation, with attention, plain, with its classifier in front."""
+"""Models that a user might bring: with batch normalisation, attention, slopes, plain, with its classifier in front."""
+
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +22,11 @@ def cnn(*, input_shape: tuple[int, ...], classes: int) -> nn.Module:
         nn.ReLU(),
         nn.Linear(20, classes),
     )
+
+
+def slopes(*, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Linear layers with slopes that are learnt between them."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), 12), nn.PReLU(12), nn.Linear(12, classes))
 
 
 class Transformer(nn.Module):

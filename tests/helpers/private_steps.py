@@ -11,9 +11,9 @@ from fedwright.protocol.artifact import Artifact
 
 
 def clipped_sum(
-    module: nn.Module, x: Any, y: Any, *, clip: float, names: list[str], weights: Any = None
+    module: nn.Module, x: Any, y: Any, *, clip: float, names: list[str], fit: Any = nn.functional.cross_entropy
 ) -> dict[str, np.ndarray]:
-    """Σ_b w_b min(1, clip / ||∇_b||) ∇_b by torch.func.vmap, in float64."""
+    """Σ_b min(1, clip / ||∇_b||) ∇_b by torch.func.grad of one sample after the other, in float64."""
     module = module.double().train()
     parameters = {name: value.detach() for name, value in module.named_parameters()}
     trained = {name: parameters[name] for name in names}
@@ -24,15 +24,13 @@ def clipped_sum(
     def loss(chosen: dict[str, torch.Tensor], sample: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
         made = torch.func.functional_call(module, {**chosen, **rest}, (sample.unsqueeze(0),))
         logits = made[0] if isinstance(made, tuple) else made
-        return nn.functional.cross_entropy(logits, label.unsqueeze(0))
+        answer: torch.Tensor = fit(logits.flatten(0, -2), label if label.is_floating_point() else label.reshape(-1))
+        return answer
 
-    grads = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0), randomness="different")(
-        trained, inputs, torch.as_tensor(y)
-    )
-    norms = torch.sqrt(sum(grad.flatten(1).square().sum(1) for grad in grads.values()))
+    each = [torch.func.grad(loss)(trained, *sample) for sample in zip(inputs, torch.as_tensor(y), strict=True)]
+    grads = {name: torch.stack([one[name] for one in each]) for name in names}
+    norms = torch.cat([grad.flatten(1) for grad in grads.values()], 1).norm(dim=1)
     factor = torch.clamp(clip / norms, max=1.0)
-    if weights is not None:
-        factor = factor * torch.as_tensor(weights).double()
     return {name: torch.tensordot(factor, grad, dims=([0], [0])).numpy() for name, grad in grads.items()}
 
 

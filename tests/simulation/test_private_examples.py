@@ -32,8 +32,9 @@ def test_updates_say_what_was_enforced_and_nothing_of_samples(tmp_path: Path) ->
         assert (stats.loss_first, stats.loss_last, stats.correct_before, stats.correct_after) == (None,) * 4
 
 
-def test_each_device_is_accounted_by_its_own_samples_and_steps(tmp_path: Path) -> None:
-    config, text = make_config(tmp_path, rounds=2, model=MODEL, privacy=PRIVACY, simulate=SMALL)
+@pytest.mark.parametrize("model", ["mlp", "python:helpers.own_models:slopes"], ids=["norms", "sample by sample"])
+def test_each_device_is_accounted_by_its_own_samples_and_steps(tmp_path: Path, model: str) -> None:
+    config, text = make_config(tmp_path, rounds=2, model={"model": model}, privacy=PRIVACY, simulate=SMALL)
     found = simulate(config, text)
 
     past = open_run(tmp_path / "run")

@@ -9,12 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
+from fedwright.protocol.artifact import EDGES
 from fedwright.protocol.errors import BuildError
-from fedwright.protocol.private_graph import CLIP, EXPECTED, NOISE, ROW_WEIGHT, TINY
+from fedwright.protocol.private_graph import CLIP, EXPECTED, GRADIENT, NOISE, ROW_WEIGHT, TINY
 from fedwright.server_runtime.artifacts.autodiff.engine import (
     Backward,
     apply_rule,
     arriving,
+    differentiate,
     needed_values,
 )
 from fedwright.server_runtime.artifacts.autodiff.graph import Graph, Node, Value, outer_names
@@ -30,6 +32,10 @@ _MOVES = ("Reshape", "Transpose", "Identity", "Unsqueeze", "Squeeze", "Flatten")
 _BATCHES = 2
 
 Factors = dict[str, list[tuple[str, Factor]]]
+
+
+class NoSingleNorms(BuildError):
+    """A graph in which the samples' norms cannot be had from one backward pass; each sample must be run by itself."""
 
 
 @dataclass
@@ -55,7 +61,7 @@ def private_gradients(
         return int(seen[name].first.shape[0]) // _BATCHES
 
     if rows(loss.logits) != 1:
-        raise BuildError("a sample has several labels, for which single gradients are not made; use kind = 'central'")
+        raise NoSingleNorms("a sample has several labels, whose gradients come together")
     arrived = _backward(graph, loss, forward, uses)
     factors = _factors(graph, arrived, uses, rows)
     clip, expected = (graph.add_input(Value(name, ())) for name in (CLIP, EXPECTED))
@@ -70,6 +76,25 @@ def private_gradients(
         noise = graph.add_input(Value(NOISE + name, graph.shape(name)))
         found[name] = graph.op("Div", graph.op("Add", value, noise), expected, shape=graph.shape(name))
     return found
+
+
+def gradients_alone(graph: Graph, loss: Loss, trained: Sequence[str]) -> tuple[dict[str, str], list[tuple[str, str]]]:
+    """noise/<p> / expected of each parameter, and the outputs gradient/<p>, which a device takes sample by sample.
+
+    Appends the inputs expected_batch and noise/<parameter>, which is the noisy sum of clipped gradients.
+    """
+    if EDGES in loss.batch:
+        raise BuildError("samples that hang together by edges cannot be hidden one by one; use kind = 'central'")
+    gradients = differentiate(graph, loss.value, trained)
+    expected = graph.add_input(Value(EXPECTED, ()))
+    found, outputs = {}, []
+    for name, gradient in gradients.items():
+        shape = graph.shape(name)
+        graph.record(gradient, shape)
+        outputs.append((GRADIENT + name, gradient))
+        total = graph.add_input(Value(NOISE + name, shape))
+        found[name] = graph.op("Div", total, expected, shape=shape)
+    return found, outputs
 
 
 def check_objective(objective: Objective, model: str) -> None:
@@ -133,7 +158,7 @@ def _joined(graph: Graph, uses: list[tuple[str, Factor]]) -> list[tuple[str, Fac
         return uses
     value = uses[0][0]
     if any(name != value for name, _ in uses) or any(factor.kind == "tokens" for _, factor in uses):
-        raise BuildError(f"the parameter behind {value} is used in several forms, which has no private gradient yet")
+        raise NoSingleNorms(f"the parameter behind {value} is used in several forms")
     rows = [factor.as_rows(graph).left for _, factor in uses]
     return [(value, Factor("rows", graph.op("Sum", *rows), shape=uses[0][1].shape))]
 
@@ -171,6 +196,4 @@ def _unsupported(node: Node) -> BuildError:
             f"batch normalisation{where} mixes the samples of a batch, so that none can be hidden; use a model with "
             f"group normalisation, such as resnet8-gn or cnn-gn"
         )
-    return BuildError(
-        f"the layer {node.op}{where} has no gradient of single samples; use privacy.kind = 'central', or another model"
-    )
+    return NoSingleNorms(f"the layer {node.op}{where} has no norms of single samples")

@@ -113,9 +113,8 @@ def test_one_sample_alone_moves_the_sum_by_the_clip_at_most() -> None:
     [
         (nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten()), (1, 4, 4), Objective(), "resnet8-gn"),
         (nn.Sequential(nn.Linear(4, CLASSES)), (4,), Objective(proximal=0.1), "plain cross-entropy"),
-        (nn.Sequential(nn.Linear(4, CLASSES), nn.PReLU(CLASSES)), (4,), Objective(), "kind = 'central'"),
     ],
-    ids=["batch norm", "proximal term", "a layer without a form"],
+    ids=["batch norm", "proximal term"],
 )
 def test_what_cannot_be_hidden_is_refused_in_a_sentence(
     module: nn.Module, shape: tuple[int, ...], objective: Objective, words: str
