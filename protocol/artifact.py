@@ -138,6 +138,7 @@ class Artifact(Struct, frozen=True):
 
 
 _decoder = msgspec.msgpack.Decoder(Artifact)
+_read_manifest = msgspec.msgpack.Decoder(Manifest).decode
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 
 
@@ -148,9 +149,11 @@ def file_info(data: bytes) -> FileInfo:
 
 def pack(artifact: Artifact) -> bytes:
     """The artifact as one blob; equal artifacts give equal bytes."""
+    # A default is left out only where it is the very object, which it is in whatever was read.
+    manifest = _read_manifest(_encoder.encode(artifact.manifest))
     # Counts are whole numbers, which take a third of the bytes as such.
-    work = {kind: [_whole(number) for number in row] for kind, row in artifact.manifest.work.items()}
-    manifest = msgspec.structs.replace(artifact.manifest, work=work)
+    work = {kind: [_whole(number) for number in row] for kind, row in manifest.work.items()}
+    manifest = msgspec.structs.replace(manifest, work=work)
     return _encoder.encode(msgspec.structs.replace(artifact, manifest=manifest))
 
 

@@ -241,7 +241,7 @@ def _play(config: "RunConfig", text: str, args: argparse.Namespace) -> None:
                     _serve(config, text, args)
                     return
                 except LeaseLost as err:
-                    log.warning("%s; this one stands by again", err)
+                    say(f"{err}; this one stands by again", as_json=args.log_json)
         except KeyboardInterrupt:
             say(f"nothing is lost; go on with: fedwright server resume {folder.path}", as_json=args.log_json)
             raise

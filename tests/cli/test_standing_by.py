@@ -13,7 +13,7 @@ CONFIG = '[run]\nname = "night"\n[fleet]\nbroker = "mqtt://127.0.0.1:1"\n[method
 
 
 def test_who_lost_a_run_stands_by_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.toml").write_text(CONFIG)
@@ -28,4 +28,4 @@ def test_who_lost_a_run_stands_by_again(
 
     assert main(["server", "run", "run.toml"]) == 0
     assert attempts == ["night", "night"]
-    assert "has taken this run over; this one stands by again" in caplog.text
+    assert "has taken this run over; this one stands by again" in capsys.readouterr().err

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 from torch import Tensor, nn
 
-from fedwright.protocol.artifact import pack
+from fedwright.protocol.artifact import pack, unpack
+from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import build
 from fedwright.server_runtime.artifacts.compact import compact
 from fedwright.server_runtime.spec import ModelSpec, Structure
@@ -91,3 +92,10 @@ def test_an_artifact_does_not_grow_with_the_image() -> None:
 
     assert len(large) < len(small) + 500
     assert len(large) < 25_000
+
+
+def test_an_artifact_has_the_same_bytes_when_it_was_read_before() -> None:
+    spec = ModelSpec("mlp", (4,), 2)
+    packed = pack(build(Structure(spec), zoo.create(spec, seed=0)))
+
+    assert pack(unpack(packed)) == packed
