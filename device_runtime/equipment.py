@@ -11,7 +11,6 @@ from msgspec import Struct
 from fedwright.device_runtime import facts
 from fedwright.device_runtime.data import load
 from fedwright.device_runtime.data.local import LocalData
-from fedwright.device_runtime.describe.local_privacy import told_once
 from fedwright.device_runtime.describe.noise import SECRET_BYTES, ClassMeanNoise, with_noise
 from fedwright.device_runtime.guard import Guard, Limits, board_state
 from fedwright.device_runtime.policy import Policy
@@ -116,6 +115,9 @@ def find_profiles(state: Path, threads: int) -> list[Profile]:
 def _told(data: LocalData, settings: EquipmentSettings) -> DataSummary | None:
     """What is said about the data, with the same noise in every life of this agent; None where that is the truth."""
     if settings.policy.tells_epsilon is not None:
+        # Few owners ask for it, and every agent would pay for its import.
+        from fedwright.device_runtime.describe.local_privacy import told_once
+
         return told_once(data, settings.policy.tells_epsilon, Path(settings.folder))
     if not settings.noise_ratio:
         return None

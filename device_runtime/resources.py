@@ -17,9 +17,9 @@ from fedwright.device_runtime.store.journal import Journal
 from fedwright.device_runtime.store.personal_layers import PersonalLayers
 from fedwright.device_runtime.store.residual import ErrorFeedback
 from fedwright.protocol.blobs import BlobStore
-from fedwright.protocol.codecs import INSTEAD
 from fedwright.protocol.data_summary import FACTS, DataSummary, held_back, told
 from fedwright.protocol.errors import DeviceError
+from fedwright.protocol.field_types import INSTEAD
 from fedwright.protocol.messages import Answer, Ask, BlobRef, Board, Challenge, Report, SumAnswer, SumAsk, Task
 
 log = logging.getLogger(__name__)

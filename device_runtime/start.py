@@ -31,7 +31,6 @@ from fedwright.protocol import codec, topics
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.link import Link, connect
 from fedwright.protocol.messages import Gone
-from fedwright.protocol.secure.graph import LEAST_DEVICES
 from fedwright.protocol.support.memory import give_back_large_blocks
 
 log = logging.getLogger(__name__)
@@ -154,6 +153,8 @@ def _resources(
     )
     if not config.hide_counts:
         return resources
+    from fedwright.protocol.secure.graph import LEAST_DEVICES
+
     log.info("counts of the data are told only in sums over %d devices or more that hide theirs", LEAST_DEVICES)
     return _hiding(resources, config, folder, policy)
 

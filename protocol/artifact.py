@@ -149,12 +149,16 @@ def file_info(data: bytes) -> FileInfo:
 
 def pack(artifact: Artifact) -> bytes:
     """The artifact as one blob; equal artifacts give equal bytes."""
-    # A default is left out only where it is the very object, which it is in whatever was read.
-    manifest = _read_manifest(_encoder.encode(artifact.manifest))
+    manifest = as_read(artifact.manifest)
     # Counts are whole numbers, which take a third of the bytes as such.
     work = {kind: [_whole(number) for number in row] for kind, row in manifest.work.items()}
     manifest = msgspec.structs.replace(manifest, work=work)
     return _encoder.encode(msgspec.structs.replace(artifact, manifest=manifest))
+
+
+def as_read(manifest: Manifest) -> Manifest:
+    """The manifest as it is when it was read: a default is left out only where it is the very object."""
+    return _read_manifest(_encoder.encode(manifest))
 
 
 def _whole(number: float) -> float:

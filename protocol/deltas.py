@@ -16,8 +16,8 @@ import zstandard
 
 from fedwright.protocol import nibbles
 from fedwright.protocol import tensors as safe
-from fedwright.protocol.codecs import Codec as Codec
 from fedwright.protocol.errors import BadBlob, BadUpdate
+from fedwright.protocol.field_types import Codec as Codec
 from fedwright.protocol.support.unreadable import UNREADABLE
 from fedwright.protocol.varints import pack_gaps, unpack_gaps
 

@@ -1,6 +1,6 @@
 """The types that fields of messages have, with their limits."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -15,3 +15,7 @@ Text = Annotated[str, Meta(max_length=2000)]
 Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
 # What a device, a config or a run calls its classes, in the order of their numbers.
 ClassNames = Annotated[list[Annotated[str, Meta(min_length=1, max_length=200)]], Meta(max_length=10_000)]
+# The ways in which a change may be rounded on the wire.
+Codec = Literal["float32", "bf16", "int8", "int4"]
+# Those that came after the first release, and what is asked of agents that do not know them.
+INSTEAD: dict[str, Codec] = {"int4": "int8"}

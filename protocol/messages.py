@@ -12,9 +12,8 @@ from msgspec import Meta, Struct, field
 from fedwright.protocol.blob_ref import MAX_CHUNKS as MAX_CHUNKS
 from fedwright.protocol.blob_ref import BlobRef as BlobRef
 from fedwright.protocol.blob_ref import Patch as Patch
-from fedwright.protocol.codecs import Codec
 from fedwright.protocol.data_summary import DataSummary as DataSummary
-from fedwright.protocol.field_types import ClassNames, Count, Figures, Id, Key, Seconds, Sha256, Text
+from fedwright.protocol.field_types import ClassNames, Codec, Count, Figures, Id, Key, Seconds, Sha256, Text
 from fedwright.protocol.privacy_messages import Hidden as Hidden
 from fedwright.protocol.privacy_messages import Hiding as Hiding
 from fedwright.protocol.side_messages import Carried as Carried

@@ -19,8 +19,8 @@ from fedwright.device_runtime.train.loop import Evaluation
 from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import tensors
 from fedwright.protocol.blobs import BlobStore
-from fedwright.protocol.codecs import INSTEAD
 from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.field_types import INSTEAD
 from fedwright.protocol.goals import CLASSIFY
 from fedwright.protocol.messages import Recipe, Report
 from fedwright.protocol.support.files import replace_file

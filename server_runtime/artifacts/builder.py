@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import fedwright
-from fedwright.protocol.artifact import FORMAT, Artifact, Manifest, Slot, TensorSpec, file_info, pack, unpack
+from fedwright.protocol.artifact import FORMAT, Artifact, Manifest, Slot, TensorSpec, as_read, file_info, pack, unpack
 from fedwright.protocol.dataflow.outputs import check_eval_outputs, check_train_outputs
 from fedwright.protocol.errors import BadArtifact, BuildError
 from fedwright.protocol.goals import CLASSIFY
@@ -351,7 +351,7 @@ def _manifest(
     model = train.graph.to_model()
     sizes = dict(zip(batches, sizes_at(model, *batches), strict=True))
     fixed_bytes, sample_bytes = estimate(train.graph, sizes)
-    return Manifest(
+    manifest = Manifest(
         format=FORMAT,
         opset=OPSET,
         ir_version=IR_VERSION,
@@ -378,3 +378,4 @@ def _manifest(
         macs=count_macs(evaluation.graph),
         description=f"{structure.spec.model} {structure.spec.input_shape}, {structure.optimizer.kind}",
     )
+    return as_read(manifest)

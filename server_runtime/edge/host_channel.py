@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from fedwright import __version__
 from fedwright.protocol import codec, topics
 from fedwright.protocol.blobs import BlobStore, Download
-from fedwright.protocol.codecs import INSTEAD
 from fedwright.protocol.errors import BadBlob, BadMessage
+from fedwright.protocol.field_types import INSTEAD
 from fedwright.protocol.link.base import Link
 from fedwright.protocol.messages import (
     BlobRef,

@@ -2,7 +2,7 @@
 
 from msgspec import structs
 
-from fedwright.protocol.codecs import INSTEAD
+from fedwright.protocol.field_types import INSTEAD
 from fedwright.protocol.messages import Returns
 from fedwright.server_runtime.fleet.registry import Registry
 from fedwright.server_runtime.rounds import events
