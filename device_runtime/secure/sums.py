@@ -163,7 +163,7 @@ class SecureSums:
         part = self._part_of(session)
         around = {self._device, *part.neighbours}
         signers = sorted(ask.signatures.keys() & around)
-        needed = quorum(len(around))
+        needed = quorum(len(around), part.terms.threshold)
         if len(signers) < needed:
             raise ProtocolError(f"{len(signers)} members agree on this sum but {needed} must; nothing is opened")
         word = agreed_word(part.digest, session.sharers, session.present)
@@ -197,14 +197,15 @@ class SecureSums:
         # Of others nobody here knows whether they are real.
         _check_size(len(set(some) & {self._device, *self._looked_at(part, change)}), change, "devices")
         for whole in (part.names, {self._device, *part.neighbours}):
-            left, needed = len(set(some) & set(whole)), quorum(len(whole))
+            left, needed = len(set(some) & set(whole)), quorum(len(whole), part.terms.threshold)
             if left < needed:
                 raise ProtocolError(f"{left} of {len(whole)} members are left in the sum but {needed} must be")
         if not is_connected(part.graph, some):
             raise ProtocolError("those who are left in the sum fall into parts, which could be told from each other")
 
     def _looked_at(self, part: Part, change: Change) -> frozenset[str]:
-        return looked_at(part.names, part.digest, self._device, change.terms.least)
+        count = part.terms.neighbours
+        return looked_at(part.names, part.digest, self._device, change.terms.least, count=count)
 
     def _check_signed(self, part: Part, devices: Collection[str], word: bytes, signatures: Mapping[str, bytes]) -> None:
         for device in devices:

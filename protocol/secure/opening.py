@@ -11,7 +11,7 @@ from fedwright.protocol.errors import ProtocolError
 from fedwright.protocol.secure.graph import neighbours_of, threshold
 from fedwright.protocol.secure.masks import Words, add_stream
 from fedwright.protocol.secure.part import mark, pair_seed, place_of
-from fedwright.protocol.secure.roster import Member, digest_of, read_roster
+from fedwright.protocol.secure.roster import Member, digest_of, read_roster, unpack_roster
 from fedwright.protocol.secure.shamir import join
 
 MARK_BYTES = 32
@@ -65,11 +65,14 @@ class Opening:
         return total
 
     def _has_enough(self, owner: str) -> bool:
-        return len(self._shares.get(owner, {})) >= threshold(len(self._graph[owner]))
+        return len(self._shares.get(owner, {})) >= self._needed(owner)
+
+    def _needed(self, owner: str) -> int:
+        return threshold(len(self._graph[owner]), unpack_roster(self.roster).threshold)
 
     def _joined(self, owner: str) -> bytes:
         try:
-            return join(self._shares.get(owner, {}), threshold=threshold(len(self._graph[owner])))
+            return join(self._shares.get(owner, {}), threshold=self._needed(owner))
         except ProtocolError as err:
             raise ProtocolError(f"{owner}: {err}") from err
 
@@ -95,4 +98,5 @@ class Opening:
 
     @cached_property
     def _graph(self) -> dict[str, frozenset[str]]:
-        return neighbours_of(sorted(self._members), self._digest)
+        count = unpack_roster(self.roster).neighbours
+        return neighbours_of(sorted(self._members), self._digest, count=count)

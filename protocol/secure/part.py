@@ -17,7 +17,7 @@ from fedwright.protocol.crypto.x25519 import agree, public_key
 from fedwright.protocol.errors import ProtocolError
 from fedwright.protocol.secure.graph import neighbours_of, threshold
 from fedwright.protocol.secure.masks import Words, add_stream
-from fedwright.protocol.secure.roster import Member, digest_of, names_of, read_roster
+from fedwright.protocol.secure.roster import Member, Roster, digest_of, names_of, read_roster, unpack_roster
 from fedwright.protocol.secure.shamir import COEFFICIENT_BYTES, SHARE_BYTES, split
 
 ROOT_BYTES = 32
@@ -41,6 +41,11 @@ class Part:
         """All who take part."""
         return names_of(self.roster)
 
+    @property
+    def terms(self) -> Roster:
+        """How many neighbours and shares the members are bound to."""
+        return unpack_roster(self.roster)
+
     @cached_property
     def digest(self) -> bytes:
         """Of the roster."""
@@ -49,7 +54,7 @@ class Part:
     @cached_property
     def graph(self) -> dict[str, frozenset[str]]:
         """Everybody's neighbours."""
-        return neighbours_of(self.names, self.digest)
+        return neighbours_of(self.names, self.digest, count=self.terms.neighbours)
 
     @property
     def neighbours(self) -> list[str]:
@@ -90,7 +95,7 @@ class Part:
     def _shares(self) -> dict[str, bytes]:
         count = len(self.neighbours)
         places = list(range(1, count + 1))
-        needed = threshold(count)
+        needed = threshold(count, self.terms.threshold)
         own = self._split(own_mask(self.root, self.digest), "own mask shares", needed, places)
         key = self._split(mask_secret(self.root), "mask key shares", needed, places)
         return {other: own[place] + key[place] for place, other in zip(places, self.neighbours, strict=True)}

@@ -2,7 +2,7 @@
 
 import datetime
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +13,7 @@ from fedwright.protocol.crypto.certificates import unreadable_certificate
 from fedwright.protocol.crypto.device_signing import is_signed_by
 from fedwright.protocol.errors import ProtocolError
 from fedwright.protocol.field_types import Id, Key
-from fedwright.protocol.secure.graph import looked_at
+from fedwright.protocol.secure.graph import MOST_THRESHOLD, NEIGHBOURS, THRESHOLD, looked_at
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
@@ -59,11 +59,14 @@ class Roster(Struct, frozen=True, omit_defaults=True):
     """All members; those whose word a device does not look at by their marks, which bind them all the same.
 
     A mark is too short to be free of collisions, which a member can make of its own words alone: it may as well tell
-    two neighbours two keys.
+    two neighbours two keys. neighbours: that each has. threshold: the share of them, and of members, without whom
+    nothing is opened.
     """
 
     members: list[Member]
     others: dict[Id, Mark] = {}
+    neighbours: int = NEIGHBOURS
+    threshold: float = THRESHOLD
 
     @property
     def names(self) -> list[str]:
@@ -71,19 +74,20 @@ class Roster(Struct, frozen=True, omit_defaults=True):
         return sorted([*self.others, *(member.device for member in self.members)])
 
 
-def pack_roster(members: Sequence[Member]) -> bytes:
+def pack_roster(members: Sequence[Member], *, neighbours: int = NEIGHBOURS, threshold: float = THRESHOLD) -> bytes:
     """A roster as it travels; the same bytes for the same members."""
-    return _packed(members, {})
+    return _packed(Roster(list(members), {}, neighbours, threshold))
 
 
 def roster_for(data: bytes, device: str, least: int) -> bytes:
     """The roster as one device needs it: it looks at the words of some (graph.looked_at), and of itself."""
     roster = unpack_roster(data)
-    seen = looked_at(names_of(data), digest_of(data), device, least) | {device}
+    seen = looked_at(names_of(data), digest_of(data), device, least, count=roster.neighbours) | {device}
     if len(seen) == len(roster.members):
         return data
     others = {member.device: member.mark() for member in roster.members if member.device not in seen}
-    return _packed([member for member in roster.members if member.device in seen], others)
+    members = [member for member in roster.members if member.device in seen]
+    return _packed(msgspec.structs.replace(roster, members=members, others=others))
 
 
 @lru_cache(maxsize=KEPT)
@@ -94,10 +98,15 @@ def unpack_roster(data: bytes) -> Roster:
     except (msgspec.MsgspecError, RecursionError) as err:
         raise ProtocolError(f"the roster of a sum cannot be read ({err})") from err
     count = len(roster.members) + len(roster.others)
-    if not 1 <= count <= MOST_MEMBERS or _packed(roster.members, roster.others) != data:
+    if not 1 <= count <= MOST_MEMBERS or _packed(roster) != data:
         raise ProtocolError(f"the roster of a sum has {count} members, or not in their order")
     if len(set(roster.names)) < count:
         raise ProtocolError("a device or a key is twice in the roster of a sum")
+    if not NEIGHBOURS <= roster.neighbours <= MOST_MEMBERS or not THRESHOLD <= roster.threshold <= MOST_THRESHOLD:
+        raise ProtocolError(
+            f"a sum with {roster.neighbours} neighbours and a threshold of {roster.threshold:g} is not taken part in; "
+            f"it takes {NEIGHBOURS} to {MOST_MEMBERS} of them, and {THRESHOLD:.3f} to {MOST_THRESHOLD:g}"
+        )
     return roster
 
 
@@ -106,9 +115,11 @@ def names_of(data: bytes) -> list[str]:
     return unpack_roster(data).names
 
 
-def _packed(members: Sequence[Member], others: Mapping[str, bytes]) -> bytes:
-    by_name = sorted(members, key=lambda member: member.device)
-    return msgspec.msgpack.encode(Roster(by_name, dict(sorted(others.items()))))
+def _packed(roster: Roster) -> bytes:
+    by_name = sorted(roster.members, key=lambda member: member.device)
+    return msgspec.msgpack.encode(
+        msgspec.structs.replace(roster, members=by_name, others=dict(sorted(roster.others.items())))
+    )
 
 
 def read_roster(data: bytes) -> dict[str, Member]:
@@ -129,7 +140,9 @@ def digest_of(roster: bytes) -> bytes:
     """What everything in a sum is bound to: the same whoever's words are left out of a roster."""
     found = unpack_roster(roster)
     marks = found.others | {member.device: member.mark() for member in found.members}
-    return hashlib.sha256(b"fedwright roster" + msgspec.msgpack.encode(sorted(marks.items()))).digest()
+    terms = (found.neighbours, found.threshold)
+    bound = b"" if terms == (NEIGHBOURS, THRESHOLD) else msgspec.msgpack.encode(terms)
+    return hashlib.sha256(b"fedwright roster" + msgspec.msgpack.encode(sorted(marks.items())) + bound).digest()
 
 
 def masked_word(digest: bytes, sharers: Sequence[str]) -> bytes:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.protocol.secure.graph import LEAST_DEVICES
+from fedwright.protocol.secure.graph import LEAST_DEVICES, MOST_THRESHOLD, NEIGHBOURS, THRESHOLD
 from fedwright.protocol.secure.roster import MOST_MEMBERS
 from fedwright.protocol.support.settings import check_range, hint
 from fedwright.server_runtime.blocks.mixing import Mix
@@ -62,6 +62,13 @@ class UpdateSection:
     secure_range: float = field(
         default=8.0, metadata=hint("largest entry of a change that a sum has room for; smaller is more exact")
     )
+    secure_neighbours: int = field(
+        default=NEIGHBOURS, metadata=hint("devices with which each of a large sum shares masks; fewer hide too little")
+    )
+    secure_threshold: float = field(
+        default=THRESHOLD,
+        metadata=hint("share of members and neighbours who must stay; more stands up to more of them in league"),
+    )
 
     def __post_init__(self) -> None:
         """Check values."""
@@ -78,6 +85,8 @@ class UpdateSection:
         check_range("weight_cap", self.weight_cap, low=0)
         check_range("secure_least", self.secure_least, low=LEAST_DEVICES, high=MOST_MEMBERS)
         check_range("secure_range", self.secure_range, above=0, high=1e6)
+        check_range("secure_neighbours", self.secure_neighbours, low=NEIGHBOURS, high=MOST_MEMBERS)
+        check_range("secure_threshold", self.secure_threshold, low=THRESHOLD, high=MOST_THRESHOLD)
         if self.secure:
             self._check_secure()
         self.combination()

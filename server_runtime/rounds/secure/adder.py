@@ -69,6 +69,8 @@ class SumAdder:
                 lambda made: self._store.save_sum(group.name, pack_record(made)),
                 self._options.least,
                 self._options.authority,
+                neighbours=self._options.neighbours,
+                threshold=self._options.threshold,
             )
             try:
                 total, record = session.run(record)

@@ -100,6 +100,8 @@ class CountAdder:
             lambda made: self._store.save_sum(NAME, pack_record(made)),
             self._options.least,
             self._options.authority,
+            neighbours=self._options.neighbours,
+            threshold=self._options.threshold,
         )
 
     def _checked(self, total: Words, record: SumRecord, samples: Mapping[str, int]) -> tuple[int, ...]:

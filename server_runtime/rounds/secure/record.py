@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from fedwright.protocol.messages import BlobRef, CountTerms, SumAsk
 from fedwright.protocol.secure.graph import looked_at, neighbours_of
-from fedwright.protocol.secure.roster import digest_of, names_of
+from fedwright.protocol.secure.roster import digest_of, names_of, unpack_roster
 
 
 class SumRecord(Struct, frozen=True):
@@ -51,12 +51,13 @@ class SumRecord(Struct, frozen=True):
 
     def near(self, device: str, signatures: Mapping[str, bytes], least: int) -> dict[str, bytes]:
         """Those signatures that a device looks at."""
-        wanted = looked_at(self.members, digest_of(self.roster), device, least) | {device}
+        count = unpack_roster(self.roster).neighbours
+        wanted = looked_at(self.members, digest_of(self.roster), device, least, count=count) | {device}
         return {name: signature for name, signature in signatures.items() if name in wanted}
 
     def graph(self) -> dict[str, frozenset[str]]:
         """Everybody's neighbours."""
-        return neighbours_of(self.members, digest_of(self.roster))
+        return neighbours_of(self.members, digest_of(self.roster), count=unpack_roster(self.roster).neighbours)
 
 
 def pack_record(record: SumRecord) -> bytes:

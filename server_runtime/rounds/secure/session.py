@@ -13,7 +13,7 @@ from fedwright.protocol import codec
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ProtocolError
 from fedwright.protocol.messages import CountTerms, SumAnswer
-from fedwright.protocol.secure.graph import is_connected, quorum
+from fedwright.protocol.secure.graph import NEIGHBOURS, THRESHOLD, is_connected, quorum
 from fedwright.protocol.secure.masks import Words, read_words
 from fedwright.protocol.secure.opening import Opening
 from fedwright.protocol.secure.roster import (
@@ -25,6 +25,7 @@ from fedwright.protocol.secure.roster import (
     pack_roster,
     read_roster,
     roster_for,
+    unpack_roster,
 )
 from fedwright.server_runtime.rounds.secure.record import SumRecord
 from fedwright.server_runtime.rounds.secure.talk import StageTalk
@@ -52,6 +53,8 @@ class SumSession:
     save: Save
     least: int
     authority: bytes = b""
+    neighbours: int = NEIGHBOURS
+    threshold: float = THRESHOLD
     problems: dict[str, str] = field(default_factory=dict)
 
     def run(self, record: SumRecord) -> tuple[Words, SumRecord]:
@@ -81,7 +84,8 @@ class SumSession:
             elif member.work != usual:
                 self._leave_out(members, device, "it has trained something else than the others")
         self._require(len(members), self.least, "gave keys")
-        return self._saved(structs.replace(record, roster=pack_roster(list(members.values()))))
+        roster = pack_roster(list(members.values()), neighbours=self.neighbours, threshold=self.threshold)
+        return self._saved(structs.replace(record, roster=roster))
 
     def _checked_member(self, device: str, answer: SumAnswer, record: SumRecord) -> Member:
         member = answer.member
@@ -102,7 +106,7 @@ class SumSession:
 
         rosters = {device: roster_for(record.roster, device, self.least) for device in graph}
         self._ask({device: record.ask(device, "share", roster=rosters[device]) for device in graph}, take)
-        self._require_set(sealed, graph, "gave shares")
+        self._require_set(sealed, record, "gave shares")
         return self._saved(structs.replace(record, sealed=sealed, marks=marks))
 
     def _mask(self, record: SumRecord) -> SumRecord:
@@ -118,7 +122,7 @@ class SumSession:
 
         asks = {d: record.ask(d, "mask", sharers=sharers, sealed=record.sealed_for(d, graph)) for d in sharers}
         self._ask(asks, take)
-        self._require_set(found, graph, "sent their part")
+        self._require_set(found, record, "sent their part")
         parts = {device: ref for device, (ref, _) in found.items()}
         signed = {device: signature for device, (_, signature) in found.items()}
         return self._saved(structs.replace(record, parts=parts, signed=signed))
@@ -137,7 +141,9 @@ class SumSession:
             for d in present
         }
         self._ask(asks, take)
-        self._require(len(signatures), quorum(len(members)), "agreed", agreed=True)
+        self._require(
+            len(signatures), quorum(len(members), unpack_roster(record.roster).threshold), "agreed", agreed=True
+        )
         return signatures
 
     def _open(self, record: SumRecord, signatures: Mapping[str, bytes]) -> Words:
@@ -180,9 +186,10 @@ class SumSession:
         if count < needed:
             raise TooFew(f"{count} devices {what} but a sum takes {needed}", agreed=agreed)
 
-    def _require_set(self, some: Mapping[str, object], graph: Mapping[str, frozenset[str]], what: str) -> None:
-        self._require(len(some), max(self.least, quorum(len(graph))), what)
-        if not is_connected(graph, some):
+    def _require_set(self, some: Mapping[str, object], record: SumRecord, what: str) -> None:
+        needed = quorum(len(record.members), unpack_roster(record.roster).threshold)
+        self._require(len(some), max(self.least, needed), what)
+        if not is_connected(record.graph(), some):
             raise TooFew(f"those who {what} fall into parts that could be told from each other", agreed=False)
 
     def _saved(self, record: SumRecord) -> SumRecord:

@@ -26,6 +26,7 @@ from fedwright.protocol.secure.roster import (
     unpack_roster,
 )
 from fedwright.server_runtime.fleet.authority import Authority
+from fedwright.server_runtime.rounds.secure.record import SumRecord
 
 NAMES = [f"d{number:02}" for number in range(44)]
 
@@ -52,8 +53,8 @@ def credentials(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Enrolled]
 class Cheat:
     """One real device among many that its server plays, some of them with real certificates."""
 
-    def __init__(self, folder: Path, credentials: dict[str, Enrolled], least: int = 3) -> None:
-        self.folder, self.credentials, self.least = folder, credentials, least
+    def __init__(self, folder: Path, credentials: dict[str, Enrolled], least: int = 3, **terms: Any) -> None:
+        self.folder, self.credentials, self.least, self.terms = folder, credentials, least, terms
         folder.mkdir()
         self.device = SecureSums("d00", folder, credentials["d00"])
         np.zeros(8, np.float32).tofile(folder / "result")
@@ -78,7 +79,7 @@ class Cheat:
 
     @property
     def roster(self) -> bytes:
-        return pack_roster(list(self.members.values()))
+        return pack_roster(list(self.members.values()), **self.terms)
 
     def invent(self, *names: str) -> None:
         """Members in others' names, whom nobody signed for."""
@@ -149,6 +150,28 @@ def test_words_of_devices_far_away_do_not_count_for_those_around(
     assert not agreed.problem
     opened = cheat.ask("open", signatures=dict.fromkeys([*far, "d00"], agreed.signature))
     assert "1 members agree on this sum but 23 must" in opened.problem
+
+
+def test_a_run_may_ask_for_more_neighbours_and_a_higher_threshold(
+    tmp_path: Path, credentials: dict[str, Enrolled]
+) -> None:
+    cheat = Cheat(tmp_path / "cheat", credentials, neighbours=36, threshold=0.8)
+    near = cheat.part().neighbours
+    record = SumRecord("s", {}, roster=cheat.roster)
+    assert (len(near), record.graph()) == (36, cheat.part().graph)
+    assert record.near("d00", dict.fromkeys(NAMES, b""), 3).keys() == {*near, "d00"}
+    short = roster_for(cheat.roster, "d00", cheat.least)
+    assert cheat.ask("share", roster=short).sealed.keys() == set(near)
+    sealed = {name: cheat.part(name).sealed()["d00"] for name in near}
+
+    # 30 of 37 around it must stay, and sign
+    few = [name for name in NAMES if name not in near[:8]]
+    assert "29 of 37 members are left in the sum but 30 must be" in cheat.ask("mask", sharers=few).problem
+    assert not cheat.ask("mask", sharers=NAMES, sealed=sealed).problem
+    agreed = cheat.ask("agree", present=NAMES, signatures=cheat.signed(*near, "d00"))
+    assert not agreed.problem
+    opened = cheat.ask("open", signatures=dict.fromkeys(near[:29], agreed.signature))
+    assert "29 members agree on this sum but 30 must" in opened.problem
 
 
 def test_a_roster_without_words_that_nobody_looks_at_is_as_good_as_the_whole(

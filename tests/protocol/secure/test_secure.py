@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,12 +17,12 @@ from fedwright.server_runtime.fleet.authority import Authority
 LENGTH, REACH = 300, 2.0
 
 
-def parts_of(count: int) -> dict[str, Part]:
+def parts_of(count: int, **terms: Any) -> dict[str, Part]:
     """Everybody's part in one sum of so many devices."""
     rng = np.random.default_rng(count)
     roots = {f"d{number:03}": rng.bytes(ROOT_BYTES) for number in range(count)}
     members = [roster.Member(device, "s", *public_keys(root)) for device, root in roots.items()]
-    packed = roster.pack_roster(members)
+    packed = roster.pack_roster(members, **terms)
     return {device: Part(device, root, packed) for device, root in roots.items()}
 
 
@@ -35,8 +36,9 @@ class Sum:
         unshared: Collection[str] = (),
         unsent: Collection[str] = (),
         silent: Collection[str] = (),
+        terms: dict[str, Any] | None = None,
     ) -> None:
-        self.parts = parts_of(count)
+        self.parts = parts_of(count, **(terms or {}))
         self.sharers = sorted(self.parts.keys() - set(unshared))
         self.present = sorted(set(self.sharers) - set(unsent))
         self.openers = sorted(set(self.present) - set(silent))
@@ -79,10 +81,11 @@ class Sum:
         (9, {"unshared": ["d001"], "unsent": ["d004"], "silent": ["d000"]}),
         (9, {"unsent": ["d000", "d008"]}),
         (40, {"unshared": ["d005"], "unsent": ["d006", "d021", "d039"], "silent": ["d000", "d030"]}),
+        (40, {"unsent": ["d006"], "silent": ["d030"], "terms": {"neighbours": 36, "threshold": 0.8}}),
     ],
-    ids=["all stay", "one leaves at each stage", "first and last leave", "on a ring"],
+    ids=["all stay", "one leaves at each stage", "first and last leave", "on a ring", "on a wider ring"],
 )
-def test_the_sum_is_exactly_that_of_who_stayed(count: int, leavers: dict[str, list[str]]) -> None:
+def test_the_sum_is_exactly_that_of_who_stayed(count: int, leavers: dict[str, Any]) -> None:
     made = Sum(count, **leavers)
     made.open_all()
 
@@ -90,6 +93,16 @@ def test_the_sum_is_exactly_that_of_who_stayed(count: int, leavers: dict[str, li
 
     assert made.opening.lacking == []
     np.testing.assert_array_equal(total.view(np.int32), made.plain())
+
+
+@pytest.mark.parametrize(("threshold", "needed"), [(2 / 3, 7), (0.85, 8)])
+def test_a_higher_threshold_takes_more_openings(threshold: float, needed: int) -> None:
+    made = Sum(10, unsent=["d009"], terms={"threshold": threshold})
+    lacking = []
+    for device in made.openers:
+        made.opening.take(device, *made.opened(device))
+        lacking.append("d009" in made.opening.lacking)
+    assert lacking.index(False) + 1 == needed
 
 
 def test_the_mean_is_within_the_stated_error() -> None:
@@ -109,7 +122,7 @@ def test_any_pattern_of_leavers_gives_the_exact_sum_or_says_what_is_lacking() ->
     for _ in range(25):
         drawn = rng.choice(5, size=7, p=[0.6, 0.1, 0.1, 0.1, 0.1])
         names = [f"d{number:03}" for number in range(7)]
-        leavers = {
+        leavers: dict[str, Any] = {
             kind: [name for name, what in zip(names, drawn, strict=True) if what == number]
             for number, kind in ((1, "unshared"), (2, "unsent"), (3, "silent"))
         }
@@ -222,6 +235,30 @@ def test_a_part_of_the_ring_that_leavers_cut_off_is_not_connected() -> None:
 def test_two_quorums_have_more_than_a_third_in_common(devices: int, needed: int) -> None:
     assert graph.quorum(devices) == needed
     assert 2 * needed - devices > devices / 3
+
+
+@pytest.mark.parametrize(("share", "needed"), [(2 / 3, 23), (0.7, 24), (0.8, 28), (0.9, 31)])
+def test_a_higher_threshold_asks_for_more_and_never_for_fewer_than_two_thirds(share: float, needed: int) -> None:
+    assert graph.quorum(34, share) == graph.threshold(34, share) == needed
+    assert graph.quorum(34, 0.5) == 23
+    assert all(graph.quorum(n, 2 / 3) == 2 * n // 3 + 1 for n in range(1, 1001))
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [{"neighbours": 31}, {"neighbours": 1001}, {"threshold": 0.66}, {"threshold": 0.91}, {"threshold": float("nan")}],
+    ids=str,
+)
+def test_a_roster_whose_terms_hide_too_little_is_refused(terms: Any) -> None:
+    packed = roster.pack_roster([roster.Member("d0", "s", bytes(32), bytes([1] * 32))], **terms)
+    with pytest.raises(ProtocolError, match="is not taken part in"):
+        roster.unpack_roster(packed)
+
+
+def test_who_is_told_other_terms_is_in_another_sum() -> None:
+    members = [roster.Member("d0", "s", bytes(32), bytes([1] * 32))]
+    told: list[Any] = [{}, {"neighbours": 40}, {"threshold": 0.8}]
+    assert len({roster.digest_of(roster.pack_roster(members, **terms)) for terms in told}) == 3
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from fedwright.protocol.errors import ConfigError
-from fedwright.server_runtime.config import config_from_dict
+from fedwright.server_runtime.config import RunConfig, config_from_dict
 from fedwright.server_runtime.methods.registry import METHODS
 from fedwright.server_runtime.methods.summed import REASONS, SUMMED
+from fedwright.server_runtime.rounds.secure.options import secure_options
 
 SETTINGS: dict[str, dict[str, Any]] = {"hasa": {"width_step": 0.2}, "fedconv": {"group": "ratio"}}
 SETTINGS["framp"] = {"alike": 3, "align": 0, "granularity": "channel"}
@@ -16,10 +17,10 @@ SETTINGS["pfedhn"] = {"alike": 3, "parallel": True}
 SETTINGS["slice-tuned"] = SETTINGS["fedconv"]
 
 
-def read(name: str, settings: dict[str, Any] | None = None, **sections: Any) -> None:
+def read(name: str, settings: dict[str, Any] | None = None, **sections: Any) -> RunConfig:
     method = {"name": name, **(SETTINGS.get(name, {}) if settings is None else settings)}
     update = {"secure": True, **sections.pop("update", {})}
-    config_from_dict({"method": method, "update": update, **sections}, where="run.toml")
+    return config_from_dict({"method": method, "update": update, **sections}, where="run.toml")
 
 
 def test_the_lists_name_methods_that_there_are() -> None:
@@ -46,13 +47,29 @@ def test_others_refuse_by_name(name: str) -> None:
         ({"update": {"keep_ratio": 0.1}}, "keep_ratio is 0.1"),
         ({"update": {"class_means": True}}, "class_means is True"),
         ({"update": {"secure_least": 2}}, "secure_least"),
+        ({"update": {"secure_neighbours": 31}}, "secure_neighbours"),
+        ({"update": {"secure_threshold": 0.66}}, "secure_threshold"),
         ({"fleet": {"buffer": 3}}, "remove fleet.buffer"),
     ],
-    ids=["robust", "rounded", "sparse", "class means", "two devices", "asynchronous"],
+    ids=[
+        "robust",
+        "rounded",
+        "sparse",
+        "class means",
+        "two devices",
+        "few neighbours",
+        "low threshold",
+        "asynchronous",
+    ],
 )
 def test_settings_that_look_at_single_updates_are_refused(sections: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         read("fedavg", **sections)
+
+
+def test_a_config_says_how_many_neighbours_and_who_must_stay() -> None:
+    asked = secure_options(read("fedavg", update={"secure_neighbours": 48, "secure_threshold": 0.8}))
+    assert (asked.neighbours, asked.threshold) == (48, 0.8)
 
 
 def test_methods_that_give_every_device_its_own_part_say_how_to_share_them() -> None:

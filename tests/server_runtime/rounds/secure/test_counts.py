@@ -11,6 +11,7 @@ from msgspec import structs
 from fedwright.device_runtime.describe.hidden_counts import HiddenCounts, OwnCounts, in_steps
 from fedwright.protocol.blobs import BlobStore, make_ref
 from fedwright.protocol.messages import BlobRef, Gone, SumAnswer, SumAsk
+from fedwright.protocol.secure.roster import unpack_roster
 from fedwright.server_runtime.blocks.scores import heterogeneity
 from fedwright.server_runtime.methods.base import SumRequest, SumResult
 from fedwright.server_runtime.rounds import events
@@ -38,6 +39,8 @@ class Fleet:
         self.events: list[Any] = []
         self.changes = changes
         self.asked: list[tuple[str, str]] = []
+        self.rosters: list[bytes] = []
+        self.options = SecureOptions()
         self.said: list[SumAnswer] = []
         self._events = [Heard(device, BOOT, report()) for device in COUNTS]
         planner = Planner("run", TinyBuilder(), self.blobs, 10.0)
@@ -56,6 +59,7 @@ class Fleet:
     def ask(self, device: str, ask: SumAsk) -> None:
         """See Channel."""
         self.asked.append((ask.stage, device))
+        self.rosters += [ask.roster] if ask.stage == "share" else []
         answer = self.hidden[device].answer(ask, self._offer)
         answer = self.changes.get(device, lambda honest: honest)(answer)
         self.said += [answer] if isinstance(answer, SumAnswer) else []
@@ -67,7 +71,7 @@ class Fleet:
         return events
 
     def adder(self) -> CountAdder:
-        return CountAdder(self.tracker, self.blobs, self.store, options=SecureOptions(), deadline_s=0.3)
+        return CountAdder(self.tracker, self.blobs, self.store, options=self.options, deadline_s=0.3)
 
     def add_up(self, **changes: Any) -> SumResult:
         wanted: dict[str, Any] = {"samples": dict.fromkeys(COUNTS, 10), "length": 3, "smoothing": 0.1}
@@ -97,6 +101,14 @@ def test_the_sum_is_exact_and_the_scores_are_the_plain_ones_in_steps(tmp_path: P
     assert summed.pooled == pooled("a", "b", "c", "d") == (15, 12, 13)
     plain = heterogeneity([np.array(counts) for counts in COUNTS.values()])
     assert list(summed.scores.values()) == [in_steps(score) for score in plain.tolist()]
+
+
+def test_sums_of_counts_have_the_terms_of_the_run(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path)
+    fleet.options = SecureOptions(neighbours=40, threshold=0.8)
+
+    assert fleet.add_up().pooled == pooled("a", "b", "c", "d")
+    assert {(one.neighbours, one.threshold) for one in map(unpack_roster, fleet.rosters)} == {(40, 0.8)}
 
 
 @pytest.mark.parametrize("stage", ["keys", "share", "mask"])

@@ -13,6 +13,7 @@ from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.protocol.messages import BlobRef, Stats, SumAnswer, SumAsk, Task
 from fedwright.protocol.secure import masks
 from fedwright.protocol.secure.opening import Opening
+from fedwright.protocol.secure.roster import unpack_roster
 from fedwright.server_runtime.methods.base import Method
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.secure import talk
@@ -87,7 +88,7 @@ class Fleet:
         self.running[device] = Running(self.broker, device, self.folder, sums=fresh)
 
     def run(self, **options: Any) -> tuple[Server, Method]:
-        server = Server(self.broker, self.folder, devices=len(self.devices), rounds=1, secure=SECURE, **options)
+        server = Server(self.broker, self.folder, devices=len(self.devices), rounds=1, **{"secure": SECURE, **options})
         try:
             return server, server.run()
         finally:
@@ -126,6 +127,20 @@ def test_the_sum_is_exactly_that_of_whole_numbers_in_the_open(tmp_path: Path) ->
     fleet = Fleet(tmp_path)
     _, method = fleet.run()
 
+    check_equal(method, expected(fleet.rows(*DEVICES), 4))
+
+
+def test_sums_have_the_terms_that_a_run_asks_for(tmp_path: Path) -> None:
+    told = []
+
+    def act(ask: SumAsk, answer: SumAnswer) -> SumAnswer:
+        told.extend([unpack_roster(ask.roster)] if ask.stage == "share" else [])
+        return answer
+
+    fleet = Fleet(tmp_path, a=act)
+    _, method = fleet.run(secure=SecureOptions(neighbours=40, threshold=0.8))
+
+    assert {(one.neighbours, one.threshold) for one in told} == {(40, 0.8)}
     check_equal(method, expected(fleet.rows(*DEVICES), 4))
 
 
