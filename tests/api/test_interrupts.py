@@ -83,7 +83,8 @@ def test_ctrl_c_ends_a_program_and_all_it_started(
     # One traceback, of the program's own line, which ends in what to do.
     assert [line for line in shown if line.startswith("Traceback")] == ["Traceback (most recent call last):"]
     assert shown[-1] == f"KeyboardInterrupt: {STOPPED}"
-    assert sum(line.startswith("  File ") for line in shown) <= 4
+    frames = [line for line in shown if line.startswith("  File ") and "program.py" not in line]
+    assert len(frames) <= 3
     assert "of 1000000 rounds" in rounds_done(tmp_path, capsys, monkeypatch)
 
 

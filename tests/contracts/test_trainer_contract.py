@@ -28,7 +28,8 @@ CASES = {
 
 
 def data_for(spec: ModelSpec, n: int = 20) -> LocalData:
-    rng = np.random.default_rng(5)
+    # A draw at which torch itself, begun a rounding away, ends within 1e-5 of where it did; at some it ends 1e-3 away.
+    rng = np.random.default_rng(2)
     x, y = rng.normal(size=(n, *spec.input_shape)).astype(np.float32), np.arange(n) % spec.classes
     return LocalData(x, y, x[:6], y[:6], spec.classes, (n // spec.classes,) * spec.classes, spec.input_shape)
 
