@@ -3,6 +3,7 @@
 import json
 import math
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -203,7 +204,7 @@ class CentralPrivacy(NoPrivacy):
             self._ledger.append(Entry(number, self._rollbacks, next_clip=self._central.settle()))
 
 
-class DevicePrivacy(NoPrivacy):
+class DevicePrivacy(NoPrivacy, ABC):
     """Each device has a budget of its own, and is left out of rounds that would pass it."""
 
     kind = ""
@@ -213,9 +214,9 @@ class DevicePrivacy(NoPrivacy):
         self._ledger = Ledger(folder / LEDGER)
         self._noise = multiplier_of(config)
 
+    @abstractmethod
     def tells(self, assignment: Assignment, report: Report) -> Release:
         """What a device tells in one round."""
-        raise NotImplementedError
 
     def affordable(self, assignments: dict[str, Assignment], reports: Mapping[str, Report]) -> dict[str, Assignment]:
         """Of devices that stay within their budget in one round more."""
