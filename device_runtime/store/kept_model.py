@@ -23,9 +23,13 @@ class KeptModel:
 
     def wanted(self, task: Task) -> list[BlobRef]:
         """The blobs that a task is done with, or made of: the change in place of weights whose base is here."""
-        if task.patch is None or self._blobs.has(task.weights.sha256) or not self._blobs.has(task.patch.base):
-            return [*common_blobs(task), *sent_blobs(_whole(task))]
-        return [*common_blobs(task), *sent_blobs(task)]
+        patched = task.patch is not None and not self._blobs.has(task.weights.sha256) and self._holds_base(task)
+        return [*common_blobs(task), *sent_blobs(task if patched else structs.replace(task, patch=None))]
+
+    def _holds_base(self, task: Task) -> bool:
+        """Whether the base is here, and no more to read than the weights that come of it."""
+        base = "" if task.patch is None else task.patch.base
+        return self._blobs.has(base) and self._blobs.path(base).stat().st_size <= task.weights.size_bytes
 
     def complete(self, task: Task) -> bool:
         """Put the weights together of what is here; False when they have to come whole."""
@@ -55,8 +59,3 @@ class KeptModel:
             self._blobs.remove(str(sha256))
         self._kept = task.weights.sha256
         return [ref for ref in used if ref.sha256 != self._kept]
-
-
-def _whole(task: Task) -> Task:
-    """The task as if its weights came whole."""
-    return structs.replace(task, patch=None)
