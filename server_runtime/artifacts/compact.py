@@ -13,6 +13,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from fedwright.protocol.artifact import AGAIN
 from fedwright.server_runtime.artifacts.autodiff.graph import OPSET
 
 Array = NDArray[Any]
@@ -45,7 +46,9 @@ def compact(model: onnx.ModelProto) -> bytes:
     graph.initializer.extend(kept)
     nodes = [*made, *graph.node]
     for node in nodes:
-        node.ClearField("name")
+        # A device reads of its name that a node makes a value again.
+        if not node.name.startswith(f"{AGAIN}/"):
+            node.ClearField("name")
         _drop_defaults(node)
     del graph.node[:]
     graph.node.extend(nodes)
