@@ -6,8 +6,7 @@ serial number and leaves `revoked.list`.
 """
 
 import logging
-import time
-from collections.abc import Callable
+import os
 from pathlib import Path
 
 from fedwright.protocol.support.files import replace_file
@@ -17,7 +16,7 @@ log = logging.getLogger(__name__)
 ISSUED = "issued.list"
 REVOKED = "revoked.list"
 CRL = "revoked.crl"
-# How often a running server looks whether somebody was shut out.
+# How often the broker's own guard and the store of device keys look whether somebody was shut out.
 LOOK_S = 1.0
 
 
@@ -48,10 +47,9 @@ def write_revoked(folder: Path, names: set[str]) -> None:
 class Gate:
     """Tells a running server whom to ignore; without a folder it is open to all."""
 
-    def __init__(self, folder: Path | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
-        self._clock = clock
-        self._looked_s = -LOOK_S
+        self._seen: tuple[int, int, int] | None = None
         self._barred: frozenset[str] = frozenset()
         self._boots: dict[str, str] = {}
         self._told: set[str] = set()
@@ -84,8 +82,20 @@ class Gate:
             log.warning(text, device, extra={"device": device, "fate": "revoked"})
 
     def _look(self) -> None:
-        if self._folder is None or self._clock() - self._looked_s < LOOK_S:
+        """Read the list again when it is another file than before; asked for each message, so it costs one stat."""
+        if self._folder is None:
             return
-        self._looked_s = self._clock()
-        self._barred = frozenset(read_revoked(self._folder))
-        self._told &= self._barred
+        seen = _version(self._folder / REVOKED)
+        if seen != self._seen:
+            self._seen = seen
+            self._barred = frozenset(read_revoked(self._folder))
+            self._told &= self._barred
+
+
+def _version(file: Path) -> tuple[int, int, int] | None:
+    """What changes whenever a file is replaced; None while there is none."""
+    try:
+        stat = os.stat(file)
+    except FileNotFoundError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size

@@ -125,18 +125,15 @@ def test_mistakes_are_one_sentence_and_change_nothing(authority: Authority, name
     assert read_revoked(authority.folder) == []
 
 
-class Clocked:
-    """A server with devices a and b whose time is set by hand."""
+class Bench:
+    """A server that hears devices a and b."""
 
     def __init__(self, folder: Path, trust: Path) -> None:
-        self.now_s = 0.0
         self._broker = MemoryBroker()
         self.device = self._broker.link("device")
         self.device.subscribe("#")
-        self.server = DeviceChannel(
-            self._broker.link("server"), FLEET, blobs=BlobStore(folder), clock=lambda: self.now_s
-        )
-        self.server.gate = Gate(trust, clock=lambda: self.now_s)
+        self.server = DeviceChannel(self._broker.link("server"), FLEET, blobs=BlobStore(folder))
+        self.server.gate = Gate(trust)
 
     def say(self, name: str, message: Message) -> None:
         self.device.send(topics.up(FLEET, name), codec.encode(message, sender=name, boot=f"boot-{name}"))
@@ -149,14 +146,13 @@ class Clocked:
 def test_a_running_server_ignores_who_is_revoked_and_takes_it_for_gone(authority: Authority, tmp_path: Path) -> None:
     for name in ("a", "b"):
         enroll(authority, name, fleet=FLEET, broker=BROKER)
-    bench = Clocked(tmp_path / "blobs", authority.folder)
+    bench = Bench(tmp_path / "blobs", authority.folder)
     word = Refusal("t", "failed", "no")
     bench.say("a", word)
     bench.say("b", word)
     assert bench.heard() == [("a", "boot-a", word), ("b", "boot-b", word)]
 
     revoke(authority, "a")
-    bench.now_s = 5.0
     bench.say("a", word)
     bench.say("b", word)
 
@@ -169,15 +165,27 @@ def test_a_running_server_ignores_who_is_revoked_and_takes_it_for_gone(authority
 def test_a_device_enrolled_anew_is_heard_again(authority: Authority, tmp_path: Path) -> None:
     enroll(authority, "a", fleet=FLEET, broker=BROKER)
     revoke(authority, "a")
-    bench = Clocked(tmp_path / "blobs", authority.folder)
+    bench = Bench(tmp_path / "blobs", authority.folder)
     bench.say("a", Refusal("t", "failed", "no"))
     assert bench.heard() == []
 
     enroll(authority, "a", fleet=FLEET, broker=BROKER, folder=tmp_path / "new")
-    bench.now_s = 5.0
     bench.say("a", Refusal("t", "failed", "no"))
 
     assert [device for device, _, _ in bench.heard()] == ["a"]
+
+
+def test_a_gate_sees_a_revocation_and_a_new_enrolment_at_once(authority: Authority) -> None:
+    gate = Gate(authority.folder)
+    enroll(authority, "a", fleet=FLEET, broker=BROKER)
+
+    seen = [gate.bars("a")]
+    revoke(authority, "a")
+    seen.append(gate.bars("a"))
+    enroll(authority, "a", fleet=FLEET, broker=BROKER)
+    seen.append(gate.bars("a"))
+
+    assert seen == [False, True, False]
 
 
 def test_a_gate_warns_once_of_those_who_speak_or_were_heard(
