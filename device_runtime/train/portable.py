@@ -79,7 +79,7 @@ class PortableTrainer:
             # The step itself sees no sample.
             batch, noise = {name: np.zeros_like(rows[:1]) for name, rows in batch.items()}, total.noisy()
         else:
-            noise = {spec.name: self._privacy.noise_for(spec) for spec in self.manifest.noise}
+            noise = self._privacy.step_noise(self.manifest.noise)
         result = self._run(self._bindings[self._now], batch, numbers, noise=noise)
         self._now = 1 - self._now
         return alone or result

@@ -44,13 +44,22 @@ class StepPrivacy:
 
     def __init__(self, hiding: Hiding, batch: int) -> None:
         self.scalars = {CLIP: hiding.clip, EXPECTED: float(batch)}
-        self._scale = np.float32(hiding.clip * hiding.noise_multiplier)
+        self._scale = hiding.clip * hiding.noise_multiplier
         self._noise = SecureNoise()
+        self._last: Tensors = {}
 
     def noise_for(self, spec: TensorSpec) -> Array:
         """Fresh noise for one parameter's sum."""
-        noise: Array = self._noise.standard_normal(tuple(spec.shape)) * self._scale
+        noise: Array = np.empty(tuple(spec.shape), np.float32)
+        self._noise.fill(noise, self._scale)
         return noise
+
+    def step_noise(self, specs: Sequence[TensorSpec]) -> Tensors:
+        """Fresh noise for every parameter's sum, in the place of that of the step before."""
+        self._last = self._last or {spec.name: np.empty(tuple(spec.shape), np.float32) for spec in specs}
+        for noise in self._last.values():
+            self._noise.fill(noise, self._scale)
+        return self._last
 
 
 class ClippedSum:

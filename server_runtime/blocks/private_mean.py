@@ -75,9 +75,9 @@ class CentralNoise:
 
     def on_sum(self, total: Array) -> Array:
         """(Σ x_i + noise) / expected."""
-        scale = np.float32(self.sum_multiplier * self.clip)
-        noisy = total + scale * self.noise.standard_normal(total.shape)
-        return np.asarray(noisy / np.float32(self.expected), total.dtype)
+        noise = np.empty(total.shape, np.float32)
+        self.noise.fill(noise, self.sum_multiplier * self.clip)
+        return np.asarray((total + noise) / np.float32(self.expected), total.dtype)
 
 
 class PrivateMean(SelectiveMean):
