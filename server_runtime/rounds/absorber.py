@@ -93,6 +93,7 @@ class Absorber:
     combine: Combine = field(default_factory=Combine)
     # By device, of stages before: how large its change was, and what it was held to.
     _earlier: dict[str, tuple[ChangeSize, SizeLimits | None]] = field(default_factory=dict)
+    _told: bool = False
 
     def absorb(self, method: Method, incoming: Sequence[Incoming], stage: Stage) -> Absorbed:
         """Fold in all that can be; where that is nothing and the method fails at it, it stays where it was.
@@ -146,9 +147,25 @@ class Absorber:
             values = self.reader.take(one.planned, one.update)
         except (BadUpdate, BadBlob) as err:
             raise Unusable(one, str(err)) from err
-        values = limits.held(values, self._size(one)) if limits is not None and _is_change(one) else values
+        if limits is not None and _is_change(one):
+            held = limits.held(values, self._size(one))
+            if held is not values:
+                self._say_held(one)
+            values = held
         devices = [planned.device for planned in one.tasks]
         return checked_update(one.planned, one.update, values, weight=one.weight * weight, devices=devices)
+
+    def _say_held(self, one: Incoming) -> None:
+        """Once for all to see: with it, what the method does is not what its paper says."""
+        if self.combine.kind == "norm_bound":
+            return
+        log.log(
+            logging.DEBUG if self._told else logging.WARNING,
+            "the change of %s is so much longer than those of others that it counts in part; update.norm_factor = 0"
+            " takes all changes as they are, where every device is to be trusted",
+            one.planned.device,
+        )
+        self._told = True
 
     def _limits(self, incoming: Sequence[Incoming], stage: Stage) -> SizeLimits | None:
         """norm_factor times the medians of all changes, one voice for each device.

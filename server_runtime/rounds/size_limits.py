@@ -84,9 +84,10 @@ class SizeLimits:
     tensors: Mapping[str, SizeLimit]
 
     def held(self, values: Tensors, size: ChangeSize | None = None) -> Tensors:
-        """An update within these limits; what is too large is scaled down. size: of these values, where it is known."""
+        """An update within these limits: itself, or with what is too large scaled down. size: of it, where known."""
         factors = self._factors(size or ChangeSize.of(values))
-        return values | {name: values[name] * values[name].dtype.type(f) for name, f in factors.items() if f < 1}
+        scaled = {name: values[name] * values[name].dtype.type(f) for name, f in factors.items() if f < 1}
+        return values | scaled if scaled else values
 
     def held_size(self, size: ChangeSize) -> ChangeSize:
         """What `held` makes of an update of this size."""

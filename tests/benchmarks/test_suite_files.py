@@ -33,3 +33,14 @@ def test_quick_changes_only_what_there_is(name: str) -> None:
     assert found["suite"]["seeds"] >= 3
     assert found["quick"].keys() - found["suite"].keys() <= {"methods", "only", "without"}
     assert found["quick"].get("rounds", 1) <= found["suite"].get("rounds", 1)
+
+
+# Suites whose subject is who may do harm, or what a wire carries.
+NOT_OF_PAPERS = ("bytes", "hostile", "hostile-lenet", "privacy")
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in NOT_OF_PAPERS])
+def test_methods_are_compared_as_their_papers_have_them(name: str) -> None:
+    update = tomllib.loads(FOLDER.joinpath(f"{name}.toml").read_text())["config"]["update"]
+
+    assert (update["norm_factor"], update["weight_cap"]) == (0, 0)
