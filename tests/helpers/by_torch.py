@@ -70,9 +70,13 @@ def run(
     *,
     momentum: float = 0.0,
     weights: Weights | None = None,
+    look: Callable[[Method], None] | None = None,
     **sections: dict[str, Any],
 ) -> Method:
-    """The method as it is after a simulated run from these weights; papers hold nobody's change to others' length."""
+    """The method after a simulated run from these weights; papers hold nobody's change to others' length.
+
+    look: sees the method after every measured round.
+    """
     folder.mkdir(exist_ok=True)
     save_file({key: value.float() for key, value in (weights or begin()).items()}, folder / "begin.safetensors")
     tables: dict[str, dict[str, Any]] = {
@@ -87,7 +91,13 @@ def run(
         tables[table] = tables.get(table, {}) | own
     config, text = make_config(folder / "run", rounds=ROUNDS, processes=0, **tables)
     seen: list[Method] = []
-    simulate(config, text, dealt=DEALT, look=lambda method, number: seen.append(method))
+
+    def watch(method: Method, number: int) -> None:
+        seen.append(method)
+        if look is not None:
+            look(method)
+
+    simulate(config, text, dealt=DEALT, look=watch)
     return seen[-1]
 
 
