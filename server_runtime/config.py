@@ -204,6 +204,11 @@ class ServerSection:
     device: Literal["auto", "cpu", "cuda"] = field(
         default="auto", metadata=hint("'auto' takes CUDA when it is there, else 'cpu' or 'cuda'")
     )
+    memory_ratio: float = field(default=1.0, metadata=hint("the most that the run takes of a GPU's memory, 0 to 1"))
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        check_range("memory_ratio", self.memory_ratio, low=0.01, high=1.0)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,7 +26,9 @@ from fedwright.server_runtime.artifacts.classifier import classifier_matrix
 from fedwright.server_runtime.artifacts.export import model_inputs
 from fedwright.server_runtime.artifacts.pretrained import start_from
 from fedwright.server_runtime.artifacts.standalone import export_model
+from fedwright.server_runtime.blocks.torch_device import choose_device, limit_memory
 from fedwright.server_runtime.config import ModelSection, RunConfig
+from fedwright.server_runtime.engine.cluster import open_engine
 from fedwright.server_runtime.fleet.admission import is_without_data
 from fedwright.server_runtime.fleet.class_names import RunData, fleet_names, largest_believed
 from fedwright.server_runtime.fleet.device_keys import DeviceKeys
@@ -55,7 +58,7 @@ from fedwright.server_runtime.rounds.task_tracker import TaskTracker
 from fedwright.server_runtime.rounds.update_reader import UpdateReader
 from fedwright.server_runtime.run_folder.blobs import claim_blobs
 from fedwright.server_runtime.run_folder.folder import folder_of, record_run
-from fedwright.server_runtime.run_folder.rounds import claim_rounds
+from fedwright.server_runtime.run_folder.rounds import Claim, claim_rounds
 from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Structure
 from fedwright.server_runtime.track.run import tracked
@@ -74,7 +77,8 @@ class FleetAccess:
 
     started: gets the method and the planner before the first round. sync: False outlives a kill but not a power cut.
     public: the server's own examples, where they do not come from a file that the config names. kind: of the run.
-    claimed: called once the run is this server's, before anything is written.
+    claimed: called once the run is this server's, before anything is written. engine: for the server's own work, where
+    one is open already.
     """
 
     talk: Callable[[BlobStore], Channel]
@@ -85,6 +89,7 @@ class FleetAccess:
     public: PublicData | None = None
     kind: Kind = "served"
     claimed: Callable[[], None] = lambda: None
+    engine: Executor | None = None
 
 
 @dataclass(frozen=True)
@@ -143,24 +148,16 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
         fleet.claimed()
         store = claim.store
         config = as_ordered(config, text, store.run()) if stood else config
-        observer = stack.enter_context(
-            audited(
-                folder.path,
-                fleet.observer,
-                config=text,
-                about=_about(config, fleet.kind),
-                sync=fleet.sync,
-                check=claim.check,
-            )
-        )
-        observer = stack.enter_context(noticed(folder.path, observer))
-        observer = stack.enter_context(shown_live(folder.path, observer))
+        observer = _observed(stack, config, text, fleet, claim)
         record = record_run(store, folder, config, text, kind=fleet.kind)
         for event in missed_events(folder.path, store):
             observer(event)
         blobs = stack.enter_context(claim_blobs(folder, config, record, sync=fleet.sync, check=claim.check))
         builder = Builder(folder.artifacts, recompute=config.train.recompute)
+        limit_memory(choose_device(config.server.device), config.server.memory_ratio)
+        engine = fleet.engine or stack.enter_context(open_engine(config.engine))
         planner = _planner(config, builder, blobs, identity=record.identity)
+        planner.prepare = partial(builder.build_all, engine=engine)
         planner.rollbacks, planner.hiding = record.rollbacks, hiding_of(config)
         reader = UpdateReader(planner, norm_limit=config.update.clip_norm)
         tracker = TaskTracker(fleet.talk(blobs), planner, store=store, reader=reader, observer=observer)
@@ -176,6 +173,7 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
         setting = make_setting(
             config, spec, planner.manifest, public=public, forecasts=tracker.speeds, class_names=record.class_names
         )
+        setting = replace(setting, engine=engine, prepare=planner.prepared)
         method = registry.find(config.method.name).make(config.method.params, setting)
         # Not before: a config that no method can be made of is mended, and the run then begins.
         if record != store.run():
@@ -193,6 +191,14 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
         metrics = [closed.metrics for closed in store.closed() if closed.metrics]
         records = device_records(store, rounds=coordinator.rounds, manifest=planner.manifest)
         return RunOutcome(records, metrics, model)
+
+
+def _observed(stack: ExitStack, config: RunConfig, text: str, fleet: FleetAccess, claim: Claim) -> events.Observer:
+    """The fleet's observer, with what the run's folder keeps of all that happens before it."""
+    path, about = folder_of(config).path, _about(config, fleet.kind)
+    log = audited(path, fleet.observer, config=text, about=about, sync=fleet.sync, check=claim.check)
+    observer = stack.enter_context(noticed(path, stack.enter_context(log)))
+    return stack.enter_context(shown_live(path, observer))
 
 
 def as_ordered(config: RunConfig, text: str, known: RunRecord | None) -> RunConfig:
@@ -284,7 +290,7 @@ def make_setting(
         ),
         combine=replace(config.update.combination(), central=central_noise(config)),
         manifest=manifest,
-        device=_torch_device(config.server.device),
+        device=choose_device(config.server.device),
         public=as_dtype(
             public or load_public(config.public, spec, seed=config.run.seed, class_names=class_names),
             str(model_inputs(module, spec)[0].dtype),
@@ -321,14 +327,6 @@ def _planner(config: RunConfig, builder: Builder, blobs: BlobStore, *, identity:
         identity=identity,
         patches=None if form is None else Patches(form, config.update.model_keep_ratio),
     )
-
-
-def _torch_device(wanted: str) -> str:
-    """The device that a config asks for; `auto` takes CUDA where there is any."""
-    present = torch.cuda.is_available()
-    if wanted == "cuda" and not present:
-        raise ConfigError("server.device is 'cuda' but torch finds no CUDA device; use 'auto' or 'cpu'")
-    return "cuda" if present and wanted != "cpu" else "cpu"
 
 
 def _signer(config: RunConfig) -> codec.Sign | None:

@@ -9,7 +9,7 @@ import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -63,15 +63,15 @@ class RayPool:
             stack.enter_context(connected(engine))
             arrays = {"x": dealt.x, "y": dealt.y, EDGES: dealt.edges}
             held = {name: ray.put(array) for name, array in arrays.items() if array is not None}
-            self._executor = RayExecutor(engine.workers, begin=(begin, (place, held)))
-            stack.callback(self._executor.shutdown, cancel_futures=True)
+            self.engine: Executor = RayExecutor(engine.workers, begin=(begin, (place, held)))
+            stack.callback(self.engine.shutdown, cancel_futures=True)
             self._stack = stack.pop_all()
 
     def run_task(self, device: str, task: Task) -> "Future[Update | Refusal]":
         """Do a device's task."""
         refs = {ref.sha256: self._share(self.blobs, ref.sha256) for ref in blobs_of(task)}
         structure = self._place.structures / task.artifact.sha256
-        work = self._executor.submit(
+        work = self.engine.submit(
             run_device_task,
             device,
             task,
@@ -89,7 +89,7 @@ class RayPool:
         for job in jobs:
             refs = {sha256: self._share(self.models, sha256) for sha256 in (job.artifact, job.weights)}
             files = _files(self._place.devices / job.device) if job.personal else {}
-            work.append(self._executor.submit(run_measure, job, refs, files))
+            work.append(self.engine.submit(run_measure, job, refs, files))
         return [(job.device, done.result()) for job, done in zip(jobs, work, strict=True)]
 
     def _share(self, store: BlobStore, sha256: str) -> Any:

@@ -175,6 +175,8 @@ def simulate(
             access = runs.FleetAccess(
                 talk, watch, begin, sync=False, public=public, kind="simulated", claimed=tracker.begin
             )
+            # Workers that wait for devices' tasks do the server's work as well.
+            access = replace(access, engine=pool.engine)
             outcome = runs.conduct(config, text, access)
             tracker.finish(outcome.model, outcome.devices)
     return Simulated(outcome, watch.evaluations, watch.round_s, folder.path)

@@ -7,7 +7,8 @@ import hashlib
 import logging
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from fedwright.server_runtime.artifacts.autodiff.graph import IR_VERSION, OPSET,
 from fedwright.server_runtime.artifacts.autodiff.recompute import recompute
 from fedwright.server_runtime.artifacts.autodiff.rules.dropout import SEED
 from fedwright.server_runtime.artifacts.autodiff.shapes import Seen, measure
+from fedwright.server_runtime.artifacts.check_layers import check_layers
 from fedwright.server_runtime.artifacts.compact import compact
 from fedwright.server_runtime.artifacts.export import Rewrite, buffer_names, export, initial_weights
 from fedwright.server_runtime.artifacts.grouped_steps import make_stepper
@@ -49,6 +51,7 @@ from fedwright.server_runtime.artifacts.private.gradients import (
     private_gradients,
 )
 from fedwright.server_runtime.artifacts.sizes import sizes_at
+from fedwright.server_runtime.engine.spread import is_elsewhere, spread
 from fedwright.server_runtime.model_names import ONNX
 from fedwright.server_runtime.spec import Structure
 
@@ -69,20 +72,38 @@ class Builder:
 
     def build(self, structure: Structure, module: nn.Module | None = None) -> Artifact:
         """The artifact of a structure; `module` is what its spec stands for (None = ask the zoo)."""
-        if self._recompute and not structure.private:
-            structure = replace(structure, recompute=True)
+        structure = self._whole(structure)
         key = _cache_key(structure)
-        # The name of a module or file of the user's own says nothing about what is in it, which may change.
-        teacher = structure.objective.teacher
-        models = [name for spec in (structure.spec, teacher) if spec is not None for name in (spec.model, spec.loss)]
-        lasting = not any(own in model for model in models for own in (PYTHON, ONNX))
-        artifact = self._built.get(key) or (self._read(key) if lasting else None)
+        artifact = self._known(key, structure)
         if artifact is None:
             artifact = build(structure, zoo.create(structure.spec, seed=0) if module is None else module)
-            if lasting:
-                self._write(key, artifact)
+            self._keep(key, structure, artifact)
         self._built[key] = artifact
         return artifact
+
+    def build_all(self, structures: Iterable[Structure], engine: Executor) -> None:
+        """Build what is not known yet, where the engine can do several at a time."""
+        if not is_elsewhere(engine):
+            return
+        wanted = {_cache_key(whole): whole for whole in map(self._whole, structures)}
+        missing = {key: one for key, one in wanted.items() if self._known(key, one) is None}
+        if len(missing) < 2:
+            return
+        for (key, structure), packed in zip(
+            missing.items(), spread(engine, _packed, list(missing.values())), strict=True
+        ):
+            self._built[key] = unpack(packed)
+            self._keep(key, structure, self._built[key])
+
+    def _whole(self, structure: Structure) -> Structure:
+        return replace(structure, recompute=True) if self._recompute and not structure.private else structure
+
+    def _known(self, key: str, structure: Structure) -> Artifact | None:
+        return self._built.get(key) or (self._read(key) if _is_lasting(structure) else None)
+
+    def _keep(self, key: str, structure: Structure, artifact: Artifact) -> None:
+        if _is_lasting(structure):
+            self._write(key, artifact)
 
     def _read(self, key: str) -> Artifact | None:
         """An artifact from disk; one that is damaged counts as absent."""
@@ -107,6 +128,17 @@ class Builder:
         return None if self._cache is None else self._cache / f"{key}.artifact"
 
 
+def _is_lasting(structure: Structure) -> bool:
+    """The name of a module or file of the user's own says nothing about what is in it, which may change."""
+    teacher = structure.objective.teacher
+    models = [name for spec in (structure.spec, teacher) if spec is not None for name in (spec.model, spec.loss)]
+    return not any(own in model for model in models for own in (PYTHON, ONNX))
+
+
+def _packed(structure: Structure) -> bytes:
+    return pack(build(structure, zoo.create(structure.spec, seed=0)))
+
+
 def _cache_key(structure: Structure) -> str:
     """Structure and everything else that decides the bytes."""
     parts = (structure.key(), fedwright.__version__, str(FORMAT), torch.__version__)
@@ -117,7 +149,7 @@ def build(structure: Structure, module: nn.Module) -> Artifact:
     """Build an artifact, without any cache."""
     names = [name for name, _ in module.named_parameters()]
     asked = [name for name in names if name.startswith(structure.trainable)]
-    _check_layers(module, structure)
+    check_layers(module, structure)
     if not asked:
         raise BuildError(
             f"no parameter of {structure.spec.model} starts with any of {list(structure.trainable)}; "
@@ -289,21 +321,6 @@ def _optimize_alone(
     for name, value in sums.items():
         stepper.apply(name, value)
     return stepper.updates, gradients
-
-
-def _check_layers(module: nn.Module, structure: Structure) -> None:
-    """Raise BuildError for weights that are no numbers, and for a private structure whose layers mix samples."""
-    for name, value in module.named_parameters():
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            raise BuildError(
-                f"parameter {name} of {structure.spec.model} holds NaN or infinity; give it finite weights before it "
-                "is sent to devices"
-            )
-    if structure.private and any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
-        raise BuildError(
-            f"{structure.spec.model} has batch normalisation, which mixes samples so that none can be hidden; use a "
-            f"model with group normalisation, such as resnet8-gn or cnn-gn"
-        )
 
 
 def _make_external(graph: Graph, slots: set[str], weights: set[str]) -> dict[str, Value]:

@@ -9,6 +9,7 @@ Learning moves omega towards what a device made of it: with change = final - ini
 1/2 ||omega - final||^2 is -change, so phi ← phi - rate * mean_n J_n' (-change_n).
 """
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedwright.protocol.errors import ConfigError
+from fedwright.server_runtime.blocks.torch_device import on_device
 
 Array = NDArray[Any]
 Tensors = dict[str, Array]
@@ -85,9 +87,7 @@ class Hypernet:
         self.form = form
         self._device = torch.device(device)
         self._shapes = {name: value.shape for name, value in start.weights.items()}
-        self._values = {
-            name: torch.from_numpy(value).to(self._device) for name, value in _initial(form, start, seed).items()
-        }
+        self._values = {name: on_device(value, self._device) for name, value in _initial(form, start, seed).items()}
         self._momentum: dict[str, Tensor] = {}
         self._pending: list[tuple[Array, Array, float]] = []
         # The sum of weight * J' (-change) over changes that are folded in already, and of their weights.
@@ -111,9 +111,19 @@ class Hypernet:
         made: list[Tensors] = []
         own = self._values if values is None else {name: self._tensor(values[name]) for name in self._values}
         with torch.no_grad():
-            for rows in _batches(self._checked(inputs), self._batch()):
+            for rows in self.shards(inputs):
                 flat = self._forward(own, self._tensor(rows)).cpu().numpy()
                 made += [self._split(row) for row in flat]
+        return made
+
+    def shards(self, inputs: Array) -> list[Array]:
+        """The rows as they are written together: products over more of them at a time have other last bits."""
+        return _batches(self._checked(inputs), self._batch())
+
+    def writer(self) -> "Hypernet":
+        """The same without what it is to learn from, to be sent to where weights are written."""
+        made = copy.copy(self)
+        made._pending, made._folded, made._momentum = [], {}, {}
         return made
 
     def add(self, row: Array, change: Mapping[str, Array], weight: float = 1.0) -> None:
@@ -318,7 +328,7 @@ class Hypernet:
         return np.asarray(inputs, np.float32)
 
     def _tensor(self, array: Array) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+        return on_device(array, self._device)
 
     def _joined(self, change: Mapping[str, Array]) -> Array:
         """All tensors as one vector [d], in the order in which they are written."""

@@ -21,6 +21,7 @@ from torch.nn import functional
 from fedwright.protocol.support.steps import counted
 from fedwright.server_runtime.blocks.convolutions import use_safe_convolutions
 from fedwright.server_runtime.blocks.narrow_layers import channels_last, hasten
+from fedwright.server_runtime.blocks.torch_device import on_device
 
 Weights = Mapping[str, Tensor]
 Forward = Callable[[Weights, Tensor], tuple[Tensor, ...]]
@@ -65,8 +66,8 @@ class Examples:
         """Hold out a share of the rows, at least one."""
         order = torch.from_numpy(np.random.default_rng(seed).permutation(len(x)))
         held = min(len(x) - 1, max(1, round(holdout * len(x))))
-        labels = None if y is None else torch.from_numpy(np.ascontiguousarray(y)).to(device)
-        return cls(torch.from_numpy(np.ascontiguousarray(x)).to(device), labels, order[held:], order[:held])
+        labels = None if y is None else on_device(y, device)
+        return cls(on_device(x, device), labels, order[held:], order[:held])
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,32 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Executor
 
 from fedwright.protocol.errors import ConfigError, EngineError
 from fedwright.server_runtime.config_sections.engine import OWN, RUNNING, EngineSection
+from fedwright.server_runtime.engine.here import Here
 
 # Nothing is told to anybody about the use of a cluster; and Ray need not warn of a default that will change.
 SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 KNOCK_S = 10.0
 DEBUGGER = "PYTHONBREAKPOINT"
+
+
+@contextlib.contextmanager
+def open_engine(section: EngineSection) -> Iterator[Executor]:
+    """Where the server's own work is done: here, or by the workers of a cluster."""
+    if section.kind == "local":
+        yield Here()
+        return
+    with connected(section):
+        from fedwright.server_runtime.engine.ray_executor import RayExecutor
+
+        executor = RayExecutor(section.workers)
+        try:
+            yield executor
+        finally:
+            executor.shutdown(cancel_futures=True)
 
 
 @contextlib.contextmanager

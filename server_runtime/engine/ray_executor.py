@@ -14,14 +14,16 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import fedwright
-from fedwright.protocol.errors import ConfigError, EngineError
+from fedwright.protocol.errors import EngineError
+from fedwright.server_runtime.engine.places import Place, worker_places
 
 # A second call waits at each worker, so that none is idle while an answer travels.
 AHEAD = 2
@@ -31,14 +33,24 @@ MOST_DEATHS = 3
 SLOW_TIMES, SLOW_S = 4.0, 2.0
 REMEMBERED = 200
 START_S = 120.0
+# Objects that a worker keeps for its next calls.
+KEPT_HELD = 4
 
 Begin = tuple[Callable[..., None], tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class Held:
+    """Stands for an object in Ray's store: a worker fetches it once, from whoever has it."""
+
+    ref: Any
 
 
 class Seat:
     """What a worker runs: it begins once, and then does calls one after the other."""
 
     def __init__(self, begin: Begin | None) -> None:
+        self._value = lru_cache(maxsize=KEPT_HELD)(ray.get)
         if begin is not None:
             begin[0](*begin[1])
 
@@ -47,8 +59,8 @@ class Seat:
         return fedwright.__version__
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Do one call."""
-        return function(*args)
+        """Do one call, with what its arguments stand for."""
+        return function(*(self._value(arg.ref) if isinstance(arg, Held) else arg for arg in args))
 
 
 @dataclass(eq=False)
@@ -80,21 +92,25 @@ class RayExecutor(Executor):
     """
 
     def __init__(self, workers: int | None = None, *, begin: Begin | None = None) -> None:
-        self.workers = _count(workers)
+        places = worker_places(ray.nodes(), workers)  # type: ignore[no-untyped-call]
+        self.workers = len(places)
         self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._waiting: deque[_Call] = deque()
         self._running: dict[_Call, None] = {}
         self._took: deque[float] = deque(maxlen=REMEMBERED)
         self._refused = ""
-        seat = ray.remote(num_cpus=1, max_restarts=-1, scheduling_strategy="SPREAD")(Seat)
         # Kept, because a worker that is started again asks for it again.
         self._given = ray.put(begin)
-        self._seats = [_Worker(seat.remote(self._given)) for _ in range(self.workers)]
+        self._seats = [_Worker(_seat_at(place).remote(self._given)) for place in places]
         for worker in self._seats:
             self._await(worker)
         self._born = time.monotonic()
         self._thread = threading.Thread(target=self._dispatch, name="ray-executor", daemon=True)
         self._thread.start()
+
+    def hold(self, value: Any) -> Held:
+        """Something that many calls read, put once where all workers reach it."""
+        return Held(ray.put(value))
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
         """Have it done by some worker."""
@@ -226,15 +242,11 @@ class RayExecutor(Executor):
         self._running.clear()
 
 
-def _count(asked: int | None) -> int:
-    """How many workers; ConfigError for more than the cluster has CPUs for."""
-    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    there = int(resources.get("CPU", 0))
-    if asked is not None and asked > there:
-        raise ConfigError(f"engine.workers is {asked} but the Ray cluster has {there} CPUs; take fewer or add machines")
-    if not there:
-        raise EngineError("the Ray cluster has no CPUs; start its machines with some")
-    return asked or there
+def _seat_at(place: Place) -> Any:
+    """Seats of a place; where its machine is lost they begin anew on any other that has what they need."""
+    at = NodeAffinitySchedulingStrategy(place.node, soft=True)
+    seat = ray.remote(Seat)
+    return seat.options(num_cpus=1, num_gpus=place.gpus, max_restarts=-1, scheduling_strategy=at)
 
 
 def _why(error: BaseException) -> str:

@@ -1,8 +1,9 @@
 """A method is four hooks over shared blocks, called in this order every round."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol
 
 from fedwright.protocol.artifact import Manifest
@@ -13,6 +14,7 @@ from fedwright.server_runtime.blocks.packing import Packing
 from fedwright.server_runtime.blocks.rate_schedule import RateSchedule
 from fedwright.server_runtime.blocks.robust import UNAVERAGED, Combine, Kind
 from fedwright.server_runtime.blocks.trained_part import EVERYTHING
+from fedwright.server_runtime.engine.here import Here
 from fedwright.server_runtime.methods.state import Array, MethodState, Tensors
 from fedwright.server_runtime.public_data.examples import PublicData
 from fedwright.server_runtime.spec import ModelSpec, Optimizer, Structure
@@ -103,6 +105,8 @@ class Setting:
     steps: of a device in a round, in place of epochs. schedule: how the learning rate moves from round to round. sums:
     what devices learnt is seen in sums only (update.secure).
     trainable, packing: which part of the model trains, and how the other is stored (methods/shared/partly_trained.py).
+    engine: where pieces of the server's own work are done (engine/spread.py). prepare: has the artifacts of several
+    structures built there, for `manifest` to be asked of each.
     """
 
     spec: ModelSpec
@@ -125,6 +129,12 @@ class Setting:
     sums: bool = False
     trainable: str | tuple[str, ...] = EVERYTHING
     packing: Packing = "float32"
+    engine: Executor = field(default_factory=Here)
+    prepare: Callable[[Iterable[Structure]], None] = lambda structures: None
+
+    def alone(self) -> "Setting":
+        """Without what belongs to this process, so that it can go to another one."""
+        return replace(self, manifest=None, forecasts=None, engine=Here(), prepare=lambda structures: None)
 
 
 @dataclass(frozen=True)
@@ -187,6 +197,10 @@ class Method(ABC):
     @abstractmethod
     def emit(self, device: str, assignment: Assignment) -> Emission:
         """The weights made for this device. A second call MUST give the same (a round may be planned anew)."""
+
+    def emit_all(self, assignments: Mapping[str, Assignment]) -> dict[str, Emission]:
+        """What `emit` gives for each device; for a method whose models take long to make, on its setting's engine."""
+        return {device: self.emit(device, assignment) for device, assignment in sorted(assignments.items())}
 
     @abstractmethod
     def absorb(self, device: str, update: CheckedUpdate) -> Relay | None:

@@ -131,8 +131,7 @@ class HyperFLoRA(Method):
             return {device: fit.assignment for device, fit in fitting.items()}
         rows = np.stack([self._known.rows[device] for device in fitting])
         self._net().check_step(rows, self._params.step())
-        alike = self._params.alike
-        made = generated_models.written_for(self._net(), rows) if alike else self._net().generate(rows)
+        made = generated_models.written_for(self._setting, self._net(), rows, alike=bool(self._params.alike))
         self._made = dict(zip(fitting, made, strict=True))
         notes = self._notes({device: fit.size for device, fit in fitting.items()}, round_number)
         asked = {device: self._assignment(device, note) for device, note in notes.items()}

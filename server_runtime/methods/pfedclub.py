@@ -19,38 +19,18 @@ its seconds per round. The order may also be that of relative depth. A device's 
 rounds.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import cast
+from collections.abc import Mapping
 
-import numpy as np
-
-from fedwright.protocol.predictor import HEADROOM, need_bytes
-from fedwright.protocol.support.steps import counted
+from fedwright.protocol.predictor import need_bytes
 from fedwright.server_runtime.blocks.budget import FORWARD_RATIO
-from fedwright.server_runtime.blocks.pfedclub import block_search
-from fedwright.server_runtime.blocks.pfedclub.block_search import Block, BlockGroups, Chain, Rules
-from fedwright.server_runtime.blocks.pfedclub.stitch_tuning import (
-    Beginnings,
-    Candidate,
-    agreement,
-    logits_of,
-    match,
-    tune,
-)
+from fedwright.server_runtime.blocks.pfedclub.block_search import Rules
 from fedwright.server_runtime.blocks.pfedclub.stitching import part_work
+from fedwright.server_runtime.engine.spread import spread
 from fedwright.server_runtime.methods.base import Setting
 from fedwright.server_runtime.methods.params.personal_models import PFedClubParams
-from fedwright.server_runtime.methods.shared.teachers import (
-    BoardLimits,
-    Pupil,
-    Teacher,
-    TeacherMethod,
-    candidate_of,
-    teacher_of,
-)
+from fedwright.server_runtime.methods.shared.teacher_search import Club, Search, TeacherSeconds, teachers_of
+from fedwright.server_runtime.methods.shared.teachers import BoardLimits, Pupil, Teacher, TeacherMethod
 from fedwright.server_runtime.spec import Structure
-from fedwright.server_runtime.zoo.stitched import Stitched, assemble, spell
 
 
 class PFedClub(TeacherMethod):
@@ -70,76 +50,33 @@ class PFedClub(TeacherMethod):
         groups = self.grouped(
             pupils, groups=self._params.groups, rows=self._params.rows, seed=self.seed_of("groups", number)
         )
-        return {
-            device: self._teachers(pupils[device], pupils, groups, known[device])
-            for device in counted(list(pupils), "tuning teachers")
-        }
+        names = {device: self.named(device) for device in pupils}
+        club = Club(pupils, groups, self.public_x, self.public_y, self._params, self._rules, self.setting.spec, names)
+        limits = [self._limits(pupil, pupils, known[device]) for device, pupil in pupils.items()]
+        made = spread(self.setting.engine, teachers_of, limits, club, work="tuning teachers")
+        return dict(zip(pupils, made, strict=True))
 
-    def _teachers(
-        self, pupil: Pupil, pupils: Mapping[str, Pupil], groups: BlockGroups, known: BoardLimits
-    ) -> list[Teacher]:
-        rng = np.random.default_rng(self.seed_of("search", known.round, pupil.device))
-        allowed = self._allowed(pupil, pupils, known)
-        chains = block_search.search(pupil.chain, groups, self._rules, allowed=allowed, most=self._params.most, rng=rng)
-        if not chains:
-            return []
-        candidates = [candidate_of(self._assembled(chain, pupils), chain) for chain in chains]
-        x = self.public_x[: self._params.rows]
-        fitted = match(candidates, x, lambda block: pupils[cast(Block, block).owner].taken(cast(Block, block), x))
-        scores = [agreement(pupil.logits[: len(x)], logits) for logits in fitted]
-        order = [i for i in np.argsort([-score for score in scores], kind="stable") if np.isfinite(scores[i])]
-        count = len(order) if self._params.finalists is None else self._params.finalists
-        best, others = order[:count], order[count:]
-        seed, begun = self.seed_of("stitches", known.round, pupil.device), Beginnings(self.public_x)
-        tune([candidates[i] for i in best], begun, self.public_y, self._params.tuning(), seed=seed)
-        said = {i: agreement(pupil.logits, logits_of(candidates[i], begun)) for i in best}
-        ranked = [*sorted((i for i in best if np.isfinite(said[i])), key=lambda i: -said[i]), *others]
-        return [self._teacher(candidates[i], chains[i]) for i in ranked]
-
-    def _allowed(self, pupil: Pupil, pupils: Mapping[str, Pupil], known: BoardLimits) -> block_search.Constraint:
-        """Hard rules first, then limits of size, memory and time."""
-        shape, spec = self.setting.spec.input_shape, self.specs[pupil.device]
-        constraints = [block_search.stitchable(shape)]
-        if self._params.eta is not None:
-            constraints.append(block_search.within_size(pupil.chain, shape, self._params.eta))
+    def _limits(self, pupil: Pupil, pupils: Mapping[str, Pupil], known: BoardLimits) -> Search:
+        """What is known of a device's memory and time, as numbers."""
+        device, spec, seconds = pupil.device, self.specs[pupil.device], None
+        own_bytes = None
         if self.setting.manifest is not None:
             alone = self.setting.manifest(Structure(spec, optimizer=self.setting.optimizer))
             own_bytes = need_bytes(alone, self.setting.batch)
-            constraints.append(block_search.within_memory(shape, known.free_bytes, own_bytes, ratio=HEADROOM))
-        room_s = self.room_s(pupil.device)
+        room_s = self.room_s(device)
         if room_s is not None:
-            seconds = self._teacher_seconds(pupil.device, pupils)
-            constraints.append(block_search.within_time(seconds, room_s))
-        return block_search.all_of(*constraints)
+            seconds = self._teacher_seconds(device, pupils, room_s)
+        seeds = {what: self.seed_of(what, known.round, device) for what in ("search", "stitches")}
+        return Search(device, seeds["search"], seeds["stitches"], known.free_bytes, own_bytes, seconds)
 
-    def _teacher_seconds(self, device: str, pupils: Mapping[str, Pupil]) -> Callable[[Chain], float]:
-        """What a chain's answers add to a device's round: an estimate, because to build each one's graph takes seconds.
+    def _teacher_seconds(self, device: str, pupils: Mapping[str, Pupil], room_s: float) -> TeacherSeconds:
+        """What is left of a device's round for a teacher, and how fast others' models are there.
 
         The graph of the teacher that is chosen is built anyway, and checked.
         """
-        shape, steps, paces = self.setting.spec.input_shape, self.steps_of(device), dict[str, float]()
-
-        def pace(owner: str) -> float:
-            if owner not in paces:
-                work = sum(part_work(block.part) for block in pupils[owner].chain)
-                paces[owner] = FORWARD_RATIO * self.step_s(device, self.specs[owner]) / max(1, work)
-            return paces[owner]
-
+        work = {owner: sum(part_work(block.part) for block in pupil.chain) for owner, pupil in pupils.items()}
+        paces = {
+            owner: FORWARD_RATIO * self.step_s(device, self.specs[owner]) / max(1, work[owner]) for owner in pupils
+        }
         rate = None if self.setting.forecasts is None else self.setting.forecasts.bytes_per_s(device)
-        parameter_s = 4 / rate if rate else 0.0
-
-        def seconds(chain: Chain) -> float:
-            sent_s = parameter_s * block_search.chain_parameters(chain, shape)
-            return sent_s + steps * block_search.chain_seconds(chain, shape, pace)
-
-        return seconds
-
-    def _assembled(self, chain: Chain, pupils: Mapping[str, Pupil]) -> Stitched:
-        blocks = [pupils[block.owner].blocks[block.index] for block in chain]
-        parts = [block.part for block in chain]
-        return assemble(blocks, parts, self.setting.spec.input_shape, shared=True).to(self.setting.device)
-
-    def _teacher(self, candidate: Candidate, chain: Chain) -> Teacher:
-        name = spell([(self.named(block.owner), block.index) for block in chain])
-        module = Stitched(list(candidate.blocks), list(candidate.stitches))
-        return teacher_of(module, replace(self.setting.spec, model=name, sizes=()))
+        return TeacherSeconds(room_s, self.steps_of(device), 4 / rate if rate else 0.0, paces)

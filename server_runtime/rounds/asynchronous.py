@@ -140,7 +140,7 @@ class AsynchronousCoordinator(RoundRunner):
                 device: replace(a, recipe=structs.replace(a.recipe, seed=derive_seed(a.recipe.seed, self._stage)))
                 for device, a in found.items()
             }
-            return assignments, {device: method.emit(device, one) for device, one in assignments.items()}
+            return assignments, method.emit_all(assignments)
 
         assignments, emissions = self._left.do(plan_with, reports, restart=lambda: self._restart(method))
         if not assignments:

@@ -141,7 +141,7 @@ class Coordinator(RoundRunner):
             if drawn is not None:
                 chosen = [device for device in training if device in drawn]
             assignments = with_limits(method.assign({device: some[device] for device in chosen}, number), some)
-            return assignments, {device: method.emit(device, one) for device, one in sorted(assignments.items())}
+            return assignments, method.emit_all(assignments)
 
         assignments, emissions = self._left.do(plan, reports, restart=lambda: self._restart(method))
         if not assignments:
@@ -157,7 +157,7 @@ class Coordinator(RoundRunner):
     def _pass_on(self, method: Method, position: Position, relays: Mapping[str, Assignment]) -> list[Planned]:
         """Plan a further stage of a round."""
         assignments = passed_on(relays, self._store.plan(Position(position.round, 0)) or [])
-        emissions = {device: method.emit(device, assignment) for device, assignment in sorted(assignments.items())}
+        emissions = method.emit_all(assignments)
         return self._save_plan(method, position, assignments, emissions)
 
     def _save_plan(

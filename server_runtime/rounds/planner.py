@@ -1,7 +1,7 @@
 """Turns assignments into tasks: the artifact for a structure, the blobs a device will pull, a stable task id."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -70,6 +70,8 @@ class Planner:
     patches: Patches | None = None
     # What a device is asked to send back, of what its assignment says.
     known_to: Callable[[str, Returns], Returns] = lambda device, returns: returns
+    # Builds several artifacts at a time, where it can.
+    prepare: Callable[[Iterable[Structure]], None] = lambda structures: None
     # Told of every artifact that is used, by its blob's name.
     on_artifact: Callable[[str, Structure], None] = lambda sha256, structure: None
     _artifacts: dict[Structure, tuple[BlobRef, Manifest]] = field(default_factory=dict)
@@ -86,6 +88,11 @@ class Planner:
         """What the artifact of this structure reads and writes."""
         return self._artifact(structure)[1]
 
+    def prepared(self, structures: Iterable[Structure]) -> None:
+        """Have those built that are not yet, for whoever asks for one after the other."""
+        new = [structure for structure in dict.fromkeys(structures) if structure not in self._artifacts]
+        self.prepare(structure if self.hiding is None else replace(structure, private=True) for structure in new)
+
     def plan(
         self,
         position: Position,
@@ -96,6 +103,7 @@ class Planner:
     ) -> list[Planned]:
         """One task per device, in the order of device ids; held: weights that devices kept of an earlier task."""
         sent, plan = _Sent(), []
+        self.prepared(assignment.structure for assignment in assignments.values())
         for device, wanted in sorted(assignments.items()):
             assignment = self._known(device, wanted)
             task = self._task(position, device, assignment, emissions[device], sent.refs)

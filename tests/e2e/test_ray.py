@@ -173,6 +173,74 @@ def seats() -> list[int]:
     return found
 
 
+EPOCHS = {f"{what}_epochs": 1 for what in ("pretrain", "compress", "again", "dilate", "weigh")}
+CLUB = {"own": {"models": ["cnn-small", "mlp"]}, "most": 3, "finalists": 2, "tune_epochs": 1, "rows": 32}
+SERVER_WORK: dict[str, dict[str, Any]] = {
+    "fedconv": {"method": {"name": "fedconv", **EPOCHS}, "public": {"rows": 40}},
+    "pfedclub": {"method": {"name": "pfedclub", **CLUB}, "public": {"rows": 40}},
+    "framp": {"method": {"name": "framp"}},
+}
+
+
+@pytest.mark.parametrize("name", SERVER_WORK)
+def test_the_servers_own_work_is_done_by_workers_with_the_same_bytes(
+    tmp_path: Path, joined: EngineSection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedwright.server_runtime.engine.ray_executor import RayExecutor
+
+    monkeypatch.setattr("fedwright.server_runtime.blocks.hypernet.BATCH", 2)
+    given: list[Any] = []
+    submit = RayExecutor.submit
+
+    def noted(self: RayExecutor, fn: Any, *args: Any) -> Any:
+        given.append(args)
+        return submit(self, fn, *args)
+
+    monkeypatch.setattr(RayExecutor, "submit", noted)
+    sections = {"simulate": {"devices": 3, "rows": 120}, **SERVER_WORK[name]}
+    local = simulate(*make_config(tmp_path / "local", **sections))
+    ends = []
+    for workers in workers_of(name):
+        remote = {"kind": "ray", "address": joined.address, "workers": workers}
+        spread = simulate(*make_config(tmp_path / str(workers), engine=remote, **sections))
+        ends.append((final_state(tmp_path / str(workers)), spread.evaluations))
+
+    assert all(end == (final_state(tmp_path / "local"), local.evaluations) for end in ends)
+    assert {work.__name__ for _, work, *_ in filter(is_server_work, given)} >= WORK_OF[name]
+
+
+def workers_of(name: str) -> list[int]:
+    """One worker is enough to be tried once."""
+    return [1, 2] if name == "framp" else [2]
+
+
+def is_server_work(args: tuple[Any, ...]) -> bool:
+    """Whether a call is given threads, a function and what that takes."""
+    return len(args) > 2 and callable(args[1])
+
+
+# The pieces by which each method's work is given away; graphs of several structures are built by all of them.
+WORK_OF = {
+    "fedconv": {"_packed", "_tuned_row"},
+    "pfedclub": {"_packed", "teachers_of"},
+    "framp": {"_shard", "emission_of"},
+}
+
+
+@pytest.mark.usefixtures("joined")
+def test_a_worker_has_its_share_of_its_machines_gpus(tmp_path: Path) -> None:
+    from fedwright.server_runtime.engine.places import Place, worker_places
+
+    nodes = [
+        {"NodeID": "plain", "Alive": True, "Resources": {"CPU": 2.0}},
+        {"NodeID": "dead", "Alive": False, "Resources": {"CPU": 8.0}},
+        {"NodeID": "fast", "Alive": True, "Resources": {"CPU": 3.0, "GPU": 1.0}},
+    ]
+
+    assert worker_places(nodes, None) == [Place("fast", 0.3333)] * 3 + [Place("plain")] * 2
+    assert worker_places(nodes, 4) == [Place("fast", 0.3333)] * 3 + [Place("plain")]
+
+
 def test_more_workers_than_the_cluster_has_are_refused(tmp_path: Path, joined: EngineSection) -> None:
     many = {"kind": "ray", "address": joined.address, "workers": 3}
 

@@ -19,6 +19,7 @@ from torch.nn import functional
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.blocks.robust import robust_mean
+from fedwright.server_runtime.blocks.torch_device import on_device
 from fedwright.server_runtime.methods.base import (
     Assignment,
     CheckedUpdate,
@@ -53,7 +54,7 @@ class FedKEMF(PersonalModels):
 
     @cached_property
     def _public(self) -> Tensor:
-        return torch.from_numpy(np.array(need_public(self.setting.public, "fedkemf").x)).to(self.setting.device)
+        return on_device(need_public(self.setting.public, "fedkemf").x, self.setting.device)
 
     def assignment(self, device: str, round_number: int) -> Assignment:
         """First the device's own model, taught by the knowledge network."""
@@ -124,7 +125,7 @@ class FedKEMF(PersonalModels):
                 found.append(torch.cat([module(part) for part in torch.split(self._public, BATCH)]))
         if self.setting.combine.by_entry:
             rows = robust_mean([one.cpu().numpy() for one in found], self.setting.combine)
-            return functional.softmax(torch.from_numpy(rows).to(self.setting.device), dim=1)
+            return functional.softmax(on_device(rows, self.setting.device), dim=1)
         stacked = torch.stack(found)
         joined = stacked.mean(0) if self._params.ensemble == "mean" else stacked.amax(0)
         return functional.softmax(joined, dim=1)

@@ -96,7 +96,7 @@ class PFedHN(Method):
         rows = np.stack([self._known.rows[device] for device in devices])
         if round_number == 1:
             self._hypernet.check_step(rows, self._params.step())
-        made = written_for(self._hypernet, rows) if self._params.alike else self._hypernet.generate(rows)
+        made = written_for(self._setting, self._hypernet, rows, alike=bool(self._params.alike))
         self._made = dict(zip(devices, made, strict=True))
         whole = {
             device: Assignment(

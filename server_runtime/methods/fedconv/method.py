@@ -33,6 +33,7 @@ from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.classifier import classifier_names
 from fedwright.server_runtime.blocks.robust import make_mean
 from fedwright.server_runtime.blocks.slicing import prefix_plan
+from fedwright.server_runtime.blocks.torch_device import on_device
 from fedwright.server_runtime.methods.base import (
     Assignment,
     CheckedUpdate,
@@ -333,8 +334,8 @@ class FedConv(LeveledMethod):
         super().restore(state)
         device = self.setting.device
         self._ready = state.record("ready", bool)
-        self._compress = torch.from_numpy(state.tensors[COMPRESS].copy()).to(device)
-        self._dilate = {key: torch.from_numpy(v.copy()).to(device) for key, v in state.below(DILATE).items()}
+        self._compress = on_device(state.tensors[COMPRESS].copy(), device)
+        self._dilate = {key: on_device(v.copy(), device) for key, v in state.below(DILATE).items()}
         self._head = state.below(HEAD)
         self._groups.forget()
         self._groups.known = state.record("clusters", dict[str, tuple[str, str]])

@@ -1,5 +1,6 @@
 """What FedConv's server learns on its own examples: a first model, kernels, and the weights of the sum."""
 
+import copy
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,8 @@ from fedwright.server_runtime.blocks.joint_tuning import (
     unflat,
 )
 from fedwright.server_runtime.blocks.slicing import prefix_plan, take
+from fedwright.server_runtime.blocks.torch_device import on_device
+from fedwright.server_runtime.engine.spread import is_elsewhere, spread
 from fedwright.server_runtime.methods.base import Array, Setting, Tensors
 from fedwright.server_runtime.methods.fedconv.params import FedConvParams
 from fedwright.server_runtime.seeds import derive_seed
@@ -48,6 +51,17 @@ class DilatedUpdate:
     change: Mapping[str, Array]
     sent: Mapping[str, Array]
     samples: float
+
+
+@dataclass(frozen=True)
+class _Kernels:
+    """What kernels are tuned on: the large model, the server's own head, what both say of examples without labels."""
+
+    weights: Tensors
+    head: Tensors
+    teacher: Tensor | None
+    epochs: int
+    number: int
 
 
 class ServerSide:
@@ -101,11 +115,11 @@ class ServerSide:
 
     def tensors(self, weights: Mapping[str, Array]) -> Model:
         """A model's parameters on the server's torch device."""
-        return {n: torch.from_numpy(np.array(weights[n], np.float32)).to(self._setting.device) for n in self.names}
+        return {n: on_device(np.array(weights[n], np.float32), self._setting.device) for n in self.names}
 
     def own_head(self, head: Mapping[str, Array]) -> Model:
         """The head for the server's own labels on the server's torch device."""
-        return {name: torch.from_numpy(value).to(self._setting.device) for name, value in head.items()}
+        return {name: on_device(value, self._setting.device) for name, value in head.items()}
 
     def first_model(self, weights: Tensors) -> tuple[Tensors, Tensors]:
         """Ordinary training on labelled examples; returns the weights and, for other classes, the server's own head."""
@@ -156,24 +170,40 @@ class ServerSide:
         return {name: _array(model[name]) if name in model else buffers[name] for name in before}
 
     def tuned_compression(self, theta: Tensor, weights: Tensors, head: Tensors, *, epochs: int, number: int) -> Tensor:
-        """Kernels of all ratios, tuned together while the large model stands still."""
+        """Kernels of all ratios, tuned while the large model stands still."""
         if self.examples is None or not self.specs:
             return theta
-        large = {**self.tensors(weights), **self.own_head(head)}
-        layout = self._server_layout(large)
-        sizes = [zoo.sizes_of(spec) for spec in self.specs]
-        made = Compression(layout, sizes, large, device=self._setting.device)
+        # Each ratio by itself, so that none need wait for another, and the bits are those of any number of workers.
         teacher = None
         if self.examples.y is None:
+            large = {**self.tensors(weights), **self.own_head(head)}
             teacher = logits_of(self.forward(self._setting.spec), large, self.examples.x)
-        members = [TunedModel(self.forward(spec), Goal(self.examples, teacher)) for spec in self.specs]
+        kernels = _Kernels(weights, head, teacher, epochs, number)
+        items = [(index, row.clone()) for index, row in enumerate(theta)]
+        rows = spread(self._setting.engine, _tuned_row, items, self._alone(), kernels)
+        return torch.stack(rows).to(theta.device)
+
+    def _alone(self) -> "ServerSide":
+        """The same without what belongs to this process."""
+        if not is_elsewhere(self._setting.engine):
+            return self
+        made = copy.copy(self)
+        made._setting, made._forwards = self._setting.alone(), {}
+        return made
+
+    def tuned_ratio(self, index: int, row: Tensor, kernels: "_Kernels") -> Tensor:
+        """The kernels of one ratio."""
+        assert self.examples is not None
+        large = {**self.tensors(kernels.weights), **self.own_head(kernels.head)}
+        spec, layout = self.specs[index], self._server_layout(large)
+        made = Compression(layout, [zoo.sizes_of(spec)], large, device=self._setting.device)
         return tune(
-            theta,
+            row[None],
             made.submodels,
-            members,
-            schedule=self._schedule(epochs, self._params.kernel_rate, "tuning the compression"),
-            seed=self._seed("compress", number),
-        )
+            [TunedModel(self.forward(spec), Goal(self.examples, kernels.teacher))],
+            schedule=self._schedule(kernels.epochs, self._params.kernel_rate, "tuning the compression"),
+            seed=self._seed("compress", kernels.number),
+        )[0]
 
     def submodel(self, theta: Tensor, weights: Tensors, spec: ModelSpec) -> Tensors:
         """What a device of this size gets: an ordinary small model."""
@@ -284,6 +314,10 @@ class ServerSide:
 
     def _seed(self, *names: str | int) -> int:
         return derive_seed(self._setting.seed, "server", *names)
+
+
+def _tuned_row(item: tuple[int, Tensor], server: ServerSide, kernels: _Kernels) -> Tensor:
+    return server.tuned_ratio(*item, kernels)
 
 
 def _penalty(found: learned_weights.Weighing, far: Tensor, factor: float, v: Tensor) -> Tensor:

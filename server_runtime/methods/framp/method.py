@@ -33,6 +33,7 @@ from fedwright.server_runtime.artifacts.builder import Builder
 from fedwright.server_runtime.blocks.hypernet import Hypernet, HypernetForm, HypernetStart, Step
 from fedwright.server_runtime.blocks.prototypes import Prototypes, disturbed
 from fedwright.server_runtime.blocks.slicing import put, take
+from fedwright.server_runtime.engine.spread import spread
 from fedwright.server_runtime.methods.base import (
     Assignment,
     CheckedUpdate,
@@ -44,8 +45,9 @@ from fedwright.server_runtime.methods.base import (
     Tensors,
 )
 from fedwright.server_runtime.methods.framp.assignments import Offers, note_of
+from fedwright.server_runtime.methods.framp.cutter import Cutter, emission_of
 from fedwright.server_runtime.methods.framp.descriptors import Descriptors
-from fedwright.server_runtime.methods.framp.masks import SubmodelMasks, threshold, with_masks
+from fedwright.server_runtime.methods.framp.masks import SubmodelMasks, with_masks
 from fedwright.server_runtime.methods.framp.params import FrampParams
 from fedwright.server_runtime.methods.shared import generated_models
 from fedwright.server_runtime.methods.shared.recipes import recipe_for
@@ -102,7 +104,7 @@ class Framp(Method):
         hypernet = self._net(rows.shape[1])
         if round_number == 1:
             hypernet.check_step(self._descriptors.rows(self._descriptors.known), self._step)
-        made = generated_models.written_for(hypernet, rows) if self._params.alike else hypernet.generate(rows)
+        made = generated_models.written_for(self._setting, hypernet, rows, alike=bool(self._params.alike))
         self._made = dict(zip(devices, made, strict=True))
         found = {
             device: self._offers.fitting(
@@ -144,16 +146,19 @@ class Framp(Method):
 
     def emit(self, device: str, assignment: Assignment) -> Emission:
         """The device's part of its model, and the prototypes."""
-        weights, note = {**self._made[device], **self._running.values}, note_of(assignment)
+        return self._cutter().emission((self._made[device], note_of(assignment)))
+
+    def emit_all(self, assignments: Mapping[str, Assignment]) -> dict[str, Emission]:
+        """Parts are chosen by magnitude, of each model by itself."""
+        devices = sorted(assignments)
+        items = [(self._made[device], note_of(assignments[device])) for device in devices]
+        return dict(zip(devices, spread(self._setting.engine, emission_of, items, self._cutter()), strict=True))
+
+    def _cutter(self) -> Cutter:
         sides = {}
         if self._params.align:
             sides = {"prototypes": self._prototypes.values, "prototype_owned": self._prototypes.known}
-        if note.plan:
-            return Emission(take(weights, self._parts.axes, note.channels), sides)
-        masks = self._parts.masks(weights, self._params.sizes[note.level])
-        if self._objective.fiarse:
-            sides["threshold"] = threshold(weights, masks)
-        return Emission(with_masks(weights, masks), sides, masks=masks)
+        return Cutter(self._parts, self._params.sizes, self._running.values, sides, fiarse=self._objective.fiarse)
 
     def absorb(self, device: str, update: CheckedUpdate) -> Relay | None:
         """Remember the change at its place in the full model, and take in its class means."""

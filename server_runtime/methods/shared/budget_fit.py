@@ -90,6 +90,7 @@ def largest_fitting(
     When not even the smallest fits into memory, the smallest at the largest batch that does.
     """
     budget = budget_of(setting, report)
+    setting.prepare(make(size).structure for size in sizes)
 
     def cost(size: T) -> Cost:
         if budget.seconds is None and budget.link_bytes is None:
@@ -121,6 +122,7 @@ def fit_batches(
 ) -> dict[str, Assignment]:
     """`fit_batch` for every device; those that can do nothing are left out and named."""
     found = {}
+    setting.prepare(assignment.structure for assignment in assignments.values())
     for device, assignment in counted(list(assignments.items()), "planning for devices"):
         fitting = fit_batch(setting, device, report=reports[device], assignment=assignment)
         if fitting is None:

@@ -13,6 +13,7 @@ from fedwright.server_runtime.blocks.alike import groups_of, nearest
 from fedwright.server_runtime.blocks.hypernet import Hypernet
 from fedwright.server_runtime.blocks.robust import Mean, make_mean
 from fedwright.server_runtime.blocks.slicing import Axes, Plan
+from fedwright.server_runtime.engine.spread import spread
 from fedwright.server_runtime.methods.base import Array, MethodState, Setting, Tensors
 from fedwright.server_runtime.spec import ModelSpec
 
@@ -110,12 +111,25 @@ class RunningStatistics:
         self._change = self._new_mean()
 
 
-def written_for(hypernet: Hypernet, rows: Array) -> list[Tensors]:
-    """What a hypernetwork writes for each row [n, inputs]; equal rows get the same dictionary."""
+def written_for(setting: Setting, hypernet: Hypernet, rows: Array, *, alike: bool) -> list[Tensors]:
+    """What a hypernetwork writes for each row [n, inputs]; alike: equal rows get the same dictionary."""
+    if not alike:
+        return _written(setting, hypernet, rows)
     places = [row.tobytes() for row in rows]
     distinct = dict(zip(places, rows, strict=True))
-    made = dict(zip(distinct, hypernet.generate(np.stack(list(distinct.values()))), strict=True))
+    made = dict(zip(distinct, _written(setting, hypernet, np.stack(list(distinct.values()))), strict=True))
     return [made[place] for place in places]
+
+
+def _written(setting: Setting, hypernet: Hypernet, rows: Array) -> list[Tensors]:
+    shards = hypernet.shards(rows)
+    if len(shards) == 1 or setting.device != "cpu":
+        return hypernet.generate(rows)
+    return [one for made in spread(setting.engine, _shard, shards, hypernet.writer()) for one in made]
+
+
+def _shard(rows: Array, hypernet: Hypernet) -> list[Tensors]:
+    return hypernet.generate(rows)
 
 
 def as_union(rows: Sequence[Array]) -> Array:

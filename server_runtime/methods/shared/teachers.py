@@ -20,6 +20,7 @@ from fedwright.server_runtime.blocks.budget import step_count
 from fedwright.server_runtime.blocks.pfedclub import similarity
 from fedwright.server_runtime.blocks.pfedclub.block_search import Block, BlockGroups, Chain
 from fedwright.server_runtime.blocks.pfedclub.stitch_tuning import Candidate, side_by_side
+from fedwright.server_runtime.blocks.torch_device import on_device
 from fedwright.server_runtime.methods.base import (
     Assignment,
     CheckedUpdate,
@@ -114,13 +115,13 @@ class TeacherMethod(PersonalModels):
     def public_x(self) -> Tensor:
         """The server's examples, shuffled."""
         x = need_public(self.setting.public, self.name).x
-        return side_by_side(torch.from_numpy(np.array(x[self._public_order])).to(self.setting.device))
+        return side_by_side(on_device(x[self._public_order], self.setting.device))
 
     @cached_property
     def public_y(self) -> Tensor | None:
         """Their labels, if there are any."""
         y = need_public(self.setting.public, self.name).y
-        return None if y is None else torch.from_numpy(np.array(y[self._public_order])).to(self.setting.device)
+        return None if y is None else on_device(y[self._public_order], self.setting.device)
 
     def assign(self, reports: Mapping[str, Report], round_number: int) -> dict[str, Assignment]:
         """Everyone trains its own model, with its teacher where there is one that fits."""

@@ -15,11 +15,11 @@ from fedwright.protocol.predictor import Prediction
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
 from fedwright.server_runtime.blocks.pfedclub.stitch_tuning import agreement
-from fedwright.server_runtime.methods import pfedclub
 from fedwright.server_runtime.methods.base import Assignment, CheckedUpdate
 from fedwright.server_runtime.methods.baselines.pfedhr import PFedHR
 from fedwright.server_runtime.methods.params.personal_models import PersonalModelParams, PFedClubParams, PFedHRParams
 from fedwright.server_runtime.methods.pfedclub import PFedClub
+from fedwright.server_runtime.methods.shared import teacher_search
 from fedwright.server_runtime.methods.shared.budget_fit import cost_of, memory_of
 from fedwright.server_runtime.methods.shared.teachers import BoardLimits, TeacherMethod, load
 from fedwright.server_runtime.public_data.examples import PublicData
@@ -129,7 +129,7 @@ def test_all_candidates_are_tuned_unless_told_otherwise(
     def tune(found: list[Any], *rest: Any, **more: Any) -> None:
         tuned.append(len(found))
 
-    monkeypatch.setattr(pfedclub, "tune", tune)
+    monkeypatch.setattr(teacher_search, "tune", tune)
     play(make(PFedClubParams(PersonalModelParams(MODELS), most=4, rows=16, finalists=finalists)), FLEET)
     assert max(tuned) == most
 
@@ -219,13 +219,15 @@ def test_the_search_itself_keeps_to_the_seconds_of_a_round() -> None:
 
     def allowed(round_s: float | None) -> list[bool]:
         method.reports["d-0"] = said(round_s=round_s)
-        constraint = method._allowed(pupils["d-0"], pupils, known)
+        search = method._limits(pupils["d-0"], pupils, known)
+        constraint = teacher_search.allowed_chains(search, own, params, shape)
         return [constraint(chain) for chain in (mixed, longer)]
 
-    seconds = method._teacher_seconds("d-0", pupils)
-    assert 0 < seconds(mixed) < seconds(longer)
+    shape = method.setting.spec.input_shape
+    seconds = [method._teacher_seconds("d-0", pupils, 0.0).of(chain, shape) for chain in (mixed, longer)]
+    assert 0 < seconds[0] < seconds[1]
     assert allowed(None) == [True, True]
-    assert allowed(alone_s + (seconds(mixed) + seconds(longer)) / 2) == [True, False]
+    assert allowed(alone_s + sum(seconds) / 2) == [True, False]
     assert allowed(alone_s) == [False, False]
 
 
