@@ -1,1 +1,1 @@
-"""Runs on the device: needs numpy, onnxruntime, paho-mqtt, msgspec, safetensors, zstandard and psutil, nothing else."""
+"""Runs on the device: needs numpy, onnxruntime, paho-mqtt, msgspec, safetensors, zstd and psutil, nothing else."""

@@ -17,13 +17,13 @@ from msgspec import structs
 from fedwright.device_runtime.answers import refusal_of, update_of
 from fedwright.device_runtime.downloads import Downloads
 from fedwright.device_runtime.resources import Resources
-from fedwright.device_runtime.run_task import Stopped, inputs_of
 from fedwright.device_runtime.runner import Crashed, Done
 from fedwright.device_runtime.secure.masked_blob import MaskedBlob
 from fedwright.device_runtime.server_choice import DeviceIdentity, ServerChoice
 from fedwright.device_runtime.status import StatusTeller
 from fedwright.device_runtime.store.journal import JournalEntry
 from fedwright.device_runtime.store.kept_model import KeptModel
+from fedwright.device_runtime.task_inputs import Stopped, inputs_of
 from fedwright.protocol.blobs import inlined
 from fedwright.protocol.errors import BadBlob, BadMessage, DeviceError
 from fedwright.protocol.link.base import Link, Received
@@ -69,8 +69,7 @@ class Agent:
         leave_when_over: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._link = link
-        self._identity = identity
+        self._link, self._identity = link, identity
         self._have = resources
         self._leave_when_over = leave_when_over
         self._clock = clock
@@ -108,7 +107,8 @@ class Agent:
                 if self._link.connects != connects:
                     connects = self._link.connects
                     self._came_up()
-                received = self._link.receive(TICK_S)
+                busy = self._work is not None or self._downloads or self._home.has_others
+                received = self._link.receive(TICK_S if busy else self._have.pause_s(TICK_S))
                 if received is not None:
                     self._take(received)
                 self._tend()

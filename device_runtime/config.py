@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # By short name; onnxruntime's own names end in ExecutionProvider.
 PROVIDERS = ("cpu", "cuda", "auto")
+# What MQTT has room for.
+MOST_KEEP_ALIVE_S = 65_535
 BACKENDS = ("portable", "classic")
 
 
@@ -38,6 +40,7 @@ class AgentConfig:
     hide_counts: nothing of the data's content is told; the device takes part in sums that hide its counts.
     login: as whom to connect to a broker that asks for a password; password_file: where a service reads it again.
     policy: what the owner lets any server ask; None: the file at its usual place, if there is one.
+    keep_alive_s: the broker hears of this device at least so often, and misses it after one and a half of these.
     metrics: where Prometheus may ask, such as 9100 or 0.0.0.0:9100; empty: nowhere.
     tell: facts of the data that are told although no run asked (data_summary.FACTS), as earlier releases did.
     round_s, round_mb: the most seconds of work and MB both ways that a round may take; the server plans within them.
@@ -64,6 +67,7 @@ class AgentConfig:
     model: str = ""
     further: tuple[str, ...] = ()
     patience_s: float = 15.0
+    keep_alive_s: int = 120
     hide_counts: bool = False
     round_s: float | None = None
     round_mb: float | None = None
@@ -79,6 +83,8 @@ class AgentConfig:
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ConfigError(f"{name} is {value} but must be above 0; leave it out for no limit")
+        if not 1 <= self.keep_alive_s <= MOST_KEEP_ALIVE_S:
+            raise ConfigError(f"--keep-alive is {self.keep_alive_s} but must be 1 to {MOST_KEEP_ALIVE_S} seconds")
         if self.provider not in PROVIDERS and not self.provider.endswith("ExecutionProvider"):
             raise ConfigError(f"--provider is {self.provider!r}; choose one of {', '.join(PROVIDERS)}")
         if self.backend not in BACKENDS:

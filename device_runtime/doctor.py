@@ -22,7 +22,10 @@ Level = Literal["ok", "warn", "fail"]
 
 OLDEST_PYTHON = (3, 10)
 OLDEST_ONNXRUNTIME = (1, 19, 2)
-PACKAGES = ("numpy", "paho-mqtt", "msgspec", "safetensors", "zstandard", "psutil", "cryptography")
+PACKAGES = ("numpy", "paho-mqtt", "msgspec", "safetensors", "psutil", "cryptography")
+
+# Any of these will do; from Python 3.14 on none is needed.
+COMPRESSION = ("backports.zstd", "zstandard")
 
 # An agent after start-up takes about 60 MB; a small model's step some 20 to 50 more.
 FAIL_FREE_BYTES = 100e6
@@ -50,6 +53,7 @@ def diagnose(config: AgentConfig, *, root: Path = facts.ROOT) -> list[Finding]:
     return [
         _python(),
         *(_package(name) for name in PACKAGES),
+        compression(),
         *_runtime(),
         *_provider(config.provider),
         _board(root),
@@ -75,6 +79,14 @@ def _package(name: str) -> Finding:
     if version is None:
         return Finding("fail", f"{name} is not installed", _INSTALL)
     return Finding("ok", f"{name} {version}")
+
+
+def compression() -> Finding:
+    """What packs and unpacks what travels."""
+    if sys.version_info >= (3, 14):
+        return Finding("ok", "compression by the standard library")
+    found = next((name for name in COMPRESSION if _version(name) is not None), COMPRESSION[0])
+    return _package(found)
 
 
 def _runtime() -> list[Finding]:

@@ -6,15 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from msgspec import Struct
 
 from fedwright.device_runtime import facts
 from fedwright.device_runtime.data import load
 from fedwright.device_runtime.data.local import LocalData
 from fedwright.device_runtime.describe.noise import SECRET_BYTES, ClassMeanNoise, with_noise
-from fedwright.device_runtime.guard import Guard, Limits, board_state
-from fedwright.device_runtime.policy import Policy
-from fedwright.device_runtime.profiler.store import PROFILE_NAME, find_profile
+from fedwright.device_runtime.equipment_settings import EquipmentSettings, limits_of
+from fedwright.device_runtime.guard import Guard, board_state
+from fedwright.device_runtime.profiler.store import find_profiles
 from fedwright.device_runtime.run_task import CheckArtifact, MakeTrainer, Tools, unchanged_means
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.personal_layers import PersonalLayers
@@ -32,23 +31,6 @@ SPLIT_SEED = 0
 
 HowMany = Callable[[Artifact], int]
 """The number of threads to train an artifact with."""
-
-
-class EquipmentSettings(Struct, frozen=True):
-    """What training depends on, whichever process does it; `folder` is the device's own, `state` all devices'."""
-
-    data: str
-    folder: str
-    state: str
-    holdout_ratio: float
-    backend: str = "portable"
-    provider: str = "cpu"
-    threads: int = 0
-    noise_ratio: float = 0.0
-    most_temperature_c: float | None = None
-    least_battery_ratio: float | None = None
-    most_load_ratio: float | None = None
-    policy: Policy = Policy()
 
 
 @dataclass(frozen=True)
@@ -87,29 +69,6 @@ def make_equipment(settings: EquipmentSettings, *, wait: Callable[[float], objec
     if settings.policy.operators:
         tools = replace(tools, check=_only(frozenset(settings.policy.operators), tools.check))
     return Equipment(data, tools, ErrorFeedback(folder), folder, told)
-
-
-def limits_of(settings: EquipmentSettings) -> Limits:
-    """When training pauses: by the command line and by the policy, whichever is stricter."""
-    policy = settings.policy
-    batteries = [settings.least_battery_ratio, policy.least_battery_ratio]
-    return Limits(
-        _least(settings.most_temperature_c, policy.most_temperature_c),
-        max((ratio for ratio in batteries if ratio is not None), default=None),
-        _least(settings.most_load_ratio, policy.most_load_ratio),
-        policy.may_work if policy.hours else None,
-    )
-
-
-def _least(*limits: float | None) -> float | None:
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
-def find_profiles(state: Path, threads: int) -> list[Profile]:
-    """What this device measured of itself: for its number of threads, or for one and for all cores."""
-    wanted = (threads,) if threads else (1, facts.cores())
-    found = [find_profile(state / PROFILE_NAME, threads=count) for count in dict.fromkeys(wanted)]
-    return [profile for profile in found if profile is not None]
 
 
 def _told(data: LocalData, settings: EquipmentSettings) -> DataSummary | None:

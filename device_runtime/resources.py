@@ -3,13 +3,13 @@
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from fedwright import __version__
-from fedwright.device_runtime.describe.hidden_counts import HiddenCounts
 from fedwright.device_runtime.https_fetch import HttpsFetcher
 from fedwright.device_runtime.owner_rules import OwnerRules
 from fedwright.device_runtime.runner import TaskRunner
-from fedwright.device_runtime.secure.change import check_summed
+from fedwright.device_runtime.secure.summed_task import check_summed
 from fedwright.device_runtime.secure.sums import Offer, SecureSums
 from fedwright.device_runtime.self_measure import SelfMeasurement
 from fedwright.device_runtime.store.checkpoint import Checkpoint
@@ -22,7 +22,14 @@ from fedwright.protocol.errors import DeviceError
 from fedwright.protocol.field_types import INSTEAD
 from fedwright.protocol.messages import Answer, Ask, BlobRef, Board, Challenge, Report, SumAnswer, SumAsk, Task
 
+if TYPE_CHECKING:
+    from fedwright.device_runtime.describe.hidden_counts import HiddenCounts
+
 log = logging.getLogger(__name__)
+
+# With nothing in hand a device sleeps until a message comes; what waits for its owner's hours is looked at so often.
+REST_S = 60.0
+ASLEEP_S = 86_400.0
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,7 @@ class Resources:
     runner: TaskRunner
     trains: bool = True
     profile: bytes | None = None
-    hidden: HiddenCounts | None = None
+    hidden: "HiddenCounts | None" = None
     sums: SecureSums | None = None
     round_s: float | None = None
     round_bytes: int | None = None
@@ -108,6 +115,12 @@ class Resources:
     def may_measure(self) -> bool:
         """Whether nothing keeps the device from measuring itself now: no task, and its owner's hours."""
         return self.journal.entry is None and (self.owner is None or self.owner.may_work())
+
+    def pause_s(self, tick_s: float) -> float:
+        """How long nothing here need be looked at; tick_s: how often what is under way is."""
+        if self.journal.entry is not None or self.measurement.runs:
+            return tick_s
+        return REST_S if self.measurement.waits else ASLEEP_S
 
     def settle(self, task: str, *, used: bool) -> None:
         """Keep what an update left behind here, or take it back when the update was not used."""

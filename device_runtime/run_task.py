@@ -16,6 +16,7 @@ from fedwright.device_runtime.guard import Guard
 from fedwright.device_runtime.policy import Policy, minute_of_day
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.personal_layers import PersonalLayers
+from fedwright.device_runtime.task_inputs import Inputs, Stopped
 from fedwright.device_runtime.train.base import Array, Interrupt, StepResult, Tensors, Trainer
 from fedwright.device_runtime.train.loop import (
     FORWARD_TIMES,
@@ -105,17 +106,6 @@ class Tools:
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """Where the blobs of a task lie."""
-
-    artifact: Path
-    weights: Path
-    sides: Path | None = None
-    frozen: Path | None = None
-    public: Path | None = None
-
-
-@dataclass(frozen=True)
 class Result:
     """What a task came to; `tensors` is empty when none were asked for.
 
@@ -125,17 +115,6 @@ class Result:
     tensors: Tensors
     stats: Stats
     masks: Tensors = field(default_factory=dict)
-
-
-def inputs_of(task: Task, path: Callable[[str], Path]) -> Inputs:
-    """The blobs of a task; path: where a blob lies, by its hash."""
-    refs = (task.sides, task.frozen, task.public)
-    sides, frozen, public = (None if ref is None else path(ref.sha256) for ref in refs)
-    return Inputs(path(task.artifact.sha256), path(task.weights.sha256), sides, frozen, public)
-
-
-class Stopped(Exception):
-    """The task was given up because the agent was told to."""
 
 
 def run_task(

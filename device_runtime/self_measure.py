@@ -33,6 +33,16 @@ class SelfMeasurement:
         self._asked_s = -LEAST_S
         self._child: subprocess.Popen[bytes] | None = None
 
+    @property
+    def runs(self) -> bool:
+        """Whether one is under way."""
+        return self._child is not None
+
+    @property
+    def waits(self) -> bool:
+        """Whether one is due as soon as nothing keeps it."""
+        return self._wanted
+
     def want(self, now_s: float) -> None:
         """A server asks for it."""
         if self._command and now_s - self._asked_s >= LEAST_S:

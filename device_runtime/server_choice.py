@@ -130,9 +130,14 @@ class ServerChoice:
         log.info("the server is done: %s", dismiss.reason)
         return True
 
+    @property
+    def has_others(self) -> bool:
+        """Whether there is somewhere else to go."""
+        return len(self._homes) > 1
+
     def is_silent(self, *, connected: bool) -> bool:
         """Whether to go elsewhere: there is another home, and this one says nothing over a link that stands."""
-        if len(self._homes) == 1 or not connected:
+        if not self.has_others or not connected:
             self._heard_s = self._clock()
         return self._clock() - self._heard_s >= self._identity.patience_s
 

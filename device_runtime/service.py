@@ -112,6 +112,7 @@ def arguments(config: AgentConfig) -> list[str]:
         words += ["--fleet", config.fleet]
     words += ["--state", str(config.state), "--threads", str(config.threads), "--backend", config.backend]
     words += ["--provider", config.provider, "--holdout", repr(config.holdout_ratio)]
+    words += ["--keep-alive", str(config.keep_alive_s)]
     optional = {
         "--profile": config.profile or None,
         "--bundle": config.bundle,

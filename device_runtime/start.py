@@ -12,11 +12,11 @@ from pathlib import Path
 from fedwright.device_runtime import facts
 from fedwright.device_runtime.agent import Agent
 from fedwright.device_runtime.config import AgentConfig
-from fedwright.device_runtime.describe.hidden_counts import HiddenCounts, counts_of, without_counts
-from fedwright.device_runtime.equipment import EquipmentSettings, find_profiles, limits_of
+from fedwright.device_runtime.equipment_settings import EquipmentSettings, limits_of
 from fedwright.device_runtime.https_fetch import HttpsFetcher
 from fedwright.device_runtime.owner_rules import OwnerRules
 from fedwright.device_runtime.policy import Policy, read_policy
+from fedwright.device_runtime.profiler.store import find_profiles
 from fedwright.device_runtime.resources import Resources
 from fedwright.device_runtime.secure.credentials import Enrolled
 from fedwright.device_runtime.secure.sums import SecureSums
@@ -29,7 +29,7 @@ from fedwright.device_runtime.store.residual import ErrorFeedback
 from fedwright.device_runtime.training_process.parent import TrainingProcess
 from fedwright.protocol import codec, topics
 from fedwright.protocol.blobs import BlobStore
-from fedwright.protocol.link import Link, connect
+from fedwright.protocol.link import Link, Will, connect
 from fedwright.protocol.messages import Gone
 from fedwright.protocol.support.memory import give_back_large_blocks
 
@@ -172,6 +172,8 @@ def _measurement(config: AgentConfig, folder: Path) -> SelfMeasurement:
 
 def _hiding(resources: Resources, config: AgentConfig, folder: Path, policy: Policy) -> Resources:
     """Nothing of the data's content is told; counts go into sums that hide them."""
+    from fedwright.device_runtime.describe.hidden_counts import HiddenCounts, counts_of, without_counts
+
     told, bundle = resources.told, config.identity()
     counts = counts_of(told, sums=policy.sums_of_counts, least=policy.least_in_sum)
     credentials = None if bundle is None else Enrolled(bundle)
@@ -196,5 +198,11 @@ def _connect(config: AgentConfig) -> tuple[DeviceIdentity, Link]:
         log.warning("DEVELOPMENT MODE: no certificate and no signed tasks; enroll this device before it leaves the lab")
     elif ending := bundle.ending(time.time()):
         log.warning("%s", ending)
-    link = connect(config.broker, client_id=identity.device, will=(up, gone), tls=config.tls(), login=config.login)
+    link = connect(
+        config.broker,
+        client_id=identity.device,
+        will=Will(up, gone, config.keep_alive_s),
+        tls=config.tls(),
+        login=config.login,
+    )
     return identity, link

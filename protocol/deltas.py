@@ -12,13 +12,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import zstandard
 
 from fedwright.protocol import nibbles
 from fedwright.protocol import tensors as safe
 from fedwright.protocol.errors import BadBlob, BadUpdate
 from fedwright.protocol.field_types import Codec as Codec
 from fedwright.protocol.support.unreadable import UNREADABLE
+from fedwright.protocol.support.zstd import ZstdError, compress, decompress
+from fedwright.protocol.tensor_header import metadata
 from fedwright.protocol.varints import pack_gaps, unpack_gaps
 
 Array = npt.NDArray[Any]
@@ -125,7 +126,7 @@ def load(source: bytes | Path) -> tuple[dict[str, Array], dict[str, Array]]:
 
 def _read(source: bytes | Path) -> tuple[dict[str, PackedTensor], dict[str, Array], dict[str, Array]]:
     """What a blob says of its tensors, all its pieces, and those that are tensors as they are."""
-    note = safe.metadata(source).get(KEY, "{}")
+    note = metadata(source).get(KEY, "{}")
     try:
         entries = _decoder.decode(note)
     except UNREADABLE as err:
@@ -227,14 +228,9 @@ def _values(entry: PackedTensor, piece: Array | None, name: str) -> Array:
     wanted_bytes = items * stored.itemsize
     packed = piece.tobytes()
     try:
-        # The size in the frame is what the library allocates, so it is looked at first.
-        if zstandard.get_frame_parameters(packed).content_size != wanted_bytes:
-            raise BadBlob(f"values of {name} do not unpack to {wanted_bytes} bytes")
-        raw = zstandard.ZstdDecompressor().decompress(packed, max_output_size=wanted_bytes, allow_extra_data=False)
-    except zstandard.ZstdError as err:
-        raise BadBlob(f"values of {name} cannot be unpacked: {err}") from err
-    if len(raw) != wanted_bytes:
-        raise BadBlob(f"values of {name} do not unpack to {wanted_bytes} bytes")
+        raw = decompress(packed, size_bytes=wanted_bytes)
+    except ZstdError as err:
+        raise BadBlob(f"values of {name} do not unpack to {wanted_bytes} bytes: {err}") from err
     planes = np.frombuffer(raw, dtype=np.uint8).reshape(stored.itemsize, items)
     joined = np.empty((items, stored.itemsize), dtype=np.uint8)
     for rank, plane in enumerate(planes):
@@ -277,7 +273,7 @@ def _squeeze(array: Array) -> Array | None:
     planes = np.empty(items.shape[::-1], dtype=np.uint8)
     for rank in range(len(planes)):
         planes[rank] = items[:, rank]
-    packed = zstandard.ZstdCompressor(level=LEVEL).compress(planes.data)
+    packed = compress(planes.data, LEVEL)
     return np.frombuffer(packed, dtype=np.uint8) if len(packed) < PAYS_RATIO * array.nbytes else None
 
 

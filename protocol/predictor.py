@@ -8,15 +8,18 @@ prediction never falls when a model grows. The manifest carries the features of 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from fedwright.protocol.artifact import Manifest
 from fedwright.protocol.errors import BadArtifact, BadMessage
 from fedwright.protocol.operator_costs import FEATURES
 from fedwright.protocol.support.unreadable import UNREADABLE
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 # The batch sizes at which a table is written; between them features are close to straight lines.
 WORK_BATCHES = (1, 8, 32, 128)
@@ -95,8 +98,10 @@ def profile_from_json(data: bytes) -> Profile:
     return profile
 
 
-def work_at(work: Work, batch: int) -> dict[str, NDArray[np.float64]]:
+def work_at(work: Work, batch: int) -> "dict[str, NDArray[np.float64]]":
     """The FEATURES of each kind at a batch size, on the line between the two nearest sizes of the table."""
+    import numpy as np
+
     grid = np.array(WORK_BATCHES, float)
     upper = int(np.clip(np.searchsorted(grid, batch), 1, len(grid) - 1))
     share = (batch - grid[upper - 1]) / (grid[upper] - grid[upper - 1])
@@ -111,6 +116,8 @@ def work_at(work: Work, batch: int) -> dict[str, NDArray[np.float64]]:
 
 def predict(profile: Profile, work: Work, *, batch: int) -> Prediction:
     """Seconds of one training step of a graph with this table."""
+    import numpy as np
+
     total, guessed = profile.step_s, 0.0
     unknown = []
     for kind, amounts in work_at(work, batch).items():
@@ -127,8 +134,10 @@ def predict(profile: Profile, work: Work, *, batch: int) -> Prediction:
     return Prediction(step_s, (total - guessed) * profile.refined / margin, step_s * margin, tuple(sorted(unknown)))
 
 
-def _dear(profile: Profile, kind: str) -> NDArray[np.float64]:
+def _dear(profile: Profile, kind: str) -> "NDArray[np.float64]":
     """For a kind that was never measured: the dearest of its relatives, else more than nine kinds in ten cost."""
+    import numpy as np
+
     if not profile.kinds:
         return np.zeros(len(FEATURES))
     name = kind.partition(" ")[0]

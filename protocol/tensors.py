@@ -12,11 +12,10 @@ import safetensors.numpy
 
 from fedwright.protocol.errors import BadBlob
 from fedwright.protocol.support.unreadable import UNREADABLE
+from fedwright.protocol.tensor_header import header_bytes, where
 
 Array = npt.NDArray[Any]
 
-# A header lists names and shapes; a larger one is not a model.
-MAX_HEADER_BYTES = 16 * 1024 * 1024
 _NAMES = {
     "float64": "F64",
     "float32": "F32",
@@ -48,10 +47,6 @@ class _Entry(msgspec.Struct):
     data_offsets: tuple[int, int] = (0, 0)
 
 
-class _Header(msgspec.Struct):
-    metadata: dict[str, str] = msgspec.field(default_factory=dict, name="__metadata__")
-
-
 def save(tensors: dict[str, Array], metadata: dict[str, str] | None = None) -> bytes:
     """Tensors as safetensors bytes, in the order of their names (the library's own order of metadata is random)."""
     header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
@@ -78,11 +73,11 @@ def load(source: bytes | Path) -> dict[str, Array]:
             return dict(safetensors.numpy.load_file(source))
         return dict(safetensors.numpy.load(source))
     except safetensors.SafetensorError as err:
-        raise BadBlob(f"{_where(source)} is not a safetensors blob: {err}") from err
+        raise BadBlob(f"{where(source)} is not a safetensors blob: {err}") from err
     except (KeyError, TypeError, ValueError) as err:
-        raise BadBlob(f"{_where(source)} holds a tensor type that numpy does not have: {err}") from err
+        raise BadBlob(f"{where(source)} holds a tensor type that numpy does not have: {err}") from err
     except OSError as err:
-        raise BadBlob(f"{_where(source)} cannot be read: {err}") from err
+        raise BadBlob(f"{where(source)} cannot be read: {err}") from err
 
 
 def map_file(path: Path) -> dict[str, Array]:
@@ -90,7 +85,7 @@ def map_file(path: Path) -> dict[str, Array]:
     found = {}
     try:
         whole = np.memmap(path, np.uint8, mode="r")
-        start = 8 + _header_bytes(whole[:8].tobytes())
+        start = 8 + header_bytes(whole[:8].tobytes())
         for name, entry in msgspec.json.decode(whole[8:start].tobytes(), type=dict[str, _Entry]).items():
             if name != "__metadata__":
                 found[name] = _mapped(whole[start:], entry)
@@ -109,30 +104,3 @@ def _mapped(data: Array, entry: "_Entry") -> Array:
     own = part if part.ctypes.data % dtype.itemsize == 0 else part.copy()
     found: Array = own.view(dtype).reshape(entry.shape)
     return found
-
-
-def metadata(source: bytes | Path) -> dict[str, str]:
-    """The text entries that `save` was given."""
-    try:
-        if isinstance(source, Path):
-            with source.open("rb") as file:
-                head = file.read(8)
-                head += file.read(_header_bytes(head))
-        else:
-            head = source[: 8 + _header_bytes(source)]
-        return msgspec.json.decode(head[8:], type=_Header).metadata
-    except UNREADABLE as err:
-        raise BadBlob(f"{_where(source)} has no readable header: {err}") from err
-    except OSError as err:
-        raise BadBlob(f"{_where(source)} cannot be read: {err}") from err
-
-
-def _header_bytes(head: bytes) -> int:
-    size = int.from_bytes(head[:8], "little")
-    if len(head) < 8 or size > MAX_HEADER_BYTES:
-        raise BadBlob("blob is too short for tensors or its header is too large")
-    return size
-
-
-def _where(source: bytes | Path) -> str:
-    return str(source) if isinstance(source, Path) else f"blob of {len(source)} bytes"

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from fedwright.device_runtime.data.local import LocalData
-from fedwright.device_runtime.run_task import Result, Tools, inputs_of, run_task
+from fedwright.device_runtime.run_task import Result, Tools, run_task
 from fedwright.device_runtime.secure.change import row_of
 from fedwright.device_runtime.secure.sums import SecureSums
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.personal_layers import PersonalLayers
 from fedwright.device_runtime.store.residual import ErrorFeedback
+from fedwright.device_runtime.task_inputs import inputs_of
 from fedwright.device_runtime.train.base import Tensors, Trainer
 from fedwright.device_runtime.train.check import need_bytes
 from fedwright.device_runtime.train.loop import Evaluation, evaluate, train

@@ -29,6 +29,7 @@ from fedwright.protocol.messages import BlobRef, Message, Task
 from fedwright.protocol.onnx_outline import scan
 from fedwright.protocol.operator_costs import FEATURES
 from fedwright.protocol.support.unreadable import UNREADABLE
+from fedwright.protocol.tensor_header import metadata
 
 SAMPLES = 40
 SHAPES = {"w": (4, 3), "b": (3,), "n": (2,)}
@@ -80,7 +81,7 @@ def _safetensors(rng: random.Random) -> list[bytes]:
 
 
 def _read_tensors(data: bytes) -> object:
-    return tensors.metadata(data), tensors.load(data)
+    return metadata(data), tensors.load(data)
 
 
 def _deltas(rng: random.Random) -> list[bytes]:

@@ -12,8 +12,8 @@ from fedwright.device_runtime import facts
 from fedwright.device_runtime.agent import Agent
 from fedwright.device_runtime.data.local import LocalData
 from fedwright.device_runtime.equipment import Equipment, make_tools
+from fedwright.device_runtime.in_process import InProcessRunner
 from fedwright.device_runtime.resources import Resources
-from fedwright.device_runtime.runner import InProcessRunner
 from fedwright.device_runtime.server_choice import DeviceIdentity
 from fedwright.device_runtime.store.journal import Journal
 from fedwright.device_runtime.store.residual import ErrorFeedback

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from fedwright.device_runtime.secure.change import work_of
 from fedwright.device_runtime.secure.credentials import Enrolled, SumCredentials, Unenrolled
+from fedwright.device_runtime.secure.summed_task import work_of
 from fedwright.device_runtime.secure.sums import SecureSums
 from fedwright.protocol import codec, deltas
 from fedwright.protocol.blobs import make_ref

@@ -35,6 +35,13 @@ def find_profile(path: Path, *, threads: int) -> Profile | None:
     return None if entry is None else profile_from_json(json.dumps(entry).encode())
 
 
+def find_profiles(state: Path, threads: int) -> list[Profile]:
+    """What this device measured of itself: for its number of threads, or for one and for all cores."""
+    wanted = (threads,) if threads else (1, facts.cores())
+    found = [find_profile(state / PROFILE_NAME, threads=count) for count in dict.fromkeys(wanted)]
+    return [profile for profile in found if profile is not None]
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         data = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])

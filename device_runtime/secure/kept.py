@@ -5,18 +5,19 @@ Everything is on the disk before an answer leaves: whoever asks again, after any
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 from msgspec import Struct, structs
 
-from fedwright.device_runtime.secure.change import Row
 from fedwright.protocol.errors import DeviceError, ProtocolError
 from fedwright.protocol.messages import SumTerms
-from fedwright.protocol.secure.masks import whole_reach
 from fedwright.protocol.secure.part import ROOT_BYTES
 from fedwright.protocol.support.files import write_private
 from fedwright.protocol.support.unreadable import UNREADABLE
+
+if TYPE_CHECKING:
+    from fedwright.device_runtime.secure.change import Row
 
 # A sum that comes to nothing is begun anew; more often than this nobody means well.
 MOST_SESSIONS = 8
@@ -51,6 +52,8 @@ class Change(Struct, frozen=True):
 
     def reach(self, members: int) -> float:
         """The largest entry that a sum of so many has room for."""
+        from fedwright.protocol.secure.masks import whole_reach
+
         return whole_reach(members) if self.whole else self.terms.reach
 
 
@@ -88,8 +91,10 @@ class KeptChange:
             raise ProtocolError("this device has no change of that task, or no longer; begin another round")
         return self._change
 
-    def row(self, change: Change) -> Row:
+    def row(self, change: Change) -> "Row":
         """Its numbers."""
+        import numpy as np
+
         try:
             return np.fromfile(self._row(change.task), "<f4")
         except OSError as err:

@@ -9,19 +9,21 @@ many devices as a sum takes, not at those of all: somebody invented has neighbou
 import logging
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from fedwright.device_runtime.secure.change import work_of
 from fedwright.device_runtime.secure.credentials import SumCredentials, Unenrolled
 from fedwright.device_runtime.secure.kept import Change, KeptChange, Session, check_free, same_or_first
+from fedwright.device_runtime.secure.summed_task import work_of
 from fedwright.protocol.errors import DeviceError, FedwrightError, ProtocolError
 from fedwright.protocol.messages import BlobRef, Stats, SumAnswer, SumAsk, Task
 from fedwright.protocol.secure.graph import LEAST_DEVICES, is_connected, looked_at, quorum
-from fedwright.protocol.secure.masks import Words, to_words
-from fedwright.protocol.secure.noisy_words import noisy_scale, noisy_words
 from fedwright.protocol.secure.part import Part, noise_seed, own_mask, public_keys
 from fedwright.protocol.secure.roster import Member, agreed_word, masked_word, read_roster
+
+if TYPE_CHECKING:
+    from fedwright.protocol.secure.masks import Words
 
 log = logging.getLogger(__name__)
 
@@ -132,8 +134,11 @@ class SecureSums:
         ref = offer(words.astype("<u4", copy=False).tobytes(), change.chunk_bytes)
         return SumAnswer(ask.sum, "mask", masked=ref, signature=self._who.sign(masked_word(part.digest, sharers)))
 
-    def _words(self, change: Change, part: Part) -> Words:
+    def _words(self, change: Change, part: Part) -> "Words":
         """What goes under masks; noise is drawn once for a sum, or two answers would tell of it."""
+        from fedwright.protocol.secure.masks import to_words
+        from fedwright.protocol.secure.noisy_words import noisy_scale, noisy_words
+
         terms, row, members = change.terms, self._kept.row(change), len(part.names)
         if terms.noise_multiplier is None or terms.clip_norm is None:
             share = change.weight / terms.largest_weight

@@ -5,11 +5,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fedwright.device_runtime.train.base import Tensors
-from fedwright.protocol import tensors
 from fedwright.protocol.errors import BadBlob
 from fedwright.protocol.support.files import replace_file
+from fedwright.protocol.tensor_header import metadata
+
+if TYPE_CHECKING:
+    from fedwright.device_runtime.train.base import Tensors
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +25,7 @@ class Saved:
 
     step: int
     loss_first: float
-    slots: Tensors
+    slots: "Tensors"
 
 
 class Checkpoint:
@@ -38,8 +41,10 @@ class Checkpoint:
         """Whether it is time for the next one."""
         return self._clock() - self._saved_s >= self._every_s
 
-    def save(self, task: str, step: int, loss_first: float, slots: Tensors) -> None:
+    def save(self, task: str, step: int, loss_first: float, slots: "Tensors") -> None:
         """Replace the checkpoint; with a full disk the older one stays."""
+        from fedwright.protocol import tensors
+
         note = {"task": task, "step": str(step), "loss_first": repr(loss_first)}
         self._saved_s = self._clock()
         try:
@@ -52,8 +57,10 @@ class Checkpoint:
         self._saved_s = self._clock()
         if not self._path.exists():
             return None
+        from fedwright.protocol import tensors
+
         try:
-            note = tensors.metadata(self._path)
+            note = metadata(self._path)
             if note.get("task") != task:
                 return None
             return Saved(int(note["step"]), float(note["loss_first"]), tensors.load(self._path))
@@ -64,7 +71,7 @@ class Checkpoint:
     def step(self, task: str) -> int:
         """How many steps of this task are saved."""
         try:
-            note = tensors.metadata(self._path)
+            note = metadata(self._path)
             return int(note["step"]) if note.get("task") == task else 0
         except (BadBlob, KeyError, ValueError):
             return 0

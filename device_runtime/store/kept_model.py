@@ -5,7 +5,6 @@ import logging
 from msgspec import structs
 
 from fedwright.device_runtime.store.journal import JournalEntry
-from fedwright.protocol import patches
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import BadBlob
 from fedwright.protocol.messages import BlobRef, Task, Update
@@ -35,6 +34,8 @@ class KeptModel:
         """Put the weights together of what is here; False when they have to come whole."""
         if task.patch is None or self._blobs.has(task.weights.sha256):
             return True
+        from fedwright.protocol import patches
+
         base, change = task.patch.base, task.patch.change.sha256
         try:
             made = self._blobs.put_bytes(patches.patched(self._blobs.path(base), self._blobs.path(change)))

@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedwright.device_runtime.store.unconfirmed import UnconfirmedTensors
-from fedwright.device_runtime.train.base import Tensors
 from fedwright.protocol.errors import BadBlob
 from fedwright.protocol.messages import Task
+
+if TYPE_CHECKING:
+    from fedwright.device_runtime.train.base import Tensors
 
 
 class PersonalLayers:
@@ -15,7 +18,7 @@ class PersonalLayers:
     def __init__(self, folder: Path) -> None:
         self._layers = UnconfirmedTensors(folder, "personal")
 
-    def over(self, received: Tensors, names: Sequence[str], *, run: str) -> Tensors:
+    def over(self, received: "Tensors", names: Sequence[str], *, run: str) -> "Tensors":
         """The model as it came, with this device's own layers in their places; those of another shape do not count."""
         unknown = sorted(set(names) - received.keys())
         if unknown:
@@ -24,7 +27,7 @@ class PersonalLayers:
         fits = [name for name in names if name in kept and kept[name].shape == received[name].shape]
         return received | {name: kept[name].astype(received[name].dtype) for name in fits}
 
-    def keep(self, task: Task, layers: Tensors) -> None:
+    def keep(self, task: Task, layers: "Tensors") -> None:
         """What a task made of the layers."""
         self._layers.propose(task.task, layers, {"run": task.run_key})
 

@@ -1,12 +1,14 @@
 """Error feedback: what rounding and sparsity left out of a delta is kept and added to the next one."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedwright.device_runtime.store.unconfirmed import UnconfirmedTensors
-from fedwright.device_runtime.train.base import Tensors
-from fedwright.protocol import deltas
 from fedwright.protocol.artifact import MEASURED
 from fedwright.protocol.messages import Task
+
+if TYPE_CHECKING:
+    from fedwright.device_runtime.train.base import Tensors
 
 
 class ErrorFeedback:
@@ -15,12 +17,14 @@ class ErrorFeedback:
     def __init__(self, folder: Path) -> None:
         self._owed = UnconfirmedTensors(folder, "residual")
 
-    def encode(self, task: Task, result: Tensors, masks: Tensors | None = None) -> bytes:
+    def encode(self, task: Task, result: "Tensors", masks: "Tensors | None" = None) -> bytes:
         """A task's result as the blob to send, in the form the task asks for; masks: which entries had come.
 
         Masks change from round to round, so what rounding leaves out of masked entries is not kept. Class means, their
         counts and public logits are no changes: they go as they are, because a later round does not make up for them.
         """
+        from fedwright.protocol import deltas
+
         returns = task.returns
         if returns.masked and masks:
             return deltas.encode(result, codec=returns.codec, keep=masks, implied=True, exact=MEASURED)

@@ -4,11 +4,14 @@ Until then those before them stay in force, so that a task that is done again af
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fedwright.device_runtime.train.base import Tensors
-from fedwright.protocol import tensors
 from fedwright.protocol.errors import BadBlob
 from fedwright.protocol.support.files import replace_file
+from fedwright.protocol.tensor_header import metadata
+
+if TYPE_CHECKING:
+    from fedwright.device_runtime.train.base import Tensors
 
 TASK = "task"
 
@@ -20,8 +23,10 @@ class UnconfirmedTensors:
         self._kept = folder / name
         self._next = folder / f"{name}.next"
 
-    def propose(self, task: str, values: Tensors, about: dict[str, str]) -> None:
+    def propose(self, task: str, values: "Tensors", about: dict[str, str]) -> None:
         """What a task made; about: what it belongs to."""
+        from fedwright.protocol import tensors
+
         replace_file(self._next, tensors.save(values, {**about, TASK: task}))
 
     def settle(self, task: str, *, used: bool) -> None:
@@ -30,10 +35,12 @@ class UnconfirmedTensors:
             self._next.replace(self._kept)
         self._next.unlink(missing_ok=True)
 
-    def load(self, about: dict[str, str]) -> Tensors:
+    def load(self, about: dict[str, str]) -> "Tensors":
         """The tensors in force if they belong to this; anything else starts without any."""
         if not about.items() <= _about(self._kept).items():
             return {}
+        from fedwright.protocol import tensors
+
         try:
             return tensors.load(self._kept)
         except BadBlob:
@@ -42,6 +49,6 @@ class UnconfirmedTensors:
 
 def _about(path: Path) -> dict[str, str]:
     try:
-        return tensors.metadata(path)
+        return metadata(path)
     except BadBlob:
         return {}

@@ -19,8 +19,9 @@ from msgspec import structs
 
 from fedwright.device_runtime import facts
 from fedwright.device_runtime.equipment import Equipment, make_equipment
-from fedwright.device_runtime.run_task import Stopped
-from fedwright.device_runtime.runner import Done, do_task, inputs_at
+from fedwright.device_runtime.in_process import do_task
+from fedwright.device_runtime.runner import Done
+from fedwright.device_runtime.task_inputs import Stopped, inputs_at
 from fedwright.device_runtime.training_process.limits import TaskLimits
 from fedwright.device_runtime.training_process.messages import (
     Begin,

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import msgspec
 from msgspec import Struct
 
-from fedwright.device_runtime.equipment import EquipmentSettings
+from fedwright.device_runtime.equipment_settings import EquipmentSettings
 from fedwright.device_runtime.runner import Done
 from fedwright.protocol.messages import DataSummary, Refusal, Task
 

@@ -13,9 +13,9 @@ from dataclasses import fields
 from msgspec import structs
 
 from fedwright.device_runtime import facts
-from fedwright.device_runtime.equipment import EquipmentSettings
-from fedwright.device_runtime.run_task import Inputs, Stopped
+from fedwright.device_runtime.equipment_settings import EquipmentSettings
 from fedwright.device_runtime.runner import Crashed, Done
+from fedwright.device_runtime.task_inputs import Inputs, Stopped
 from fedwright.device_runtime.training_process.limits import cpu_limit_s
 from fedwright.device_runtime.training_process.messages import (
     Begin,
@@ -40,6 +40,10 @@ log = logging.getLogger(__name__)
 POLL_S = 0.1
 # A process that was told to stop and does not is ended after so long.
 GRACE_S = 1.0
+# One that has nothing to do is ended after so long, and after so many times what its start took: its memory is worth
+# more to the board than that start.
+REST_S = 60.0
+REST_RATIO = 20.0
 
 
 class _Process:
@@ -98,17 +102,24 @@ class _Process:
 
 
 class TrainingProcess:
-    """Does tasks in a process beside this one, kept from task to task. StartProcess it from a thread that lives on."""
+    """Does tasks in a process beside this one, kept from task to task; start it from a thread that lives on.
 
-    def __init__(self, settings: EquipmentSettings) -> None:
+    After `rest_s` without a task, or longer where it starts slowly, it is ended until the next one comes.
+    """
+
+    def __init__(self, settings: EquipmentSettings, *, rest_s: float = REST_S) -> None:
         self._settings = settings
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._process: _Process | None = None
+        self._rest_s = rest_s
+        self._resting: threading.Timer | None = None
         self._busy = False
         self._room_bytes: int | None = None
         self._steps = StepsNews(0, 0)
+        self._start_s = 0.0
         self.ready = self._start()
+        self._rest_later()
 
     @property
     def pid(self) -> int | None:
@@ -122,10 +133,12 @@ class TrainingProcess:
             if self._closed.is_set() or should_stop():
                 raise Stopped
             self._busy = True
+            self._stay()
         try:
             return self._run(task, inputs, should_stop)
         finally:
             self._busy = False
+            self._rest_later()
             if self._closed.is_set():
                 self._gone()
 
@@ -155,6 +168,7 @@ class TrainingProcess:
         """End what runs at once; nothing can be run after."""
         self._closed.set()
         with self._lock:
+            self._stay()
             if self._process is not None:
                 self._process.kill()
         # A thread that waits for the process sees its end, and does the rest.
@@ -166,6 +180,7 @@ class TrainingProcess:
             if self._closed.is_set():
                 raise Stopped
             process = self._process = _Process(self._settings)
+        began_s = time.monotonic()
         try:
             said = process.hear(None)
         except EOFError:
@@ -177,6 +192,7 @@ class TrainingProcess:
             self._gone()
             raise DeviceError(f"the training process began with {type(said).__name__}; install this release again")
         self._room_bytes = said.room_bytes
+        self._start_s = time.monotonic() - began_s
         return said
 
     def _outcome(self, begin: Begin, should_stop: Callable[[], bool]) -> Done | Refusal:
@@ -203,6 +219,27 @@ class TrainingProcess:
         if said.outcome is None:
             raise Stopped
         return said.outcome
+
+    def _rest_later(self) -> None:
+        with self._lock:
+            if self._closed.is_set() or self._process is None:
+                return
+            self._resting = threading.Timer(max(self._rest_s, REST_RATIO * self._start_s), self._rest)
+            self._resting.daemon = True
+            self._resting.start()
+
+    def _stay(self) -> None:
+        if self._resting is not None:
+            self._resting.cancel()
+            self._resting = None
+
+    def _rest(self) -> None:
+        with self._lock:
+            if self._busy:
+                return
+            process, self._process = self._process, None
+        if process is not None:
+            process.bury()
 
     def _crash(self, where: str, should_stop: Callable[[], bool]) -> Exception:
         """What it means that the process is gone."""

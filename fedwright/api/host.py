@@ -8,7 +8,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from fedwright.device_runtime.doctor import OLDEST_PYTHON, Finding
+from fedwright.device_runtime.doctor import OLDEST_PYTHON, Finding, compression
 from fedwright.protocol.link.broker import find_mosquitto
 
 PACKAGES = (
@@ -19,7 +19,6 @@ PACKAGES = (
     "paho-mqtt",
     "msgspec",
     "safetensors",
-    "zstandard",
     "rich",
     "scipy",
 )
@@ -31,7 +30,7 @@ WARN_DISK_BYTES = 5e9
 def diagnose_host(runs: Path) -> list[Finding]:
     """One finding for each thing that a host depends on; runs: where it keeps them."""
     packages = [_package(name) for name in PACKAGES]
-    return [_python(), *packages, _accelerator(), _broker(), _memory(), _disk(runs), _data()]
+    return [_python(), *packages, compression(), _accelerator(), _broker(), _memory(), _disk(runs), _data()]
 
 
 def _python() -> Finding:

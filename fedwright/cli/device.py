@@ -127,6 +127,7 @@ def _agent_options(parser: argparse.ArgumentParser, *, required: bool) -> None:
         help="there are N edges of the name given as --edge, for devices to spread over",
     )
     add("--patience", type=float, default=15.0, metavar="S", help="go to the next --edge after so long in silence")
+    add("--keep-alive", type=_whole, default=120, metavar="S", help="seconds between pings (default: %(default)s)")
     add("--state", type=Path, default=default_state(), metavar="DIR", help="journal and blobs (default: %(default)s)")
     add("--threads", type=_whole, default=0, metavar="N", help="threads to train with (default: as many as pay)")
     add("--backend", default="portable", help="portable or classic (default: %(default)s)")
@@ -176,6 +177,7 @@ def config_of(args: argparse.Namespace) -> AgentConfig:
         fleet=fleet,
         further=tuple(further),
         patience_s=args.patience,
+        keep_alive_s=args.keep_alive,
         state=args.state,
         threads=args.threads,
         backend=args.backend,

@@ -1,17 +1,17 @@
 """Links carry bytes on topics; `connect` opens the one that a URL names."""
 
 from fedwright.protocol.address import Login
-from fedwright.protocol.link.base import Link, Received, Watch
+from fedwright.protocol.link.base import Link, Received, Watch, Will
 from fedwright.protocol.link.security import TlsFiles
 
-__all__ = ["Link", "Received", "TlsFiles", "Watch", "connect"]
+__all__ = ["Link", "Received", "TlsFiles", "Watch", "Will", "connect"]
 
 
 def connect(
     url: str,
     *,
     client_id: str,
-    will: tuple[str, bytes] | None = None,
+    will: Will | tuple[str, bytes] | None = None,
     tls: TlsFiles | None = None,
     login: Login | None = None,
     watch: Watch = lambda here: None,

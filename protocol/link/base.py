@@ -2,11 +2,22 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 Buffer = bytes | memoryview
 Watch = Callable[[bool], None]
 """Told False when the broker goes away and True when it is back, from a thread of the link."""
+
+
+class Will(NamedTuple):
+    """What the broker says for a process that it has lost: it hears of it every `keepalive_s` at least.
+
+    A process that dies is lost at once; one whose power goes, or whose line, after one and a half of these.
+    """
+
+    topic: str
+    payload: bytes
+    keepalive_s: int
 
 
 @dataclass(frozen=True)

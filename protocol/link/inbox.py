@@ -1,5 +1,7 @@
 """The queue between a link's callbacks and the loop that reads it: bounded in bytes, with a wake-up."""
 
+import contextlib
+import queue
 import threading
 import time
 from collections import deque
@@ -19,41 +21,47 @@ class Inbox:
         self._messages: deque[Received] = deque()
         self._waiting_bytes = 0
         self._woken = False
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        # A call to look again stays until it is heard, and may come from a signal handler of the thread that waits: a
+        # condition would lose one that comes just before it waits.
+        self._calls: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def put(self, message: Received, *, reliable: bool) -> bool:
         """Add a message; False when it was dropped because the reader is too far behind."""
         limit_bytes = TOTAL_LIMIT_BYTES if reliable else UNRELIABLE_LIMIT_BYTES
-        with self._changed:
+        with self._lock:
             if self._waiting_bytes + len(message.payload) > limit_bytes:
                 return False
             self._messages.append(message)
             self._waiting_bytes += len(message.payload)
-            self._changed.notify()
+        self._call()
         return True
 
     def wake(self) -> None:
         """Make a waiting or the next `get` return None."""
-        with self._changed:
-            self._woken = True
-            self._changed.notify()
+        self._woken = True
+        self._call()
 
     def get(self, timeout_s: float) -> Received | None:
         """The next message; None after `wake` or when none came in time."""
         deadline_s = time.monotonic() + timeout_s
-        with self._changed:
-            while not self._messages and not self._woken:
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0 or not self._changed.wait(left_s):
-                    break
-            if self._woken:
-                self._woken = False
+        while not self._messages and not self._woken:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
                 return None
-            if not self._messages:
-                return None
+            with contextlib.suppress(queue.Empty):
+                self._calls.get(timeout=left_s)
+        if self._woken:
+            self._woken = False
+            return None
+        with self._lock:
             message = self._messages.popleft()
             self._waiting_bytes -= len(message.payload)
             return message
+
+    def _call(self) -> None:
+        if self._calls.empty():
+            self._calls.put(None)
 
 
 class InboxLink:

@@ -20,7 +20,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from fedwright.protocol.address import PASSWORD_VARIABLE, Address, Login, parse_url, with_login
 from fedwright.protocol.errors import ConfigError, LinkError
-from fedwright.protocol.link.base import Buffer, Received, Watch
+from fedwright.protocol.link.base import Buffer, Received, Watch, Will
 from fedwright.protocol.link.branch import Branch
 from fedwright.protocol.link.inbox import InboxLink
 from fedwright.protocol.link.paho_client import LeanClient
@@ -29,10 +29,12 @@ from fedwright.protocol.link.security import TlsFiles
 log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 10.0
-# How long the broker keeps queueing for a link that broke (MQTT 5 only); the client id is new at each boot.
+# How long a broker queues for a link that broke (MQTT 5 only); the client id is new at each boot.
 SESSION_EXPIRY_S = 600
-# A device that loses power is noticed after one and a half of these.
+# Who loses power is noticed after one and a half of these, unless told otherwise.
 KEEPALIVE_S = 20
+# What was sent and nobody acknowledged for so long went into a connection that is gone, whatever the pings say.
+UNHEARD_S = 40
 # Each link draws its own delays, so that a large fleet does not come back all at once.
 FIRST_DELAY_S = (0.1, 0.5)
 LAST_DELAY_S = (15.0, 30.0)
@@ -51,7 +53,6 @@ V5_DISCONNECT = b"\xe0\0"
 # CONNACK codes for "unsupported protocol version" of MQTT 3.1.1 and 5.
 V5_UNKNOWN = (0x01, 0x84)
 CHECK_LOGIN = f"check the password ({PASSWORD_VARIABLE} or --password-file), or the certificate and its access list"
-
 CHECK_COPIES = "check that no other process or board uses the same certificate: each may connect once"
 
 
@@ -67,7 +68,7 @@ class MqttLink(InboxLink):
         address: Address,
         *,
         client_id: str,
-        will: tuple[str, bytes] | None,
+        will: Will | tuple[str, bytes] | None,
         tls: TlsFiles,
         version: int,
         watch: Watch = lambda here: None,
@@ -77,6 +78,7 @@ class MqttLink(InboxLink):
         self._address = address
         self._node = 0
         self._watch = watch
+        self._keepalive_s = will.keepalive_s if isinstance(will, Will) else KEEPALIVE_S
         self._closing = False
         self._lost_s: float | None = None
         self._up_s = 0.0
@@ -101,7 +103,7 @@ class MqttLink(InboxLink):
         return Branch(self, self._branch_inbox(prefix))
 
     def _make_client(
-        self, address: Address, client_id: str, will: tuple[str, bytes] | None, tls: TlsFiles
+        self, address: Address, client_id: str, will: Will | tuple[str, bytes] | None, tls: TlsFiles
     ) -> LeanClient:
         five = self.version == MQTTProtocolVersion.MQTTv5
         client = LeanClient(
@@ -121,7 +123,7 @@ class MqttLink(InboxLink):
             client.will_set(will[0], will[1], qos=1)
         if address.secure:
             client.tls_set_context(_tls_context(tls))
-        client.on_socket_open = _set_nodelay
+        client.on_socket_open = _set_up_socket
         client.on_connect = self._on_connect
         client.on_connect_fail = lambda client, _data: self._next_node(client)
         client.on_disconnect = self._on_disconnect
@@ -138,7 +140,7 @@ class MqttLink(InboxLink):
         if self.version == MQTTProtocolVersion.MQTTv5:
             properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
             properties.SessionExpiryInterval = SESSION_EXPIRY_S
-        self._client.connect(host, port, keepalive=KEEPALIVE_S, properties=properties)
+        self._client.connect(host, port, keepalive=self._keepalive_s, properties=properties)
         self._client.loop_start()
         self._wait_for(lambda: self.connects > 0 or self._failed, CONNECT_TIMEOUT_S)
         if self.connects:
@@ -301,7 +303,7 @@ def open_mqtt(
     url: str,
     *,
     client_id: str,
-    will: tuple[str, bytes] | None,
+    will: Will | tuple[str, bytes] | None,
     tls: TlsFiles,
     login: Login | None = None,
     watch: Watch = lambda here: None,
@@ -333,10 +335,7 @@ def _explained(address: Address, err: Exception) -> LinkError:
 
 
 def _speaks_v5(address: Address, node: int, tls: TlsFiles) -> bool:
-    """Ask with the smallest MQTT 5 CONNECT.
-
-    A full one, with properties and a last will, makes an older broker wait for bytes that never come.
-    """
+    """Ask with the smallest MQTT 5 CONNECT: a full one makes an older broker wait for bytes that never come."""
     with contextlib.ExitStack() as stack:
         sock = stack.enter_context(socket.create_connection(address.nodes[node], CONNECT_TIMEOUT_S))
         if address.secure:
@@ -378,9 +377,11 @@ def _tls_why(err: ssl.SSLError) -> str:
     return reason.replace("_", " ").lower()
 
 
-def _set_nodelay(_client: paho.Client, _data: Any, sock: Any) -> None:
+def _set_up_socket(_client: paho.Client, _data: Any, sock: Any) -> None:
     # Without it every QoS 1 round trip takes 44 ms.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * UNHEARD_S)
 
 
 def _tls_context(tls: TlsFiles) -> ssl.SSLContext:

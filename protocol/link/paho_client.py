@@ -2,11 +2,14 @@
 
 paho joins a packet from pieces and cuts it apart again, four to five copies of each payload, and asks the system
 for single bytes. Here small reads are buffered, a PUBLISH of QoS 0 is read straight into memory that is used again
-once nobody looks at it, and a payload goes out as head and tail without joining them. Only hooks of paho between
-its state and the socket are used; with a paho that lacks one of them everything goes the ordinary way.
+once nobody looks at it, and a payload goes out as head and tail without joining them. Its thread sleeps until something
+comes or a ping is due, where paho wakes up every second. Only hooks of paho between its state and the socket are used;
+with a paho that lacks one of them everything goes the ordinary way.
 """
 
+import contextlib
 import ssl
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +29,10 @@ KIND_BITS = 0xF6
 
 HOOKS = ("_sock_recv", "_sock_send", "_sock_close", "_packet_queue", "_handle_publish", "_pack_remaining_length")
 STATE = {"command", "have_remaining", "packet"}
+# When something went out and came in, by the names of several releases; without them paho's thread goes its own way.
+SENT_S, HEARD_S = ("_last_msg_out",), ("_last_bytes_received", "_last_msg_in")
+# A ping that is due is paho's to send, right after it has looked; it is not asked more often than this.
+LEAST_SLEEP_S = 0.01
 
 OnUnreliable = Callable[[str, memoryview], None]
 """Takes topic and payload of a message of QoS 0."""
@@ -33,6 +40,10 @@ OnUnreliable = Callable[[str, memoryview], None]
 
 def _has_hooks(client: paho.Client) -> bool:
     return all(hasattr(paho.Client, hook) for hook in HOOKS) and set(getattr(client, "_in_packet", ())) >= STATE
+
+
+def _first_of(client: paho.Client, names: tuple[str, ...]) -> float | None:
+    return next((value for name in names if (value := getattr(client, name, None)) is not None), None)
 
 
 class _Incoming:
@@ -108,6 +119,26 @@ class LeanClient(paho.Client):
         reset = getattr(self, "_reset_sockets", None)
         if reset is not None:
             reset()
+
+    def loop_stop(self) -> MQTTErrorCode:
+        """End the thread, which may be asleep for long."""
+        self._thread_terminate = True
+        wake = getattr(self, "_sockpairW", None)
+        if wake is not None:
+            with contextlib.suppress(OSError):
+                wake.send(b"\0")
+        return super().loop_stop()
+
+    def _loop(self, timeout: float = 1.0) -> MQTTErrorCode:
+        return super()._loop(self._sleep_s(timeout))
+
+    def _sleep_s(self, otherwise_s: float) -> float:
+        """Until a ping or its answer is due."""
+        sent_s, heard_s = (_first_of(self, names) for names in (SENT_S, HEARD_S))
+        if sent_s is None or heard_s is None or not self._keepalive or not self.is_connected():
+            return otherwise_s
+        asked_s = getattr(self, "_ping_t", 0.0) or heard_s
+        return max(LEAST_SLEEP_S, min(sent_s, heard_s, asked_s) + self._keepalive - time.monotonic())
 
     def loop_read(self, max_packets: int = 1) -> MQTTErrorCode:
         """Read until nothing is buffered: select() knows only of what still waits in the system."""

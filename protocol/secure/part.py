@@ -12,13 +12,16 @@ import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from fedwright.protocol.crypto.x25519 import agree, public_key
 from fedwright.protocol.errors import ProtocolError
 from fedwright.protocol.secure.graph import neighbours_of, threshold
-from fedwright.protocol.secure.masks import Words, add_stream
 from fedwright.protocol.secure.roster import Member, Roster, digest_of, names_of, read_roster, unpack_roster
 from fedwright.protocol.secure.shamir import COEFFICIENT_BYTES, SHARE_BYTES, split
+
+if TYPE_CHECKING:
+    from fedwright.protocol.secure.masks import Words
 
 ROOT_BYTES = 32
 
@@ -73,8 +76,10 @@ class Part:
         """For every neighbour its shares, which nobody else can read."""
         return {other: _seal(self._share_key(self.device, other), share) for other, share in self._shares.items()}
 
-    def mask(self, words: Words, sharers: Collection[str]) -> None:
+    def mask(self, words: "Words", sharers: Collection[str]) -> None:
         """Make y of q, in place; sharers: who has shared, of all members."""
+        from fedwright.protocol.secure.masks import add_stream
+
         add_stream(words, own_mask(self.root, self.digest))
         for other in self.neighbours:
             if other in sharers:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from fedwright.protocol import tensors as blobs
 from fedwright.protocol.errors import BadBlob
 from fedwright.protocol.support.unreadable import UNREADABLE
+from fedwright.protocol.tensor_header import metadata
 
 Array = NDArray[Any]
 Tensors = dict[str, Array]
@@ -58,4 +59,4 @@ class MethodState:
     @classmethod
     def read(cls, source: bytes | Path) -> "MethodState":
         """The state in a blob or a file; BadBlob when it is none."""
-        return cls(blobs.load(source), blobs.metadata(source))
+        return cls(blobs.load(source), metadata(source))

@@ -10,11 +10,12 @@ import pytest
 # All packages of a device take this much of the agent's start already; the rest is ours.
 CPU_RATIO = 2.2
 RSS_OWN_BYTES = 6 * 1024**2
-MODULES = 450
-IDLE_BYTES = 45 * 1024**2
+MODULES = 460
+# An agent that has numpy in it takes 40.
+IDLE_BYTES = 32 * 1024**2
 HEAVY = {"torch", "onnx", "sklearn", "scipy", "rich", "matplotlib", "pandas", "PIL", "cryptography", "amqtt"}
 
-PACKAGES = "import numpy, onnxruntime, paho.mqtt.client, msgspec, safetensors.numpy, zstandard, psutil"
+PACKAGES = "import numpy, onnxruntime, paho.mqtt.client, msgspec, safetensors.numpy, psutil"
 AGENT = """
 import fedwright.device_runtime.training_process.child
 import fedwright.device_runtime.train.portable
@@ -70,8 +71,8 @@ def test_import_brings_nothing_heavy(starts: list[tuple[dict[str, Any], dict[str
     assert HEAVY & {name.partition(".")[0] for name in agent["modules"]} == set()
 
 
-def test_an_idle_agent_is_small_and_leaves_the_runtime_to_the_process_that_trains() -> None:
+def test_an_idle_agent_is_small_and_leaves_all_numbers_to_the_process_that_trains() -> None:
     idle = start(IDLE)
 
     assert idle["rss"] <= IDLE_BYTES
-    assert "onnxruntime" not in idle["modules"]
+    assert {"onnxruntime", "numpy", "safetensors", "zstandard", "cryptography"} & set(idle["modules"]) == set()

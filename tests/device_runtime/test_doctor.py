@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+import sys
 import types
 from dataclasses import replace
 from importlib import metadata
@@ -51,7 +52,16 @@ def test_a_healthy_device(healthy: AgentConfig) -> None:
 @pytest.mark.parametrize(
     ("changes", "machine", "word", "level"),
     [
-        pytest.param({"zstandard": None}, "x86_64", "zstandard is not installed", "fail", id="package missing"),
+        pytest.param({"safetensors": None}, "x86_64", "safetensors is not installed", "fail", id="package missing"),
+        pytest.param(
+            {"backports.zstd": None, "zstandard": None},
+            "x86_64",
+            "backports.zstd is not installed",
+            "fail",
+            id="no compression",
+            marks=pytest.mark.skipif(sys.version_info >= (3, 14), reason="the standard library has it"),
+        ),
+        pytest.param({"backports.zstd": None, "zstandard": "0.25.0"}, "x86_64", "zstandard 0.25.0", "ok", id="older"),
         pytest.param({"onnxruntime": None}, "x86_64", "onnxruntime is not installed", "fail", id="no runtime"),
         pytest.param({"onnxruntime": "1.16.3"}, "x86_64", "too old", "fail", id="old runtime"),
         pytest.param({"onnxruntime": "1.21.0"}, "aarch64", "illegal instruction", "warn", id="1.21.0 on ARM"),

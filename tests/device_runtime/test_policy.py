@@ -12,7 +12,8 @@ from fedwright.cli.main import main
 from fedwright.device_runtime.answers import refusal_of
 from fedwright.device_runtime.config import AgentConfig
 from fedwright.device_runtime.doctor import diagnose
-from fedwright.device_runtime.equipment import EquipmentSettings, limits_of, make_equipment
+from fedwright.device_runtime.equipment import make_equipment
+from fedwright.device_runtime.equipment_settings import EquipmentSettings, limits_of
 from fedwright.device_runtime.owner_rules import OwnerRules
 from fedwright.device_runtime.policy import EXAMPLE, Policy, read_policy
 from fedwright.device_runtime.run_task import _enough

@@ -12,9 +12,10 @@ from msgspec import structs
 
 from fedwright.device_runtime.describe.noise import ClassMeanNoise
 from fedwright.device_runtime.guard import LOOK_S, BoardState, Guard, Limits
-from fedwright.device_runtime.run_task import Inputs, Result, Stopped, Tools, run_task
+from fedwright.device_runtime.run_task import Result, Tools, run_task
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.personal_layers import PersonalLayers
+from fedwright.device_runtime.task_inputs import Inputs, Stopped
 from fedwright.device_runtime.train import trainer_cache
 from fedwright.device_runtime.train.loop import evaluation_batch
 from fedwright.device_runtime.train.portable import PortableTrainer

@@ -11,9 +11,9 @@ import numpy as np
 from fedwright.device_runtime.agent import Agent
 from fedwright.device_runtime.data.local import LocalData
 from fedwright.device_runtime.equipment import Equipment
+from fedwright.device_runtime.in_process import InProcessRunner
 from fedwright.device_runtime.resources import Resources
 from fedwright.device_runtime.run_task import Tools
-from fedwright.device_runtime.runner import InProcessRunner
 from fedwright.device_runtime.secure.sums import SecureSums
 from fedwright.device_runtime.self_measure import SelfMeasurement
 from fedwright.device_runtime.server_choice import DeviceIdentity

@@ -9,7 +9,7 @@ from pathlib import Path
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 HEAVY = {"torch", "torchvision", "onnx", "sklearn", "scipy", "matplotlib", "rich", "cryptography", "amqtt"}
-DEVICE_PACKAGES = {"numpy", "onnxruntime", "paho", "msgspec", "safetensors", "zstandard", "psutil", "cryptography"}
+DEVICE_PACKAGES = {"numpy", "onnxruntime", "paho", "msgspec", "safetensors", "psutil", "cryptography"}
 TORCH_BACKEND = "fedwright.device_runtime.train.torch"
 # Imported lazily, where the user installed the extra that brings it.
 OPTIONAL = {

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from fedwright.device_runtime.data import load
 from fedwright.device_runtime.equipment import make_tools
-from fedwright.device_runtime.run_task import Inputs, run_task
+from fedwright.device_runtime.run_task import run_task
+from fedwright.device_runtime.task_inputs import Inputs
 from fedwright.device_runtime.train.base import StepResult, Trainer
 from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import tensors

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from fedwright.device_runtime.emulate.meter import process_cpu_s
-from fedwright.device_runtime.equipment import EquipmentSettings
-from fedwright.device_runtime.run_task import Inputs
+from fedwright.device_runtime.equipment_settings import EquipmentSettings
+from fedwright.device_runtime.task_inputs import Inputs
 from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import tensors
 from fedwright.protocol.blobs import make_ref

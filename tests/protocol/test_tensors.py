@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fedwright.protocol import tensors
 from fedwright.protocol.errors import BadBlob
+from fedwright.protocol.tensor_header import metadata
 
 EXAMPLE: dict[str, NDArray[Any]] = {
     "w": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -37,14 +38,14 @@ def test_bytes_and_files_round_trip(tmp_path: Path) -> None:
 
     assert_same(tensors.load(blob), EXAMPLE)
     assert_same(tensors.load(file), EXAMPLE)
-    assert tensors.metadata(blob) == tensors.metadata(file) == {"step": "3", "a": "b"}
+    assert metadata(blob) == metadata(file) == {"step": "3", "a": "b"}
 
 
 def test_the_library_reads_what_we_write_and_the_other_way_round() -> None:
     assert_same(safetensors.numpy.load(tensors.save(EXAMPLE)), EXAMPLE)
     plain = {"w": EXAMPLE["w"]}
     assert_same(tensors.load(safetensors.numpy.save(plain)), plain)
-    assert tensors.metadata(safetensors.numpy.save(plain)) == {}
+    assert metadata(safetensors.numpy.save(plain)) == {}
 
 
 def test_the_order_of_names_does_not_matter() -> None:
@@ -62,7 +63,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadBlob, match="absent"):
         tensors.load(tmp_path / "absent")
     with pytest.raises(BadBlob, match="absent"):
-        tensors.metadata(tmp_path / "absent")
+        metadata(tmp_path / "absent")
 
 
 def test_a_type_that_numpy_lacks_is_refused() -> None:
@@ -75,7 +76,7 @@ def test_a_type_that_numpy_lacks_is_refused() -> None:
 def test_deep_nesting_is_refused() -> None:
     head = b'{"x":' + b"[" * 100_000
 
-    for read in (tensors.load, tensors.metadata):
+    for read in (tensors.load, metadata):
         with pytest.raises(BadBlob):
             read(len(head).to_bytes(8, "little") + head)
 
@@ -92,7 +93,7 @@ def test_damaged_blobs_are_refused_or_hold_other_tensors(data: st.DataObject) ->
     blob[data.draw(st.integers(0, len(blob) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     cut = bytes(blob[: data.draw(st.integers(0, len(blob)))])
 
-    for read in (tensors.load, tensors.metadata):
+    for read in (tensors.load, metadata):
         with suppress(BadBlob):
             assert isinstance(read(cut), dict)
 

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from fedwright.device_runtime.data.local import LocalData
-from fedwright.device_runtime.run_task import Inputs, Tools, run_task
+from fedwright.device_runtime.run_task import Tools, run_task
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.personal_layers import PersonalLayers
+from fedwright.device_runtime.task_inputs import Inputs
 from fedwright.device_runtime.train.check import check_artifact
 from fedwright.device_runtime.train.portable import PortableTrainer
 from fedwright.protocol import artifact as artifacts

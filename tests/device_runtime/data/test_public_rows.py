@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedwright.device_runtime.run_task import Inputs, Result, Tools, run_task
+from fedwright.device_runtime.run_task import Result, Tools, run_task
 from fedwright.device_runtime.store.checkpoint import Checkpoint
 from fedwright.device_runtime.store.personal_layers import PersonalLayers
+from fedwright.device_runtime.task_inputs import Inputs
 from fedwright.device_runtime.train.portable import PortableTrainer
 from fedwright.protocol import artifact as artifacts
 from fedwright.protocol import tensors

@@ -9,7 +9,8 @@ from msgspec import structs
 from fedwright.device_runtime.data.local import LocalData
 from fedwright.device_runtime.describe import local_privacy
 from fedwright.device_runtime.describe.local_privacy import private_summary, told_once
-from fedwright.device_runtime.equipment import EquipmentSettings, make_equipment
+from fedwright.device_runtime.equipment import make_equipment
+from fedwright.device_runtime.equipment_settings import EquipmentSettings
 from fedwright.device_runtime.policy import Policy
 from fedwright.protocol.crypto.discrete_gaussian import DiscreteLaplace
 from fedwright.protocol.errors import ConfigError

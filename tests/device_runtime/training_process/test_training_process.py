@@ -15,8 +15,10 @@ from msgspec import structs
 
 from fedwright.device_runtime.emulate.meter import process_cpu_s
 from fedwright.device_runtime.equipment import make_equipment
-from fedwright.device_runtime.run_task import Stopped
-from fedwright.device_runtime.runner import Crashed, Done, InProcessRunner
+from fedwright.device_runtime.in_process import InProcessRunner
+from fedwright.device_runtime.runner import Crashed, Done
+from fedwright.device_runtime.task_inputs import Stopped
+from fedwright.device_runtime.training_process import parent
 from fedwright.device_runtime.training_process.parent import TrainingProcess
 from fedwright.protocol.errors import DataError
 from fedwright.protocol.messages import Refusal
@@ -76,6 +78,30 @@ def test_a_task_that_ends_the_process_is_told_and_the_next_one_works(bench: Any,
         process.run(*bench.task(dividing()), should_stop=never)
 
     assert isinstance(process.run(*bench.task(), should_stop=never), Done)
+
+
+def test_a_process_that_has_nothing_to_do_is_ended_and_the_next_task_starts_one(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parent, "REST_RATIO", 0.0)
+    here = InProcessRunner(make_equipment(bench.settings("here")))
+    wanted = content(here.run(*bench.task(), should_stop=never))
+    process = TrainingProcess(bench.settings(), rest_s=0.05)
+    before = psutil.Process(process.pid)
+    before.wait(20)
+
+    assert content(process.run(*bench.task(), should_stop=never)) == wanted
+    process.close()
+
+
+def test_a_process_that_starts_slowly_stays_longer(bench: Any) -> None:
+    process = TrainingProcess(bench.settings(), rest_s=0.05)
+    timer = process._resting
+
+    assert timer is not None
+    # No process is there in five milliseconds.
+    assert timer.interval > 0.1
+    process.close()
 
 
 def test_memory_beyond_what_is_free_is_refused_and_the_process_lives_on(bench: Any, process: Any) -> None:
@@ -141,7 +167,7 @@ def test_memory_and_processor_time_of_the_process_are_reported(bench: Any, proce
 
 AGENT = """
 import sys, msgspec
-from fedwright.device_runtime.equipment import EquipmentSettings
+from fedwright.device_runtime.equipment_settings import EquipmentSettings
 from fedwright.device_runtime.training_process.parent import TrainingProcess
 process = TrainingProcess(msgspec.json.decode(sys.argv[1], type=EquipmentSettings))
 sys.stdout.write(f"{process.pid}\\n")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from fedwright.device_runtime.secure.change import work_of
 from fedwright.device_runtime.secure.credentials import Enrolled
+from fedwright.device_runtime.secure.summed_task import work_of
 from fedwright.device_runtime.secure.sums import SecureSums
 from fedwright.protocol.blobs import make_ref
 from fedwright.protocol.link.security import Bundle, BundleInfo

@@ -10,8 +10,8 @@ import pytest
 from msgspec import structs
 
 from fedwright.device_runtime.policy import Policy
-from fedwright.device_runtime.secure.change import check_summed
 from fedwright.device_runtime.secure.credentials import Enrolled
+from fedwright.device_runtime.secure.summed_task import check_summed
 from fedwright.device_runtime.secure.sums import SecureSums
 from fedwright.protocol.blobs import make_ref
 from fedwright.protocol.errors import DeviceError, PolicyRefused
