@@ -22,7 +22,7 @@ from fedwright.protocol.data_summary import held_back, told
 from fedwright.protocol.errors import DeviceError, FedwrightError
 from fedwright.protocol.messages import BlobRef, Dismiss, Refusal, Report, SumAsk, Task, Update
 from fedwright.protocol.task_blobs import common_blobs, sent_blobs
-from fedwright.server_runtime.engine.here import Here
+from fedwright.server_runtime.engine.inline import InlineExecutor
 from fedwright.server_runtime.transport.device_channel import Heard
 from fedwright.server_runtime.transport.upload_puller import Pulled
 from fedwright.simulation.dealing import Dealt
@@ -70,7 +70,7 @@ class WorkerPool:
         self.models = BlobStore(place.models, sync=False)
         self.blobs = BlobStore(place.blobs, sync=False)
         self._here = Worker(place) if processes == 0 else None
-        self.engine: Executor = Here()
+        self.engine: Executor = InlineExecutor()
         self._pool: ProcessPoolExecutor | None = None
         if processes:
             self._pool = ProcessPoolExecutor(processes, FreshProcesses(), initializer=begin, initargs=(place,))

@@ -21,10 +21,10 @@ from fedwright.protocol.link import connect
 from fedwright.protocol.link.broker import Broker
 from fedwright.server_runtime import run as runs
 from fedwright.server_runtime.config import RunConfig, config_from_text
+from fedwright.server_runtime.edge.base import BaseEdge
 from fedwright.server_runtime.edge.config import edge_from_dict
 from fedwright.server_runtime.edge.host_channel import Presence
 from fedwright.server_runtime.edge.run import edge_board, serve
-from fedwright.server_runtime.edge.serving import Serving
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
 from fedwright.server_runtime.run_folder.folder import folder_of
@@ -129,10 +129,10 @@ def _edge(name: str, folder: Path, broker: str) -> Iterator[None]:
     config = edge_from_dict({"edge": {"name": name, "folder": str(folder / "edges")}}, where="bench edges")
     presence = Presence(FLEET, name, codec.new_id(), edge_board())
     up, down = connect(broker, client_id=f"{name}-up"), connect(broker, client_id=f"{name}-down")
-    found: list[Serving] = []
+    found: list[BaseEdge] = []
     started = threading.Event()
 
-    def begin(edge: Serving) -> None:
+    def begin(edge: BaseEdge) -> None:
         found.append(edge)
         started.set()
 

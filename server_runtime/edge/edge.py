@@ -48,9 +48,9 @@ from fedwright.protocol.messages import (
     Update,
 )
 from fedwright.protocol.task_blobs import blobs_of
+from fedwright.server_runtime.edge.base import TICK_S, BaseEdge, EdgeOptions
 from fedwright.server_runtime.edge.host_channel import HostChannel
 from fedwright.server_runtime.edge.metrics import EdgeSnapshot
-from fedwright.server_runtime.edge.serving import TICK_S, EdgeOptions, Serving
 from fedwright.server_runtime.edge.store import TaskRow
 from fedwright.server_runtime.edge.task_rows import TaskRows
 from fedwright.server_runtime.transport.device_channel import DeviceChannel, Heard
@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 MOST_MASKED_BYTES = 1_000_000_000
 
 
-class Edge(Serving):
+class Edge(BaseEdge):
     """One edge server; `run` returns when the host's run is over (with `once`) or `stop` was called."""
 
     def __init__(

@@ -24,12 +24,12 @@ from fedwright.protocol.rendezvous import shard_names
 from fedwright.protocol.support.files import lock_folder
 from fedwright.protocol.support.metrics import served_metrics
 from fedwright.server_runtime.blocks.fedconv.cluster_exchange import ExchangeOptions
+from fedwright.server_runtime.edge.base import BaseEdge, EdgeOptions
 from fedwright.server_runtime.edge.config import DevicesSection, EdgeConfig, HostSection, check_edge
 from fedwright.server_runtime.edge.edge import Edge
 from fedwright.server_runtime.edge.host_channel import HostChannel, Presence
 from fedwright.server_runtime.edge.metrics import EdgeFigures
 from fedwright.server_runtime.edge.pooled_update import Grouping, Plain
-from fedwright.server_runtime.edge.serving import EdgeOptions, Serving
 from fedwright.server_runtime.edge.shard import Shard
 from fedwright.server_runtime.edge.shard_store import ShardStore
 from fedwright.server_runtime.edge.store import EdgeStore
@@ -44,7 +44,7 @@ BLOB_LIMIT_BYTES = 16 * 1024**3
 
 
 def run_edge(
-    config: EdgeConfig, *, shard: int | None = None, started: Callable[[Serving], None] = lambda edge: None
+    config: EdgeConfig, *, shard: int | None = None, started: Callable[[BaseEdge], None] = lambda edge: None
 ) -> None:
     """Run an edge in the foreground; `started` gets it before it serves.
 
@@ -76,7 +76,7 @@ def serve(
     *,
     up: Link,
     down: Link,
-    started: Callable[[Serving], None] = lambda edge: None,
+    started: Callable[[BaseEdge], None] = lambda edge: None,
 ) -> None:
     """Run an edge over links that stand."""
     folder = Path(config.edge.folder) / config.edge.name

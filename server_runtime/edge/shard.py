@@ -5,7 +5,7 @@
 2. The host's task is for the shard. The edge makes it durable, acknowledges it, fetches its blobs once and sends the
    signed bytes to all devices in one message; each obeys the host alone, whose signature it checks.
 3. Each device's update is fetched, made durable and `held`. When all have answered, or most of the task's time has
-   passed, the edge sends up their mean with the weight of all, and then passes the host's signed word on to all.
+   passed, the edge sends up their mean with the weight of all, and then passes the host's signed acknowledgement on.
 
 What a kill does: an edge that comes back goes on from its store. Devices of one that stays away go to the next edge of
 their own order (`protocol/rendezvous.py`) and take part in its task; one that had answered already says so and is not
@@ -36,10 +36,10 @@ from fedwright.protocol.messages import (
     Update,
 )
 from fedwright.protocol.task_blobs import blobs_of, own_blobs
+from fedwright.server_runtime.edge.base import TICK_S, BaseEdge, EdgeOptions
 from fedwright.server_runtime.edge.host_channel import HostChannel
 from fedwright.server_runtime.edge.metrics import EdgeSnapshot
 from fedwright.server_runtime.edge.pooled_update import PooledReply, Reader, put_together
-from fedwright.server_runtime.edge.serving import TICK_S, EdgeOptions, Serving
 from fedwright.server_runtime.edge.shard_report import report_of, says_more
 from fedwright.server_runtime.edge.shard_store import Answer, ShardStore
 from fedwright.server_runtime.edge.task_rows import PATIENCE_RATIO, RESEND_S
@@ -67,7 +67,7 @@ class _Here:
     report: Report
 
 
-class Shard(Serving):
+class Shard(BaseEdge):
     """One edge that stands for its devices; `run` returns when the host's run is over (with `once`) or on `stop`."""
 
     def __init__(
@@ -107,7 +107,7 @@ class Shard(Serving):
                 if isinstance(event, Pulled):
                     self._take_pulled(event)
                 else:
-                    self._take_word(event)
+                    self._take_message(event)
             self._hold()
             for message, payload in self._up.poll_signed():
                 self._take_order(message, payload)
@@ -129,7 +129,7 @@ class Shard(Serving):
         self._up.tend()
         self._close()
         sent = self._store.sent
-        if sent is not None and self._word() is None and now_s - self._sent_s >= RESEND_S:
+        if sent is not None and self._acknowledgement() is None and now_s - self._sent_s >= RESEND_S:
             self._send_up(sent)
 
     def _reports(self) -> dict[str, Report]:
@@ -220,7 +220,7 @@ class Shard(Serving):
             return ONLY_MEANS
         return ONLY_MEANS if returns.weights == "delta" and task.pool is None else ""
 
-    def _take_word(self, event: Heard) -> None:
+    def _take_message(self, event: Heard) -> None:
         """Something from a device."""
         device, message = event.device, event.message
         if isinstance(message, Report):
@@ -268,9 +268,9 @@ class Shard(Serving):
 
     def _take_answer(self, device: str, answer: Answer) -> None:
         """Note an answer; it is made durable together with others."""
-        task, word = self._store.task, self._store.word(answer.task)
-        if word is not None:
-            self._down.send_bytes(device, word)
+        task, known = self._store.task, self._store.acknowledgement(answer.task)
+        if known is not None:
+            self._down.send_bytes(device, known)
         elif task is None or answer.task != task.task:
             # The host alone can say that a task is over.
             self._up.send(Refusal(answer.task, "failed", "a device of this edge was late"))
@@ -339,13 +339,13 @@ class Shard(Serving):
             answer = structs.replace(answer, tensors=inlined(self._blobs, answer.tensors))
         self._up.send(answer)
 
-    def _word(self) -> bytes | None:
-        return None if self._store.task is None else self._store.word(self._store.task.task)
+    def _acknowledgement(self) -> bytes | None:
+        return None if self._store.task is None else self._store.acknowledgement(self._store.task.task)
 
     def _take_ack(self, ack: Ack, payload: bytes) -> None:
-        """The host has the answer for all: tell the devices, in its own words."""
-        if self._store.word(ack.of) is None:
-            self._store.save_word(ack.of, payload)
+        """The host has the answer for all: tell the devices, with its signature."""
+        if self._store.acknowledgement(ack.of) is None:
+            self._store.save_acknowledgement(ack.of, payload)
         self._down.send_to_all(payload)
 
 

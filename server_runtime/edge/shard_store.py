@@ -13,10 +13,10 @@ from fedwright.server_runtime.rounds.store.transaction import transaction
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS job (one INTEGER PRIMARY KEY CHECK (one = 1), payload BLOB NOT NULL, sent BLOB);
 CREATE TABLE IF NOT EXISTS device_answer (device TEXT PRIMARY KEY, answer BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS word (number INTEGER PRIMARY KEY, task TEXT NOT NULL, payload BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS acknowledgement (number INTEGER PRIMARY KEY, task TEXT NOT NULL, payload BLOB NOT NULL);
 """
-# The host's last words, for devices that did not hear them.
-KEPT_WORDS = 20
+# The host's last acknowledgements, for devices that did not hear them.
+KEPT_ACKNOWLEDGEMENTS = 20
 Answer = Update | Refusal
 
 
@@ -34,7 +34,7 @@ class ShardStore:
         self.sent: Answer | None = None if row is None or row[1] is None else _answer_in(row[1])
         found = self._db.execute("SELECT device, answer FROM device_answer")
         self.answers: dict[str, Answer] = {device: _answer_in(packed) for device, packed in found}
-        self._words = dict(self._db.execute("SELECT task, payload FROM word ORDER BY number"))
+        self._acknowledgements = dict(self._db.execute("SELECT task, payload FROM acknowledgement ORDER BY number"))
 
     def save_task(self, task: Task, payload: bytes) -> None:
         """A task of the host's that all devices get; that before it is over, with its answers."""
@@ -56,17 +56,17 @@ class ShardStore:
             self._db.execute("UPDATE job SET sent = ?", (msgspec.msgpack.encode(answer),))
         self.sent = answer
 
-    def save_word(self, task: str, payload: bytes) -> None:
-        """The host's signed word on an answer."""
+    def save_acknowledgement(self, task: str, payload: bytes) -> None:
+        """The host's signed acknowledgement of an answer."""
         with transaction(self._db):
-            self._db.execute("INSERT INTO word (task, payload) VALUES (?, ?)", (task, payload))
-            last = "SELECT number FROM word ORDER BY number DESC LIMIT ?"
-            self._db.execute(f"DELETE FROM word WHERE number NOT IN ({last})", (KEPT_WORDS,))
-        self._words = dict(self._db.execute("SELECT task, payload FROM word ORDER BY number"))
+            self._db.execute("INSERT INTO acknowledgement (task, payload) VALUES (?, ?)", (task, payload))
+            last = "SELECT number FROM acknowledgement ORDER BY number DESC LIMIT ?"
+            self._db.execute(f"DELETE FROM acknowledgement WHERE number NOT IN ({last})", (KEPT_ACKNOWLEDGEMENTS,))
+        self._acknowledgements = dict(self._db.execute("SELECT task, payload FROM acknowledgement ORDER BY number"))
 
-    def word(self, task: str) -> bytes | None:
-        """What the host said on the answer to a task."""
-        return self._words.get(task)
+    def acknowledgement(self, task: str) -> bytes | None:
+        """The host's acknowledgement of the answer to a task."""
+        return self._acknowledgements.get(task)
 
     def close(self) -> None:
         """Let go of the file."""

@@ -13,7 +13,7 @@ from concurrent.futures import Executor
 
 from fedwright.protocol.errors import ConfigError, EngineError
 from fedwright.server_runtime.config_sections.engine import OWN, RUNNING, EngineSection
-from fedwright.server_runtime.engine.here import Here
+from fedwright.server_runtime.engine.inline import InlineExecutor
 
 # Nothing is told to anybody about the use of a cluster; and Ray need not warn of a default that will change.
 SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
@@ -25,7 +25,7 @@ DEBUGGER = "PYTHONBREAKPOINT"
 def open_engine(section: EngineSection) -> Iterator[Executor]:
     """Where the server's own work is done: here, or by the workers of a cluster."""
     if section.kind == "local":
-        yield Here()
+        yield InlineExecutor()
         return
     with connected(section):
         from fedwright.server_runtime.engine.ray_executor import RayExecutor

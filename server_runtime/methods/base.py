@@ -14,7 +14,7 @@ from fedwright.server_runtime.blocks.packing import Packing
 from fedwright.server_runtime.blocks.rate_schedule import RateSchedule
 from fedwright.server_runtime.blocks.robust import UNAVERAGED, Combine, Kind
 from fedwright.server_runtime.blocks.trained_part import EVERYTHING
-from fedwright.server_runtime.engine.here import Here
+from fedwright.server_runtime.engine.inline import InlineExecutor
 from fedwright.server_runtime.methods.state import Array, MethodState, Tensors
 from fedwright.server_runtime.public_data.examples import PublicData
 from fedwright.server_runtime.spec import ModelSpec, Optimizer, Structure
@@ -129,12 +129,12 @@ class Setting:
     sums: bool = False
     trainable: str | tuple[str, ...] = EVERYTHING
     packing: Packing = "float32"
-    engine: Executor = field(default_factory=Here)
+    engine: Executor = field(default_factory=InlineExecutor)
     prepare: Callable[[Iterable[Structure]], None] = lambda structures: None
 
     def alone(self) -> "Setting":
         """Without what belongs to this process, so that it can go to another one."""
-        return replace(self, manifest=None, forecasts=None, engine=Here(), prepare=lambda structures: None)
+        return replace(self, manifest=None, forecasts=None, engine=InlineExecutor(), prepare=lambda structures: None)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from ray.cluster_utils import Cluster
 from fedwright.protocol.errors import ConfigError, EngineError
 from fedwright.server_runtime.config_sections.engine import EngineSection
 from fedwright.server_runtime.engine import cluster as clusters
-from fedwright.server_runtime.engine.here import Here
+from fedwright.server_runtime.engine.inline import InlineExecutor
 from fedwright.server_runtime.rounds import events
 from fedwright.simulation.simulate import simulate
 from helpers.resume import final_state
@@ -69,7 +69,7 @@ def engine(request: pytest.FixtureRequest, joined: EngineSection) -> Iterator[Ex
     del joined
     if request.param == "here":
         begin(1)
-        yield Here()
+        yield InlineExecutor()
         return
     from fedwright.server_runtime.engine.ray_executor import RayExecutor
 

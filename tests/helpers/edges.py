@@ -8,10 +8,10 @@ from typing import Any
 
 from fedwright.protocol import codec, topics
 from fedwright.protocol.messages import Gone
+from fedwright.server_runtime.edge.base import BaseEdge
 from fedwright.server_runtime.edge.config import edge_from_dict
 from fedwright.server_runtime.edge.host_channel import Presence
 from fedwright.server_runtime.edge.run import edge_board, serve
-from fedwright.server_runtime.edge.serving import Serving
 from helpers.fleet import FLEET, WAIT_S, LinkMaker
 
 
@@ -26,7 +26,7 @@ class RunningEdge:
         self.gone = (topics.up(FLEET, name), codec.encode(Gone(), sender=name, boot=boot))
         self.links = [links.link(f"{name}-up"), links.link(f"{name}-down")]
         self.error: BaseException | None = None
-        self._edge: Serving | None = None
+        self._edge: BaseEdge | None = None
         self._started = threading.Event()
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
@@ -41,7 +41,7 @@ class RunningEdge:
         finally:
             self._started.set()
 
-    def _begin(self, edge: Serving) -> None:
+    def _begin(self, edge: BaseEdge) -> None:
         self._edge = edge
         self._started.set()
 

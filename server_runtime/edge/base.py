@@ -29,7 +29,7 @@ class EdgeOptions:
     least: int = 1
 
 
-class Serving:
+class BaseEdge:
     """One edge server on its way from its start until it is dismissed or stopped."""
 
     def __init__(self, up: HostChannel, options: EdgeOptions, *, clock: Callable[[], float] = time.monotonic) -> None:

@@ -5,7 +5,7 @@ from concurrent.futures import Executor, Future
 from typing import Any
 
 
-class Here(Executor):
+class InlineExecutor(Executor):
     """An executor without processes: what is submitted is done when `submit` returns."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
