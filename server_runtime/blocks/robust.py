@@ -31,13 +31,11 @@ Kind = Literal[
     "norm_bound",
 ]
 
-# What works where nothing is averaged, where changes are weighed, where each entry is put together by itself, where
-# both is done, and where moreover the change of one device is one of the whole model: of Krum nothing else is left.
+# What works where nothing is averaged, where changes are weighed but not put together entry by entry, and where both.
 UNAVERAGED: tuple[Kind, ...] = ("mean", "norm_bound")
-BY_UPDATE: tuple[Kind, ...] = (*UNAVERAGED, "multi_krum", "majority", "outliers", "similarity", "centred_clipping")
 BY_ENTRY: tuple[Kind, ...] = (*UNAVERAGED, "median", "trimmed_mean")
-SLICED: tuple[Kind, ...] = (*BY_UPDATE, "median", "trimmed_mean")
-ALL: tuple[Kind, ...] = (*SLICED, "krum")
+BY_UPDATE: tuple[Kind, ...] = (*UNAVERAGED, "multi_krum", "majority", "outliers", "similarity", "centred_clipping")
+ALL: tuple[Kind, ...] = (*BY_UPDATE, "median", "trimmed_mean", "krum")
 
 
 @dataclass(frozen=True)
@@ -143,12 +141,9 @@ def make_mean(combine: Combine, current: Mapping[str, Array], axes: Axes) -> Mea
     return RobustMean(current, axes, combine) if combine.by_entry else SelectiveMean(current, axes)
 
 
-def robust_mean(rows: Sequence[Array], combine: Combine) -> Array:
-    """The mean of arrays of one shape, or (by entry) the median or trimmed mean; each has one voice."""
+def mean_by_entry(rows: Sequence[Array], combine: Combine) -> Array:
+    """The median or trimmed mean of each entry of arrays of one shape, NaN where one has none."""
     stacked = np.stack(rows)
-    if not combine.by_entry:
-        mean: Array = stacked.mean(axis=0, dtype=np.float64).astype(stacked.dtype)
-        return mean
     flat = stacked.reshape(len(rows), -1)
     if combine.mix != "none":
         flat = mixed_rows(flat, _mixing(Products.of_rows(len(rows), [flat]), combine))

@@ -27,6 +27,8 @@ COPY = 0.999
 FAR, AGAINST = 1.5, 0.8
 # Steps of centred clipping: from a centre amid the majority it is nearly there after these.
 CLIPPINGS = 10
+# Of submodels Krum takes a few: each next one counts so little where an earlier one has the same entries.
+MOST_TAKEN, BEHIND = 4, 1e-3
 
 
 def robust_weights(combine: Combine, updates: Sequence[Mapping[str, Array]]) -> list[float]:
@@ -34,25 +36,33 @@ def robust_weights(combine: Combine, updates: Sequence[Mapping[str, Array]]) -> 
     if not combine.weighs_updates or len(updates) < LEAST:
         return [1.0] * len(updates)
     products = Products.of(updates)
-    shares = mixing(combine.mix, products.distances(), hostile=int(combine.hostile_ratio * len(updates)))
-    found = shares.T @ _weights(combine, products, shares)
-    return list(map(float, found / found.max()))
+    hostile = int(combine.hostile_ratio * len(updates))
+    far = np.zeros(len(updates), bool)
+    if combine.kind == "outliers" and combine.mix != "none":
+        # Mixed with others they would hide among them, and who is mixed with them would count less.
+        far = far_off(products.distances(), hostile=hostile)
+    left = products.only(~far)
+    shares = mixing(combine.mix, left.distances(), hostile=hostile - int(far.sum()))
+    weights = np.zeros(len(updates))
+    weights[~far] = shares.T @ _weights(combine, left, shares, hostile=hostile - int(far.sum()))
+    return list(map(float, weights / weights.max()))
 
 
-def _weights(combine: Combine, products: Products, shares: Floats) -> Floats:
-    """What each mixed update counts for."""
+def _weights(combine: Combine, products: Products, shares: Floats, *, hostile: int) -> Floats:
+    """What each mixed update counts for, where so many of those that were mixed may be hostile."""
     if combine.kind == "similarity":
         return similarity_weights(products.cosines(shares))
     distances = mixed_distances(products.distances(), shares)
-    hostile = int(combine.hostile_ratio * len(distances))
+    # Where several were put into one there are fewer to leave out.
+    hostile = min(hostile, int(combine.hostile_ratio * len(distances)))
     if combine.kind == "outliers":
         return inlier_weights(distances, products.cosines(shares), hostile=hostile)
     if combine.kind == "centred_clipping":
         return clipped_weights(distances)
     if combine.kind == "majority":
         return majority_weights(distances, count=len(distances) - hostile)
-    count = 1 if combine.kind == "krum" else max(1, len(distances) - hostile)
-    return krum_weights(distances, hostile=hostile, count=count)
+    found = krum_weights(distances, hostile=hostile, count=max(1, len(distances) - hostile))
+    return nearest_weights(distances, found, products.shared, hostile=hostile) if combine.kind == "krum" else found
 
 
 def krum_weights(distances: Floats, *, hostile: int, count: int) -> Floats:
@@ -60,13 +70,33 @@ def krum_weights(distances: Floats, *, hostile: int, count: int) -> Floats:
 
     score_i = sum of the n - f - 2 smallest ||x_i - x_j||²; of equal scores the first counts.
     """
-    size = len(distances)
+    weights = np.zeros(len(distances))
+    weights[_by_krum(distances, hostile=hostile)[:count]] = 1.0
+    return weights
+
+
+def _by_krum(distances: Floats, *, hostile: int) -> NDArray[np.intp]:
+    """All by their scores, the lowest first."""
     others = distances.copy()
     np.fill_diagonal(others, np.inf)
-    near = max(1, size - hostile - 2)
-    scores = np.sort(others, axis=1)[:, :near].sum(axis=1)
-    weights = np.zeros(size)
-    weights[np.argsort(scores, kind="stable")[:count]] = 1.0
+    near = max(1, len(distances) - hostile - 2)
+    return np.argsort(np.sort(others, axis=1)[:, :near].sum(axis=1), kind="stable")
+
+
+def nearest_weights(distances: Floats, allowed: Floats, shared: Floats, *, hostile: int) -> Floats:
+    """1 for Krum's first; of submodels also some for those that have entries which no earlier one has.
+
+    shared: how many entries two have both. Where several that are taken have an entry, the first of them decides it.
+    """
+    taken: list[int] = []
+    mixes = len(distances) != len(shared)
+    for place in _by_krum(distances, hostile=hostile):
+        if not taken or (
+            not mixes and allowed[place] and all(shared[place, place] > shared[place, one] for one in taken)
+        ):
+            taken.append(int(place))
+    weights = np.zeros(len(distances))
+    weights[taken[:MOST_TAKEN]] = BEHIND ** np.arange(len(taken[:MOST_TAKEN]))
     return weights
 
 
@@ -90,15 +120,21 @@ def inlier_weights(distances: Floats, cosines: Floats, *, hostile: int) -> Float
     says how much each goes along with what most have in common; out is v_i < -AGAINST / sqrt(n), the lowest first.
     """
     size = len(distances)
-    reach = np.sqrt(_reach(distances))
-    order = np.argsort(reach, kind="stable")
-    near, last = order[: size - hostile], order[size - hostile :]
-    weights = np.ones(size)
-    weights[last[reach[last] > FAR * np.median(reach[near])]] = 0.0
+    weights = np.where(far_off(distances, hostile=hostile), 0.0, 1.0)
     along = _common_direction(cosines)
     rest = np.argsort(np.where(weights > 0, along, np.inf), kind="stable")[: hostile - int(np.sum(weights == 0))]
     weights[rest[along[rest] < -AGAINST / np.sqrt(size)]] = 0.0
     return weights
+
+
+def far_off(distances: Floats, *, hostile: int) -> NDArray[np.bool_]:
+    """Which are so far from a majority that they stand out, at most `hostile`."""
+    reach = np.sqrt(_reach(distances))
+    order = np.argsort(reach, kind="stable")
+    near, last = order[: len(distances) - hostile], order[len(distances) - hostile :]
+    far = np.zeros(len(distances), bool)
+    far[last] = reach[last] > FAR * np.median(reach[near])
+    return far
 
 
 def _common_direction(cosines: Floats) -> Floats:

@@ -39,6 +39,11 @@ class Products:
             shared += here @ here.T
         return cls(products, squares, shared)
 
+    def only(self, kept: NDArray[np.bool_]) -> "Products":
+        """Of some of the changes."""
+        both = np.ix_(kept, kept)
+        return Products(self.products[both], self.squares[both], self.shared[both])
+
     def distances(self) -> Floats:
         """||x_i - x_j||² per shared entry; those that share nothing are as far apart as can be."""
         total = np.maximum(self.squares + self.squares.T - 2 * self.products, 0.0)

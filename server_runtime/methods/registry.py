@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.support import plugins
 from fedwright.protocol.support.settings import suggest
-from fedwright.server_runtime.blocks.robust import ALL, BY_ENTRY, BY_UPDATE, SLICED, UNAVERAGED, Kind
+from fedwright.server_runtime.blocks.robust import ALL, BY_UPDATE, UNAVERAGED, Kind
 from fedwright.server_runtime.blocks.trained_part import EVERYTHING
 from fedwright.server_runtime.methods.fedconv.params import FedConvParams
 from fedwright.server_runtime.methods.framp.params import FrampParams
@@ -109,6 +109,7 @@ METHODS: dict[str, Entry] = {
             "baselines.fccl:FCCL",
             needs_public=True,
             relays=_always,
+            robust=ALL,
         ),
         Entry(
             "fedadam",
@@ -159,7 +160,7 @@ METHODS: dict[str, Entry] = {
             "a random subset of channels, anew each round",
             submodels.FedDropoutParams,
             "baselines.feddropout:FedDropout",
-            robust=SLICED,
+            robust=ALL,
         ),
         Entry(
             "fedgh",
@@ -174,7 +175,7 @@ METHODS: dict[str, Entry] = {
             "baselines.fedkemf:FedKEMF",
             needs_public=True,
             relays=_always,
-            robust=BY_ENTRY,
+            robust=ALL,
         ),
         Entry(
             "fedmd",
@@ -183,7 +184,7 @@ METHODS: dict[str, Entry] = {
             "baselines.fedmd:FedMD",
             needs_public=True,
             relays=_always,
-            robust=BY_ENTRY,
+            robust=ALL,
         ),
         Entry(
             "fedprox",
@@ -197,7 +198,7 @@ METHODS: dict[str, Entry] = {
             "a rolling window of channels",
             submodels.FedRolexParams,
             "baselines.fedrolex:FedRolex",
-            robust=SLICED,
+            robust=ALL,
         ),
         Entry(
             "fedyogi",
@@ -211,14 +212,14 @@ METHODS: dict[str, Entry] = {
             "the largest entries of the model, chosen by importance",
             submodels.FiarseParams,
             "baselines.fiarse:Fiarse",
-            robust=SLICED,
+            robust=ALL,
         ),
         Entry(
             "flexifed",
             "own architectures that average the layers they share",
             personal_models.FlexiFedParams,
             "baselines.flexifed:FlexiFed",
-            robust=BY_ENTRY,
+            robust=ALL,
         ),
         Entry(
             "framp",
@@ -233,7 +234,7 @@ METHODS: dict[str, Entry] = {
             "wider submodels for devices whose data is unlike everyone's",
             HasaParams,
             "hasa:Hasa",
-            robust=SLICED,
+            robust=ALL,
         ),
         Entry(
             "head-private",
@@ -247,6 +248,7 @@ METHODS: dict[str, Entry] = {
             "own pruned channels; what all have is averaged",
             pruned.PruningParams,
             "baselines.pruned.hermes:Hermes",
+            robust=ALL,
         ),
         Entry(
             "heterofl",
@@ -254,7 +256,7 @@ METHODS: dict[str, Entry] = {
             submodels.HeteroFLParams,
             "baselines.heterofl:HeteroFL",
             model="cnn-gn",
-            robust=SLICED,
+            robust=ALL,
         ),
         Entry(
             "hyperflora",
@@ -270,6 +272,7 @@ METHODS: dict[str, Entry] = {
             "an own sparse ticket of the common model",
             pruned.PruningParams,
             "baselines.pruned.lotteryfl:LotteryFL",
+            robust=ALL,
         ),
         Entry(
             "per-fedavg",
@@ -311,6 +314,7 @@ METHODS: dict[str, Entry] = {
             "FedAvg with control variates against drift",
             averaging.ScaffoldParams,
             "baselines.averaging.scaffold:Scaffold",
+            robust=ALL,
         ),
         Entry(
             "scalefl",
@@ -318,7 +322,7 @@ METHODS: dict[str, Entry] = {
             submodels.ScaleFLParams,
             "baselines.scalefl:ScaleFL",
             model="cnn-exits",
-            robust=SLICED,
+            robust=ALL,
         ),
         Entry(
             "slice-tuned",
@@ -339,6 +343,7 @@ METHODS: dict[str, Entry] = {
             pruned.TailorFLParams,
             "baselines.pruned.tailorfl:TailorFL",
             model="cnn-gn",
+            robust=ALL,
         ),
     )
 }

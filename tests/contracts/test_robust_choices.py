@@ -60,7 +60,7 @@ def learnt(values: Any) -> list[str]:
 def alike(task: Any, values: Any) -> Any:
     """Nearly the same change of every entry on every device."""
     rng = np.random.default_rng(task.recipe.seed)
-    changed = {name: 0.01 + 0.0002 * rng.standard_normal(values[name].shape) for name in learnt(values)}
+    changed = {name: 0.01 + 0.00002 * rng.standard_normal(values[name].shape) for name in learnt(values)}
     return STATS, values | {name: value.astype(np.float32) for name, value in changed.items()}
 
 

@@ -18,7 +18,8 @@ from torch.nn import functional
 
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
-from fedwright.server_runtime.blocks.robust import robust_mean
+from fedwright.server_runtime.blocks.robust import UNAVERAGED
+from fedwright.server_runtime.blocks.robust_mean import robust_mean
 from fedwright.server_runtime.blocks.torch_device import on_device
 from fedwright.server_runtime.methods.base import (
     Assignment,
@@ -41,6 +42,7 @@ KNOWLEDGE = "knowledge/"
 # The two stages of a round: the device's own model learns, then the knowledge network.
 OWN, NETWORK = 0, 1
 BATCH = 64
+LOGITS = "logits"
 
 
 class FedKEMF(PersonalModels):
@@ -95,8 +97,9 @@ class FedKEMF(PersonalModels):
         networks, self._networks = self._networks, []
         if not networks:
             return {"fusion_loss": 0.0}
-        target = self._joined(networks)
-        mean = {name: robust_mean([own[name] for own in networks], self.setting.combine) for name in self._knowledge}
+        moved = [{name: own[name] - value for name, value in self._knowledge.items()} for own in networks]
+        target = self._joined(networks, moved)
+        mean = robust_mean(networks, self.setting.combine, changes=moved)
         student = zoo.create(self.setting.spec, seed=0)
         load(student, mean)
         student.to(self.setting.device).train()
@@ -115,7 +118,7 @@ class FedKEMF(PersonalModels):
         self._knowledge = initial_weights(student)
         return {"fusion_loss": float(loss.detach())}
 
-    def _joined(self, networks: list[Tensors]) -> Tensor:
+    def _joined(self, networks: list[Tensors], moved: list[Tensors]) -> Tensor:
         """What the networks say together of the public examples: probabilities [n, classes]."""
         found = []
         module = zoo.create(self.setting.spec, seed=0).to(self.setting.device).eval()
@@ -123,9 +126,10 @@ class FedKEMF(PersonalModels):
             for own in networks:
                 load(module, own)
                 found.append(torch.cat([module(part) for part in torch.split(self._public, BATCH)]))
-        if self.setting.combine.by_entry:
-            rows = robust_mean([one.cpu().numpy() for one in found], self.setting.combine)
-            return functional.softmax(on_device(rows, self.setting.device), dim=1)
+        if self.setting.combine.kind not in UNAVERAGED:
+            rows = [{LOGITS: one.cpu().numpy()} for one in found]
+            mean = robust_mean(rows, self.setting.combine, changes=moved)[LOGITS]
+            return functional.softmax(on_device(mean, self.setting.device), dim=1)
         stacked = torch.stack(found)
         joined = stacked.mean(0) if self._params.ensemble == "mean" else stacked.amax(0)
         return functional.softmax(joined, dim=1)

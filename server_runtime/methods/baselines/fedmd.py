@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import structs
 
 from fedwright.protocol.artifact import PUBLIC_LOGITS
-from fedwright.server_runtime.blocks.robust import robust_mean
+from fedwright.server_runtime.blocks.robust_mean import robust_mean
 from fedwright.server_runtime.methods.base import (
     Array,
     Assignment,
@@ -111,7 +111,8 @@ class FedMD(PersonalModels):
         """Z ← mean_m f_m(X)."""
         moved = 0.0
         if self._heard:
-            consensus = robust_mean(self._heard, self.setting.combine)
+            rows = [{CONSENSUS: logits} for logits in self._heard]
+            consensus = robust_mean(rows, self.setting.combine, changes=rows)[CONSENSUS]
             if self._consensus is not None:
                 moved = float(np.abs(consensus - self._consensus).mean())
             self._consensus, self._heard = consensus, []

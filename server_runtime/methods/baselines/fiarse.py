@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import structs
 
 from fedwright.protocol.messages import Report
-from fedwright.server_runtime.blocks.robust import robust_mean
+from fedwright.server_runtime.blocks.robust_mean import robust_mean
 from fedwright.server_runtime.methods.base import (
     Assignment,
     CheckedUpdate,
@@ -131,9 +131,7 @@ class Fiarse(SizedMethod):
         """Follow the mean of the changes that were made."""
         rate = np.float32(self._params.server_rate)
         if self._rows:
-            self._total = {
-                name: robust_mean([row[name] for row in self._rows], self.setting.combine) for name in self._total
-            }
+            self._total = robust_mean(self._rows, self.setting.combine, changes=self._rows)
         self.weights = {
             name: value + rate * self._total[name] / np.where(self._count[name] > 0, self._count[name], 1)
             for name, value in self.weights.items()

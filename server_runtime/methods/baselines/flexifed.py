@@ -12,7 +12,9 @@ Differs: layers are common when their names and shapes are; a device's model res
 from collections import defaultdict
 from typing import Literal
 
-from fedwright.server_runtime.blocks.robust import robust_mean
+import numpy as np
+
+from fedwright.server_runtime.blocks.robust_mean import robust_mean
 from fedwright.server_runtime.methods.base import CheckedUpdate, MethodState, Relay, Setting, Tensors
 from fedwright.server_runtime.methods.params.personal_models import FlexiFedParams
 from fedwright.server_runtime.methods.shared.personal_models import PersonalModels
@@ -27,34 +29,37 @@ class FlexiFed(PersonalModels):
     def __init__(self, params: FlexiFedParams, setting: Setting) -> None:
         super().__init__(params.own, setting)
         self._strategy = params.strategy
-        self._trained: list[str] = []
+        self._trained: dict[str, Tensors] = {}
 
     def absorb(self, device: str, update: CheckedUpdate) -> Relay | None:
         """Take the device's change, and note that its layers count."""
         self.take(device, update)
-        self._trained.append(device)
+        self._trained[device] = update.tensors
         return None
 
     def advance(self) -> dict[str, float]:
         """Average what is common among the devices that trained."""
-        trained, self._trained = self._trained, []
+        trained, self._trained = self._trained, {}
         layers = {device: layers_of(self.weights[device]) for device in trained}
         averaged = 0
         for names, devices in shared_layers(layers, self._strategy):
             if len(devices) < 2:
                 continue
             averaged += len(names)
-            for name in names:
-                own = [self.weights[device][name] for device in devices]
-                mean = robust_mean(own, self.setting.combine)
-                for device in devices:
-                    self.weights[device] = {**self.weights[device], name: mean}
+            own = [{name: self.weights[device][name] for name in names} for device in devices]
+            moved = [
+                {name: trained[device].get(name, np.zeros_like(kept[name])) for name in names}
+                for device, kept in zip(devices, own, strict=True)
+            ]
+            mean = robust_mean(own, self.setting.combine, changes=moved)
+            for device in devices:
+                self.weights[device] = {**self.weights[device], **mean}
         return {"tensors_averaged": float(averaged)}
 
     def restore(self, state: MethodState) -> None:
         """Continue from a saved state."""
         super().restore(state)
-        self._trained = []
+        self._trained = {}
 
 
 def layers_of(weights: Tensors) -> list[Layer]:

@@ -7,7 +7,7 @@ import pytest
 
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime.blocks.mixing import mixed_distances, mixed_rows, mixing
-from fedwright.server_runtime.blocks.robust import Combine, RobustMean, robust_mean
+from fedwright.server_runtime.blocks.robust import Combine, RobustMean, mean_by_entry
 from fedwright.server_runtime.blocks.robust_weights import clipped_weights, robust_weights
 from fedwright.server_runtime.blocks.slicing import Axis
 
@@ -99,7 +99,7 @@ def test_the_median_of_mixed_submodels_is_nearer_to_what_most_sent() -> None:
 def test_rows_of_other_methods_are_mixed_too() -> None:
     rows = [np.array([value], np.float32) for value in (1, 2, 6, 90)]
 
-    assert robust_mean(rows, Combine("median", hostile_ratio=0.25, mix="neighbours"))[0] == pytest.approx(3)
+    assert mean_by_entry(rows, Combine("median", hostile_ratio=0.25, mix="neighbours"))[0] == pytest.approx(3)
 
 
 def test_a_mean_cannot_be_mixed() -> None:

@@ -105,3 +105,34 @@ def test_no_more_are_left_out_than_may_be_hostile() -> None:
 
     assert robust_weights(Combine("outliers", hostile_ratio=0.3), updates(*rows)) == [1, 1, 1, 1, 1, 0, 0]
     assert robust_weights(Combine("outliers", hostile_ratio=0.0), updates(*rows)) == [1] * 7
+
+
+def test_krum_of_submodels_takes_the_nearest_and_for_what_it_lacks_the_next_that_has_more() -> None:
+    gap = float("nan")
+    rows: list[list[float]] = [
+        [0.1, gap, gap],
+        [0.11, gap, gap],
+        [0.12, 0.2, gap],
+        [0.1, 0.21, 0.3],
+        [0.2, 0.2, 0.3],
+        [-50, 9, 9],
+    ]
+
+    found = robust_weights(Combine("krum", hostile_ratio=0.25), updates(*rows))
+
+    # Those that lie nearest come first; each further one has entries that none before it has, and counts a thousandth.
+    assert sorted(found, reverse=True)[:2] == [1, pytest.approx(1e-3)]
+    assert found[5] == 0
+    assert any(found[place] > 0 for place in (3, 4))
+    assert sum(weight > 0 for weight in found) <= 3
+
+
+def test_who_lies_far_off_is_left_out_before_the_others_are_mixed() -> None:
+    # Among mixes of eight alike devices the one at -2 would stand out, too, once there are mixes of two liars.
+    honest = [[2.0, place] for place in (0.0, 1.0, 2.0, -1.0, 0.0, -2.0, 0.0, 2.0)]
+    hostile = [[-40.0, 0.0], [-40.0, 3.0]]
+
+    found = robust_weights(Combine("outliers", hostile_ratio=0.4, mix="neighbours"), updates(*honest, *hostile))
+
+    assert min(found[:8]) > 0
+    assert found[8:] == [0, 0]

@@ -17,6 +17,7 @@ from typing import Literal
 import numpy as np
 
 from fedwright.protocol.messages import Report
+from fedwright.server_runtime.blocks.robust_mean import robust_mean
 from fedwright.server_runtime.methods.base import (
     Assignment,
     CheckedUpdate,
@@ -49,6 +50,7 @@ class Scaffold(FedAvg):
         self._common: Tensors = dict(self._nothing)
         self._own: dict[str, Tensors] = {}
         self._moved: Tensors = dict(self._nothing)
+        self._moves: list[Tensors] = []
         self._met: set[str] = set()
 
     def meet(self, reports: Mapping[str, Report]) -> None:
@@ -73,9 +75,18 @@ class Scaffold(FedAvg):
             before = self._own.get(device, self._nothing)
             # x − y_i is −Δ_i.
             after = {n: c_i - self._common[n] - update.tensors[n] / length for n, c_i in before.items()}
-            self._moved = {name: value + after[name] - before[name] for name, value in self._moved.items()}
+            self._count_move({name: after[name] - before[name] for name in after}, update.weight)
             self._own[device] = after
         return None
+
+    def _count_move(self, move: Tensors, weight: float) -> None:
+        """c_i⁺ − c_i, by what a robust rule lets the change count for."""
+        combine = self._setting.combine
+        if combine.by_entry:
+            self._moves.append(move)
+            return
+        share = np.float32(weight if combine.weighs_updates else 1)
+        self._moved = {name: value + share * move[name] for name, value in self._moved.items()}
 
     def pools_by(self) -> Literal["samples", "devices"] | None:
         """Each device's own change is needed for its c_i."""
@@ -84,10 +95,16 @@ class Scaffold(FedAvg):
     def server_step(self, change: Tensors) -> Tensors:
         """η_g times the mean change of parameters; c moves with the c_i."""
         count = np.float32(max(1, len(self._met | self._own.keys())))
+        if self._moves:
+            middle = robust_mean(self._moves, self._setting.combine, changes=self._moves)
+            self._moved = {name: len(self._moves) * value for name, value in middle.items()}
         self._common = {name: value + self._moved[name] / count for name, value in self._common.items()}
-        self._moved = dict(self._nothing)
+        self._forget_moves()
         rate = np.float32(self._params.server_rate)
         return {name: rate * step if name in self._common else step for name, step in change.items()}
+
+    def _forget_moves(self) -> None:
+        self._moved, self._moves = dict(self._nothing), []
 
     def planning_state(self) -> MethodState:
         """How many devices there are."""
@@ -107,7 +124,8 @@ class Scaffold(FedAvg):
         """Continue from a saved state."""
         super().restore(state)
         self.restore_planning(state)
-        self._common, self._moved, self._own = state.below(COMMON), dict(self._nothing), {}
+        self._common, self._own = state.below(COMMON), {}
+        self._forget_moves()
         for key, value in state.below(OWN).items():
             device, _, name = key.partition("/")
             self._own.setdefault(device, {})[name] = value

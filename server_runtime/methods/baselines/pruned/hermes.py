@@ -10,7 +10,7 @@ enough" is its training loss, because the held-out rows are for testing. A devic
 rounds. New devices begin with the mean of what others have.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import Report
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.blocks.channel_importance import channel_norms, largest_plan
+from fedwright.server_runtime.blocks.robust import make_mean
 from fedwright.server_runtime.blocks.slicing import Index, grid, group_size, put, take, tensor_index
 from fedwright.server_runtime.methods.base import (
     Array,
@@ -94,6 +95,11 @@ class Hermes(Method):
             self._prune(device)
         return None
 
+    def compared(self, device: str, update: CheckedUpdate) -> tuple[Hashable, Tensors]:
+        """The change at its place in the whole model."""
+        nothing = {name: np.full(value.shape, np.nan, np.float32) for name, value in self._common.items()}
+        return "", put(nothing, update.tensors, self._axes, self._kept.get(device, {}))
+
     def _prune(self, device: str) -> None:
         """Leave out the channels with the smallest norms, the same share of each group."""
         whole = {name: np.zeros_like(value) for name, value in self._common.items()}
@@ -129,15 +135,16 @@ class Hermes(Method):
 
     def _meet(self, name: str, common: Array) -> tuple[Array, Array]:
         """The mean of a tensor over those that hold an entry, the old value where nobody does; where all hold it."""
-        total, weight = np.zeros(common.shape), np.zeros(common.shape)
+        places = {
+            device: grid(common.shape, tensor_index(common.shape, self._axes[name], self._kept.get(device, {})))
+            for device in sorted(self._heard)
+        }
         holders = np.zeros(common.shape, np.int64)
-        for device, samples in sorted(self._heard.items()):
-            at = grid(common.shape, tensor_index(common.shape, self._axes[name], self._kept.get(device, {})))
-            total[at] += samples * self._own[device][name]
-            weight[at] += samples
+        mean = make_mean(self._setting.combine, {name: common}, {name: self._axes[name]})
+        for device, at in places.items():
+            mean.add({name: self._own[device][name]}, self._kept.get(device, {}), self._heard[device])
             holders[at] += 1
-        mean = np.where(weight > 0, total / np.where(weight > 0, weight, 1), common).astype(common.dtype)
-        return mean, holders == len(self._heard)
+        return mean.result()[name], holders == len(self._heard)
 
     def model_of(self, device: str) -> tuple[ModelSpec, Tensors]:
         """The device's own model; the mean of what devices have for no device."""

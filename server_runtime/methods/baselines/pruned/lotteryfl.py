@@ -11,7 +11,7 @@ loss, because the held-out rows are for testing. Devices get a dense model with 
 memory.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -19,6 +19,7 @@ import numpy as np
 from msgspec import structs
 
 from fedwright.protocol.messages import Report
+from fedwright.server_runtime.blocks.robust_mean import robust_mean
 from fedwright.server_runtime.methods.base import (
     Array,
     Assignment,
@@ -54,6 +55,7 @@ class LotteryFL(FedAvg):
         self._begin()
 
     def _begin(self) -> None:
+        self._rows: list[Tensors] = []
         self._total = {name: np.zeros_like(value) for name, value in self._weights.items()}
         self._count = {name: np.zeros_like(value) for name, value in self._weights.items()}
 
@@ -77,18 +79,30 @@ class LotteryFL(FedAvg):
     def absorb(self, device: str, update: CheckedUpdate) -> Relay | None:
         """Count what the device holds; prune its ticket when it is ready."""
         masks, weight = self._masks.get(device, {}), np.float32(update.weight * update.stats.samples)
-        start = self._setting.initial if update.assignment.marks == ANEW else self._weights
-        learned = {name: start[name] + change for name, change in update.tensors.items()}
-        for name, value in learned.items():
-            held = masks.get(name, np.ones((1,) * value.ndim, bool))
-            self._total[name] += np.where(held, weight * (value - self._weights[name]), 0).astype(value.dtype)
-            self._count[name] += (weight * held).astype(value.dtype)
+        learned = self._learned(update)
+        if self._setting.combine.by_entry:
+            self._rows.append(self.compared(device, update)[1])
+        else:
+            for name, value in learned.items():
+                held = masks.get(name, np.ones((1,) * value.ndim, bool))
+                self._total[name] += np.where(held, weight * (value - self._weights[name]), 0).astype(value.dtype)
+                self._count[name] += (weight * held).astype(value.dtype)
         self._anew.discard(device)
         loss = update.stats.loss_last
         if loss is not None and loss < self._params.loss_below and self.density(device) > self._params.least:
             self._masks[device] = {name: self._pruned(learned[name], masks.get(name)) for name in self._prunable}
             self._anew.add(device)
         return None
+
+    def compared(self, device: str, update: CheckedUpdate) -> tuple[Hashable, Tensors]:
+        """How far the ticket's entries went from the common weights."""
+        masks = self._masks.get(device, {})
+        moved = {name: value - self._weights[name] for name, value in self._learned(update).items()}
+        return "", {n: np.where(masks[n], value, np.nan) if n in masks else value for n, value in moved.items()}
+
+    def _learned(self, update: CheckedUpdate) -> Tensors:
+        start = self._setting.initial if update.assignment.marks == ANEW else self._weights
+        return {name: start[name] + change for name, change in update.tensors.items()}
 
     def _pruned(self, value: Array, mask: Array | None) -> Array:
         """Without the smallest of the entries that remain, as far as the final density allows."""
@@ -113,6 +127,9 @@ class LotteryFL(FedAvg):
 
     def advance(self) -> dict[str, float]:
         """Average each entry over those that hold it."""
+        if self._rows:
+            rows = robust_mean(self._rows, self._setting.combine, changes=self._rows)
+            self._total |= {name: np.nan_to_num(value) for name, value in rows.items()}
         counts = {name: np.where(count > 0, count, 1) for name, count in self._count.items()}
         self._weights = {
             name: (value + self._total[name] / counts[name]).astype(value.dtype)
