@@ -7,10 +7,12 @@ the same. Redirects are not followed, and nothing that was read is believed befo
 import logging
 import os
 import queue
+import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ANSWER_S = 30.0
+# A store that brings less than this is given up: one byte at a time would keep a connection alive for ever.
+LEAST_BYTES_PER_S = 500
 # Chunks that wait for the agent's loop; the connection waits meanwhile.
 MOST_WAITING = 2
 RATE_VARIABLE = "FEDWRIGHT_FETCH_BYTES_PER_S"
@@ -38,13 +42,21 @@ class HttpsFetcher:
     beside those of the system. bytes_per_s: no faster than that.
     """
 
-    def __init__(self, *, plain: bool, ca: Path | None = None, bytes_per_s: float | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        plain: bool,
+        ca: Path | None = None,
+        bytes_per_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._plain, self._ca = plain, ca
         rate = os.environ.get(RATE_VARIABLE)
         self._bytes_per_s = bytes_per_s or (float(rate) if rate else None)
         self._arrived: queue.Queue[Chunk | None] = queue.Queue(MOST_WAITING)
-        self._thread: threading.Thread | None = None
-        self._stopped = threading.Event()
+        self._stopped = _Stop()
+        self._clock = clock
+        self._heard_s, self._patience_s = 0.0, 0.0
         self.received_bytes = 0
         self.sha256 = ""
         """The blob that is being fetched; empty when none is."""
@@ -53,14 +65,10 @@ class HttpsFetcher:
         """Fetch these chunks of a blob; wake: called whenever something can be taken."""
         self.stop()
         self.sha256 = ref.sha256
-        self._stopped, self._arrived = threading.Event(), queue.Queue(MOST_WAITING)
-        self._thread = threading.Thread(
-            target=self._run,
-            args=(url, ref, sorted(missing), self._stopped, self._arrived, wake),
-            name="fetch",
-            daemon=True,
-        )
-        self._thread.start()
+        self._stopped, self._arrived = _Stop(), queue.Queue(MOST_WAITING)
+        self._heard_s, self._patience_s = self._clock(), ANSWER_S + ref.chunk_bytes / LEAST_BYTES_PER_S
+        words = (url, ref, sorted(missing), self._stopped, self._arrived, wake)
+        threading.Thread(target=self._run, args=words, name="fetch", daemon=True).start()
 
     def take(self) -> Iterator[Chunk]:
         """Chunks that have come; when the fetch has ended, well or not, `sha256` is empty afterwards."""
@@ -68,24 +76,27 @@ class HttpsFetcher:
             try:
                 chunk = self._arrived.get_nowait()
             except queue.Empty:
+                if self._clock() - self._heard_s > self._patience_s:
+                    log.info("blob %s comes too slowly; it is asked for again", self.sha256[:12])
+                    self.stop()
                 return
+            self._heard_s = self._clock()
             if chunk is None:
                 self.sha256 = ""
                 return
             yield chunk
 
     def stop(self) -> None:
-        """Give up what is being fetched."""
+        """Give up what is being fetched, and end its connection."""
         self._stopped.set()
         self.sha256 = ""
-        self._thread = None
 
     def _run(
         self,
         url: str,
         ref: BlobRef,
         missing: list[int],
-        stopped: threading.Event,
+        stopped: "_Stop",
         arrived: "queue.Queue[Chunk | None]",
         wake: Callable[[], None],
     ) -> None:
@@ -93,7 +104,7 @@ class HttpsFetcher:
 
         try:
             for first, last in _runs(missing):
-                for chunk in self._read(url, ref, first, last):
+                for chunk in self._read(url, ref, first, last, stopped):
                     if not _put(arrived, chunk, stopped, wake):
                         return
         except (OSError, HTTPException, LinkError, ValueError) as err:
@@ -101,11 +112,13 @@ class HttpsFetcher:
             log.info("blob %s could not be fetched from %s (%s)", ref.sha256[:12], _host(url), type(err).__name__)
         _put(arrived, None, stopped, wake)
 
-    def _read(self, url: str, ref: BlobRef, first: int, last: int) -> Iterator[Chunk]:
+    def _read(self, url: str, ref: BlobRef, first: int, last: int, stopped: "_Stop") -> Iterator[Chunk]:
         """The chunks of one range, as they come."""
         start, end = first * ref.chunk_bytes, min((last + 1) * ref.chunk_bytes, ref.size_bytes)
         connection = self._connect(url)
         try:
+            connection.connect()
+            stopped.ends(connection.sock)
             parts = urlsplit(url)
             target = f"{parts.path}?{parts.query}" if parts.query else parts.path
             connection.request("GET", target, headers={"Range": f"bytes={start}-{end - 1}"})
@@ -116,7 +129,7 @@ class HttpsFetcher:
                 # Ranges are not for every store or proxy: what is here already is read past.
                 _skip(answer, start)
             for index in range(first, last + 1):
-                data = self._paced(answer, min(ref.chunk_bytes, ref.size_bytes - index * ref.chunk_bytes))
+                data = self._paced(answer, min(ref.chunk_bytes, ref.size_bytes - index * ref.chunk_bytes), stopped)
                 yield Chunk(ref.sha256, index, memoryview(data))
         finally:
             connection.close()
@@ -133,13 +146,34 @@ class HttpsFetcher:
             raise LinkError("the server names an address without TLS, and this device speaks with TLS only")
         return http.client.HTTPConnection(parts.hostname, parts.port, timeout=ANSWER_S)
 
-    def _paced(self, answer: "http.client.HTTPResponse", size_bytes: int) -> bytes:
+    def _paced(self, answer: "http.client.HTTPResponse", size_bytes: int, stopped: "_Stop") -> bytes:
         began_s = time.monotonic()
         data = _exactly(answer, size_bytes)
         self.received_bytes += len(data)
         if self._bytes_per_s is not None:
-            self._stopped.wait(max(0.0, began_s + len(data) / self._bytes_per_s - time.monotonic()))
+            stopped.wait(max(0.0, began_s + len(data) / self._bytes_per_s - time.monotonic()))
         return data
+
+
+class _Stop(threading.Event):
+    """Nobody wants a fetch any more: its thread, which may wait for a byte, has its connection ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._socket: socket.socket | None = None
+
+    def ends(self, connected: socket.socket) -> None:
+        """The connection that is to end."""
+        self._socket = connected
+        if self.is_set():
+            self.set()
+
+    def set(self) -> None:
+        """End it."""
+        super().set()
+        if self._socket is not None:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
 
 
 def _tls(ca: Path | None) -> ssl.SSLContext:
@@ -150,9 +184,7 @@ def _tls(ca: Path | None) -> ssl.SSLContext:
     return context
 
 
-def _put(
-    arrived: "queue.Queue[Chunk | None]", chunk: Chunk | None, stopped: threading.Event, wake: Callable[[], None]
-) -> bool:
+def _put(arrived: "queue.Queue[Chunk | None]", chunk: Chunk | None, stopped: "_Stop", wake: Callable[[], None]) -> bool:
     """Hand something over as soon as there is room; False when nobody wants it any more."""
     while not stopped.is_set():
         try:

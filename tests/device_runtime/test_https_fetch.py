@@ -1,11 +1,12 @@
 """Blobs fetched beside the broker: by ranges, over TLS that is checked, and over the broker when that fails."""
 
+import itertools
 import re
 import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -171,6 +172,29 @@ def test_what_cannot_be_fetched_comes_over_the_broker(
     assert device.fetch() == DATA
     assert device.by_broker > 0
     assert len(store.ranges) == MOST_VAIN
+
+
+def test_a_store_that_brings_a_byte_now_and_then_is_given_up_and_its_connection_ended(
+    store: Store, tmp_path: Path
+) -> None:
+    ended, now_s = threading.Event(), itertools.count(0.0, 20.0)
+
+    def drip(request: BaseHTTPRequestHandler) -> None:
+        give(request, b"", 206, promised=len(DATA))
+        with suppress(OSError):
+            while request.connection.send(b"0"):
+                # The device has nothing more to say: what comes is the end.
+                request.connection.settimeout(0.05)
+                with suppress(TimeoutError):
+                    request.connection.recv(1)
+        ended.set()
+
+    store.answers = [drip] * MOST_VAIN
+    device = Device(tmp_path, store.url, HttpsFetcher(plain=True, clock=lambda: next(now_s)))
+
+    assert device.fetch() == DATA
+    assert (device.by_broker > 0, len(store.ranges)) == (True, MOST_VAIN)
+    assert ended.wait(60)
 
 
 def test_an_owner_who_wants_no_https_gets_chunks(store: Store, tmp_path: Path) -> None:
