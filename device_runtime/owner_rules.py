@@ -12,6 +12,8 @@ from fedwright.protocol.messages import Task
 from fedwright.protocol.support.files import replace_file, write_private
 
 MB = 1e6
+# What an entry of a change takes in each form, with its scales, as a share of one of float32.
+SHARES = {"float32": 1.0, "bf16": 0.5, "int8": 0.26, "int4": 0.15}
 
 
 class _Day(msgspec.Struct):
@@ -43,8 +45,7 @@ class OwnerRules:
         if self.policy.mb_per_day is None:
             return
         used = self.note(link_bytes)
-        # An update is about as large as the weights that came.
-        need = missing_bytes + task.weights.size_bytes
+        need = missing_bytes + _update_bytes(task)
         if used + need > self.policy.mb_per_day * MB:
             raise PolicyRefused(
                 "mb_per_day",
@@ -92,3 +93,12 @@ class OwnerRules:
         except (OSError, msgspec.MsgspecError):
             return _Day(today)
         return day if day.date == today else _Day(today)
+
+
+def _update_bytes(task: Task) -> int:
+    """About what an update takes: as much as the weights that came, or less as it is asked to be packed."""
+    if task.returns.weights == "none":
+        return 0
+    # Entries that are picked out travel with their places.
+    share = SHARES[task.returns.codec] * min(1.0, 2 * task.returns.keep_ratio)
+    return int(task.weights.size_bytes * (share if task.returns.weights == "delta" else 1.0))

@@ -1,7 +1,7 @@
 """A device that has no memory for its task, or whose owner does not allow it, gets another one at once if there is one.
 
-Of an owner's rules three can be obeyed: larger batches (`least_batch`), nothing measured (`returns`) and fewer bytes,
-where the method has a smaller model (`mb_per_day`).
+Of an owner's rules three can be obeyed: larger batches (`least_batch`), nothing measured (`returns`) and fewer bytes
+(`mb_per_day`): a smaller model where the method has one, else a change in fewer bits.
 """
 
 from collections import Counter
@@ -10,6 +10,7 @@ from dataclasses import replace
 from msgspec import structs
 
 from fedwright.protocol.artifact import Manifest
+from fedwright.protocol.field_types import Codec
 from fedwright.protocol.messages import Refusal
 from fedwright.protocol.predictor import need_bytes
 from fedwright.server_runtime.blocks.budget import largest
@@ -24,6 +25,7 @@ MOST_OFFERS = 6
 MOST_TIMES = 16
 # The rule of an owner that a smaller model may obey.
 FEWER_BYTES = "mb_per_day"
+FEWER_BITS: dict[str, Codec] = {"float32": "int8", "bf16": "int8", "int8": "int4"}
 
 
 def smaller_tasks(method: Method, planner: Planner) -> OfferLess:
@@ -54,8 +56,11 @@ def smaller_tasks(method: Method, planner: Planner) -> OfferLess:
         if less is not None:
             less = replace(less, most_samples=planned.assignment.most_samples)
             return planner.again(planned, less, method.emit(planned.device, less))
+        if refusal.rule:
+            packed = in_fewer_bits(planned.device, planned.assignment, planner) if alone else None
+            return None if packed is None else planner.resized(planned, packed)
         manifest = planner.manifest(planned.assignment.structure)
-        smaller = None if refusal.rule else refit_batch(planned.assignment, manifest, refusal.free_bytes)
+        smaller = refit_batch(planned.assignment, manifest, refusal.free_bytes)
         # The tensors stay what they were: a method that was resumed since may not have them any longer.
         return None if smaller is None else planner.resized(planned, smaller)
 
@@ -68,6 +73,15 @@ def refit_batch(assignment: Assignment, manifest: Manifest, free_bytes: int) -> 
     if fits is None:
         return None
     return replace(assignment, recipe=structs.replace(assignment.recipe, batch=fits))
+
+
+def in_fewer_bits(device: str, assignment: Assignment, planner: Planner) -> Assignment | None:
+    """The assignment with its change packed further, as far as the device's agent can."""
+    returns = assignment.returns
+    if returns.weights != "delta" or returns.codec not in FEWER_BITS:
+        return None
+    fewer = planner.known_to(device, structs.replace(returns, codec=FEWER_BITS[returns.codec]))
+    return None if fewer.codec == returns.codec else replace(assignment, returns=fewer)
 
 
 def obeying(assignment: Assignment, refusal: Refusal) -> Assignment | None:

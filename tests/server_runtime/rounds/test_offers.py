@@ -14,7 +14,7 @@ from fedwright.device_runtime.policy import Policy
 from fedwright.protocol.artifact import Artifact
 from fedwright.protocol.errors import OverBudget, PolicyRefused
 from fedwright.protocol.link.memory import MemoryBroker
-from fedwright.protocol.messages import Hiding, Recipe, Refusal
+from fedwright.protocol.messages import Hiding, Recipe, Refusal, Returns
 from fedwright.server_runtime.methods.base import Assignment
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.retry import smaller_tasks
@@ -143,6 +143,48 @@ def test_rules_of_an_owner_that_a_smaller_model_obeys_get_one(rule: str, reason:
     )
 
     assert [offer_less(planned, Refusal("t", reason, "no", rule=rule)) for _ in range(2)] == offered
+
+
+class Whole:
+    """A method without smaller models."""
+
+    def shrink(self, device: str, assignment: Assignment, refusal: Refusal) -> Assignment | None:
+        """See Method."""
+
+
+class Packing:
+    """A planner that shows in how many bits a change is asked for; codecs: those that the device knows."""
+
+    def __init__(self, *codecs: str) -> None:
+        self._codecs = codecs
+
+    def known_to(self, device: str, returns: Returns) -> Returns:
+        """See Planner."""
+        return returns if returns.codec in self._codecs else structs.replace(returns, codec="int8")
+
+    def resized(self, planned: Any, assignment: Assignment) -> Any:
+        """See Planner."""
+        planned.assignment = assignment
+        return assignment.returns.codec
+
+
+@pytest.mark.parametrize(
+    ("codecs", "offered"),
+    [(("int8", "int4"), ["int8", "int4", None]), (("int8",), ["int8", None, None])],
+    ids=["an agent of now", "one of before"],
+)
+def test_an_owner_who_spares_bytes_is_asked_for_fewer_bits_where_there_is_no_smaller_model(
+    codecs: tuple[str, ...], offered: list[Any]
+) -> None:
+    method: Any = Whole()
+    planner: Any = Packing(*codecs)
+    offer_less = smaller_tasks(method, planner)
+    assignment = Assignment(Structure(ModelSpec("mlp", (4,), 2)), Recipe(8, 0.1, 1))
+    planned: Any = SimpleNamespace(device="a", task=SimpleNamespace(title="round 1", sum=None), assignment=assignment)
+
+    refusal = Refusal("t", "failed", "no", rule="mb_per_day")
+    got: list[Any] = [offer_less(planned, refusal) for _ in range(3)]
+    assert got == offered
 
 
 def test_offers_of_less_survive_the_death_of_the_server(tmp_path: Path) -> None:
