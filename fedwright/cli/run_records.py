@@ -2,8 +2,9 @@
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 from fedwright.cli.arguments import add_print_json, add_run_folder, command, example
@@ -62,6 +63,7 @@ def _audit(args: argparse.Namespace) -> int:
             print(json.dumps(entry) if args.json else _line(entry))
         return 0
     found = check_audit(folder)
+    found = replace(found, problem=found.missing(_rounds_closed(folder)))
     if args.json:
         print(json.dumps({"folder": str(folder), "whole": not found.problem, **asdict(found)}, indent=2))
     elif found.problem:
@@ -70,6 +72,18 @@ def _audit(args: argparse.Namespace) -> int:
         torn = "; a last line that is not whole is cut when the run goes on" if found.torn else ""
         print(f"{folder / AUDIT}: {found.lines} lines hold together{torn}; the last one has the hash {found.head}")
     return 1 if found.problem else 0
+
+
+def _rounds_closed(folder: Path) -> int:
+    """The round that the run's store has closed last; 0 where nobody can tell."""
+    from fedwright.protocol.errors import FedwrightError
+    from fedwright.server_runtime.run_reader import open_run
+
+    try:
+        return open_run(folder).rounds_done
+    except FedwrightError:
+        # Whether the store is whole is what `server check` says; a log can be looked at without it.
+        return 0
 
 
 def _line(entry: dict[str, Any]) -> str:

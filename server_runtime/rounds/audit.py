@@ -1,8 +1,8 @@
 """The audit log of a run: one line for everything that was ordered, sent and decided, each sealed by the next.
 
 `audit.jsonl` in the run's folder only grows. Every line holds the SHA-256 of the line before it, so that no line can be
-changed, put in or taken out without breaking the chain; whoever notes the hash of the last line elsewhere sees as well
-when lines are missing at the end.
+changed, put in or taken out without breaking the chain. That lines are missing at the end is seen by the rounds that
+the run has closed, and, line by line, by whoever notes the hash of the last one elsewhere.
 """
 
 import getpass
@@ -222,12 +222,19 @@ def audited(
 
 @dataclass(frozen=True)
 class AuditCheck:
-    """How many lines hold together, the hash of the last of them, and where the chain breaks, if it does."""
+    """How many lines hold together, the hash and round of the last of them, and where the chain breaks, if it does."""
 
     lines: int
     head: str
     problem: str = ""
     torn: bool = False
+    round: int = 0
+
+    def missing(self, closed: int) -> str:
+        """What is wrong with a log that does not know of the round that the run has closed last."""
+        if self.problem or self.round >= closed:
+            return self.problem
+        return f"lines are missing at its end: they tell of {self.round} rounds, and the run has closed {closed}"
 
 
 def read_audit(folder: Path) -> Iterator[dict[str, Any]]:
@@ -242,16 +249,18 @@ def read_audit(folder: Path) -> Iterator[dict[str, Any]]:
 
 def check_audit(folder: Path) -> AuditCheck:
     """Follow the chain of a log from its first line."""
-    head, number = FIRST, 0
+    head, number, latest = FIRST, 0, 0
     with (folder / AUDIT).open("rb") as file:
         for line in file:
             if not line.endswith(b"\n"):
-                return AuditCheck(number, head, torn=True)
+                return AuditCheck(number, head, torn=True, round=latest)
             try:
-                before = msgspec.json.decode(line, type=dict[str, Any]).get("before")
+                entry = msgspec.json.decode(line, type=dict[str, Any])
             except UNREADABLE:
                 return AuditCheck(number, head, f"line {number + 1} is not readable")
-            if before != head:
+            if entry.get("before") != head:
                 return AuditCheck(number, head, f"line {number + 1} does not follow the one before it")
             head, number = hashlib.sha256(line.rstrip(b"\n")).hexdigest(), number + 1
-    return AuditCheck(number, head)
+            told = entry.get("round")
+            latest = max(latest, told) if isinstance(told, int) else latest
+    return AuditCheck(number, head, round=latest)

@@ -81,7 +81,7 @@ def _verify(folder: RunFolder, store: RoundStore) -> Verdict:
     wanted = dict(_needed(store.pending()))
     # The state may be what devices are sent as well.
     wanted = {sha256: what for sha256, what in wanted.items() if sha256 not in {last.state for last in closed[-1:]}}
-    problems = list(_audit_problems(folder))
+    problems = list(_audit_problems(folder, closed[-1].position.round if closed else 0))
     try:
         config = config_from_text(record.config, where=f"the config of {folder.path}")
     except FedwrightError as err:
@@ -93,10 +93,10 @@ def _verify(folder: RunFolder, store: RoundStore) -> Verdict:
     return Verdict(problems, closed[-1].position.round if closed else 0, len(wanted) + len(closed[-1:]))
 
 
-def _audit_problems(folder: RunFolder) -> Iterator[Problem]:
-    """Where the audit log was changed; a run of an earlier release has none."""
+def _audit_problems(folder: RunFolder, rounds: int) -> Iterator[Problem]:
+    """Where the audit log was changed or cut; a run of an earlier release has none."""
     file = folder.path / AUDIT
-    problem = check_audit(folder.path).problem if file.exists() else ""
+    problem = check_audit(folder.path).missing(rounds) if file.exists() else ""
     if problem:
         yield Problem(f"{file} was changed or damaged: {problem}", "put a copy of it back; the run itself can go on")
 

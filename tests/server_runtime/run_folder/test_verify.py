@@ -87,6 +87,18 @@ def test_what_is_wrong_is_said_to_programs_too(run: Any, capsys: pytest.CaptureF
     assert said["problems"][0]["what"].startswith("the state after round 1 is damaged: the bytes of ")
 
 
+def test_an_audit_log_whose_last_lines_are_gone_is_noticed(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    log = run / "audit.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    first = next(at for at, line in enumerate(lines) if b'"round":1' in line)
+    log.write_bytes(b"".join(lines[:first]))
+
+    words = "lines are missing at its end: they tell of 0 rounds, and the run has closed 1"
+    assert words in problems(run)[0]
+    assert main(["server", "audit", str(run), "--verify"]) == 1
+    assert words in capsys.readouterr().out
+
+
 def test_a_rotten_state_is_named_and_left_where_it_is(run: Any) -> None:
     flip(state_of(run))
 
