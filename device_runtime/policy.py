@@ -35,7 +35,7 @@ tells = ["class_counts", "word_counts", "pixel_std", "descriptor"]
 # epoch is left out of it. One sample alone in a step is as good as sent.
 least_batch = 8
 
-# Class means of fewer samples are withheld: the mean of one sample is that sample.
+# Class means, and mean errors on held-out samples, of fewer are withheld: the mean of one sample is that sample.
 least_per_mean = 5
 
 # A task is done only on so many samples or more (a server may ask for single classes).

@@ -167,8 +167,8 @@ def run_task(
             holdout=len(data.y_holdout),
             correct_before=_correct(before),
             correct_after=_correct(after),
-            measures_before=_measures(before),
-            measures_after=_measures(after),
+            measures_before=_measures(before, least=tools.policy.least_per_mean),
+            measures_after=_measures(after, least=tools.policy.least_per_mean),
             cpu_s=time.process_time() - cpu_s,
             task_s=time.monotonic() - wall_s,
             energy_j=energy.joules(),
@@ -330,8 +330,11 @@ def _correct(evaluation: Evaluation | None) -> int | None:
     return evaluation.correct
 
 
-def _measures(evaluation: Evaluation | None) -> dict[str, float] | None:
-    return None if evaluation is None or not evaluation.measures else dict(evaluation.measures)
+def _measures(evaluation: Evaluation | None, *, least: int) -> dict[str, float] | None:
+    """Mean errors, unless they are of so few samples that with a model of its choosing a server reads a target off."""
+    if evaluation is None or not evaluation.measures or evaluation.n < least:
+        return None
+    return dict(evaluation.measures)
 
 
 def _mapped(path: Path | None) -> Tensors:

@@ -16,7 +16,8 @@ from fedwright.device_runtime.equipment import make_equipment
 from fedwright.device_runtime.equipment_settings import EquipmentSettings, limits_of
 from fedwright.device_runtime.owner_rules import OwnerRules
 from fedwright.device_runtime.policy import EXAMPLE, Policy, read_policy
-from fedwright.device_runtime.run_task import _enough
+from fedwright.device_runtime.run_task import _enough, _measures
+from fedwright.device_runtime.train.loop import Evaluation
 from fedwright.protocol.errors import ConfigError, FedwrightError, PolicyRefused
 from fedwright.protocol.messages import BlobRef, Hiding, Recipe, Returns, SumTerms, Task
 
@@ -102,6 +103,13 @@ def test_means_of_few_samples_are_withheld() -> None:
     assert counts.tolist() == [5, 0, 0]
 
 
+@pytest.mark.parametrize(("held_out", "told"), [(1, False), (2, True)])
+def test_mean_errors_of_few_samples_are_withheld(held_out: int, told: bool) -> None:
+    found = Evaluation(correct=0, n=held_out, loss=1.0, measures={"mae": 0.25})
+
+    assert _measures(found, least=2) == ({"mae": 0.25} if told else None)
+
+
 def test_the_traffic_of_a_day_is_kept_over_restarts(tmp_path: Path) -> None:
     policy = Policy(mb_per_day=5.0)
     OwnerRules(policy, tmp_path, today=lambda: "monday").check(task(), 2_500_000, missing_bytes=1_000_000)
@@ -110,6 +118,15 @@ def test_the_traffic_of_a_day_is_kept_over_restarts(tmp_path: Path) -> None:
     with pytest.raises(PolicyRefused, match=r"5 MB a day; 3.5 MB are used and the task takes 2.0 MB"):
         again.check(task(), 1_000_000, missing_bytes=1_000_000)
     OwnerRules(policy, tmp_path, today=lambda: "tuesday").check(task(), 0, missing_bytes=1_000_000)
+
+
+def test_a_change_in_fewer_bits_takes_less_of_the_day(tmp_path: Path) -> None:
+    packed = structs.replace(task(), returns=structs.replace(task().returns, codec="int8"))
+    rules = OwnerRules(Policy(mb_per_day=1.3), tmp_path)
+
+    with pytest.raises(PolicyRefused, match=r"takes 2.0 MB"):
+        rules.check(task(), 0, missing_bytes=1_000_000)
+    rules.check(packed, 0, missing_bytes=1_000_000)
 
 
 def test_tasks_with_noise_are_counted_for_good_whoever_asks(tmp_path: Path) -> None:
