@@ -20,6 +20,8 @@ from fedwright.server_runtime.spec import ModelSpec
 MOST_GROWTH = 1e6
 # Class means and logits beyond this have squares that float32 cannot add up.
 MOST_MEASURED = 1e9
+# No span of time, energy, loss or error is larger; sums and means over a fleet of such figures are finite.
+MOST_FIGURE = 1e30
 _SPANS = ("train_s", "cpu_s", "task_s", "train_cpu_s", "energy_j", "loss_first", "loss_last")
 
 
@@ -50,11 +52,11 @@ def check_stats(stats: Stats, recipe: Recipe) -> None:
         raise BadUpdate("stats.samples is 0 although it trained; give the device data or leave it out")
     for name in _SPANS:
         figure = getattr(stats, name)
-        if figure is not None and not math.isfinite(figure):
+        if figure is not None and not abs(figure) <= MOST_FIGURE:
             raise BadUpdate(f"stats.{name} is {figure}, which is no measurement; the device's training diverged")
     for name in ("measures_before", "measures_after"):
         for what, figure in (getattr(stats, name) or {}).items():
-            if not math.isfinite(figure):
+            if not abs(figure) <= MOST_FIGURE:
                 raise BadUpdate(f"stats.{name} has {what} {figure}, which is no measurement; its training diverged")
     for name in ("correct_before", "correct_after"):
         correct = getattr(stats, name)

@@ -88,6 +88,12 @@ BAD = {
     "float64 of 1e300": (STATS, change(1e300, np.float64), "tensor W has type float64"),
     "float32 of 3e38": (STATS, change(3e38), "tensor W reaches 3e+38"),
     "infinite time": (structs.replace(STATS, train_s=float("inf")), change(0.01), "stats.train_s is inf"),
+    "energy of all suns": (structs.replace(STATS, energy_j=1e300), change(0.01), "stats.energy_j is 1e+300"),
+    "errors whose sum is none": (
+        structs.replace(STATS, holdout=9, measures_after={"mae": 1e308}),
+        change(0.01),
+        "stats.measures_after has mae 1e+308",
+    ),
     "loss that is no number": (structs.replace(STATS, loss_last=float("nan")), change(0.01), "stats.loss_last is nan"),
 }
 
