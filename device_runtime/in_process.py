@@ -50,7 +50,7 @@ def do_task(equipment: Equipment, task: Task, inputs: Inputs, *, should_stop: Ca
         file = equipment.folder / RESULT_NAME
         # It is synced when it becomes a blob, or is kept for a sum.
         if task.sum is not None:
-            row_of(result.tensors, task).astype("<f4", copy=False).tofile(file)
+            row_of(result.tensors, task, result.stats).astype("<f4", copy=False).tofile(file)
         else:
             file.write_bytes(equipment.residual.encode(task, result.tensors, result.masks))
     except Stopped:

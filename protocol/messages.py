@@ -24,6 +24,7 @@ from fedwright.protocol.side_messages import Shown as Shown
 from fedwright.protocol.side_messages import Status as Status
 from fedwright.protocol.sum_messages import MOST_COUNTS
 from fedwright.protocol.sum_messages import CountTerms as CountTerms
+from fedwright.protocol.sum_messages import Effort as Effort
 from fedwright.protocol.sum_messages import SumAnswer as SumAnswer
 from fedwright.protocol.sum_messages import SumAsk as SumAsk
 from fedwright.protocol.sum_messages import SumTerms as SumTerms

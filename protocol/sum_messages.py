@@ -20,23 +20,37 @@ Names = Annotated[list[Id], Meta(max_length=MOST_MEMBERS)]
 Bytes = Annotated[bytes, Meta(max_length=256)]
 ByMember = Annotated[dict[Id, Bytes], Meta(max_length=MOST_MEMBERS)]
 MOST_COUNTS = 500_000
+# Devices with little memory take smaller batches, and so more steps: at most so many times more than others.
+MOST_TIMES = 4
+
+
+class Effort(Struct, frozen=True):
+    """How much everybody in a sum trains: who trained far more than the others would stand out of it.
+
+    batch: the largest of the group; none has less than a part of it (MOST_TIMES). epochs: of all. steps: of all in
+    their place. multiple: each does as many steps as its epochs take, in whole groups of this size.
+    """
+
+    batch: Annotated[int, Meta(ge=1, le=65_536)]
+    epochs: Annotated[int, Meta(ge=0, le=100_000)] = 1
+    steps: Annotated[int, Meta(ge=0, le=100_000_000)] | None = None
+    multiple: Annotated[int, Meta(ge=1, le=100_000_000)] | None = None
 
 
 class SumTerms(Struct, frozen=True):
-    """How a task's change goes into a sum instead of to the server.
+    """How a task's change goes into a sum instead of to the server; the same for all in the sum.
 
     group: of the tasks that may be summed together. least: members it takes. reach: largest entry of a change.
-    most_weight: what this device counts for at most, in samples, of largest_weight, the most of any in the group; both
-    1 where every device counts the same. clip_norm: the device scales a longer change down to this norm.
-    noise_multiplier: and it adds its share of the noise that gives the sum so many times clip_norm; then all count the
-    same (noisy_words).
+    largest_weight: what a device counts for at most, in samples; 1 where every device counts the same. clip_norm: the
+    device scales a longer change down to this norm. noise_multiplier: and it adds its share of the noise that gives the
+    sum so many times clip_norm; then all count the same (noisy_words).
     """
 
     group: Id
     least: Annotated[int, Meta(ge=3, le=MOST_MEMBERS)]
     reach: Annotated[float, Meta(gt=0, le=1e6)]
+    effort: Effort
     by: Literal["samples", "devices"] = "samples"
-    most_weight: Annotated[int, Meta(ge=1, le=2**53)] = 1
     largest_weight: Annotated[int, Meta(ge=1, le=2**53)] = 1
     clip_norm: Annotated[float, Meta(gt=0)] | None = None
     noise_multiplier: Annotated[float, Meta(ge=1e-2, le=1e4)] | None = None
@@ -44,7 +58,7 @@ class SumTerms(Struct, frozen=True):
     def weight(self, samples: int) -> int:
         """What a device with so many samples counts for."""
         alike = self.by == "devices" or self.noise_multiplier is not None
-        return 1 if alike else min(samples, self.most_weight)
+        return 1 if alike else min(samples, self.largest_weight)
 
 
 class CountTerms(Struct, frozen=True):

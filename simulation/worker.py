@@ -152,7 +152,7 @@ class Worker:
         folder = self._folder(device)
         file = folder / "result"
         try:
-            row_of(result.tensors, task).tofile(file)
+            row_of(result.tensors, task, result.stats).tofile(file)
         except FedwrightError as err:
             return Refusal(task.task, "failed", str(err))
         SecureSums(device, folder).take(task, result.stats, file)

@@ -20,7 +20,7 @@ from fedwright.protocol import codec, deltas
 from fedwright.protocol.blobs import make_ref
 from fedwright.protocol.errors import RoundError
 from fedwright.protocol.link.security import Bundle, BundleInfo
-from fedwright.protocol.messages import BlobRef, Recipe, Returns, Stats, SumAnswer, SumAsk, SumTerms, Task
+from fedwright.protocol.messages import BlobRef, Effort, Recipe, Returns, Stats, SumAnswer, SumAsk, SumTerms, Task
 from fedwright.protocol.secure.graph import looked_at
 from fedwright.protocol.secure.part import ROOT_BYTES, Part, public_keys
 from fedwright.protocol.secure.roster import Member, agreed_word, masked_word, pack_roster, roster_for
@@ -89,7 +89,7 @@ class _Measured:
         folder = others.folder / OWN
         folder.mkdir()
         ref = make_ref(b"what all of them train")
-        terms = SumTerms("group", LEAST, 8.0)
+        terms = SumTerms("group", LEAST, 8.0, Effort(8))
         fixed: dict[str, Any] = {"boot": "b", "run": "r", "round": 1, "deadline_s": 10.0}
         self._task = Task(
             task="t", artifact=ref, weights=ref, recipe=Recipe(8, 0.1, 1), returns=Returns(), sum=terms, **fixed

@@ -24,7 +24,7 @@ from fedwright.device_runtime.secure.sums import Offer, SecureSums
 from fedwright.protocol.class_names import places_in
 from fedwright.protocol.divergence import distribution, divergence
 from fedwright.protocol.errors import ConfigError, DeviceError, FedwrightError, ProtocolError
-from fedwright.protocol.messages import CHUNK_BYTES, CountTerms, DataSummary, SumAnswer, SumAsk, SumTerms, Task
+from fedwright.protocol.messages import CHUNK_BYTES, CountTerms, DataSummary, Effort, SumAnswer, SumAsk, SumTerms, Task
 from fedwright.protocol.secure.masks import MOST_SUM
 from fedwright.protocol.secure.roster import MOST_MEMBERS
 from fedwright.protocol.support.files import write_private
@@ -75,10 +75,14 @@ def counts_of(summary: DataSummary, *, sums: int = 1, least: int = 0) -> OwnCoun
 
 
 class Told(msgspec.Struct, frozen=True):
-    """What was made of the counts, by hashes: over whom they were opened, and what they were compared with."""
+    """What was made of the counts, by hashes: over whom they were opened, and what they were compared with.
+
+    masked: among whom they went under masks; whether and over whom that is opened, its others decide.
+    """
 
     sums: list[bytes] = []
     pools: list[bytes] = []
+    masked: list[bytes] = []
 
 
 class HiddenCounts:
@@ -136,7 +140,7 @@ class HiddenCounts:
         self._folder.mkdir(parents=True, exist_ok=True)
         file = self._folder / "row"
         row.astype("<f4").tofile(file)
-        terms = SumTerms("counts", max(wanted.least, self._counts.least), 1.0, by="devices")
+        terms = SumTerms("counts", max(wanted.least, self._counts.least), 1.0, Effort(1), by="devices")
         work = hashlib.sha256(msgspec.msgpack.encode(("fedwright sum of counts", wanted))).digest()
         self._sums.keep(Change(name, terms, work, 1, CHUNK_BYTES, whole=True), file)
 
@@ -167,14 +171,15 @@ class HiddenCounts:
             self._remember(structs.replace(told, pools=[*told.pools, question]))
         return in_steps(divergence(distribution(counts, smoothing=ask.smoothing), pooled))
 
-    def _allow(self, present: list[str]) -> None:
-        """Raise ProtocolError for another set of devices than the counts were opened over before."""
-        told, devices = self._told(), _digest(present)
-        if devices in told.sums:
+    def _allow(self, devices: list[str], *, masked: bool) -> None:
+        """Raise ProtocolError for another set of devices than the counts were masked among, or opened over, before."""
+        told, name, new = self._told(), "masked" if masked else "sums", _digest(devices)
+        known = getattr(told, name)
+        if new in known:
             return
-        if len(told.sums) >= self._counts.sums:
+        if len(known) >= self._counts.sums:
             raise ProtocolError(f"the counts of this device were in a sum over other devices; {self._advice()}")
-        self._remember(structs.replace(told, sums=[*told.sums, devices]))
+        self._remember(structs.replace(told, **{name: [*known, new]}))
 
     def _advice(self) -> str:
         return f"its owner lets them be in {self._counts.sums} (sums_of_counts in policy.toml)"

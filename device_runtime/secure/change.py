@@ -7,22 +7,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedwright.device_runtime.secure.summed_task import check_summed
+from fedwright.device_runtime.secure.summed_task import check_summed, check_trained
 from fedwright.protocol.artifact import BY_CLASS, CLASS_COUNTS, CLASS_MEANS, MEASURED
 from fedwright.protocol.errors import DeviceError
-from fedwright.protocol.messages import Task
+from fedwright.protocol.messages import Stats, Task
 from fedwright.protocol.secure.class_means import shared_means
 from fedwright.protocol.secure.masks import check_reach
 
 Row = NDArray[np.float32]
 
 
-def row_of(tensors: Mapping[str, NDArray[Any]], task: Task) -> Row:
+def row_of(tensors: Mapping[str, NDArray[Any]], task: Task, stats: Stats) -> Row:
     """The change of a task, tensor by tensor in the order of their names; DeviceError when it has no place in a sum."""
     terms = task.sum
     if terms is None:
         raise DeviceError("this task's change belongs into no sum; this is a mistake in the program")
     check_summed(task)
+    check_trained(task, stats)
     parts = {name: np.asarray(tensors[name], np.float32) for name in sorted(tensors)}
     if terms.clip_norm is not None and terms.noise_multiplier is None:
         _clip({name: part for name, part in parts.items() if name not in MEASURED}, terms.clip_norm)

@@ -36,7 +36,7 @@ class Session(Struct, frozen=True):
 
 
 class Change(Struct, frozen=True):
-    """A task's change that waits for its sum. agreed: the one session that may be opened over it.
+    """A task's change that waits for its sum; it goes under masks in one session.
 
     whole: it is counts, which are added up as they are.
     """
@@ -47,7 +47,6 @@ class Change(Struct, frozen=True):
     weight: int
     chunk_bytes: int
     sessions: dict[str, Session] = {}
-    agreed: str = ""
     whole: bool = False
 
     def reach(self, members: int) -> float:
@@ -117,10 +116,9 @@ class KeptChange:
         self.save(change, session)
         return session
 
-    def save(self, change: Change, session: Session, *, agreed: str = "") -> None:
-        """Remember what a session was told; agreed: that it is the one to be opened."""
-        sessions = {**change.sessions, session.name: session}
-        self._save(structs.replace(change, sessions=sessions, agreed=agreed or change.agreed))
+    def save(self, change: Change, session: Session) -> None:
+        """Remember what a session was told."""
+        self._save(structs.replace(change, sessions={**change.sessions, session.name: session}))
 
     def forget(self, task: str) -> None:
         """The sum is over: neither the change nor a secret of it stays."""
@@ -145,8 +143,8 @@ class KeptChange:
 
 
 def check_free(change: Change, session: str) -> None:
-    """Raise ProtocolError when a change may already be opened in another sum: two would tell their difference."""
-    if change.agreed not in ("", session):
+    """Raise ProtocolError when a change is under masks in another sum: whether that is opened its others decide."""
+    if any(known.sharers and name != session for name, known in change.sessions.items()):
         raise ProtocolError("this change is in a sum already that may be opened; it goes into no other")
 
 

@@ -9,7 +9,7 @@ many devices as a sum takes, not at those of all: somebody invented has neighbou
 import logging
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import structs
 
@@ -31,11 +31,15 @@ Offer = Callable[[bytes, int], BlobRef]
 """Makes a blob that the server may fetch, in chunks of at most so many bytes."""
 
 
-Allow = Callable[[list[str]], None]
-"""Raises ProtocolError for devices over whom what is kept must not be opened."""
+class Allow(Protocol):
+    """Raises ProtocolError for devices among whom what is kept must not be masked, or over whom not opened."""
+
+    def __call__(self, devices: list[str], *, masked: bool) -> None:
+        """Before it is."""
+        ...
 
 
-def over_anybody(present: list[str]) -> None:
+def over_anybody(devices: list[str], *, masked: bool) -> None:
     """A change goes into one sum, whoever is in it."""
 
 
@@ -127,6 +131,7 @@ class SecureSums:
             wanted = set(part.neighbours) & set(sharers)
             if ask.sealed.keys() != wanted:
                 raise ProtocolError("the shares of some neighbours are missing, or are not this device's to keep")
+            self._allow(sharers, masked=True)
             session = structs.replace(session, sharers=sharers, sealed=dict(ask.sealed))
             self._kept.save(change, session)
         words = self._words(change, part)
@@ -155,9 +160,9 @@ class SecureSums:
             self._check_set(part, present, session.sharers, change)
             signers = set(present) & {self._device, *self._looked_at(part, change)}
             self._check_signed(part, signers, masked_word(part.digest, session.sharers), ask.signatures)
-            self._allow(present)
+            self._allow(present, masked=False)
             session = structs.replace(session, present=present)
-            self._kept.save(change, session, agreed=session.name)
+            self._kept.save(change, session)
         word = agreed_word(part.digest, session.sharers, present)
         return SumAnswer(ask.sum, "agree", signature=self._who.sign(word))
 

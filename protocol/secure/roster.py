@@ -13,6 +13,7 @@ from fedwright.protocol.crypto.certificates import unreadable_certificate
 from fedwright.protocol.crypto.device_signing import is_signed_by
 from fedwright.protocol.errors import ProtocolError
 from fedwright.protocol.field_types import Id, Key
+from fedwright.protocol.link.security import SERVER_NAME
 from fedwright.protocol.secure.graph import MOST_THRESHOLD, NEIGHBOURS, THRESHOLD, looked_at
 
 if TYPE_CHECKING:
@@ -191,6 +192,8 @@ class Certificates:
             key = cert.public_key()
         except unreadable_certificate() as err:
             raise ProtocolError(f"the certificate of {device} is not one of this fleet's authority") from err
+        if device == SERVER_NAME:
+            raise ProtocolError(f"the certificate of {device} is that of a server, which is no member of a sum")
         if names != [device] or ExtendedKeyUsageOID.CLIENT_AUTH not in usage:
             raise ProtocolError(f"the certificate of {device} is that of somebody else")
         if not isinstance(key, EllipticCurvePublicKey):

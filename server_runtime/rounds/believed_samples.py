@@ -76,5 +76,8 @@ def believed_pool(update: Update, plan: Sequence[Planned]) -> Update:
 
 
 def _held(stats: Stats, planned: Planned) -> Stats:
-    most = planned.assignment.most_samples
+    terms, most = planned.task.sum, planned.assignment.most_samples
+    if terms is not None and terms.largest_weight > 1:
+        # As its device has weighed it.
+        most = terms.largest_weight
     return stats if most is None or stats.samples <= most else structs.replace(stats, samples=most)

@@ -11,8 +11,9 @@ from msgspec import structs
 
 from fedwright.protocol.artifact import Manifest
 from fedwright.protocol.field_types import Codec
-from fedwright.protocol.messages import Refusal
+from fedwright.protocol.messages import Refusal, SumTerms
 from fedwright.protocol.predictor import need_bytes
+from fedwright.protocol.sum_messages import MOST_TIMES as SUM_TIMES
 from fedwright.server_runtime.blocks.budget import largest
 from fedwright.server_runtime.methods.base import Assignment, Method
 from fedwright.server_runtime.rounds.planner import Planner
@@ -45,7 +46,7 @@ def smaller_tasks(method: Method, planner: Planner) -> OfferLess:
         offers[place] += 1
         allowed = obeying(planned.assignment, refusal) if refusal.rule else None
         if allowed is not None:
-            return planner.resized(planned, allowed)
+            return planner.resized(planned, allowed) if stays_in_sum(planned.task.sum, allowed) else None
         if refusal.rule and refusal.rule != FEWER_BYTES:
             return None
         recipe = planned.assignment.recipe
@@ -62,9 +63,15 @@ def smaller_tasks(method: Method, planner: Planner) -> OfferLess:
         manifest = planner.manifest(planned.assignment.structure)
         smaller = refit_batch(planned.assignment, manifest, refusal.free_bytes)
         # The tensors stay what they were: a method that was resumed since may not have them any longer.
-        return None if smaller is None else planner.resized(planned, smaller)
+        return planner.resized(planned, smaller) if smaller and stays_in_sum(planned.task.sum, smaller) else None
 
     return offer_less
+
+
+def stays_in_sum(terms: SumTerms | None, assignment: Assignment) -> bool:
+    """Whether a batch is still one that the others of a sum were told of."""
+    batch = assignment.recipe.batch
+    return terms is None or batch <= terms.effort.batch <= SUM_TIMES * batch
 
 
 def refit_batch(assignment: Assignment, manifest: Manifest, free_bytes: int) -> Assignment | None:

@@ -7,14 +7,14 @@ import pytest
 from msgspec import structs
 
 from fedwright.device_runtime.secure.kept import Change, KeptChange
-from fedwright.protocol.messages import SumTerms
+from fedwright.protocol.messages import Effort, SumTerms
 
 
 def kept_in(folder: Path) -> KeptChange:
     kept = KeptChange(folder)
     row = folder / "result"
     np.zeros(3, "<f4").tofile(row)
-    kept.put(Change("t", SumTerms("g", 3, 1.0), b"", 1, 1024), row)
+    kept.put(Change("t", SumTerms("g", 3, 1.0, Effort(8)), b"", 1, 1024), row)
     return kept
 
 

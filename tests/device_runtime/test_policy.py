@@ -19,7 +19,7 @@ from fedwright.device_runtime.policy import EXAMPLE, Policy, read_policy
 from fedwright.device_runtime.run_task import _enough, _measures
 from fedwright.device_runtime.train.loop import Evaluation
 from fedwright.protocol.errors import ConfigError, FedwrightError, PolicyRefused
-from fedwright.protocol.messages import BlobRef, Hiding, Recipe, Returns, SumTerms, Task
+from fedwright.protocol.messages import BlobRef, Effort, Hiding, Recipe, Returns, SumTerms, Task
 
 BLOB = BlobRef("0" * 64, 1_000_000, 65_536, [])
 NOON = 12 * 60
@@ -63,14 +63,16 @@ def test_a_batch_of_public_rows_may_be_small() -> None:
 
 
 @pytest.mark.parametrize(
-    "terms", [None, SumTerms("g", 3, 8.0), SumTerms("g", 3, 8.0, clip_norm=1.0, noise_multiplier=0.9)], ids=str
+    "terms",
+    [None, SumTerms("g", 3, 8.0, Effort(8)), SumTerms("g", 3, 8.0, Effort(8), clip_norm=1.0, noise_multiplier=0.9)],
+    ids=str,
 )
 def test_an_owner_tells_what_was_learnt_in_sums_with_noise_enough_alone(terms: SumTerms | None) -> None:
     owner = Policy(least_noise_in_sum=1.0)
     with pytest.raises(PolicyRefused, match="in sums with noise of 1 or more, not"):
         owner.check(structs.replace(task(), sum=terms), NOON)
 
-    enough = SumTerms("g", 3, 8.0, clip_norm=1.0, noise_multiplier=1.0)
+    enough = SumTerms("g", 3, 8.0, Effort(8), clip_norm=1.0, noise_multiplier=1.0)
     owner.check(structs.replace(task(), sum=enough), NOON)
 
 
@@ -81,7 +83,7 @@ def test_what_is_told_of_data_privately_is_not_told_by_tasks() -> None:
     with pytest.raises(PolicyRefused, match="trains no classes alone"):
         owner.check(task(recipe={"classes": [1]}), NOON)
 
-    owner.check(structs.replace(task(class_means=True), sum=SumTerms("g", 3, 64.0)), NOON)
+    owner.check(structs.replace(task(class_means=True), sum=SumTerms("g", 3, 64.0, Effort(8))), NOON)
 
 
 @pytest.mark.parametrize(("minute", "works"), [(22 * 60, True), (5 * 60 + 59, True), (6 * 60, False), (NOON, False)])
@@ -131,7 +133,7 @@ def test_a_change_in_fewer_bits_takes_less_of_the_day(tmp_path: Path) -> None:
 
 def test_tasks_with_noise_are_counted_for_good_whoever_asks(tmp_path: Path) -> None:
     policy = Policy(private_tasks=2)
-    sums = structs.replace(task(), sum=SumTerms("g", 3, 8.0, clip_norm=1.0, noise_multiplier=1.0))
+    sums = structs.replace(task(), sum=SumTerms("g", 3, 8.0, Effort(8), clip_norm=1.0, noise_multiplier=1.0))
     samples = structs.replace(task(), task="t2", privacy=Hiding(1.0, 1.0))
     for one in (sums, samples, sums):
         OwnerRules(policy, tmp_path).check(one, 0, missing_bytes=0)

@@ -81,13 +81,13 @@ class SumAdder:
             except TooFew as err:
                 out |= session.problems
                 self._warn(position, session.problems)
-                reason, agreed = str(err), err.agreed
+                reason, masked = str(err), err.masked
             except ProtocolError as err:
                 self._warn(position, session.problems)
                 self._reject(position, group, record, str(err))
                 return False
             tasks = without(record.tasks, list(session.problems))
-            if agreed or attempt == ATTEMPTS or len(tasks) < self._options.least:
+            if masked or attempt == ATTEMPTS or len(tasks) < self._options.least:
                 self._give_up(position, group, out, reason)
                 return True
             record = new_record(tasks)
@@ -99,7 +99,7 @@ class SumAdder:
         """Make the sum durable in place of the changes, then let devices and disks forget them."""
         present, terms = record.present, group.terms
         updates = {d: group.replies[d].update for d in present}
-        weight = sum(group.terms_of(d).weight(u.stats.samples) for d, u in updates.items() if u is not None)
+        weight = sum(terms.weight(u.stats.samples) for u in updates.values() if u is not None)
         mean = to_mean(
             total, weight / terms.largest_weight, devices=len(record.members), scale=_scale(terms, record, len(total))
         )

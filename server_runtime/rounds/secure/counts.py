@@ -1,7 +1,7 @@
 """Adds up counts that the server may not see, and asks every device how unlike the sum its own are.
 
-The sum is led as that of changes is, and is as durable: a server that is killed goes on with it. A device lets its
-counts be opened over one set of devices only, so that there is no second try with fewer once they have agreed: where no
+The sum is led as that of changes is, and is as durable: a server that is killed goes on with it. A device puts its
+counts under masks among one set of devices only, so that there is no second try with fewer once they have: where no
 sum comes about all devices count as alike, because a few of them must not keep the others from training.
 """
 
@@ -79,7 +79,7 @@ class CountAdder:
                 return self._checked(total, record, wanted.samples)
             except TooFew as err:
                 tasks = without(record.tasks, list(session.problems))
-                if err.agreed or len(tasks) < self._options.least:
+                if err.masked or len(tasks) < self._options.least:
                     self._warn(f"of {len(record.tasks)} devices that hide their counts: {err}")
                     break
                 record = new_record(tasks, terms)

@@ -1,6 +1,7 @@
 """Which changes may be summed: those of devices that trained the same part of the same model in the same way."""
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -8,8 +9,9 @@ import msgspec
 from msgspec import structs
 
 from fedwright.protocol.errors import RoundError
-from fedwright.protocol.messages import Report, SumTerms, Task
+from fedwright.protocol.messages import Effort, Report, SumTerms, Task
 from fedwright.protocol.secure.roster import MOST_MEMBERS
+from fedwright.protocol.sum_messages import MOST_TIMES
 from fedwright.server_runtime.methods.base import Method
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.pooled_tasks import merged_tasks
@@ -31,12 +33,8 @@ class Group:
 
     @property
     def terms(self) -> SumTerms:
-        """The same for all, but for each one's own weight."""
-        return self.terms_of(next(iter(self.planned)))
-
-    def terms_of(self, device: str) -> SumTerms:
-        """One device's own."""
-        terms = self.planned[device].task.sum
+        """The same for all."""
+        terms = next(iter(self.planned.values())).task.sum
         assert terms is not None
         return terms
 
@@ -68,7 +66,7 @@ def with_sums(
             groups.setdefault(group_of(planned, position), []).append(planned)
         else:
             observe(events.Warned(f"its change cannot go into a sum: {problem}", planned.device, "left out"))
-    for name, members in groups.items():
+    for name, members in by_batch(groups).items():
         if not options.least <= len(members) <= MOST_MEMBERS:
             names = ", ".join(planned.device for planned in members[:5])
             text = f"{len(members)} devices ({names}) train the same part, but a sum takes {options.least}"
@@ -88,25 +86,46 @@ def group_of(planned: Planned, position: Position) -> str:
     task = planned.task
     refs = (task.artifact, task.weights, task.sides, task.frozen, task.public)
     blobs = tuple(ref and ref.sha256 for ref in refs)
-    alike = (task.run_key, position, blobs, planned.assignment.marks, task.returns, task.recipe.learning_rate)
-    return _digest(*alike)
+    recipe = task.recipe
+    alike = (task.run_key, position, blobs, planned.assignment.marks, task.returns, recipe.learning_rate)
+    return _digest(*alike, recipe.epochs, recipe.steps is None)
+
+
+def by_batch(groups: Mapping[str, list[Planned]]) -> dict[str, list[Planned]]:
+    """Groups in which no batch is so much smaller than another that its device, with more steps, would stand out."""
+    found: dict[str, list[Planned]] = {}
+    for name, members in groups.items():
+        largest, part = 0, name
+        for planned in sorted(members, key=lambda planned: -planned.task.recipe.batch):
+            batch = planned.task.recipe.batch
+            if batch * MOST_TIMES < largest:
+                part = _digest(name, batch)
+            if part not in found:
+                found[part], largest = [], batch
+            found[part].append(planned)
+    return found
+
+
+def effort_of(members: Sequence[Planned]) -> Effort:
+    """What all in a group do."""
+    recipes = [planned.task.recipe for planned in members]
+    batch, epochs = max(recipe.batch for recipe in recipes), recipes[0].epochs
+    steps = {recipe.steps for recipe in recipes if recipe.steps is not None}
+    if len(steps) > 1:
+        return Effort(batch, epochs, multiple=math.gcd(*steps))
+    return Effort(batch, epochs, steps=min(steps, default=None))
 
 
 def _with_terms(name: str, members: Sequence[Planned], by: str, options: SecureOptions) -> list[Planned]:
-    weights = {planned.device: planned.assignment.most_samples or 1 for planned in members}
     weighed = by == "samples" and options.noise_multiplier is None
-    largest = max(weights.values()) if weighed else 1
+    largest = max(planned.assignment.most_samples or 1 for planned in members) if weighed else 1
     measured = members[0].task.returns.logits or members[0].task.returns.class_means
     reach = max(options.reach, MEASURED_REACH) if measured else options.reach
-    terms = SumTerms(name, options.least, reach, clip_norm=options.clip_norm, largest_weight=largest)
+    terms = SumTerms(name, options.least, reach, effort_of(members), clip_norm=options.clip_norm)
     by = "samples" if by == "samples" else "devices"
-    terms = structs.replace(terms, by=by, noise_multiplier=options.noise_multiplier)
-    found = []
-    for planned in members:
-        own = structs.replace(terms, most_weight=weights[planned.device] if weighed else 1)
-        # An edge that such a device is behind has nothing to put together.
-        found.append(replace(planned, task=structs.replace(planned.task, sum=own, pool=None)))
-    return found
+    terms = structs.replace(terms, by=by, largest_weight=largest, noise_multiplier=options.noise_multiplier)
+    # An edge that such a device is behind has nothing to put together.
+    return [replace(one, task=structs.replace(one.task, sum=terms, pool=None)) for one in members]
 
 
 def _gives_change(planned: Planned) -> bool:

@@ -37,11 +37,11 @@ _NOBODY = ("", b"", b"")
 
 
 class TooFew(Exception):
-    """Too few devices are left to open a sum; says why. agreed: it might still be opened by somebody."""
+    """Too few devices are left to open a sum; says why. masked: their changes are in it, and go into no other."""
 
-    def __init__(self, reason: str, *, agreed: bool) -> None:
+    def __init__(self, reason: str, *, masked: bool) -> None:
         super().__init__(reason)
-        self.agreed = agreed
+        self.masked = masked
 
 
 @dataclass
@@ -122,7 +122,7 @@ class SumSession:
 
         asks = {d: record.ask(d, "mask", sharers=sharers, sealed=record.sealed_for(d, graph)) for d in sharers}
         self._ask(asks, take)
-        self._require_set(found, record, "sent their part")
+        self._require_set(found, record, "sent their part", masked=True)
         parts = {device: ref for device, (ref, _) in found.items()}
         signed = {device: signature for device, (_, signature) in found.items()}
         return self._saved(structs.replace(record, parts=parts, signed=signed))
@@ -142,7 +142,7 @@ class SumSession:
         }
         self._ask(asks, take)
         self._require(
-            len(signatures), quorum(len(members), unpack_roster(record.roster).threshold), "agreed", agreed=True
+            len(signatures), quorum(len(members), unpack_roster(record.roster).threshold), "agreed", masked=True
         )
         return signatures
 
@@ -159,7 +159,7 @@ class SumSession:
         self._ask(asks, take, enough=lambda: not opening.lacking)
         if opening.lacking:
             names = ", ".join(opening.lacking[:5])
-            raise TooFew(f"too little of {names} is open: too many neighbours left or gave wrong shares", agreed=True)
+            raise TooFew(f"too little of {names} is open: too many neighbours left or gave wrong shares", masked=True)
         length = record.parts[record.present[0]].size_bytes // 4
         return opening.total({d: read_words(self.blobs.read(ref.sha256), length) for d, ref in record.parts.items()})
 
@@ -182,15 +182,15 @@ class SumSession:
         del members[device]
         self.problems[device] = reason
 
-    def _require(self, count: int, needed: int, what: str, *, agreed: bool = False) -> None:
+    def _require(self, count: int, needed: int, what: str, *, masked: bool = False) -> None:
         if count < needed:
-            raise TooFew(f"{count} devices {what} but a sum takes {needed}", agreed=agreed)
+            raise TooFew(f"{count} devices {what} but a sum takes {needed}", masked=masked)
 
-    def _require_set(self, some: Mapping[str, object], record: SumRecord, what: str) -> None:
+    def _require_set(self, some: Mapping[str, object], record: SumRecord, what: str, *, masked: bool = False) -> None:
         needed = quorum(len(record.members), unpack_roster(record.roster).threshold)
-        self._require(len(some), max(self.least, needed), what)
+        self._require(len(some), max(self.least, needed), what, masked=masked)
         if not is_connected(record.graph(), some):
-            raise TooFew(f"those who {what} fall into parts that could be told from each other", agreed=False)
+            raise TooFew(f"those who {what} fall into parts that could be told from each other", masked=masked)
 
     def _saved(self, record: SumRecord) -> SumRecord:
         self.save(record)

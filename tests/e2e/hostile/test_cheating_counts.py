@@ -67,10 +67,11 @@ class Cheat:
         members = [self.ask(name, "keys", **at).member for name in names]
         roster = pack_roster([member for member in members if member is not None])
         shared = {name: self.ask(name, "share", **at, roster=roster) for name in names}
-        signed = {}
+        masked = {}
         for name in names:
             sealed = {owner: answer.sealed[name] for owner, answer in shared.items() if name in answer.sealed}
-            signed[name] = self.ask(name, "mask", **at, sharers=names, sealed=sealed).signature
+            masked[name] = self.ask(name, "mask", **at, sharers=names, sealed=sealed)
+        signed = {name: answer.signature for name, answer in masked.items()}
         agreed = {name: self.ask(name, "agree", **at, present=names, signatures=signed) for name in names}
         signatures = {name: answer.signature for name, answer in agreed.items() if not answer.problem}
         opening = Opening(roster, names, names, {name: dict(answer.marks) for name, answer in shared.items()})
@@ -79,7 +80,7 @@ class Cheat:
             if opened.own is not None:
                 opening.take(name, opened.own, opened.shares)
         if opening.lacking:
-            return None, [answer.problem for answer in agreed.values()]
+            return None, [answer.problem for answer in masked.values()]
         parts = {name: np.frombuffer(self.blobs[name], "<u4").copy() for name in names}
         return to_mean(opening.total(parts), 1.0, devices=len(names), scale=1.0), []
 
@@ -131,6 +132,23 @@ def test_two_sums_that_differ_by_one_device_are_not_opened(cheat: Cheat, restart
     assert "were in a sum over other devices; its owner lets them be in 1" in problems[0]
     # The same devices may be summed again, as after a server that lost its disk: that tells nothing new.
     assert cheat.sum(NAMES, "s3", "t3")[0] is not None
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["in one life", "after restarts"])
+def test_counts_are_under_masks_among_one_set_of_devices(cheat: Cheat, restarts: bool) -> None:
+    """Of two sets some might agree to one and some to the other; with a third in league their sums tell of two."""
+    for names, session, task in ((NAMES, "s", "t"), (NAMES[:4], "s2", "t2")):
+        at = {"session": session, "task": task}
+        members = [cheat.ask(name, "keys", **at).member for name in names]
+        roster = pack_roster([member for member in members if member is not None])
+        shared = {name: cheat.ask(name, "share", **at, roster=roster) for name in names}
+        sealed = {owner: answer.sealed["d0"] for owner, answer in shared.items() if "d0" in answer.sealed}
+        answer = cheat.ask("d0", "mask", **at, sharers=names, sealed=sealed)
+        assert bool(answer.problem) == (names != NAMES)
+        if restarts:
+            cheat.restart()
+    assert "were in a sum over other devices" in answer.problem
+    assert answer.masked is None
 
 
 def test_what_was_opened_is_not_forgotten_after_many_others(cheat: Cheat) -> None:

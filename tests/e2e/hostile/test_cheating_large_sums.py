@@ -13,7 +13,7 @@ from fedwright.device_runtime.secure.summed_task import work_of
 from fedwright.device_runtime.secure.sums import SecureSums
 from fedwright.protocol.blobs import make_ref
 from fedwright.protocol.link.security import Bundle, BundleInfo
-from fedwright.protocol.messages import BlobRef, Recipe, Returns, Stats, SumAnswer, SumAsk, SumTerms, Task
+from fedwright.protocol.messages import BlobRef, Effort, Recipe, Returns, Stats, SumAnswer, SumAsk, SumTerms, Task
 from fedwright.protocol.secure.graph import NEIGHBOURS
 from fedwright.protocol.secure.part import Part, public_keys
 from fedwright.protocol.secure.roster import (
@@ -33,7 +33,7 @@ NAMES = [f"d{number:02}" for number in range(44)]
 
 def task_of(least: int) -> Task:
     ref = make_ref(b"what all of them train")
-    terms, recipe = SumTerms("group", least, 1.0), Recipe(8, 0.1, 1)
+    terms, recipe = SumTerms("group", least, 1.0, Effort(8)), Recipe(8, 0.1, 1)
     return Task("t", "b", "r", 1, ref, ref, recipe, Returns(), deadline_s=10.0, sum=terms)
 
 
