@@ -113,12 +113,13 @@ class KeptChange:
         if len(change.sessions) >= MOST_SESSIONS:
             raise ProtocolError(f"{MOST_SESSIONS} sums of this change were begun already; begin another round")
         session = Session(name, os.urandom(ROOT_BYTES))
-        self.save(change, session)
+        # Lost with the power, it is a session that this device knows nothing of: its keys have hidden nothing yet.
+        self.save(change, session, synced=False)
         return session
 
-    def save(self, change: Change, session: Session) -> None:
+    def save(self, change: Change, session: Session, *, synced: bool = True) -> None:
         """Remember what a session was told."""
-        self._save(structs.replace(change, sessions={**change.sessions, session.name: session}))
+        self._save(structs.replace(change, sessions={**change.sessions, session.name: session}), synced=synced)
 
     def forget(self, task: str) -> None:
         """The sum is over: neither the change nor a secret of it stays."""
@@ -127,7 +128,7 @@ class KeptChange:
             self._file.unlink(missing_ok=True)
             self._row(task).unlink(missing_ok=True)
 
-    def _save(self, change: Change) -> None:
+    def _save(self, change: Change, *, synced: bool) -> None:
         # On the disk first: what is not there must not be told. Behind what is there, one wait for the disk is enough.
         record = _record(change)
         with self._file.open("r+b") as file:
@@ -135,7 +136,8 @@ class KeptChange:
             file.write(record)
             file.truncate()
             file.flush()
-            os.fsync(file.fileno())
+            if synced:
+                os.fsync(file.fileno())
         self._change, self._end = change, self._end + len(record)
 
     def _row(self, task: str) -> Path:

@@ -13,22 +13,33 @@ if TYPE_CHECKING:
 KEY_BYTES = 32
 
 
+class OwnKey:
+    """A secret of 32 random bytes, made ready once for all with whom it is used."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._own = _private(secret)
+
+    @property
+    def public(self) -> bytes:
+        """What others may know of it."""
+        return self._own.public_key().public_bytes_raw()
+
+    def agree(self, public: bytes) -> bytes:
+        """The secret that two devices share; ProtocolError for a key that would give the same one with everybody."""
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+
+        if len(public) != KEY_BYTES:
+            raise ProtocolError(f"a public key has {len(public)} bytes but must have {KEY_BYTES}; make it anew")
+        try:
+            return self._own.exchange(X25519PublicKey.from_public_bytes(public))
+        except ValueError as err:
+            text = "a public key is of low order, so that its secrets are known to all; make it anew"
+            raise ProtocolError(text) from err
+
+
 def public_key(secret: bytes) -> bytes:
     """What others may know of a secret of 32 random bytes."""
-    return _private(secret).public_key().public_bytes_raw()
-
-
-def agree(secret: bytes, public: bytes) -> bytes:
-    """The secret that two devices share; ProtocolError for a key that would give the same one with everybody."""
-    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
-
-    if len(public) != KEY_BYTES:
-        raise ProtocolError(f"a public key has {len(public)} bytes but must have {KEY_BYTES}; make it anew")
-    other, own = X25519PublicKey.from_public_bytes(public), _private(secret)
-    try:
-        return own.exchange(other)
-    except ValueError as err:
-        raise ProtocolError("a public key is of low order, so that its secrets are known to all; make it anew") from err
+    return OwnKey(secret).public
 
 
 def _private(secret: bytes) -> "X25519PrivateKey":

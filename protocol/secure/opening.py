@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from fedwright.protocol.crypto.x25519 import public_key
+from fedwright.protocol.crypto.x25519 import OwnKey
 from fedwright.protocol.errors import ProtocolError
 from fedwright.protocol.secure.graph import neighbours_of, threshold
 from fedwright.protocol.secure.masks import Words, add_stream
@@ -58,9 +58,9 @@ class Opening:
             np.add(total, parts[device], out=total)
             add_stream(total, self._own.get(device) or self._joined_mask(device), sign=-1)
         for gone in sorted(set(self.sharers) - set(self.present)):
-            secret = self._joined_key(gone)
+            own = self._joined_key(gone)
             for other in sorted(self._graph[gone] & set(self.present)):
-                seed = pair_seed(secret, self._members[other].mask_key, self._digest)
+                seed = pair_seed(own, self._members[other].mask_key, self._digest)
                 add_stream(total, seed, sign=-1 if other < gone else 1)
         return total
 
@@ -82,9 +82,9 @@ class Opening:
             raise ProtocolError(f"{owner} has shared another mask than the one it has promised")
         return found
 
-    def _joined_key(self, owner: str) -> bytes:
-        found = self._joined(owner)
-        if public_key(found) != self._members[owner].mask_key:
+    def _joined_key(self, owner: str) -> OwnKey:
+        found = OwnKey(self._joined(owner))
+        if found.public != self._members[owner].mask_key:
             raise ProtocolError(f"{owner} has shared another key than the one in the roster")
         return found
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from fedwright.protocol.crypto.x25519 import agree, public_key
+from fedwright.protocol.crypto.x25519 import OwnKey, public_key
 from fedwright.protocol.errors import ProtocolError
 from fedwright.protocol.secure.graph import neighbours_of, threshold
 from fedwright.protocol.secure.roster import Member, Roster, digest_of, names_of, read_roster, unpack_roster
@@ -81,9 +81,10 @@ class Part:
         from fedwright.protocol.secure.masks import add_stream
 
         add_stream(words, own_mask(self.root, self.digest))
+        own = OwnKey(mask_secret(self.root))
         for other in self.neighbours:
             if other in sharers:
-                seed = pair_seed(mask_secret(self.root), self.members[other].mask_key, self.digest)
+                seed = pair_seed(own, self.members[other].mask_key, self.digest)
                 add_stream(words, seed, sign=1 if self.device < other else -1)
 
     def unsealed(self, sender: str, data: bytes) -> tuple[bytes, bytes]:
@@ -111,8 +112,18 @@ class Part:
 
     def _share_key(self, sender: str, receiver: str) -> bytes:
         other = receiver if sender == self.device else sender
-        shared = agree(share_secret(self.root), self.members[other].share_key)
-        return derive(shared, f"share {sender} {receiver}", self.digest)
+        if other not in self._shared:
+            self._shared[other] = self._share_own.agree(self.members[other].share_key)
+        return derive(self._shared[other], f"share {sender} {receiver}", self.digest)
+
+    @cached_property
+    def _share_own(self) -> OwnKey:
+        return OwnKey(share_secret(self.root))
+
+    @cached_property
+    def _shared(self) -> dict[str, bytes]:
+        """What shares are sealed by, both ways; each is agreed on once."""
+        return {}
 
 
 def place_of(graph: Mapping[str, frozenset[str]], owner: str, holder: str) -> int:
@@ -145,9 +156,9 @@ def public_keys(root: bytes) -> tuple[bytes, bytes]:
     return public_key(mask_secret(root)), public_key(share_secret(root))
 
 
-def pair_seed(secret: bytes, public: bytes, digest: bytes) -> bytes:
+def pair_seed(own: OwnKey, public: bytes, digest: bytes) -> bytes:
     """s_uv: the same for both of a pair, for one sum."""
-    return derive(agree(secret, public), "pair mask", digest)
+    return derive(own.agree(public), "pair mask", digest)
 
 
 def mark(secret: bytes) -> bytes:

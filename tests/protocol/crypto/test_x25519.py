@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedwright.protocol.crypto.x25519 import agree, public_key
+from fedwright.protocol.crypto.x25519 import OwnKey, public_key
 from fedwright.protocol.errors import ProtocolError
 
 # RFC 7748, section 5.2: scalar, u-coordinate, output.
@@ -36,14 +36,14 @@ def key(number: int) -> bytes:
 
 @pytest.mark.parametrize(("scalar", "u", "output"), STANDARD, ids=["1", "2"])
 def test_the_standards_examples(scalar: str, u: str, output: str) -> None:
-    assert agree(bytes.fromhex(scalar), bytes.fromhex(u)).hex() == output
+    assert OwnKey(bytes.fromhex(scalar)).agree(bytes.fromhex(u)).hex() == output
 
 
 def test_the_standards_chain_of_a_thousand() -> None:
     k = u = key(9)
     seen = []
     for _ in range(1000):
-        k, u = agree(k, u), k
+        k, u = OwnKey(k).agree(u), k
         seen.append(k.hex())
     assert seen[0] == "422c8e7a6227d7bca1350b3e2bb7279f7897b87bb6854b783c60e80311ae3079"
     assert seen[-1] == "684cf59ba83309552800ef566f2f4d3c1c3887c49360e3875f2eb94d99532c51"
@@ -52,17 +52,17 @@ def test_the_standards_chain_of_a_thousand() -> None:
 def test_the_standards_two_parties_share_a_secret() -> None:
     alice, bob = bytes.fromhex(ALICE), bytes.fromhex(BOB)
     assert (public_key(alice).hex(), public_key(bob).hex()) == (ALICE_PUBLIC, BOB_PUBLIC)
-    assert agree(alice, public_key(bob)).hex() == agree(bob, public_key(alice)).hex() == SHARED
+    assert OwnKey(alice).agree(public_key(bob)).hex() == OwnKey(bob).agree(public_key(alice)).hex() == SHARED
 
 
 @pytest.mark.parametrize("u", LOW_ORDER)
 def test_keys_that_hide_nothing_are_refused(u: int) -> None:
     with pytest.raises(ProtocolError, match="of low order"):
-        agree(bytes(range(32)), key(u))
+        OwnKey(bytes(range(32))).agree(key(u))
 
 
 def test_keys_of_another_length_are_refused() -> None:
     with pytest.raises(ProtocolError, match="has 31 bytes but must have 32"):
-        agree(bytes(32), bytes(31))
+        OwnKey(bytes(32)).agree(bytes(31))
     with pytest.raises(ProtocolError, match="a secret has 5 bytes"):
         public_key(bytes(5))
