@@ -115,7 +115,7 @@ class SecureSums:
             raise ProtocolError("this sum does not have the keys that this device made for it; begin another")
         part = Part(self._device, session.root, roster)
         _check_size(len(part.names), change, "members")
-        for name in sorted({self._device, *self._looked_at(part, change)}):
+        for name in sorted(self._looked_at(part, change)):
             member = members.get(name)
             if member is None:
                 raise ProtocolError(f"the word of {name}, which this device must look at, is left out of the roster")
@@ -158,7 +158,7 @@ class SecureSums:
         check_free(change, session.name)
         if not session.present:
             self._check_set(part, present, session.sharers, change)
-            signers = set(present) & {self._device, *self._looked_at(part, change)}
+            signers = set(present) & self._looked_at(part, change)
             self._check_signed(part, signers, masked_word(part.digest, session.sharers), ask.signatures)
             self._allow(present, masked=False)
             session = structs.replace(session, present=present)
@@ -218,7 +218,8 @@ class SecureSums:
         return looked_at(part.names, part.digest, self._device, change.terms.least, count=count)
 
     def _check_signed(self, part: Part, devices: Collection[str], word: bytes, signatures: Mapping[str, bytes]) -> None:
-        for device in devices:
+        # What it has said itself it need not ask.
+        for device in sorted(set(devices) - {self._device}):
             member = part.members[device]
             self._who.check(device, member.certificate, word, signatures.get(device, b""))
 
