@@ -39,27 +39,34 @@ class Run:
 
         ConfigError for tasks that have no share of right answers; their figures are in `measures`.
         """
-        if self.evaluations:
-            measures = self.measures
-            name = "mean" if "mean" in measures else "accuracy"
-            if name not in measures:
-                raise ConfigError(f"this run is judged by {', '.join(measures)}; read Run.measures")
-            return measures[name]
         known = [row["accuracy_after"] for row in self.devices if row["accuracy_after"] is not None]
-        return float(np.mean(known)) if known else 0.0
+        if known and not self.evaluations:
+            return float(np.mean(known))
+        measures = self.measures
+        if measures and not {"mean", "accuracy"} & measures.keys():
+            raise ConfigError(f"this run is judged by {', '.join(measures)}; read Run.measures")
+        return measures.get("mean", measures.get("accuracy", 0.0))
 
     @property
     def measures(self) -> dict[str, float]:
-        """The fleet's figures of the last measurement, by name: of classes accuracy and perplexity, else the task's."""
-        last = self.evaluations[-1] if self.evaluations else {}
-        return {name: float(value) for name, value in last.items() if name not in ("round", "part", "devices")}
+        """The fleet's figures of the last measurement, by name: of classes accuracy and perplexity, else the task's.
+
+        Of a run over a broker, those of its last round.
+        """
+        if self.evaluations:
+            last = self.evaluations[-1]
+            return {name: float(value) for name, value in last.items() if name not in ("round", "part", "devices")}
+        last = self.rounds[-1] if self.rounds else {}
+        return {name: last[f"{name}_after"] for name in sorted(MEASURES) if f"{name}_after" in last}
 
     def frame(self, part: Part = "devices") -> Any:
         """Devices, rounds or evaluations as a pandas DataFrame."""
         try:
             import pandas
         except ImportError as err:
-            raise ConfigError("Run.frame needs pandas; install it, or read Run.devices, .rounds, .evaluations") from err
+            raise ConfigError(
+                'Run.frame needs pandas: pip install "fedwright[notebook]"; or read Run.devices, .rounds, .evaluations'
+            ) from err
         tables = {"devices": self.devices, "rounds": self.rounds, "evaluations": self.evaluations}
         if part not in tables:
             raise ConfigError(f"there is no table {part!r}; choose one of {', '.join(tables)}")
@@ -68,10 +75,15 @@ class Run:
         return frame.set_index("id") if part == "devices" else frame
 
     def plot(self) -> "Figure":
-        """Accuracy over the rounds (mean, tenth percentile, worst) beside each device's; of a task, its figures."""
+        """Accuracy over the rounds (mean, tenth percentile, worst) beside each device's; of a task, its figures.
+
+        Of a run over a broker, its figures before and after training in every round.
+        """
         from matplotlib.figure import Figure
 
-        if self.evaluations and "mean" not in self.evaluations[-1]:
+        if not self.evaluations:
+            return self._plot_rounds(Figure(figsize=(10, 4), layout="constrained"))
+        if "mean" not in self.evaluations[-1]:
             return self._plot_measures(Figure(figsize=(10, 4), layout="constrained"))
         figure = Figure(figsize=(10, 4), layout="constrained")
         over, each = figure.subplots(1, 2)
@@ -94,6 +106,18 @@ class Run:
         for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
             for key, label in ((name, "mean"), (f"{name}_worst", "worst device")):
                 axes.plot(numbers, [entry.get(key, np.nan) for entry in self.evaluations], marker="o", label=label)
+            axes.set(xlabel="round", title=name)
+            axes.legend()
+        return figure
+
+    def _plot_rounds(self, figure: "Figure") -> "Figure":
+        """Each figure of the rounds: of the model sent out, and of what devices made of it."""
+        numbers = np.arange(len(self.rounds)) + 1
+        names = list(self.measures)
+        for axes, name in zip(figure.subplots(1, max(1, len(names)), squeeze=False)[0], names, strict=False):
+            for when, label in (("before", "before training"), ("after", "after training")):
+                values = [entry.get(f"{name}_{when}", np.nan) for entry in self.rounds]
+                axes.plot(numbers, values, marker="o", label=label)
             axes.set(xlabel="round", title=name)
             axes.legend()
         return figure
@@ -121,4 +145,9 @@ class Run:
     def __repr__(self) -> str:
         """In one line."""
         done = f"{len(self.rounds)} rounds, {len(self.devices)} devices"
-        return f"<Run {self.config.method.name}: {done}, accuracy {self.accuracy:.1%}, in {self.folder}>"
+        measures = self.measures
+        if not measures or {"mean", "accuracy"} & measures.keys():
+            figures = f"accuracy {self.accuracy:.1%}"
+        else:
+            figures = ", ".join(f"{name} {value:.3g}" for name, value in measures.items() if name in MEASURES)
+        return f"<Run {self.config.method.name}: {done}, {figures}, in {self.folder}>"

@@ -21,14 +21,13 @@ from fedwright.server_runtime.rounds.old_tasks import forget_old_tasks
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.retry import smaller_tasks
 from fedwright.server_runtime.rounds.round_runner import RoundRunner
+from fedwright.server_runtime.rounds.spent_blobs import outdated_states, spent_blobs
 from fedwright.server_runtime.rounds.stage import (
     RoundOptions,
     evaluate_fleet,
     fleet_metrics,
-    outdated_states,
     planning_notes,
     restore_planning,
-    spent_blobs,
 )
 from fedwright.server_runtime.rounds.store.base import Closed, Planned, Position, Reply, RoundStore
 from fedwright.server_runtime.rounds.task_tracker import TaskTracker

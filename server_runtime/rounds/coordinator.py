@@ -25,6 +25,7 @@ from fedwright.server_runtime.rounds.round_runner import RoundRunner
 from fedwright.server_runtime.rounds.secure.adder import SumAdder
 from fedwright.server_runtime.rounds.secure.groups import Group, halves, with_group, with_sums
 from fedwright.server_runtime.rounds.secure.options import SecureOptions
+from fedwright.server_runtime.rounds.spent_blobs import outdated_states, spent_blobs
 from fedwright.server_runtime.rounds.spoilt_rounds import (
     ADVICE,
     SPOILT,
@@ -37,10 +38,8 @@ from fedwright.server_runtime.rounds.stage import (
     collect,
     evaluate_fleet,
     fleet_metrics,
-    outdated_states,
     planning_notes,
     restore_planning,
-    spent_blobs,
 )
 from fedwright.server_runtime.rounds.store.base import Closed, Planned, Position
 from fedwright.server_runtime.seeds import sample

@@ -8,8 +8,7 @@ from fedwright.protocol.messages import Stats
 from fedwright.protocol.predictor import need_bytes
 from fedwright.server_runtime.rounds.store.base import EndedTask, Planned, Remnant, RoundStore
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
-from fedwright.server_runtime.spec import Structure
-from fedwright.server_runtime.zoo import width_of
+from fedwright.server_runtime.spec import ModelSpec, Structure
 
 ManifestOf = Callable[[Structure], Manifest]
 """What the artifact of a structure reads and writes, needs and costs."""
@@ -44,11 +43,20 @@ def add_up(
 def _count_model(record: DeviceRecord, planned: Planned, manifest: ManifestOf | None) -> None:
     structure = planned.assignment.structure
     record.answers += 1
-    record.width = width_of(structure.spec)
+    record.width = _width_of(structure.spec)
     if manifest is not None:
         found = manifest(structure)
         record.need_bytes = max(record.need_bytes, need_bytes(found, planned.task.recipe.batch))
         record.macs = found.macs
+
+
+def _width_of(spec: ModelSpec) -> float:
+    if not spec.sizes:
+        return 1.0
+    # To look at a run of whole models takes no torch.
+    from fedwright.server_runtime.zoo import width_of
+
+    return width_of(spec)
 
 
 def _count_work(record: DeviceRecord, stats: Stats, *, again: bool) -> None:

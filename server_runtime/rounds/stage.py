@@ -1,10 +1,9 @@
 """What rounds in step and asynchronous ones share: settings, one stage from sending to the last reply, figures."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fedwright.protocol.goals import MEASURES
-from fedwright.protocol.task_blobs import own_blobs
 from fedwright.server_runtime.blocks.robust import Combine
 from fedwright.server_runtime.methods.base import Method, MethodState
 from fedwright.server_runtime.rounds.evaluation import evaluation_plan
@@ -13,8 +12,8 @@ from fedwright.server_runtime.rounds.leave_out import LeftOutDevices
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.secure.options import SecureOptions
 from fedwright.server_runtime.rounds.size_limits import lower_median
-from fedwright.server_runtime.rounds.spoilt_rounds import LOSS_BEFORE, best_state, require_quorum
-from fedwright.server_runtime.rounds.store.base import Closed, Planned, Position, Reply, RoundStore, evaluation_after
+from fedwright.server_runtime.rounds.spoilt_rounds import LOSS_BEFORE, require_quorum
+from fedwright.server_runtime.rounds.store.base import Planned, Position, Reply, RoundStore, evaluation_after
 from fedwright.server_runtime.rounds.task_tracker import TaskTracker
 
 # For how many times the median device's held-out samples one device may speak.
@@ -104,16 +103,6 @@ def evaluate_fleet(
     collect(tracker, store, position=position, plan=plan, options=options)
 
 
-def outdated_states(closed: Sequence[Closed], keep: int) -> set[str]:
-    """Blobs of states that nothing can go back to: not the best, nor those after the last `keep` rounds."""
-    last = {one.position.round: one.state for one in closed}
-    kept = {last[number] for number in sorted(last)[-keep:]} | {best_state(closed)}
-    # Those of earlier rounds went when their time came.
-    recent = [one for one in closed if one.position.round >= closed[-1].position.round - keep - 1]
-    no_longer_best = best_state(closed[:-1])
-    return ({one.state for one in recent} | ({no_longer_best} if no_longer_best else set())) - kept
-
-
 def restore_newest(method: Method, store: RoundStore, planner: Planner) -> bool:
     """Put a method where the last closed stage left it; False when no stage was closed."""
     closed = store.closed()
@@ -132,14 +121,6 @@ def restore_planning(method: Method, notes: bytes) -> None:
     """Give a method back what it knew when it made a plan."""
     if notes:
         method.restore_planning(MethodState.read(notes))
-
-
-def spent_blobs(planned: Planned, reply: Reply | None) -> list[str]:
-    """Blobs that belong to one task only; artifacts and frozen bases are shared and stay."""
-    refs = own_blobs(planned.task)
-    if reply is not None and reply.update is not None and reply.update.tensors is not None:
-        refs.append(reply.update.tensors)
-    return [ref.sha256 for ref in refs]
 
 
 def fleet_metrics(replies: Mapping[str, Reply]) -> dict[str, float]:

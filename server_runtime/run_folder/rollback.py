@@ -9,7 +9,7 @@ from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime.config import config_from_text
 from fedwright.server_runtime.rounds.audit import AUDIT, AuditLog, orderer
-from fedwright.server_runtime.rounds.stage import spent_blobs
+from fedwright.server_runtime.rounds.spent_blobs import spent_blobs
 from fedwright.server_runtime.rounds.store.base import Closed, RoundStore
 from fedwright.server_runtime.rounds.store.storage_errors import plain_storage_errors
 from fedwright.server_runtime.run_folder.blobs import claim_blobs

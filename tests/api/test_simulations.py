@@ -1,6 +1,7 @@
 """`fedwright.simulate` and what comes of it."""
 
 import gc
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -84,6 +85,36 @@ def test_a_plot_shows_every_device(run: fw.Run) -> None:
 
     assert [line.get_label() for line in over.lines] == ["mean", "tenth percentile", "worst device"]
     assert len(each.patches) == 2 * len(run.devices)
+
+
+def test_a_run_that_predicts_numbers_says_how_well() -> None:
+    x, _ = examples(80)
+    settings = {"model": {"task": "regress"}, "simulate": {"processes": 0}}
+    run = fw.simulate(model="mlp", data=(x, x[:, :1]), devices=2, rounds=1, settings=settings, progress=False)
+
+    assert f"mae {run.measures['mae']:.3g}, " in repr(run)
+    with pytest.raises(ConfigError, match=r"judged by mae, .* read Run\.measures"):
+        _ = run.accuracy
+    # A run over a broker has the figures of its rounds alone.
+    served = fw.Run(run.config, {"folder": run.folder, "devices": run.devices, "metrics": run.rounds})
+    assert served.measures["mae"] == run.rounds[-1]["mae_after"]
+    assert f"mae {served.measures['mae']:.3g}, " in repr(served)
+    assert [axes.get_title() for axes in served.plot().axes] == list(served.measures)
+
+
+def test_a_run_over_a_broker_is_plotted_by_its_rounds(run: fw.Run) -> None:
+    served = fw.Run(run.config, {"folder": run.folder, "devices": run.devices, "metrics": run.rounds})
+    [accuracy] = served.plot().axes
+
+    assert [len(line.get_xdata()) for line in accuracy.lines] == [3, 3]
+    assert served.accuracy == np.mean([row["accuracy_after"] for row in run.devices])
+
+
+def test_what_a_frame_needs_is_named(run: fw.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+
+    with pytest.raises(ConfigError, match=r'pip install "fedwright\[notebook\]"'):
+        run.frame()
 
 
 @pytest.mark.parametrize("device", ["", "device-2"])

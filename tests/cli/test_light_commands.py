@@ -9,6 +9,7 @@ import pytest
 from fedwright.cli.main import main
 from fedwright.server_runtime.methods.registry import METHODS
 from helpers.outside_package import HALF_STEP, write_half_step
+from helpers.simulation import make_config
 from helpers.tools import run
 
 HEAVY = ("torch", "scipy", "sklearn", "onnx", "onnxruntime", "matplotlib")
@@ -59,6 +60,29 @@ def test_validate_of_what_init_wrote_imports_nothing_heavy(
     path.write_text(capsys.readouterr().out.replace("rounds = 10", "rounds = 7"))
 
     assert ends_with(["validate", str(path)]) == (0, [])
+
+
+@pytest.fixture(scope="module")
+def past(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a small simulation that is over."""
+    folder = tmp_path_factory.mktemp("past")
+    small = {"devices": 2, "rows": 60, "least": 2, "evaluate_every": 0}
+    _, text = make_config(folder, rounds=2, simulate=small)
+    (folder / "run.toml").write_text(text)
+    assert main(["simulate", str(folder / "run.toml")]) == 0
+    return folder / "run.simulated"
+
+
+@pytest.mark.parametrize("command", ["status", "check", "audit", "audit --verify", "ctl pause"])
+def test_to_look_at_a_run_imports_nothing_heavy(command: str, past: Path) -> None:
+    name, *words = command.split()
+
+    assert ends_with(["server", name, str(past), *words]) == (0, [])
+
+
+def test_rounds_are_taken_back_without_anything_heavy(past: Path) -> None:
+    # It refuses a simulation, once it has looked at it.
+    assert ends_with(["server", "rollback", str(past), "--to", "1"]) == (1, [])
 
 
 def test_a_method_from_outside_brings_nothing_heavy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
