@@ -213,8 +213,9 @@ def _policy(config: AgentConfig) -> list[Finding]:
         return [Finding("fail", f"policy not read, {err.name} is missing", _INSTALL)]
     except FedwrightError as err:
         return [Finding("fail", str(err), "`fedwright device policy` prints a policy that is right")]
-    where = f"policy {found.path}" if found.path else "no policy file, so the defaults"
-    return [Finding("ok", f"{where}: {'; '.join(found.policy.lines())}")]
+    if found.path is None:
+        return [Finding("ok", "no policy file; `fedwright device policy` prints the defaults, which are in force")]
+    return [Finding("ok", f"policy {found.path}: {'; '.join(found.policy.lines())}")]
 
 
 def _certificate(config: AgentConfig) -> list[Finding]:

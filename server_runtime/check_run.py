@@ -10,8 +10,10 @@ from fedwright.protocol.support import plugins
 from fedwright.protocol.support.metrics import check_installed
 from fedwright.server_runtime.config import RunConfig
 from fedwright.server_runtime.methods.registry import METHODS, find
-from fedwright.server_runtime.model_names import resolve
+from fedwright.server_runtime.model_names import is_file, resolve
+from fedwright.server_runtime.needed_packages import check_accounting, check_stores
 from fedwright.server_runtime.public_data.examples import PublicData, need_public, read_public
+from fedwright.server_runtime.run_folder.folder import check_place
 from fedwright.server_runtime.spec import ModelSpec
 from fedwright.server_runtime.track.base import check_tools
 
@@ -28,12 +30,19 @@ def check_server(config: RunConfig) -> None:
     if config.metrics.listen:
         check_installed()
     check_tools(config.track.to)
+    check_accounting(config)
+    check_stores(config)
+    check_place(config)
     if config.public.given:
         read_public(config.public)
     if config.model.weights is not None:
         from fedwright.server_runtime.artifacts.pretrained import read_weights
 
         read_weights(config.model.weights)
+    if is_file(config.model.model):
+        from fedwright.server_runtime.zoo.onnx_file import read
+
+        read(config.model.model)
     for name in sorted(own_models(config)):
         from fedwright.server_runtime.zoo import own_function
 

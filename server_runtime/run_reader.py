@@ -22,7 +22,7 @@ from fedwright.server_runtime.rounds.store.base import Kind, RoundStore, RunReco
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.server_runtime.rounds.store.storage_errors import plain_storage_errors
 from fedwright.server_runtime.run_folder.blobs import open_blobs
-from fedwright.server_runtime.run_folder.folder import RunFolder, check_kind, folder_of, kind_of
+from fedwright.server_runtime.run_folder.folder import RunFolder, check_kind, check_place, folder_of, kind_of
 from fedwright.server_runtime.run_folder.rollback import rounds_kept
 from fedwright.server_runtime.run_folder.rounds import open_rounds
 
@@ -131,6 +131,7 @@ def continued(config: RunConfig, *, kind: Kind, rounds: int | None = None) -> Ru
 
     Raises ConfigError when the folder that it names belongs to a run with another config, or of another kind.
     """
+    check_place(config)
     folder = folder_of(config)
     wanted = config if rounds is None else with_rounds(config, rounds)
     if not folder.holds_run:

@@ -14,6 +14,7 @@ from fedwright.server_runtime.config import RunConfig
 from fedwright.server_runtime.config_sections.simulate import SimulateSection
 from fedwright.server_runtime.methods.registry import find
 from fedwright.server_runtime.model_names import resolve
+from fedwright.server_runtime.needed_packages import check_engine
 from fedwright.server_runtime.public_data.examples import PublicData
 from fedwright.server_runtime.spec import ModelSpec
 from fedwright.simulation.datasets import DATASETS, available
@@ -22,6 +23,8 @@ from fedwright.simulation.partition import Share
 
 # What decides whether a model and a method go together.
 FITTING = ("method", "model", "update", "public", "server", "budget")
+# Settings of [train] that do so too; the others are numbers.
+PARTS = ("trainable", "frozen")
 STAND_IN_ROWS = 32
 
 
@@ -33,12 +36,14 @@ def check_config(config: RunConfig, starter: RunConfig) -> list[str]:
     so what does not suit it is no error.
     """
     check_server(config)
+    check_engine(config)
     notes = []
     if find(config.method.name).needs_public and not config.public.given:
         notes.append(f"{config.method.name} over a broker needs public.file; public.rows is for `fedwright simulate`")
     if config.simulate not in (starter.simulate, SimulateSection()):
         return notes + check_simulation(config)
-    if all(getattr(config, name) == getattr(starter, name) for name in FITTING):
+    fitting = all(getattr(config, name) == getattr(starter, name) for name in FITTING)
+    if fitting and all(getattr(config.train, name) == getattr(starter.train, name) for name in PARTS):
         return notes
     try:
         return notes + check_simulation(config)

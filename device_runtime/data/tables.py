@@ -118,7 +118,7 @@ def existing(place: str) -> Path:
     """The path, if there is something there."""
     path = Path(place).expanduser()
     if not path.exists():
-        raise DataError(f"data path {place!r} does not exist; check the path after --data")
+        raise DataError(f"data path {place!r} does not exist; check it, or start where it lies")
     return path
 
 

@@ -42,8 +42,8 @@ def read_series(place: str, options: dict[str, str]) -> Raw:
 
 def read_text(place: str, options: dict[str, str]) -> Raw:
     """A text file as bytes: each window's next byte at every place."""
-    window = _length(options, "window", place)
-    codes = np.frombuffer(existing(place).read_bytes(), np.uint8).astype(np.int64)
+    file, window = existing(place), _length(options, "window", place)
+    codes = np.frombuffer(file.read_bytes(), np.uint8).astype(np.int64)
     count = (len(codes) - 1) // window
     if count < 2:
         raise DataError(f"{place}: {len(codes)} bytes are too few for two windows of {window}; give more text")
@@ -88,5 +88,6 @@ def _rows(reader: Iterator[list[str]], header: list[str], place: str) -> Iterato
 def _length(options: dict[str, str], name: str, place: str) -> int:
     text = options.pop(name, "")
     if not text.isdecimal() or not 1 <= int(text) <= 1_000_000:
-        raise DataError(f"{place}: {name}={text!r} must be a whole number from 1 on")
+        given = f"{name}={text!r} must be" if text else f"{name} is missing; give it as"
+        raise DataError(f"{place}: {given} a whole number from 1 on, as in {place}?{name}=64")
     return int(text)

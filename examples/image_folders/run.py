@@ -48,7 +48,7 @@ def draw(folder, each=100):
 
 
 draw(Path("shapes"))
-settings = {"simulate": {"processes": 0, "alpha": 5.0}}
+settings = {"train": {"epochs": 5}, "simulate": {"processes": 0, "alpha": 5.0}}
 run = fw.simulate(model=ShapeNet, data="images:shapes", devices=8, rounds=ROUNDS, settings=settings)
 run.export("model.onnx")
 print(run)

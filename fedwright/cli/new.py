@@ -41,9 +41,9 @@ fedwright simulate run.toml
 ```
 `my_model.py` makes the model, `my_data.py` reads the data, `run.toml` has every setting with what it means.
 
-Over a network: `fedwright server run run.toml` here, and on each device, in a copy of this folder, the line that it
-prints with
-`--data python:my_data:load`. Devices need no torch and no `my_model.py`, but `my_data.py` and what it imports.
+Over a network: `fedwright server run run.toml` here. It prints a line for the devices; run that on each of them, in a
+folder with `my_data.py` and with `--data python:my_data:load` at its end. Devices need no torch and no `my_model.py`,
+only what `my_data.py` imports.
 """
 
 
@@ -64,8 +64,8 @@ def _new(args: argparse.Namespace) -> int:
 
     folder: Path = args.folder
     name = check_name(folder.resolve().name, what="NAME")
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} is there and not empty; choose another name")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} is there already; choose another name")
     entry = registry.find(args.method)
     changes = {"run": {"name": name}, "simulate": {"data": "python:my_data:load"}}
     # A method with a model of its own kind keeps it.

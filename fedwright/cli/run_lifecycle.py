@@ -21,9 +21,11 @@ def begin_anew(config: "RunConfig") -> None:
 
 def say_complete(past: "PastRun", again: str, anew: str) -> None:
     """Say that nothing was left to do, and how to go on."""
+    from fedwright.server_runtime.config import config_from_text
+
     rounds = past.config.run.rounds
+    more = max(2 * rounds, config_from_text(past.text, where=str(past.folder.path)).run.rounds)
     other = f"start anew with `{anew}` (this run is kept) or another run.name" if anew else "start another run"
     print(
-        f"{past.folder.path} is complete with {rounds} rounds; give it more with `{again} --rounds {2 * rounds}`, or "
-        f"{other}"
+        f"{past.folder.path} is complete with {rounds} rounds; give it more with `{again} --rounds {more}`, or {other}"
     )

@@ -28,11 +28,11 @@ def _check(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"folder": str(folder), "whole": not verdict.problems, **asdict(verdict)}, indent=2))
     elif verdict.problems:
-        print(f"{folder}: {len(verdict.problems)} problems")
+        print(f"{folder}: damaged in these places ({len(verdict.problems)})")
         for problem in verdict.problems:
             print(f"  {problem.line()}")
     else:
-        print(f"{folder}: whole after {verdict.rounds} rounds; {verdict.blobs} blobs are what they should be")
+        print(f"{folder}: whole after round {verdict.rounds}, its blobs as well ({verdict.blobs})")
     return 1 if verdict.problems else 0
 
 
@@ -90,4 +90,15 @@ def _line(entry: dict[str, Any]) -> str:
     """An entry for a person."""
     when = datetime.fromtimestamp(float(entry.get("time", 0)), timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
     rest = {name: value for name, value in entry.items() if name not in ("time", "what", "before")}
-    return f"{when} {entry.get('what')}: " + ", ".join(f"{name} {value}" for name, value in rest.items())
+    return f"{when} {entry.get('what')}: " + ", ".join(f"{name} {_told(value)}" for name, value in rest.items())
+
+
+def _told(value: Any) -> str:
+    """A value without the marks of a program."""
+    if isinstance(value, dict):
+        return "(" + ", ".join(f"{name} {_told(own)}" for name, own in value.items()) + ")"
+    if isinstance(value, list):
+        return " ".join(map(_told, value)) or "none"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "none" if value in ("", None) else str(value)

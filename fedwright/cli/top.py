@@ -26,6 +26,8 @@ q leaves; arrows and page keys, or j and k, move through the devices."""
 # Those who need somebody come first.
 URGENT = ("silent", "refused", "rejected", "late", "turned away", "revoked", "away")
 COLUMNS = ("device", "board", "state", "seen", "accuracy", "temp.", "free / RAM MB", "width", "updates", "failed")
+# Those that are cut where a terminal is narrow.
+GIVING = ("board", "state")
 # Lines of a screen that are not devices.
 AROUND = 6
 MB = 1e6
@@ -125,12 +127,18 @@ def picture(watch: "RunWatch", *, first: int = 0, shown: int = 20) -> "Renderabl
     head = Table.grid(padding=(0, 2))
     bar = ProgressBar(max(1, planned), summary["rounds_done"], width=30)
     head.add_row(bar, Text(f"{summary['rounds_done']} of {planned} rounds"), Text(_now(summary)))
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in COLUMNS:
-        table.add_column(column, no_wrap=True, justify="left" if column in COLUMNS[:3] else "right")
     fleet.sort(key=lambda row: (row["state"] not in URGENT, row["device"]))
-    for row in fleet[first : first + shown]:
-        table.add_row(*(Text(cell) for cell in cells(row, time.time())), style="red" if row["state"] in URGENT else "")
+    seen = fleet[first : first + shown]
+    rows = [cells(row, time.time()) for row in seen]
+    # A column that says nothing of anybody is left out, and a narrow terminal takes its room from the boards' names.
+    told = [place for place in range(len(COLUMNS)) if any(row[place] for row in rows)]
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for place in told:
+        column = COLUMNS[place]
+        widest = None if column in GIVING else max(len(row[place]) for row in rows)
+        table.add_column(column, no_wrap=True, justify="left" if column in COLUMNS[:3] else "right", min_width=widest)
+    for row, texts in zip(seen, rows, strict=True):
+        table.add_row(*(Text(texts[place]) for place in told), style="red" if row["state"] in URGENT else "")
     below = len(fleet) - first - shown
     more = [Text(f"and {below} more below", style="dim")] if below > 0 else []
     title = f"{summary['name']}: {summary['about'].get('method', '')}, {summary['state']}"

@@ -43,6 +43,8 @@ LAST_DELAY_S = (15.0, 30.0)
 SHORT_S, LASTING_S = 2.0, 60.0
 SHORT_ONES = 3
 CLOSE_FLUSH_S = 5.0
+# What paho says of a connection that ended without a word.
+UNSPECIFIED = "Unspecified error"
 # No clock that was ever set shows a time before this project began: the first second of 2024.
 NO_CLOCK_BEFORE_S = 1_704_067_200
 # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, for which Python has no name.
@@ -254,7 +256,8 @@ class MqttLink(InboxLink):
         self._next_node(client)
         if self.connects and self._lost_s is None and not self._closing:
             self._lost_s = time.monotonic()
-            log.warning("the broker at %s is gone (%s); trying until it is back", self._address, reason)
+            why = "" if str(reason) == UNSPECIFIED else f" ({reason})"
+            log.warning("the broker at %s is gone%s; trying until it is back", self._address, why)
             self._watch(False)
         self._answered.set()
 

@@ -20,6 +20,10 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as err:
         raise ConfigError(f"there is no file {path}; write one with `fedwright init METHOD > {path.name}`") from err
+    except IsADirectoryError as err:
+        raise ConfigError(
+            f"{path} is a folder; give a TOML file, or go on with a run by `fedwright server resume {path}`"
+        ) from err
     except (OSError, UnicodeDecodeError) as err:
         raise ConfigError(f"{path} cannot be read as text ({err}); give the path of a TOML file") from err
 

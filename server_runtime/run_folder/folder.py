@@ -59,6 +59,13 @@ def folder_of(config: RunConfig) -> RunFolder:
     return RunFolder(Path(config.run.folder) / config.run.name)
 
 
+def check_place(config: RunConfig) -> None:
+    """Raise ConfigError where a config's folder cannot be made, since a file lies there."""
+    for place in (Path(config.run.folder), folder_of(config).path):
+        if place.exists() and not place.is_dir():
+            raise ConfigError(f"the run would be kept in {place}, which is a file; change run.folder or run.name")
+
+
 def simulation_of(config: RunConfig) -> RunConfig:
     """The config with a name, and so a folder, that a run over a broker does not have."""
     return replace(config, run=replace(config.run, name=config.run.name + SIMULATED_SUFFIX))

@@ -89,7 +89,7 @@ def test_a_plot_shows_every_device(run: fw.Run) -> None:
 
 def test_a_run_that_predicts_numbers_says_how_well() -> None:
     x, _ = examples(80)
-    settings = {"model": {"task": "regress"}, "simulate": {"processes": 0}}
+    settings: dict[str, dict[str, Any]] = {"model": {"task": "regress"}, "simulate": {"processes": 0}}
     run = fw.simulate(model="mlp", data=(x, x[:, :1]), devices=2, rounds=1, settings=settings, progress=False)
 
     assert f"mae {run.measures['mae']:.3g}, " in repr(run)
@@ -106,7 +106,7 @@ def test_a_run_over_a_broker_is_plotted_by_its_rounds(run: fw.Run) -> None:
     served = fw.Run(run.config, {"folder": run.folder, "devices": run.devices, "metrics": run.rounds})
     [accuracy] = served.plot().axes
 
-    assert [len(line.get_xdata()) for line in accuracy.lines] == [3, 3]
+    assert [np.size(line.get_xdata()) for line in accuracy.lines] == [3, 3]
     assert served.accuracy == np.mean([row["accuracy_after"] for row in run.devices])
 
 

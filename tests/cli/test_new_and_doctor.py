@@ -42,7 +42,7 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path, capsys: pyt
 
     assert main(["new", str(tmp_path)]) == 1
 
-    assert "is there and not empty; choose another name" in capsys.readouterr().err
+    assert "is there already; choose another name" in capsys.readouterr().err
     assert [file.name for file in tmp_path.iterdir()] == ["kept.txt"]
 
 

@@ -52,6 +52,26 @@ def test_a_complete_simulation_says_so_and_can_be_given_more_rounds(
     assert [entry["round"] for entry in results[1]["evaluations"]] == [1, 2, 3, 4]
 
 
+def test_a_run_of_fewer_rounds_than_its_file_says_is_offered_those(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text(config.read_text().replace("rounds = 2", "rounds = 9").replace('name = "run"', 'name = "short"'))
+    assert main(["simulate", "run.toml", "--rounds", "1"]) == 0
+    assert main(["simulate", "run.toml"]) == 0
+
+    assert "give it more with `fedwright simulate run.toml --rounds 9`" in capsys.readouterr().out
+
+
+def test_the_audit_log_is_in_words(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert main(["server", "audit", "runs/run.simulated"]) == 0
+
+    text = capsys.readouterr().out
+    assert "about (run run" in text
+    assert "offers (device-0 (width 1, rank 0, " in text
+    assert not set("{}[]'\"") & set(text.replace(str(config.parent), ""))
+
+
 def test_a_simulation_that_is_begun_anew_ends_in_the_same_model(config: Path) -> None:
     runs = config.parent / "runs"
     assert main(["simulate", "run.toml", "--anew"]) == 0

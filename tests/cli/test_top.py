@@ -43,6 +43,25 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
+def test_a_narrow_terminal_cuts_no_device_short(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "72")
+    log = AuditLog(folder / AUDIT, sync=False)
+    board = {"model": "Raspberry Pi 4 Model B", "ram_bytes": 4e9}
+    for number in (1, 2):
+        log.append("joined", device=f"greenhouse-{number}", samples=5, board=board, free_bytes=2e9)
+    log.close()
+
+    assert main(["top", str(folder)]) == 0
+
+    text = capsys.readouterr().out
+    assert "greenhouse-1 " in text
+    assert "greenhouse-2 " in text
+    # Nobody has a thermometer.
+    assert "temp." not in text
+
+
 def test_without_a_terminal_the_fleet_is_shown_once(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from fedwright.api.starter import starter_config
 from fedwright.cli.main import main
+from fedwright.server_runtime import needed_packages
 from fedwright.server_runtime.config import config_from_text
 from fedwright.server_runtime.methods.registry import METHODS
 from fedwright.simulation.check_config import check_simulation, check_stand_in
@@ -60,6 +61,10 @@ def test_what_init_writes_goes_together(method: str) -> None:
         ("fedavg", f"[model]\ninput_shape = [1, 28, 28]\n{SMALL}", "model.input_shape is [1, 28, 28] but digits has"),
         ("fedavg", f"[model]\nclasses = 5\n{SMALL}", "model.classes is 5 but digits has 10"),
         ("fedavg", '[fleet]\nbroker = "http://host"', "must look like mqtt://host:1883"),
+        ("fedavg", '[model]\nmodel = "onnx:absent.onnx"', "model onnx:absent.onnx cannot be read: No such file"),
+        ("fedavg", '[train]\ntrainable = ["layer99.*"]', "trainable has 'layer99.*', which no parameter"),
+        ("fedavg", '[simulate]\ndata = "text:absent.txt"', "data path 'absent.txt' does not exist"),
+        ("fedavg", f'[simulate]\ndata = "text:{__file__}"', "window is missing; give it as a whole number"),
         ("hasa", "secure_sum = true\n[fleet]\ndevices = 2", "fleet.devices is 2; set it to 3 or more"),
         ("hasa", "secure_sum = true\n[fleet]\ndevices = 3\n[simulate]\ndevices = 2", "simulate.devices is 2"),
     ],
@@ -120,6 +125,58 @@ def test_a_server_says_it_before_it_waits_for_anybody(tmp_path: Path, capsys: py
     assert main(["server", "run", str(tmp_path / "run.toml")]) == 1
 
     assert "public.file absent.npz cannot be read" in capsys.readouterr().err
+
+
+NEEDS = [
+    ("privacy", 'kind = "central"\nepsilon = 4.0', "privacy.kind is central", "dp_accounting", "private"),
+    ("store", 'rounds = "postgresql://ann@host/runs"', "store.rounds is a database", "psycopg", "postgres"),
+    ("store", 'blobs = "s3://bucket/runs"', "store.blobs is s3://bucket/runs", "obstore", "s3"),
+    ("engine", 'kind = "ray"', "engine.kind is ray", "ray", "ray"),
+]
+
+
+@pytest.mark.parametrize("need", NEEDS, ids=[need[3] for need in NEEDS])
+def test_a_package_that_is_missing_is_named(
+    need: tuple[str, ...], validate: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section, rest, said, package, extra = need
+    monkeypatch.setattr(needed_packages, "find_spec", lambda name: None if name == package else object())
+
+    code, text = validate(f'[method]\nname = "fedavg"\n[{section}]\n{rest}\n')
+
+    assert (code, text.count("\n")) == (1, 1), text
+    assert f'{said}, which needs the package {package}; install it with pip install "fedwright[{extra}]"' in text
+
+
+def test_a_simulation_that_nobody_can_account_for_leaves_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(needed_packages, "find_spec", lambda name: None)
+    _, text = make_config(tmp_path, simulate={"devices": 4, "rows": 200}, privacy={"kind": "central", "epsilon": 4.0})
+    (tmp_path / "run.toml").write_text(text)
+
+    assert main(["simulate", str(tmp_path / "run.toml")]) == 1
+
+    assert "needs the package dp_accounting" in capsys.readouterr().err
+    assert list(tmp_path.glob("*/rounds.sqlite")) == []
+
+
+@pytest.mark.parametrize("command", ["validate", "simulate", "server run"])
+@pytest.mark.parametrize("place", ["run", "folder"])
+def test_a_file_in_the_place_of_the_run_is_named(
+    command: str, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    names = {"run": f'folder = "{tmp_path}"\nname = "taken"', "folder": f'folder = "{taken}"'}
+    (tmp_path / "run.toml").write_text(f'[run]\n{names[place]}\n[method]\nname = "fedavg"\n')
+    (tmp_path / "taken.simulated").write_text("")
+
+    assert main([*command.split(), str(tmp_path / "run.toml")]) == 1
+
+    said = capsys.readouterr().err
+    assert "which is a file; change run.folder or run.name" in said
+    assert said.count("\n") == 1
 
 
 def test_a_simulation_too_small_to_hide_anything_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,5 +95,5 @@ def test_a_link_says_when_the_broker_goes_and_comes(
     where = broker.url.replace("mqtt://", "mqtt://device:***@")
     assert news == [False, True]
     assert len(lines) == 2
-    assert lines[0].startswith(f"the broker at {where} is gone (")
+    assert lines[0].startswith(f"the broker at {where} is gone; trying until it is back")
     assert lines[1].startswith(f"the broker at {where} is back after ")

@@ -74,7 +74,7 @@ def test_a_run_that_was_stopped_is_whole(run: Any, capsys: pytest.CaptureFixture
 
     assert main(["server", "check", str(run)]) == 0
     # The state, which is what all devices are sent too, and the updates of two of them.
-    assert capsys.readouterr().out == f"{run}: whole after 1 rounds; 3 blobs are what they should be\n"
+    assert capsys.readouterr().out == f"{run}: whole after round 1, its blobs as well (3)\n"
     assert sorted(path.name for path in (run / "blobs").iterdir()) == before
 
 
