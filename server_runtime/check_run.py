@@ -11,7 +11,7 @@ from fedwright.protocol.support.metrics import check_installed
 from fedwright.server_runtime.config import RunConfig
 from fedwright.server_runtime.methods.registry import METHODS, find
 from fedwright.server_runtime.model_names import is_file, resolve
-from fedwright.server_runtime.needed_packages import check_accounting, check_stores
+from fedwright.server_runtime.needed_packages import check_accounting, check_engine, check_stores
 from fedwright.server_runtime.public_data.examples import PublicData, need_public, read_public
 from fedwright.server_runtime.run_folder.folder import check_place
 from fedwright.server_runtime.spec import ModelSpec
@@ -32,6 +32,7 @@ def check_server(config: RunConfig) -> None:
     check_tools(config.track.to)
     check_accounting(config)
     check_stores(config)
+    check_engine(config)
     check_place(config)
     if config.public.given:
         read_public(config.public)
@@ -83,7 +84,7 @@ def check_method(
     data: shape and classes of the data. public: the server's examples, where they come from no file.
     """
     from fedwright.server_runtime import zoo
-    from fedwright.server_runtime.run import make_method
+    from fedwright.server_runtime.method_setting import make_method
 
     spec = zoo.named(config.model.model, data)
     if find(config.method.name).needs_public and not config.public.given:

@@ -1,8 +1,7 @@
 """Puts a run together: folder, store, method and coordinator, from a config or from what an earlier process left."""
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -10,35 +9,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedwright.protocol import codec
-from fedwright.protocol.artifact import Manifest
 from fedwright.protocol.blobs import BlobStore
-from fedwright.protocol.errors import ConfigError
-from fedwright.protocol.goals import GOALS
 from fedwright.protocol.link.base import Link
-from fedwright.protocol.messages import Report, Returns
 from fedwright.protocol.support.metrics import served_metrics
-from fedwright.server_runtime import zoo
-from fedwright.server_runtime.artifacts.builder import Builder, initial_weights
-from fedwright.server_runtime.artifacts.classifier import classifier_matrix
-from fedwright.server_runtime.artifacts.export import model_inputs
-from fedwright.server_runtime.artifacts.pretrained import start_from
+from fedwright.server_runtime.artifacts.builder import Builder
 from fedwright.server_runtime.artifacts.standalone import export_model
 from fedwright.server_runtime.blocks.torch_device import choose_device, limit_memory
-from fedwright.server_runtime.config import ModelSection, RunConfig
+from fedwright.server_runtime.config import RunConfig
 from fedwright.server_runtime.engine.cluster import open_engine
-from fedwright.server_runtime.fleet.admission import is_without_data
-from fedwright.server_runtime.fleet.class_names import RunData, fleet_names, largest_believed
 from fedwright.server_runtime.fleet.device_keys import DeviceKeys
 from fedwright.server_runtime.fleet.epoch import next_epoch
 from fedwright.server_runtime.fleet.expiry import expiries_in
 from fedwright.server_runtime.fleet.revocation import Gate
 from fedwright.server_runtime.fleet.trust import Authority, read_edges
+from fedwright.server_runtime.method_setting import infer_spec, make_run_data, make_setting
 from fedwright.server_runtime.methods import registry
-from fedwright.server_runtime.methods.base import Forecasts, Method, Setting, Tensors
-from fedwright.server_runtime.public_data.examples import PublicData, as_dtype, load_public, numbered_as
+from fedwright.server_runtime.methods.base import Method, Setting
+from fedwright.server_runtime.public_data.examples import PublicData, numbered_as
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.asynchronous import AsynchronousCoordinator
 from fedwright.server_runtime.rounds.audit import audited
@@ -48,7 +36,7 @@ from fedwright.server_runtime.rounds.device_records import device_records
 from fedwright.server_runtime.rounds.notices import noticed
 from fedwright.server_runtime.rounds.orders import OrderBook
 from fedwright.server_runtime.rounds.planner import Patches, Planner
-from fedwright.server_runtime.rounds.privacy.round_privacy import central_noise, hiding_of, model_notes, privacy_of
+from fedwright.server_runtime.rounds.privacy.round_privacy import hiding_of, model_notes, privacy_of
 from fedwright.server_runtime.rounds.secure.options import secure_options
 from fedwright.server_runtime.rounds.stage import RoundOptions
 from fedwright.server_runtime.rounds.store.base import Kind, RoundStore, RunRecord
@@ -59,7 +47,6 @@ from fedwright.server_runtime.rounds.update_reader import UpdateReader
 from fedwright.server_runtime.run_folder.blobs import claim_blobs
 from fedwright.server_runtime.run_folder.folder import folder_of, record_run
 from fedwright.server_runtime.run_folder.rounds import Claim, claim_rounds
-from fedwright.server_runtime.seeds import derive_seed
 from fedwright.server_runtime.spec import ModelSpec, Structure
 from fedwright.server_runtime.track.run import tracked
 from fedwright.server_runtime.transport.device_channel import DeviceChannel
@@ -152,45 +139,90 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
         record = record_run(store, folder, config, text, kind=fleet.kind)
         for event in missed_events(folder.path, store):
             observer(event)
-        blobs = stack.enter_context(claim_blobs(folder, config, record, sync=fleet.sync, check=claim.check))
-        builder = Builder(folder.artifacts, recompute=config.train.recompute)
-        limit_memory(choose_device(config.server.device), config.server.memory_ratio)
-        engine = fleet.engine or stack.enter_context(open_engine(config.engine))
-        planner = _planner(config, builder, blobs, identity=record.identity)
-        planner.prepare = partial(builder.build_all, engine=engine)
-        planner.rollbacks, planner.hiding = record.rollbacks, hiding_of(config)
-        reader = UpdateReader(planner, norm_limit=config.update.clip_norm)
-        tracker = TaskTracker(fleet.talk(blobs), planner, store=store, reader=reader, observer=observer)
-        tracker.check_claim = claim.check
-        spec = record.spec
-        if spec is None:
-            reports = tracker.gather(config.fleet.devices, timeout_s=config.fleet.join_timeout_s)
-            spec, class_names = infer_spec(config.model, reports)
-            record = replace(record, spec=spec, class_names=class_names)
-        tracker.run_data = _run_data(config, spec, record.class_names)
-        planner.class_names = record.class_names
-        public = numbered_as(fleet.public, record.class_names)
-        setting = make_setting(
-            config, spec, planner.manifest, public=public, forecasts=tracker.speeds, class_names=record.class_names
-        )
-        setting = replace(setting, engine=engine, prepare=planner.prepared)
-        method = registry.find(config.method.name).make(config.method.params, setting)
+        parts = _parts(stack, config, fleet, claim=claim, record=record, observer=observer)
+        spec, record = _with_model(parts, record)
+        method, setting = _method(parts, spec, record)
         # Not before: a config that no method can be made of is mended, and the run then begins.
         if record != store.run():
             store.update_run(record)
-        fleet.started(method, planner)
-        coordinator = coordinate(tracker, planner, store=store, reader=reader, options=_options(config))
+        fleet.started(method, parts.planner)
+        coordinator = coordinate(
+            parts.tracker, parts.planner, store=store, reader=parts.reader, options=_options(config)
+        )
         coordinator.obey(OrderBook(folder.path))
         coordinator.privacy = privacy_of(
             config, folder.path, central=setting.combine.central, rollbacks=record.rollbacks, observer=observer
         )
         coordinator.run(method, spec)
         if fleet.dismiss:
-            tracker.dismiss_all(f"run {config.run.name} is complete")
-        model = _export(config, builder, method, record.class_names) if config.export.global_model else None
+            parts.tracker.dismiss_all(f"run {config.run.name} is complete")
+        model = _export(config, parts.builder, method, record.class_names) if config.export.global_model else None
         metrics = [closed.metrics for closed in store.closed() if closed.metrics]
-        records = device_records(store, rounds=coordinator.rounds, manifest=planner.manifest)
+        records = device_records(store, rounds=coordinator.rounds, manifest=parts.planner.manifest)
         return RunOutcome(records, metrics, model)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What a run is put together of before anybody knows which model its devices train."""
+
+    config: RunConfig
+    fleet: FleetAccess
+    builder: Builder
+    engine: Executor
+    planner: Planner
+    reader: UpdateReader
+    tracker: TaskTracker
+
+
+def _parts(
+    stack: ExitStack,
+    config: RunConfig,
+    fleet: FleetAccess,
+    *,
+    claim: Claim,
+    record: RunRecord,
+    observer: events.Observer,
+) -> _Parts:
+    folder = folder_of(config)
+    blobs = stack.enter_context(claim_blobs(folder, config, record, sync=fleet.sync, check=claim.check))
+    builder = Builder(folder.artifacts, recompute=config.train.recompute)
+    limit_memory(choose_device(config.server.device), config.server.memory_ratio)
+    engine = fleet.engine or stack.enter_context(open_engine(config.engine))
+    planner = _planner(config, builder, blobs, identity=record.identity)
+    planner.prepare = partial(builder.build_all, engine=engine)
+    planner.rollbacks, planner.hiding = record.rollbacks, hiding_of(config)
+    reader = UpdateReader(planner, norm_limit=config.update.clip_norm)
+    tracker = TaskTracker(fleet.talk(blobs), planner, store=claim.store, reader=reader, observer=observer)
+    tracker.check_claim = claim.check
+    return _Parts(config, fleet, builder, engine, planner, reader, tracker)
+
+
+def _with_model(parts: _Parts, record: RunRecord) -> tuple[ModelSpec, RunRecord]:
+    """The model of a run, with the record that knows it: as it was written down, else as the first devices report."""
+    config, tracker, spec = parts.config, parts.tracker, record.spec
+    if spec is None:
+        reports = tracker.gather(config.fleet.devices, timeout_s=config.fleet.join_timeout_s)
+        spec, class_names = infer_spec(config.model, reports)
+        record = replace(record, spec=spec, class_names=class_names)
+    tracker.run_data = make_run_data(config, spec, record.class_names)
+    parts.planner.class_names = record.class_names
+    return spec, record
+
+
+def _method(parts: _Parts, spec: ModelSpec, record: RunRecord) -> tuple[Method, Setting]:
+    """The method at its birth, and what it got."""
+    config, planner = parts.config, parts.planner
+    setting = make_setting(
+        config,
+        spec,
+        planner.manifest,
+        public=numbered_as(parts.fleet.public, record.class_names),
+        forecasts=parts.tracker.speeds,
+        class_names=record.class_names,
+    )
+    setting = replace(setting, engine=parts.engine, prepare=planner.prepared)
+    return registry.find(config.method.name).make(config.method.params, setting), setting
 
 
 def _observed(stack: ExitStack, config: RunConfig, text: str, fleet: FleetAccess, claim: Claim) -> events.Observer:
@@ -238,83 +270,6 @@ def coordinate(
     return kind(tracker, planner, store=store, reader=reader, options=options)
 
 
-def infer_spec(section: ModelSection, reports: Mapping[str, Report]) -> tuple[ModelSpec, tuple[str, ...]]:
-    """The model's input and classes, and their names if they have any: as configured, else as most devices report.
-
-    Of numbers of classes the largest counts that the median bears out; who claims more is turned away.
-    """
-    shapes = [tuple(r.data.input_shape) for _, r in sorted(reports.items()) if not is_without_data(r)]
-    shape = section.input_shape or Counter(shapes).most_common(1)[0][0]
-    fitting = {device: report for device, report in reports.items() if tuple(report.data.input_shape) == shape}
-    names = fleet_names(section.classes, fitting)
-    given = section.classes if isinstance(section.classes, int) else len(names)
-    classes = given or largest_believed([report.data.classes for report in fitting.values()])
-    if classes < (1 if GOALS[section.goal].numbers else 2):
-        raise ConfigError("the devices report fewer than two classes; give them labelled data or set model.classes")
-    return zoo.named(
-        section.model, ModelSpec(section.model, shape, classes, goal=section.goal, loss=section.loss)
-    ), names
-
-
-def make_method(config: RunConfig, spec: ModelSpec, *more: Any, **known: Any) -> Method:
-    """The configured method at its birth, with what `make_setting` takes; the same config gives the same everywhere."""
-    return registry.find(config.method.name).make(config.method.params, make_setting(config, spec, *more, **known))
-
-
-def make_setting(
-    config: RunConfig,
-    spec: ModelSpec,
-    manifest: Callable[[Structure], Manifest] | None = None,
-    *,
-    public: PublicData | None = None,
-    forecasts: Forecasts | None = None,
-    class_names: tuple[str, ...] = (),
-) -> Setting:
-    """What the configured method gets at its birth.
-
-    manifest: tells the method what a structure needs of a device. public: instead of the config's own file.
-    forecasts: how long that takes there. class_names: of the run, for a file of public examples that names its own.
-    """
-    _check_foreign(config)
-    module = zoo.create(spec, seed=derive_seed(config.run.seed, "initial weights"))
-    return Setting(
-        spec=spec,
-        optimizer=config.train.optimizer,
-        initial=_initial(config, module, spec),
-        learning_rate=config.train.learning_rate,
-        batch=config.train.batch,
-        epochs=config.train.epochs,
-        seed=config.run.seed,
-        returns=Returns(
-            codec=config.update.codec, keep_ratio=config.update.keep_ratio, evaluate=config.update.evaluate
-        ),
-        combine=replace(config.update.combination(), central=central_noise(config)),
-        manifest=manifest,
-        device=choose_device(config.server.device),
-        public=as_dtype(
-            public or load_public(config.public, spec, seed=config.run.seed, class_names=class_names),
-            str(model_inputs(module, spec)[0].dtype),
-        ),
-        budget=config.budget.limits(),
-        forecasts=forecasts,
-        rounds=config.run.rounds,
-        steps=config.train.steps,
-        schedule=config.train.schedule,
-        sums=config.update.secure,
-        trainable=config.train.trainable,
-        packing=config.train.frozen,
-    )
-
-
-def _check_foreign(config: RunConfig) -> None:
-    """Raise ConfigError where labels of another task would be taken for the devices' classes."""
-    if config.public.foreign and not getattr(config.method.params, "transfer", False):
-        raise ConfigError(
-            f"public.foreign lets labels of another task in, but {config.method.name} would take them for the devices'"
-            " classes; leave it out, or use fedconv with transfer = true"
-        )
-
-
 def _planner(config: RunConfig, builder: Builder, blobs: BlobStore, *, identity: str) -> Planner:
     form = config.update.patch_codec
     return Planner(
@@ -347,23 +302,6 @@ def _edge_rights(config: RunConfig) -> EdgeRights:
         is_enrolled=lambda edge: edge in read_edges(trust) or (trust / "edges" / edge).is_dir(),
         may_speak=lambda edge, device: device in read_edges(trust).get(edge, []),
     )
-
-
-def _initial(config: RunConfig, module: torch.nn.Module, spec: ModelSpec) -> Tensors:
-    """Weights drawn from the seed, or those of the config's file; a classifier of other classes stays drawn."""
-    drawn = initial_weights(module)
-    if config.model.weights is None:
-        return drawn
-    matrix = classifier_matrix(spec)
-    layer = "" if matrix is None else matrix.rpartition(".")[0] + "."
-    fresh = [name for name in drawn if layer and name.startswith(layer) and drawn[name].shape[:1] == (spec.classes,)]
-    return start_from(config.model.weights, drawn, fresh=(*fresh, *zoo.adapter_names(module)))
-
-
-def _run_data(config: RunConfig, spec: ModelSpec, class_names: tuple[str, ...]) -> RunData:
-    listed = isinstance(config.model.classes, tuple)
-    dtype = str(model_inputs(zoo.create(spec, seed=0), spec)[0].dtype)
-    return RunData(class_names, listed, dtype, spec.classes, spec.goal)
 
 
 def _export(config: RunConfig, builder: Builder, method: Method, class_names: tuple[str, ...]) -> Path:

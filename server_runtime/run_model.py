@@ -10,12 +10,12 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime.artifacts.builder import Builder
 from fedwright.server_runtime.artifacts.standalone import export_model
 from fedwright.server_runtime.config import RunConfig
+from fedwright.server_runtime.method_setting import make_method
 from fedwright.server_runtime.methods.base import MethodState, Tensors
 from fedwright.server_runtime.rounds.device_records import device_records
 from fedwright.server_runtime.rounds.privacy.round_privacy import model_notes
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
 from fedwright.server_runtime.rounds.store.storage_errors import plain_storage_errors
-from fedwright.server_runtime.run import make_method
 from fedwright.server_runtime.run_folder.blobs import open_blobs
 from fedwright.server_runtime.run_folder.folder import RunFolder, folder_of
 from fedwright.server_runtime.run_folder.rounds import open_rounds

@@ -14,7 +14,6 @@ from fedwright.server_runtime.config import RunConfig
 from fedwright.server_runtime.config_sections.simulate import SimulateSection
 from fedwright.server_runtime.methods.registry import find
 from fedwright.server_runtime.model_names import resolve
-from fedwright.server_runtime.needed_packages import check_engine
 from fedwright.server_runtime.public_data.examples import PublicData
 from fedwright.server_runtime.spec import ModelSpec
 from fedwright.simulation.datasets import DATASETS, available
@@ -36,7 +35,6 @@ def check_config(config: RunConfig, starter: RunConfig) -> list[str]:
     so what does not suit it is no error.
     """
     check_server(config)
-    check_engine(config)
     notes = []
     if find(config.method.name).needs_public and not config.public.given:
         notes.append(f"{config.method.name} over a broker needs public.file; public.rows is for `fedwright simulate`")

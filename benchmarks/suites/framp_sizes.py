@@ -18,8 +18,8 @@ from fedwright.benchmarks.harness.suite import (
 )
 from fedwright.benchmarks.suites.framp_fashion import late
 from fedwright.server_runtime.config import config_from_dict
+from fedwright.server_runtime.method_setting import make_method
 from fedwright.server_runtime.methods.base import Method
-from fedwright.server_runtime.run import make_method
 from fedwright.server_runtime.spec import ModelSpec
 from fedwright.simulation.dealing import Dealt, local_data
 

@@ -62,6 +62,8 @@ SERVER_LAYERS = [
     "watch",
     "track",
     "run_folder",
+    "method_setting",
+    "needed_packages",
     "run",
     "run_model",
     "run_reader",

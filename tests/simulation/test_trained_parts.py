@@ -9,6 +9,7 @@ import pytest
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.server_runtime import run as runs
+from fedwright.server_runtime.method_setting import make_method, make_setting
 from fedwright.server_runtime.methods.shared.partly_trained import METHODS
 from fedwright.server_runtime.rounds.store.base import Position
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
@@ -33,7 +34,7 @@ def _run(folder: Path, model: str = "mlp", method: str = "fedavg", **train: Any)
 
 def _changed(config: Any) -> set[str]:
     """The tensors that are other ones after the run than before it."""
-    before = runs.make_setting(config[0], model_of_run(config[0], "").spec).initial
+    before = make_setting(config[0], model_of_run(config[0], "").spec).initial
     after = model_of_run(config[0], "").weights
     return {name for name in before if not np.array_equal(before[name], after[name])}
 
@@ -97,8 +98,8 @@ def test_a_run_does_not_go_on_with_another_base(tmp_path: Path) -> None:
     config = _run(tmp_path, trainable="head")
     simulate(*config)
     spec = model_of_run(config[0], "").spec
-    other = runs.make_method(_run(tmp_path, trainable="bias")[0], spec)
-    state = runs.make_method(config[0], spec).state()
+    other = make_method(_run(tmp_path, trainable="bias")[0], spec)
+    state = make_method(config[0], spec).state()
 
     with pytest.raises(ConfigError, match="frozen part of the model is not the one that the run began with"):
         other.restore(state)

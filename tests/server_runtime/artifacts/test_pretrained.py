@@ -12,7 +12,7 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
 from fedwright.server_runtime.check_run import check_server
-from fedwright.server_runtime.run import make_method
+from fedwright.server_runtime.method_setting import make_method
 from fedwright.server_runtime.spec import ModelSpec
 from fedwright.simulation.simulate import simulate
 from helpers.simulation import make_config

@@ -10,10 +10,10 @@ from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.messages import DataSummary, Report, Stats
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import initial_weights
+from fedwright.server_runtime.method_setting import make_method
 from fedwright.server_runtime.methods.base import CheckedUpdate
 from fedwright.server_runtime.methods.baselines.pfedhn import PFedHN
 from fedwright.server_runtime.methods.params.generated_models import PFedHNParams
-from fedwright.server_runtime.run import make_method
 from fedwright.server_runtime.spec import ModelSpec
 from helpers.fleet import report, setting
 from helpers.simulation import make_config

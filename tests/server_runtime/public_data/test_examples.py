@@ -9,9 +9,9 @@ import pytest
 from fedwright.protocol.errors import ConfigError, DataError
 from fedwright.server_runtime.config import config_from_dict
 from fedwright.server_runtime.config_sections.simulate import SimulateSection
+from fedwright.server_runtime.method_setting import make_method
 from fedwright.server_runtime.public_data.examples import PublicData, as_dtype, load_public, need_public
 from fedwright.server_runtime.public_data.section import PublicSection
-from fedwright.server_runtime.run import make_method
 from fedwright.server_runtime.spec import ModelSpec
 from fedwright.simulation.dealing import deal, reserve
 
