@@ -26,6 +26,7 @@ from fedwright.server_runtime.fleet.trust import Authority, read_edges
 from fedwright.server_runtime.method_setting import infer_spec, make_run_data, make_setting
 from fedwright.server_runtime.methods import registry
 from fedwright.server_runtime.methods.base import Method, Setting
+from fedwright.server_runtime.needed_packages import check_accounting
 from fedwright.server_runtime.public_data.examples import PublicData, numbered_as
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.asynchronous import AsynchronousCoordinator
@@ -127,6 +128,7 @@ def execute(
 
 def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
     """`execute` over any way to speak with devices."""
+    check_accounting(config)
     folder, stood = folder_of(config), list[str]()
     waiting = partial(_stand_by, fleet.observer, stood)
     with plain_storage_errors(folder.store), ExitStack() as stack:

@@ -32,7 +32,6 @@ from fedwright.server_runtime.engine.cluster import check_ray
 from fedwright.server_runtime.evaluate.metrics import fleet_summary, task_summary
 from fedwright.server_runtime.methods import registry
 from fedwright.server_runtime.methods.base import Method, MethodState, Tensors
-from fedwright.server_runtime.needed_packages import check_accounting
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.channel import Channel
 from fedwright.server_runtime.rounds.planner import Planner
@@ -139,7 +138,6 @@ def simulate(
     dealt, public = reserve(dealt, config.public, seed=config.run.seed)
     reports = make_reports(config, dealt)
     check_hidden(config, len(reports), setting="the number of simulated devices")
-    check_accounting(config)
     away = _away(config, list(reports))
     needed = 1 if away else len(reports)
     config = replace(config, fleet=replace(config.fleet, devices=needed, deadline_s=FOREVER_S))

@@ -43,8 +43,7 @@ LAST_DELAY_S = (15.0, 30.0)
 SHORT_S, LASTING_S = 2.0, 60.0
 SHORT_ONES = 3
 CLOSE_FLUSH_S = 5.0
-# What paho says of a connection that ended without a word.
-UNSPECIFIED = "Unspecified error"
+UNSPECIFIED = "Unspecified error"  # of paho: the connection ended without a word
 # No clock that was ever set shows a time before this project began: the first second of 2024.
 NO_CLOCK_BEFORE_S = 1_704_067_200
 # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, for which Python has no name.
