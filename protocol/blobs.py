@@ -9,6 +9,7 @@ import hashlib
 import mmap
 import os
 import shutil
+import stat
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -114,6 +115,8 @@ class BlobStore:
 
     def __init__(self, folder: Path, *, limit_bytes: int | None = None, sync: bool = True) -> None:
         self.folder = folder
+        # Paths of blobs are made for every look at one.
+        self._root = os.path.join(folder, "")
         self._limit_bytes = limit_bytes
         self.syncs = sync
         self._pinned: set[str] = set()
@@ -124,16 +127,19 @@ class BlobStore:
 
     def has(self, sha256: str) -> bool:
         """Whether the whole blob is here; a damaged one is set aside."""
-        return self._file(sha256).is_file() and self._is_whole(sha256)
+        size_bytes = self._size(sha256)
+        return size_bytes is not None and self._is_whole(sha256, size_bytes)
 
     def path(self, sha256: str) -> Path:
         """The blob's file; counts as a use. BadBlob when it is not there, or no longer has the bytes of its name."""
+        size_bytes = self._size(sha256)
+        if size_bytes is None:
+            raise BadBlob(f"blob {sha256[:12]} is not in {self.folder}; fetch it again")
         file = self._file(sha256)
-        try:
-            os.utime(file)
-        except FileNotFoundError as err:
-            raise BadBlob(f"blob {sha256[:12]} is not in {self.folder}; fetch it again") from err
-        if not self._is_whole(sha256):
+        if self._limit_bytes is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(file)
+        if not self._is_whole(sha256, size_bytes):
             what = f"blob {sha256[:12]} in {self.folder} is damaged: its bytes are no longer those of its name"
             raise BadBlob(f"{what}; put a copy of it back")
         return file
@@ -203,12 +209,23 @@ class BlobStore:
         self.unpin(sha256)
         self._whole.pop(sha256, None)
         for suffix in ("", ".part", ".marks"):
-            self._file(sha256, suffix).unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{self._root}{sha256}{suffix}")
 
-    def _is_whole(self, sha256: str) -> bool:
+    def _size(self, sha256: str) -> int | None:
+        """The size of a blob's file; None where there is none."""
+        try:
+            found = os.stat(f"{self._root}{sha256}")
+        except FileNotFoundError:
+            return None
+        return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+    def _is_whole(self, sha256: str, size_bytes: int) -> bool:
         """Whether a blob's file has the bytes of its name: hashed once in the life of a process, then only measured."""
+        known_bytes = self._whole.get(sha256)
+        if known_bytes == size_bytes:
+            return True
         file = self._file(sha256)
-        size_bytes, known_bytes = file.stat().st_size, self._whole.get(sha256)
         if known_bytes is None and make_ref(file, inline=False).sha256 == sha256:
             self._whole[sha256] = known_bytes = size_bytes
         if known_bytes == size_bytes:
@@ -228,7 +245,8 @@ class BlobStore:
             with _explain_full_disk(self.folder):
                 yield file
         finally:
-            file.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(file)
 
     def _adopt(self, file: Path, sha256: str) -> Path:
         """Give a complete file its name, so that a blob is whole or absent also after a power cut."""
@@ -236,7 +254,7 @@ class BlobStore:
         if self.syncs:
             _sync(file)
         os.replace(file, target)
-        self._whole[sha256] = target.stat().st_size
+        self._whole[sha256] = os.stat(target).st_size
         if self.syncs:
             _sync(self.folder)
         self._shrink(keep=sha256)
@@ -246,13 +264,13 @@ class BlobStore:
         if self._limit_bytes is None:
             return
         blobs = [(file, file.stat()) for file in self.folder.iterdir() if not file.suffix]
-        used_bytes = sum(stat.st_size for _, stat in blobs)
-        for file, stat in sorted(blobs, key=lambda blob: blob[1].st_mtime_ns):
+        used_bytes = sum(about.st_size for _, about in blobs)
+        for file, about in sorted(blobs, key=lambda blob: blob[1].st_mtime_ns):
             if used_bytes <= self._limit_bytes:
                 return
             if file.name != keep and file.name not in self._pinned:
                 file.unlink(missing_ok=True)
-                used_bytes -= stat.st_size
+                used_bytes -= about.st_size
 
     def _clear_temporary(self) -> None:
         for file in self.folder.glob("*.tmp"):

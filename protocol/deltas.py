@@ -19,7 +19,7 @@ from fedwright.protocol.errors import BadBlob, BadUpdate
 from fedwright.protocol.field_types import Codec as Codec
 from fedwright.protocol.support.unreadable import UNREADABLE
 from fedwright.protocol.support.zstd import ZstdError, compress, decompress
-from fedwright.protocol.tensor_header import metadata
+from fedwright.protocol.tensor_header import metadata, small_file
 from fedwright.protocol.varints import pack_gaps, unpack_gaps
 
 Array = npt.NDArray[Any]
@@ -126,6 +126,8 @@ def load(source: bytes | Path) -> tuple[dict[str, Array], dict[str, Array]]:
 
 def _read(source: bytes | Path) -> tuple[dict[str, PackedTensor], dict[str, Array], dict[str, Array]]:
     """What a blob says of its tensors, all its pieces, and those that are tensors as they are."""
+    if isinstance(source, Path):
+        source = small_file(source)
     note = metadata(source).get(KEY, "{}")
     try:
         entries = _decoder.decode(note)

@@ -9,6 +9,8 @@ from fedwright.protocol.support.unreadable import UNREADABLE
 
 # A header lists names and shapes; a larger one is not a model.
 MAX_HEADER_BYTES = 16 * 1024 * 1024
+# To open a file twice takes longer than to read one of this size.
+SMALL_BYTES = 1024 * 1024
 
 
 class _Header(msgspec.Struct):
@@ -29,6 +31,16 @@ def metadata(source: bytes | Path) -> dict[str, str]:
         raise BadBlob(f"{where(source)} has no readable header: {err}") from err
     except OSError as err:
         raise BadBlob(f"{where(source)} cannot be read: {err}") from err
+
+
+def small_file(path: Path) -> bytes | Path:
+    """The content of a small file, to be read once; a large one as it lies on the disk."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(SMALL_BYTES + 1)
+    except OSError as err:
+        raise BadBlob(f"{path} cannot be read: {err}") from err
+    return content if len(content) <= SMALL_BYTES else path
 
 
 def header_bytes(head: bytes) -> int:

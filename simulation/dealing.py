@@ -1,7 +1,8 @@
 """A data set dealt out to the devices of a simulation."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,10 @@ def local_data(dealt: Dealt, device: str) -> LocalData:
     return rows_of(dealt.x, dealt.y, dealt.shares[device], labelling=dealt.labelling(device), edges=dealt.edges)
 
 
+# Numpy puts the name together anew each time, which is much for thousands of devices.
+_name_of: Callable[[np.dtype[Any]], str] = lru_cache(maxsize=16)(str)
+
+
 def plain_summary(dealt: Dealt, device: str) -> DataSummary:
     """What a device tells of its rows to a run that asks for nothing beyond its classes."""
     share, labelling = dealt.shares[device], dealt.labelling(device)
@@ -83,7 +88,7 @@ def plain_summary(dealt: Dealt, device: str) -> DataSummary:
         classes=labelling.classes,
         class_counts=list(counts_of(dealt.y[share.train], labelling.classes)),
         class_names=list(labelling.class_names) or None,
-        input_dtype=str(dealt.x.dtype),
+        input_dtype=_name_of(dealt.x.dtype),
         goal=labelling.goal,
     )
 

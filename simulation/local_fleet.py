@@ -63,13 +63,16 @@ class WorkerPool:
     """Processes that do the work of devices; with 0 processes it is done here, at once."""
 
     def __init__(self, dealt: Dealt, place: WorkerSetup, *, processes: int) -> None:
-        for name, array in (("x", dealt.x), ("y", dealt.y), (EDGES, dealt.edges)):
-            if array is not None:
+        arrays = {
+            name: array for name, array in (("x", dealt.x), ("y", dealt.y), (EDGES, dealt.edges)) if array is not None
+        }
+        if processes:
+            for name, array in arrays.items():
                 np.save(place.data / f"{name}.npy", array)
         self.devices = sorted(place.shares)
         self.models = BlobStore(place.models, sync=False)
         self.blobs = BlobStore(place.blobs, sync=False)
-        self._here = Worker(place) if processes == 0 else None
+        self._here = Worker(place, arrays) if processes == 0 else None
         self.engine: Executor = InlineExecutor()
         self._pool: ProcessPoolExecutor | None = None
         if processes:
