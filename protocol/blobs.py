@@ -17,7 +17,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from fedwright.protocol.errors import BadBlob, DeviceError
+from fedwright.protocol.errors import BadBlob
 from fedwright.protocol.messages import (
     CHUNK_BYTES,
     LARGE_BLOB_BYTES,
@@ -26,6 +26,7 @@ from fedwright.protocol.messages import (
     BlobRef,
 )
 from fedwright.protocol.part_file import PartFile
+from fedwright.protocol.support.files import explained_full_disk, sync_to_disk
 
 MAX_BLOB_BYTES = 2 * 1024**3
 WINDOW_BYTES = 4 * 1024 * 1024
@@ -242,7 +243,7 @@ class BlobStore:
     def _temporary(self) -> Iterator[Path]:
         file = self.folder / f"{uuid.uuid4().hex}.tmp"
         try:
-            with _explain_full_disk(self.folder):
+            with explained_full_disk(self.folder):
                 yield file
         finally:
             with contextlib.suppress(FileNotFoundError):
@@ -252,11 +253,11 @@ class BlobStore:
         """Give a complete file its name, so that a blob is whole or absent also after a power cut."""
         target = self._file(sha256)
         if self.syncs:
-            _sync(file)
+            sync_to_disk(file)
         os.replace(file, target)
         self._whole[sha256] = os.stat(target).st_size
         if self.syncs:
-            _sync(self.folder)
+            sync_to_disk(self.folder)
         self._shrink(keep=sha256)
         return target
 
@@ -359,7 +360,7 @@ class Download:
         self._asked.discard(index)
         if hashlib.sha256(data).digest() != self.ref.chunks[index]:
             return False
-        with _explain_full_disk(self._store.folder):
+        with explained_full_disk(self._store.folder):
             self._file.write(index, data)
         self._missing.discard(index)
         self._accepted += 1
@@ -380,7 +381,7 @@ class Download:
         if not usual and make_ref(part, inline=False).sha256 != sha256:
             self._store.remove(sha256)
             raise BadBlob(f"the chunks of blob {sha256[:12]} do not add up to its name; refuse its sender")
-        with _explain_full_disk(self._store.folder):
+        with explained_full_disk(self._store.folder):
             path = self._store._adopt(part, sha256)
         self._file.marks.unlink(missing_ok=True)
         return path
@@ -396,19 +397,3 @@ class Download:
             fast = now_s - self._pace_s < WINDOW_S
             self._window = min(2 * self._window, self._max_window) if fast else max(1, self._window // 2)
             self._pace_s, self._paced = now_s, self._accepted
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-@contextlib.contextmanager
-def _explain_full_disk(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as err:
-        raise DeviceError(f"blobs cannot be written to {folder} ({err.strerror}); free some space there") from err

@@ -70,15 +70,7 @@ class RayPool:
     def run_task(self, device: str, task: Task) -> "Future[Update | Refusal]":
         """Do a device's task."""
         refs = {ref.sha256: self._share(self.blobs, ref.sha256) for ref in blobs_of(task)}
-        structure = self._place.structures / task.artifact.sha256
-        work = self.engine.submit(
-            run_device_task,
-            device,
-            task,
-            refs,
-            _files(self._place.devices / device),
-            structure.read_bytes() if structure.exists() else b"",
-        )
+        work = self.engine.submit(run_device_task, device, task, refs, _files(self._place.devices / device))
         answer: Future[Update | Refusal] = Future()
         work.add_done_callback(lambda done: self._keep(device, done, answer))
         return answer
@@ -141,12 +133,9 @@ class RemoteWorker:
         # Arrays in Ray's store are mapped, so that all workers of a machine share one copy.
         self._worker = Worker(self._place, {name: ray.get(ref) for name, ref in held.items()})
 
-    def run_task(self, device: str, task: Task, refs: Refs, files: Mapping[str, bytes], structure: bytes) -> Done:
+    def run_task(self, device: str, task: Task, refs: Refs, files: Mapping[str, bytes]) -> Done:
         """Do a task for a device that keeps these files."""
         _fetch(self._blobs, refs)
-        if structure:
-            self._place.structures.mkdir(exist_ok=True)
-            (self._place.structures / task.artifact.sha256).write_bytes(structure)
         folder = self._settle(device, files)
         answer = self._worker.run_task(device, task)
         kept = _files(folder)
@@ -190,16 +179,12 @@ _workers: list[RemoteWorker] = []
 
 def begin(place: WorkerSetup, held: Mapping[str, Any]) -> None:
     """Make this process a worker of a cluster."""
-    if place.backend == "torch":
-        from fedwright.device_runtime.train.torch import use_threads
-
-        use_threads(1)
     _workers[:] = [RemoteWorker(place, held)]
 
 
-def run_device_task(device: str, task: Task, refs: Refs, files: Mapping[str, bytes], structure: bytes) -> Done:
+def run_device_task(device: str, task: Task, refs: Refs, files: Mapping[str, bytes]) -> Done:
     """Do a task in a process that has begun."""
-    return _workers[0].run_task(device, task, refs, files, structure)
+    return _workers[0].run_task(device, task, refs, files)
 
 
 def run_measure(job: EvaluationJob, refs: Refs, files: Mapping[str, bytes]) -> Evaluation:

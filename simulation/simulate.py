@@ -148,8 +148,9 @@ def simulate(
         hidden = hide_counts(reports, devices) if config.simulate.hide_counts else {}
         paths = (Path(data), folder.blobs.absolute(), devices.absolute())
         hostile = frozenset(hostile_devices(config.simulate, list(reports)))
-        backend, attack = config.simulate.backend, config.simulate.attack
-        place = WorkerSetup(*paths, dealt.classes, dealt.shares, free, backend, dealt.class_names, hostile, attack)
+        place = WorkerSetup(
+            *paths, dealt.classes, dealt.shares, free, dealt.class_names, hostile, config.simulate.attack
+        )
         place = replace(place, count_bytes=config.simulate.count_bytes, goal=dealt.goal)
         folder.blobs.mkdir(parents=True, exist_ok=True)
         with (
@@ -157,7 +158,6 @@ def simulate(
             tracked(config, text, folder.path, observer) as tracker,
         ):
             watch = _Watch(config, pool, folder.path, tracker, parts, look)
-            begin = watch.begin if config.simulate.backend == "portable" else _on_torch(place, watch.begin)
 
             def talk(blobs: BlobStore) -> Channel:
                 # What a process of this run puts there need not be hashed again where it is read.
@@ -173,7 +173,7 @@ def simulate(
                 return EdgedFleet(local, places, blobs=blobs, edges=edges)
 
             access = runs.FleetAccess(
-                talk, watch, begin, sync=False, public=public, kind="simulated", claimed=tracker.begin
+                talk, watch, watch.begin, sync=False, public=public, kind="simulated", claimed=tracker.begin
             )
             # Workers that wait for devices' tasks do the server's work as well.
             access = replace(access, engine=pool.engine)
@@ -211,19 +211,6 @@ def _processes(section: SimulateSection) -> int:
 def hostile_devices(section: SimulateSection, devices: Sequence[str]) -> list[str]:
     """Those of the devices that are hostile: the first of them."""
     return sorted(devices)[: section.hostile]
-
-
-def _on_torch(place: WorkerSetup, begin: Callable[[Method, Planner], None]) -> Callable[[Method, Planner], None]:
-    """Before the first round: let the processes know what artifacts are built from."""
-    from fedwright.simulation.torch_backend import Structures
-
-    structures = Structures(place.structures)
-
-    def both(method: Method, planner: Planner) -> None:
-        planner.on_artifact = structures.keep
-        begin(method, planner)
-
-    return both
 
 
 def make_reports(config: RunConfig, dealt: Dealt) -> dict[str, Report]:

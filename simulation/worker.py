@@ -4,9 +4,9 @@ import signal
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -32,9 +32,6 @@ from fedwright.protocol.messages import Recipe, Refusal, Task, Update
 from fedwright.simulation.attacks import Attack, spoil_change, spoil_rows
 from fedwright.simulation.dealing import Array, Labelling, rows_of
 from fedwright.simulation.partition import Share
-
-if TYPE_CHECKING:
-    from fedwright.device_runtime.train.torch import TorchTrainer
 
 # Sessions that one process keeps: as many as a fleet has different widths, without holding every one ever used.
 KEPT_TRAINERS = 16
@@ -65,17 +62,11 @@ class WorkerSetup:
     classes: int
     shares: Mapping[str, Share]
     free_bytes: Mapping[str, int]
-    backend: Literal["portable", "torch"] = "portable"
     class_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     hostile: frozenset[str] = frozenset()
     attack: Attack = "sign-flip"
     count_bytes: bool = True
     goal: str = CLASSIFY
-
-    @property
-    def structures(self) -> Path:
-        """What artifacts were built from, for the torch backend."""
-        return self.data / "structures"
 
     @property
     def models(self) -> Path:
@@ -112,7 +103,6 @@ class Worker:
         arrays = _arrays(place.data) if arrays is None else arrays
         self._x, self._y, self._edges = arrays["x"], arrays["y"], arrays.get(EDGES)
         self._trainers: OrderedDict[str, tuple[PortableTrainer, Tensors]] = OrderedDict()
-        self._torch: OrderedDict[str, TorchTrainer] = OrderedDict()
         self._artifact = lru_cache(maxsize=KEPT_TRAINERS)(self._read_artifact)
         self._model = lru_cache(maxsize=1)(lambda sha256: tensors.load(self._models.path(sha256)))
         # Of the model that was measured last: its artifact and weights, while they are in their trainer.
@@ -189,11 +179,10 @@ class Worker:
             if need > free_bytes:
                 raise OverBudget(need, free_bytes)
 
-        make_trainer = self._trainer if self._place.backend == "portable" else partial(self._on_torch, task)
         folder = self._folder(device) if leaves_state(task) else self._place.devices / device
         small = inputs.weights.stat().st_size <= MOST_KEPT_BYTES
         tools = Tools(
-            make_trainer,
+            self._trainer,
             check,
             Checkpoint(folder / "checkpoint", every_s=NEVER_S),
             PersonalLayers(folder),
@@ -227,20 +216,6 @@ class Worker:
         self._trainers[key] = (trainer, frozen)
         if len(self._trainers) > KEPT_TRAINERS:
             self._trainers.popitem(last=False)
-        return trainer
-
-    def _on_torch(self, task: Task, artifact: Artifact, sides: Tensors, frozen: Tensors) -> Trainer:
-        """A torch trainer for the artifact of a task; kept for the next task of the same structure."""
-        from fedwright.simulation.torch_backend import Structures, torch_trainer
-
-        del artifact
-        key = task.artifact.sha256
-        trainer = self._torch.pop(key, None) or torch_trainer(Structures(self._place.structures).find(key))
-        trainer.give_sides(sides)
-        trainer.give_frozen(frozen)
-        self._torch[key] = trainer
-        if len(self._torch) > KEPT_TRAINERS:
-            self._torch.popitem(last=False)
         return trainer
 
     def _read_artifact(self, sha256: str) -> Artifact:
@@ -291,10 +266,6 @@ _workers: list[Worker] = []
 def begin(place: WorkerSetup) -> None:
     """Make this process a worker; it leaves Ctrl-C to the process that started it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if place.backend == "torch":
-        from fedwright.device_runtime.train.torch import use_threads
-
-        use_threads(1)
     _workers[:] = [Worker(place)]
 
 

@@ -1,10 +1,14 @@
 """Files that survive a power cut, files that nobody else reads, and folders that belong to one process at a time."""
 
+import contextlib
 import fcntl
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
+
+from fedwright.protocol.errors import DeviceError
 
 LOCK_TRIES = 5
 LOCK_TRY_S = 0.02
@@ -33,11 +37,25 @@ def _put(file: IO[bytes], data: bytes, path: Path) -> None:
     file.flush()
     os.fsync(file.fileno())
     path.with_suffix(".new").replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync_to_disk(path.parent)
+
+
+def sync_to_disk(path: Path) -> None:
+    """Wait until a file's content, or the names in a folder, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(handle)
     finally:
-        os.close(folder)
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def explained_full_disk(folder: Path) -> Iterator[None]:
+    """What cannot be written in the block is a DeviceError that says where."""
+    try:
+        yield
+    except OSError as err:
+        raise DeviceError(f"blobs cannot be written to {folder} ({err.strerror}); free some space there") from err
 
 
 def lock_folder(folder: Path) -> IO[bytes] | None:

@@ -34,9 +34,6 @@ class SimulateSection:
     skip_rows: int = field(default=0, metadata=hint("leave so many training examples out before those"))
     val_ratio: float = field(default=0.0, metadata=hint("share of each device's rows to choose settings by; 0 = none"))
     profiles: str | None = field(default=None, metadata=hint("a fleet of `fedwright profiles`, or its TOML file"))
-    backend: Literal["portable", "torch"] = field(
-        default="portable", metadata=hint("portable: the graphs of real devices; torch: faster, same but for rounding")
-    )
     hide_counts: bool = field(
         default=False, metadata=hint("devices tell nothing of their data but sums over 3 or more (secure_sum)")
     )

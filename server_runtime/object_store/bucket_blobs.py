@@ -64,7 +64,7 @@ class BucketBlobs(BlobStore):
 
     def path(self, sha256: str) -> Path:
         """The blob's file here, fetched when it is not; BadBlob when the bucket has not the bytes of its name."""
-        if self._file(sha256).is_file() and self._is_whole(sha256):
+        if super().has(sha256):
             return super().path(sha256)
         with self._temporary() as temporary:
             try:

@@ -73,7 +73,6 @@ class Planner:
     # Builds several artifacts at a time, where it can.
     prepare: Callable[[Iterable[Structure]], None] = lambda structures: None
     # Told of every artifact that is used, by its blob's name.
-    on_artifact: Callable[[str, Structure], None] = lambda sha256, structure: None
     _artifacts: dict[Structure, tuple[BlobRef, Manifest]] = field(default_factory=dict)
     # The same once more for objects that were asked for lately: a structure takes long to hash. Each is kept, so that
     # its id stays its own.
@@ -206,7 +205,6 @@ class Planner:
         if structure not in self._artifacts:
             built = self.builder.build(structure if self.hiding is None else replace(structure, private=True))
             self._artifacts[structure] = (self._offer(artifacts.pack(built)), built.manifest)
-            self.on_artifact(self._artifacts[structure][0].sha256, structure)
         return self._artifacts[structure]
 
     def _offer(self, data: bytes) -> BlobRef:

@@ -29,8 +29,7 @@ LISTED = {
     "profiles": ("house", "fleet: thermostats and a laptop (package my-package)"),
 }
 SMALL = "[simulate]\ndevices = 3\nrows = 200\n"
-# Both worker processes make the model themselves.
-SPAWNED = 'processes = 2\nbackend = "torch"\n'
+SPAWNED = "processes = 2\n"
 
 
 def fedwright(folder: Path, *words: str, **environment: str) -> str:

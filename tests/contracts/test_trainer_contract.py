@@ -13,12 +13,12 @@ from fedwright.device_runtime.train import loop
 from fedwright.device_runtime.train.base import Trainer
 from fedwright.device_runtime.train.check import check_artifact
 from fedwright.device_runtime.train.portable import PortableTrainer
-from fedwright.device_runtime.train.torch import TorchTrainer, proximal
 from fedwright.protocol.messages import Recipe
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import build, initial_weights
 from fedwright.server_runtime.spec import ModelSpec, Objective, Optimizer, Structure
 from helpers import trainer_contract
+from helpers.torch_trainer import TorchTrainer, proximal
 
 CASES = {
     "mlp, momentum": (ModelSpec("mlp", (12,), 4), Optimizer(momentum=0.9)),

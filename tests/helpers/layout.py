@@ -10,10 +10,8 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 HEAVY = {"torch", "torchvision", "onnx", "sklearn", "scipy", "matplotlib", "rich", "cryptography", "amqtt"}
 DEVICE_PACKAGES = {"numpy", "onnxruntime", "paho", "msgspec", "safetensors", "psutil", "cryptography"}
-TORCH_BACKEND = "fedwright.device_runtime.train.torch"
 # Imported lazily, where the user installed the extra that brings it.
 OPTIONAL = {
-    TORCH_BACKEND: {"torch"},
     "fedwright.device_runtime.data.images": {"PIL"},
     "fedwright.device_runtime.facts": {"jtop"},
     "fedwright.protocol.link.broker_child": {"amqtt", "pwdlib"},
@@ -76,7 +74,6 @@ MAY_USE_TORCH = (
     "fedwright.simulation",
     "fedwright.benchmarks",
     "fedwright.api",
-    TORCH_BACKEND,
 )
 
 
@@ -178,7 +175,7 @@ def _layer(name: str) -> str | None:
 
 
 def torch_place(module: Module) -> Iterator[str]:
-    """torch is the server's, and the reference backend's."""
+    """torch is the server's."""
     if any(below(module.name, package) for package in MAY_USE_TORCH):
         return
     for found in imports_of(module):

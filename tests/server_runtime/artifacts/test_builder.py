@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from fedwright.device_runtime.train.portable import PortableTrainer
-from fedwright.device_runtime.train.torch import TorchTrainer
 from fedwright.protocol.artifact import MAX_IR, MAX_OPSET, pack
 from fedwright.protocol.errors import BuildError, UnsupportedOperator
 from fedwright.server_runtime.artifacts import builder as builder_module
@@ -22,6 +21,7 @@ from fedwright.server_runtime.artifacts.builder import Builder, build, initial_w
 from fedwright.server_runtime.spec import ModelSpec, Optimizer, Structure
 from helpers.graphs import Stepper, relative_error, structure_of, torch_gradients
 from helpers.present import present
+from helpers.torch_trainer import TorchTrainer
 
 SPEC = ModelSpec("lenet", (1, 28, 28), 10)
 

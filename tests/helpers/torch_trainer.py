@@ -1,7 +1,6 @@
-"""The reference backend: the same Trainer on torch, for machines that have it. Nothing else on a device imports torch.
+"""The reference that training graphs are compared with: the same Trainer on torch.
 
-A device cannot make a module from an artifact, so the caller supplies it; snapshots use the same names as the
-portable backend's slots and can be exchanged with it.
+Snapshots use the same names as the portable backend's slots and can be exchanged with it.
 """
 
 from collections.abc import Callable, Mapping
@@ -61,11 +60,6 @@ def proximal(weight: float) -> Penalty:
 def own_classes(rows: Tensor, sides: Sides) -> Tensor:
     """Logits with those of classes that the device lacks set to zero; side input `class_mask`."""
     return rows * sides["class_mask"]
-
-
-def use_threads(count: int) -> None:
-    """How many threads torch may use in this process."""
-    torch.set_num_threads(count)
 
 
 class TorchTrainer:
