@@ -60,7 +60,7 @@ def send_raw(port: int, size_bytes: int) -> None:
 def devices(url: str, first: int, count: int, blob_bytes: int) -> None:
     """So many idle devices in one process: each reports when challenged and answers for one blob."""
     with tempfile.TemporaryDirectory() as folder:
-        uploads = Uploads(BlobStore(Path(folder)))
+        uploads = Uploads(BlobStore(Path(folder), sync=False))
         links = []
         for number in range(first, first + count):
             name = f"device-{number}"

@@ -16,6 +16,7 @@ import psutil
 
 from fedwright.benchmarks.harness import idle_rounds
 from fedwright.benchmarks.processes.transport_peer import BUFFER_BYTES, FLEET
+from fedwright.benchmarks.suites.growth import exponent
 from fedwright.protocol import topics
 from fedwright.protocol.blobs import BlobStore
 from fedwright.protocol.errors import LinkError, NoQuorum
@@ -33,6 +34,12 @@ from fedwright.server_runtime.transport.upload_puller import Pulled
 # paho waits with select(), which ends at file 1024; a link has three.
 LINKS_PER_PROCESS = 300
 WAIT_S = 120.0
+# For all devices of a round to send a model of a megabyte, on a machine that has other work.
+ROUND_WAIT_S = 600.0
+MODEL_BYTES = 1_000_000
+MOST_EXPONENT = 1.0
+# What the clock of CPU time and other work on the machine may add to an exponent.
+EXPONENT_ERROR = 0.05
 IDLE_S = 5.0
 # Looking at the memory takes time that the transfer would have to pay for.
 LOOK_S = 0.01
@@ -50,6 +57,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         transfer = measure_transfer(broker, blob_bytes, repeats=5)
         trips = measure_round_trips(broker, 200)
         uploads = measure_uploads(broker, uploaders, upload_bytes)
+        models = [measure_models(broker, count) for count in ((10, 40) if quick else (100, 300, 1000))]
         crowd = measure_crowd(broker, idle)
         rounds = idle_rounds.measure(broker, devices=10, rounds=3 if quick else 10)
         kind = broker.kind
@@ -59,6 +67,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             "one blob, MB/s": [transfer],
             "reliable round trip": [trips],
             "uploads of many devices": [uploads],
+            f"a model of {MODEL_BYTES / 1e6:g} MB from each device": models,
             "idle devices": [crowd],
             "rounds of devices that do nothing": [rounds],
         },
@@ -66,6 +75,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             _check("blob transfer / two-hop raw TCP relay", transfer["ratio"], ">= 0.25", transfer["ratio"] >= 0.25),
             _check("broker memory growth, MB", transfer["broker_growth_mb"], "< 20", transfer["broker_growth_mb"] < 20),
             _check("server memory growth, MB", uploads["server_growth_mb"], "< 50", uploads["server_growth_mb"] < 50),
+            *_growth_checks(models),
             _check("reports of all devices, s", crowd["reports_s"], "< 10", crowd["reports_s"] < 10),
             _check("round of ten devices that do nothing, s", rounds["round_s"], "< 0.5", rounds["round_s"] < 0.5),
             _check("CPU s per device and round", rounds["device_cpu_s"], "< 0.05", rounds["device_cpu_s"] < 0.05),
@@ -122,6 +132,34 @@ def measure_uploads(broker: Broker, count: int, size_bytes: int) -> dict[str, fl
         return {"devices": count, "mb_each": size_bytes / 1e6, **_time_pulls(server, count)}
 
 
+def measure_models(broker: Broker, count: int) -> dict[str, float]:
+    """Seconds, and CPU of server and broker, until every device's model has been pulled, checked and is on the disk."""
+    process = psutil.Process(broker.pid)
+    with _peers(broker, count, MODEL_BYTES) as server:
+        before_s, own_s = sum(process.cpu_times()[:2]), time.process_time()
+        timed = _time_pulls(server, count, wait_s=ROUND_WAIT_S)
+        server_s, broker_s = time.process_time() - own_s, sum(process.cpu_times()[:2]) - before_s
+    return {
+        "devices": count,
+        "wall_s": timed["wall_s"],
+        "server_cpu_s": round(server_s, 3),
+        "broker_cpu_s": round(broker_s, 3),
+        "server_growth_mb": timed["server_growth_mb"],
+    }
+
+
+def _growth_checks(rows: list[dict[str, float]]) -> list[Check]:
+    """How CPU time grows with devices: the exponent of their number."""
+    counts, checks = [row["devices"] for row in rows], []
+    for name in ("server", "broker"):
+        found = exponent(counts, [max(1e-3, row[f"{name}_cpu_s"]) for row in rows])
+        holds = found <= MOST_EXPONENT + EXPONENT_ERROR
+        checks.append(
+            _check(f"{name} CPU by devices that send a model, exponent", found, f"<= {MOST_EXPONENT:g}", holds)
+        )
+    return checks
+
+
 def measure_crowd(broker: Broker, count: int) -> dict[str, float]:
     """What many devices cost the server that do nothing but report, and the broker's memory with them."""
     with _peers(broker, count, 0) as server:
@@ -151,7 +189,7 @@ def time_crowd(link: Link, count: int) -> dict[str, float]:
     return {"reports_s": round(reports_s, 3), "idle_cpu_ratio": round(idle_cpu_s / IDLE_S, 4)}
 
 
-def _time_pulls(link: Link, count: int) -> dict[str, float]:
+def _time_pulls(link: Link, count: int, *, wait_s: float = WAIT_S) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         own = psutil.Process()
         before = peak = own.memory_info().rss
@@ -159,8 +197,8 @@ def _time_pulls(link: Link, count: int) -> dict[str, float]:
         exchange = DeviceChannel(link, FLEET, blobs=BlobStore(Path(folder)))
         done = 0
         while done < count:
-            if time.perf_counter() - started_s > WAIT_S:
-                raise LinkError(f"only {done} of {count} uploads arrived in {WAIT_S:.0f} s; is this machine busy?")
+            if time.perf_counter() - started_s > wait_s:
+                raise LinkError(f"only {done} of {count} uploads arrived in {wait_s:.0f} s; is this machine busy?")
             for event in exchange.poll(1.0):
                 if isinstance(event, Heard) and isinstance(event.message, Update) and event.message.tensors:
                     exchange.pull(event.device, event.message.tensors)

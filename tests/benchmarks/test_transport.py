@@ -46,6 +46,18 @@ def test_every_device_is_pulled_from_and_heard(broker: Broker, monkeypatch: pyte
     assert set(psutil.Process().children(recursive=True)) <= before
 
 
+def test_models_of_many_devices_cost_server_and_broker_in_proportion(broker: Broker) -> None:
+    rows = [transport.measure_models(broker, count) for count in (2, 6)]
+
+    assert [row["devices"] for row in rows] == [2, 6]
+    assert all(row["server_cpu_s"] > 0 for row in rows)
+    grown = [{"devices": n, "server_cpu_s": n**2 / 100, "broker_cpu_s": n / 100} for n in (10, 100)]
+    assert [(round(one["value"], 3), one["holds"]) for one in transport._growth_checks(grown)] == [
+        (2, False),
+        (1, True),
+    ]
+
+
 def test_many_devices_are_heard_and_waited_for_by_the_servers_own_desk(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 from fedwright.device_runtime.store import journal as journals
 from fedwright.protocol import blobs as blob_files
 from fedwright.protocol.link.memory import MemoryBroker
-from fedwright.protocol.support.files import replace_file
+from fedwright.protocol.support.files import replace_file, sync_to_disk
 from fedwright.server_runtime.rounds import events
 from helpers.faults import FaultyLink
 from helpers.fleet import Running, Server, agents
@@ -72,7 +72,7 @@ def test_a_device_with_a_full_disk_refuses_and_the_others_go_on(
         return write
 
     monkeypatch.setattr(journals, "replace_file", failing(replace_file))
-    monkeypatch.setattr(blob_files, "_sync", failing(blob_files._sync))
+    monkeypatch.setattr(blob_files, "sync_to_disk", failing(sync_to_disk))
     full.set()
     running = Running(broker, "full", tmp_path)
     with agents(broker, tmp_path, "fine"):
