@@ -3,11 +3,13 @@
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedwright.server_runtime.methods.hasa import Hasa
 from helpers.by_torch import (
     B1,
     B2,
@@ -126,6 +128,30 @@ def test_fedrolex(tmp_path: Path) -> None:
     method = run(tmp_path, "fedrolex", settings={"levels": {"sizes": SIZES}})
     assert_model(method, w)
     assert_model(method, part(w, window(0.25, ROUNDS - 1)), DEVICES[2])
+
+
+@pytest.mark.parametrize("aggregation", ["original", "selective"])
+def test_hasa(tmp_path: Path, aggregation: str) -> None:
+    """Fixed first channels at the allocated widths; what a device lacks counts as unchanged, or not at all."""
+    settings = {"aggregation": aggregation, "budget": 0.6, "least": 0.25, "most": 1.0}
+    method = run(tmp_path, "hasa", settings)
+    assert isinstance(method, Hasa)
+    shares = [method.width_of(device) for device in DEVICES]
+    assert len(set(shares)) == len(DEVICES)
+    w, every = begin(), torch.arange(CLASSES)
+    for _ in range(ROUNDS):
+        models = []
+        for share, data in zip(shares, DATA.values(), strict=True):
+            kept = (torch.arange(int(share * WIDTHS[0])), torch.arange(int(share * WIDTHS[1])))
+            own, at = trained(part(w, kept), data), places(kept, every)
+            if aggregation == "original":
+                own = {n: value.index_put(at[n], own[n]) for n, value in w.items()}
+                at = places(first(1.0), every)
+            inside = {n: torch.meshgrid(*map(torch.arange, own[n].shape), indexing="ij") for n in own}
+            models.append((own, inside, at, float(len(data[1]))))
+        w = average(w, models)
+    for name, value in w.items():
+        np.testing.assert_allclose(method.weights[name], value.numpy(), atol=2e-5, err_msg=name)
 
 
 def test_fiarse(tmp_path: Path) -> None:
