@@ -7,7 +7,8 @@ Left out: nothing.
 Differs: where an extractor's features have another width than the head of the run's model takes, a linear layer stands
 between (the paper builds all extractors with the same width). The server steps the head's own optimizer. A device's
 model rests on the server between rounds; a model that cannot be cut into blocks does not take part. With update.secure
-it rests on the device, and the head learns from class means over all devices of one architecture.
+it rests on the device, and the head learns from class means over all devices of one architecture. A class of which a
+device has a single sample has no mean there (`least_per_mean` in its policy).
 """
 
 from dataclasses import replace
