@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from fedwright.device_runtime.policy import Policy, minute_of_day
+from fedwright.device_runtime.private_budget import ORDERS, epsilon_of, told_by
 from fedwright.protocol.errors import PolicyRefused
 from fedwright.protocol.messages import Task
 from fedwright.protocol.support.files import replace_file, write_private
@@ -27,6 +28,8 @@ class _PrivateTasks(msgspec.Struct):
     """Tasks that were begun with noise, in all the device's time."""
 
     tasks: list[str] = []
+    # What they told of one sample, by private_budget.ORDERS.
+    spent: list[float] = []
 
 
 class OwnerRules:
@@ -38,10 +41,13 @@ class OwnerRules:
         self._today = today or (lambda: time.strftime("%Y-%m-%d"))
         self._noted_bytes = 0
 
-    def check(self, task: Task, link_bytes: int, *, missing_bytes: int) -> None:
-        """Raise PolicyRefused for a task that must not be begun; missing_bytes: what would have to be fetched."""
+    def check(self, task: Task, link_bytes: int, *, missing_bytes: int, samples: int) -> None:
+        """Raise PolicyRefused for a task that must not be begun.
+
+        missing_bytes: what would have to be fetched. samples: of the device.
+        """
         self.policy.check(task, minute_of_day())
-        self._count_private(task)
+        self._count_private(task, samples)
         if self.policy.mb_per_day is None:
             return
         used = self.note(link_bytes)
@@ -53,10 +59,10 @@ class OwnerRules:
                 f"takes {need / MB:.1f} MB",
             )
 
-    def _count_private(self, task: Task) -> None:
-        """Write down that this task will tell a little of the data, up to as many as the owner lets it."""
-        most = self.policy.private_tasks
-        if most is None or not task.is_private:
+    def _count_private(self, task: Task, samples: int) -> None:
+        """Write down that this task will tell a little of the data, up to as much as the owner lets it."""
+        most, budget = self.policy.private_tasks, self.policy.private_epsilon
+        if (most is None and budget is None) or not task.is_private:
             return
         try:
             done = msgspec.json.decode(self._private_file.read_bytes(), type=_PrivateTasks)
@@ -68,10 +74,15 @@ class OwnerRules:
             raise PolicyRefused("private_tasks", text) from err
         if task.task in done.tasks:
             return
-        if len(done.tasks) >= most:
+        if most is not None and len(done.tasks) >= most:
             raise PolicyRefused("private_tasks", f"has done {most} tasks with noise, and does no more in all its time")
+        before = done.spent or [0.0] * len(ORDERS)
+        spent = [one + more for one, more in zip(before, told_by(task, samples), strict=True)]
+        if budget is not None and epsilon_of(spent) > budget:
+            text = f"tells no more of a sample than epsilon {budget:g}; {epsilon_of(before):.3g} is told"
+            raise PolicyRefused("private_epsilon", f"{text}, and with this task it would be {epsilon_of(spent):.3g}")
         self._private_file.parent.mkdir(parents=True, exist_ok=True)
-        write_private(self._private_file, msgspec.json.encode(_PrivateTasks([*done.tasks, task.task])))
+        write_private(self._private_file, msgspec.json.encode(_PrivateTasks([*done.tasks, task.task], spent)))
 
     def may_work(self) -> bool:
         """Whether now is among the hours that the owner lets the device work."""

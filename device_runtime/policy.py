@@ -63,6 +63,10 @@ sums_of_counts = 1
 # Each task with noise tells a little; so many are done in all the device's time, whoever asks. Absent: no limit.
 # private_tasks = 200
 
+# What all tasks with noise together tell of one sample: epsilon (delta 1e-6), counted here in all the device's time by
+# its own number of samples and each task's noise, batch and steps. Absent: no limit.
+# private_epsilon = 8.0
+
 # What is told of the data is told once, with the noise of local differential privacy: epsilon of one sample in all of
 # it together (delta 1e-6; docs/privacy.md). Class means are then sent in sums alone. Absent: told as it is.
 # tells_epsilon = 2.0
@@ -103,6 +107,7 @@ class Policy:
     least_noise_in_sum: float | None = None
     tells_epsilon: float | None = None
     private_tasks: int | None = None
+    private_epsilon: float | None = None
     fetch_https: bool = True
     operators: tuple[str, ...] = ()
     hours: tuple[str, ...] = ()
@@ -122,7 +127,9 @@ class Policy:
                 raise ConfigError(f"{name} is {getattr(self, name)} but must be at least 1")
         if self.least_in_sum < 0 or self.least_in_sum in (1, 2):
             raise ConfigError(f"least_in_sum is {self.least_in_sum} but must be 3 or more, or 0 for no demand")
-        self._check_positive("least_noise", "least_noise_in_sum", "tells_epsilon", why="leave it out to ask for none")
+        self._check_positive(
+            "least_noise", "least_noise_in_sum", "tells_epsilon", "private_epsilon", why="leave it out to ask for none"
+        )
         for text in self.hours:
             if not _HOURS.fullmatch(text):
                 raise ConfigError(f"hours has {text!r}, which is not of the form 22:00-06:00")
@@ -171,6 +178,8 @@ class Policy:
             raise PolicyRefused("tells_epsilon", "trains no classes alone, because that would tell how many there are")
         if hiding is not None and (task.returns.class_means or task.returns.logits):
             raise PolicyRefused("privacy", "sends no class_means and no logits where samples are to be hidden")
+        if self.private_epsilon is not None and task.is_private and task.recipe.classes is not None:
+            raise PolicyRefused("private_epsilon", "trains no classes alone, whose samples are fewer than it counts")
         if self.least_noise is None or task.recipe.public or not _trains(task.recipe):
             return
         if hiding is None or hiding.noise_multiplier < self.least_noise:

@@ -145,4 +145,4 @@ class Resources:
             self.hidden.check(task)
         if self.owner is not None:
             missing = sum(ref.size_bytes for ref in wanted if not self.blobs.has(ref.sha256))
-            self.owner.check(task, link_bytes, missing_bytes=missing)
+            self.owner.check(task, link_bytes, missing_bytes=missing, samples=self.told.samples)
