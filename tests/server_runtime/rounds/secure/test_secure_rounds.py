@@ -2,23 +2,31 @@
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
+from fedwright.device_runtime.data.local import LocalData
+from fedwright.device_runtime.secure.credentials import Enrolled, SumCredentials
 from fedwright.device_runtime.secure.sums import SecureSums
+from fedwright.protocol.blobs import make_ref
 from fedwright.protocol.link.memory import MemoryBroker
+from fedwright.protocol.link.security import Bundle, BundleInfo
 from fedwright.protocol.messages import BlobRef, Stats, SumAnswer, SumAsk, Task
 from fedwright.protocol.secure import masks
 from fedwright.protocol.secure.opening import Opening
 from fedwright.protocol.secure.roster import unpack_roster
+from fedwright.server_runtime.fleet import authority as certificates
+from fedwright.server_runtime.fleet.authority import Authority
 from fedwright.server_runtime.methods.base import Method
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.secure import talk
 from fedwright.server_runtime.rounds.secure.options import SecureOptions
-from helpers.fleet import WAIT_S, Running, Server, agents
+from helpers.fleet import WAIT_S, Running, Server, agents, make_data
 from helpers.tiny_artifact import start_weights
 
 DEVICES = ("a", "b", "c", "d")
@@ -33,8 +41,14 @@ class PowerCut(Exception):
 class Spied(SecureSums):
     """Keeps the rows that go into sums; `act` changes or prevents answers."""
 
-    def __init__(self, device: str, folder: Path, act: Callable[[SumAsk, SumAnswer], SumAnswer] | None = None) -> None:
-        super().__init__(device, folder / device)
+    def __init__(
+        self,
+        device: str,
+        folder: Path,
+        act: Callable[[SumAsk, SumAnswer], SumAnswer] | None = None,
+        who: SumCredentials | None = None,
+    ) -> None:
+        super().__init__(device, folder / device, who)
         self.rows: list[np.ndarray] = []
         self._act = act
 
@@ -73,10 +87,18 @@ def expected(rows: Mapping[str, np.ndarray], members: int) -> dict[str, np.ndarr
 class Fleet:
     """Agents with spied sums; a device of which `act` cuts the power comes back, or not."""
 
-    def __init__(self, folder: Path, devices: tuple[str, ...] = DEVICES, **acts: Callable[..., SumAnswer]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        devices: tuple[str, ...] = DEVICES,
+        who: Mapping[str, SumCredentials] | None = None,
+        data: Mapping[str, LocalData] | None = None,
+        **acts: Callable[..., SumAnswer],
+    ) -> None:
         self.folder, self.broker, self.devices = folder, MemoryBroker(), devices
-        self.sums = {device: Spied(device, folder, acts.get(device)) for device in devices}
-        self.running = {device: Running(self.broker, device, folder, sums=self.sums[device]) for device in devices}
+        self.sums = {one: Spied(one, folder, acts.get(one), (who or {}).get(one)) for one in devices}
+        rows = {one: (data or {}).get(one) or make_data(one) for one in devices}
+        self.running = {one: Running(self.broker, one, folder, sums=self.sums[one], data=rows[one]) for one in devices}
 
     def restart(self, device: str) -> None:
         """Another life of an agent, with what the last one left on its disk."""
@@ -264,8 +286,6 @@ def test_keys_of_another_sum_are_named_and_left_out(tmp_path: Path) -> None:
             old.append(answer)
             member = answer.member
             assert member is not None
-            from msgspec import structs
-
             return structs.replace(answer, member=structs.replace(member, session="another"))
         return answer
 
@@ -280,10 +300,6 @@ def test_who_spoils_a_sum_costs_only_a_small_group_of_its_round(tmp_path: Path) 
     devices = tuple("abcdefgh")
 
     def spoil(ask: SumAsk, answer: SumAnswer) -> SumAnswer:
-        from msgspec import structs
-
-        from fedwright.protocol.blobs import make_ref
-
         if ask.stage != "mask" or answer.masked is None:
             return answer
         noise = np.random.default_rng(1).bytes(answer.masked.size_bytes)
@@ -299,9 +315,81 @@ def test_who_spoils_a_sum_costs_only_a_small_group_of_its_round(tmp_path: Path) 
     assert "no changes can add up to" in server.seen(events.TaskFailed)[0].detail
 
 
+def warned_of(server: Server, device: str) -> str:
+    """What was said of a device, as the audit log has it."""
+    return " ".join(event.text for event in server.seen(events.Warned) if event.device == device)
+
+
 def test_a_change_beyond_the_range_is_refused_by_its_device_and_the_others_go_on(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path)
-    server = Server(fleet.broker, tmp_path, devices=4, rounds=1, secure=SecureOptions(reach=1e-9))
-    with pytest.raises(Exception, match=r"an entry of .*, which is beyond the 1e-09"):
-        server.run()
-    fleet.stop()
+    large = make_data("d")
+    fleet = Fleet(tmp_path, data={"d": replace(large, x=large.x * 1000)})
+    server, method = fleet.run(quorum_ratio=0.75, deadline_s=2.0)
+
+    check_equal(method, expected(fleet.rows("a", "b", "c"), 3))
+    found = {event.device: event.detail for event in server.seen(events.TaskFailed)}
+    assert found.keys() == {"d"}
+    assert "which is beyond the 8 that the sum has room for" in found["d"]
+
+
+def test_an_old_certificate_is_named_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority, who = Authority.create(tmp_path / "trust"), {}
+    for device in DEVICES:
+        with monkeypatch.context() as patch:
+            if device == "c":
+                # It has ended since: certificates are good from some days before they are made.
+                patch.setattr(certificates, "CERTIFICATE_DAYS", -1)
+            made = authority.issue_device(device, tmp_path / "bundles" / device)
+        info = BundleInfo(device, "test", "mqtts://localhost:8883", "00" * 32)
+        who[device] = Enrolled(Bundle(info, authority.ca, made.cert, made.key))
+    fleet = Fleet(tmp_path, who=who)
+    server, method = fleet.run(secure=SecureOptions(authority=authority.ca.read_bytes()))
+
+    check_equal(method, expected(fleet.rows("a", "b", "d"), 3))
+    assert "the certificate of c is not good at this time; renew it" in warned_of(server, "c")
+
+
+def test_a_device_that_masks_nothing_like_what_was_asked_for_is_named_and_left_out(tmp_path: Path) -> None:
+    def shorten(ask: SumAsk, answer: SumAnswer) -> SumAnswer:
+        return answer if answer.masked is None else structs.replace(answer, masked=make_ref(b"short"))
+
+    fleet = Fleet(tmp_path, b=shorten)
+    server, method = fleet.run(quorum_ratio=0.75)
+
+    check_equal(method, expected(fleet.rows("a", "c", "d"), 4))
+    assert "it offers 5 bytes of masked numbers" in warned_of(server, "b")
+
+
+def test_a_device_that_gives_shares_for_others_than_its_neighbours_is_named_and_left_out(tmp_path: Path) -> None:
+    def invent(ask: SumAsk, answer: SumAnswer) -> SumAnswer:
+        return answer if ask.stage != "share" else structs.replace(answer, sealed={**answer.sealed, "x": b"1"})
+
+    fleet = Fleet(tmp_path, a=invent)
+    server, method = fleet.run(quorum_ratio=0.75)
+
+    check_equal(method, expected(fleet.rows("b", "c", "d"), 4))
+    assert "shares for others than its neighbours" in warned_of(server, "a")
+
+
+def test_where_too_few_are_left_to_mask_all_train_anew_and_no_change_is_masked_twice(tmp_path: Path) -> None:
+    masked: dict[str, set[str]] = {}
+    failed: set[str] = set()
+
+    def watch(ask: SumAsk, answer: SumAnswer) -> SumAnswer:
+        if answer.masked is not None:
+            masked.setdefault(ask.task, set()).add(ask.sum)
+        return answer
+
+    def fail(ask: SumAsk, answer: SumAnswer) -> SumAnswer:
+        if ask.stage == "mask" and len(failed) < 2:
+            failed.add(ask.task)
+            return SumAnswer(ask.sum, "mask", problem="its disk is full")
+        return watch(ask, answer)
+
+    fleet = Fleet(tmp_path, a=watch, b=watch, c=fail, d=fail)
+    _, method = fleet.run(quorum_ratio=0.75)
+
+    check_equal(method, expected(fleet.rows(*DEVICES), 4))
+    assert len(failed) == 2
+    # Once before and once after they trained anew, each time another task.
+    assert len(masked) > len(DEVICES)
+    assert {len(sums) for sums in masked.values()} == {1}
