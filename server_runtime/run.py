@@ -30,7 +30,7 @@ from fedwright.server_runtime.needed_packages import check_accounting
 from fedwright.server_runtime.public_data.examples import PublicData, numbered_as
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.asynchronous import AsynchronousCoordinator
-from fedwright.server_runtime.rounds.audit import audited
+from fedwright.server_runtime.rounds.audit import Custody, audited
 from fedwright.server_runtime.rounds.channel import Channel
 from fedwright.server_runtime.rounds.coordinator import Coordinator
 from fedwright.server_runtime.rounds.device_records import device_records
@@ -133,7 +133,8 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
     waiting = partial(_stand_by, fleet.observer, stood)
     with plain_storage_errors(folder.store), ExitStack() as stack:
         folder.path.mkdir(parents=True, exist_ok=True)
-        claim = stack.enter_context(claim_rounds(folder, config.store.database, sync=fleet.sync, waiting=waiting))
+        url, bucket = config.store.database, config.store.blobs is not None
+        claim = stack.enter_context(claim_rounds(folder, url, sync=fleet.sync, waiting=waiting, bucket=bucket))
         fleet.claimed()
         store = claim.store
         config = as_ordered(config, text, store.run()) if stood else config
@@ -151,7 +152,7 @@ def conduct(config: RunConfig, text: str, fleet: FleetAccess) -> RunOutcome:
         coordinator = coordinate(
             parts.tracker, parts.planner, store=store, reader=parts.reader, options=_options(config)
         )
-        coordinator.obey(OrderBook(folder.path))
+        coordinator.obey(OrderBook(folder.path, arrive=claim.arrive))
         coordinator.privacy = privacy_of(
             config, folder.path, central=setting.combine.central, rollbacks=record.rollbacks, observer=observer
         )
@@ -230,7 +231,8 @@ def _method(parts: _Parts, spec: ModelSpec, record: RunRecord) -> tuple[Method, 
 def _observed(stack: ExitStack, config: RunConfig, text: str, fleet: FleetAccess, claim: Claim) -> events.Observer:
     """The fleet's observer, with what the run's folder keeps of all that happens before it."""
     path, about = folder_of(config).path, _about(config, fleet.kind)
-    log = audited(path, fleet.observer, config=text, about=about, sync=fleet.sync, check=claim.check)
+    custody = Custody(claim.check, claim.keep)
+    log = audited(path, fleet.observer, config=text, about=about, sync=fleet.sync, custody=custody)
     observer = stack.enter_context(noticed(path, stack.enter_context(log)))
     return stack.enter_context(shown_live(path, observer))
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import msgspec
 import tomllib
 
+from fedwright.benchmarks.harness.cluster import cluster_section, on_workers
 from fedwright.benchmarks.harness.kept_jobs import place_of
 from fedwright.benchmarks.harness.sent_models import SentModels
 from fedwright.benchmarks.harness.tracking import tracking_of
@@ -25,6 +26,7 @@ from fedwright.protocol.errors import RoundError
 from fedwright.protocol.support.files import replace_file
 from fedwright.protocol.support.steps import steps
 from fedwright.server_runtime.config import config_from_dict
+from fedwright.server_runtime.config_sections.engine import EngineSection
 from fedwright.server_runtime.evaluate.metrics import paired
 from fedwright.server_runtime.methods.base import Method
 from fedwright.server_runtime.rounds.store.device_record import DeviceRecord
@@ -119,7 +121,10 @@ def merged(base: Mapping[str, Any], *changes: Mapping[str, Any]) -> dict[str, An
 
 
 def run_jobs(jobs: Sequence[Job], *, processes: int | None = None) -> list[Finished]:
-    """All jobs, in their order; as many at a time as there are cores for this process (`taskset`)."""
+    """All jobs, in their order; as many at a time as there are cores for this process (`taskset`), or on a cluster."""
+    section = cluster_section()
+    if section is not None:
+        return _run_on_cluster(jobs, section)
     count = min(len(jobs), processes or cores())
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(count, context, initializer=_use_one_thread)
@@ -133,6 +138,31 @@ def run_jobs(jobs: Sequence[Job], *, processes: int | None = None) -> list[Finis
             # One that failed ends the suite: those that have not begun need not.
             pool.shutdown(wait=False, cancel_futures=True)
         return [done.result() for done in work]
+
+
+def _run_on_cluster(jobs: Sequence[Job], section: EngineSection) -> list[Finished]:
+    """All jobs; what is kept of an earlier start, and is kept for the next, stays with this process."""
+    places = [place_of(job) for job in jobs]
+    found = {n: _read_kept(place) for n, place in enumerate(places) if place is not None and place.exists()}
+    left = [number for number in range(len(jobs)) if number not in found]
+
+    def keep(index: int, finished: Finished) -> None:
+        place = places[left[index]]
+        if place is not None:
+            _keep(place, finished)
+
+    made = on_workers(section, run_job, [with_tracking(jobs[number]) for number in left], done=keep) if left else []
+    found |= dict(zip(left, made, strict=True))
+    return [found[number] for number in range(len(jobs))]
+
+
+def _read_kept(place: Path) -> Finished:
+    return msgspec.json.decode(place.read_bytes(), type=Finished)
+
+
+def _keep(place: Path, finished: Finished) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(place, msgspec.json.encode(finished))
 
 
 def with_tracking(job: Job) -> Job:
@@ -151,13 +181,12 @@ def _use_one_thread() -> None:
 def run_kept(job: Job, place: Path | None) -> Finished:
     """The job, or what is kept of it since an earlier start of the same suite."""
     if place is not None and place.exists():
-        return msgspec.json.decode(place.read_bytes(), type=Finished)
+        return _read_kept(place)
     # What a watcher saw of earlier rounds is not kept, so a job that has one begins anew.
     begun = None if place is None or job.watch is not None else place.with_suffix(".run")
     finished = run_job(job) if begun is None else run_job(job, begun)
     if place is not None:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(place, msgspec.json.encode(finished))
+        _keep(place, finished)
     if begun is not None:
         shutil.rmtree(begun, ignore_errors=True)
     return finished

@@ -1,4 +1,7 @@
-"""How long a run stands still when the server that leads it is killed: three servers over PostgreSQL and S3."""
+"""How long a run stands still when the server that leads it is killed: three servers over PostgreSQL and S3.
+
+Each has a folder of its own, as on hosts of their own.
+"""
 
 import hashlib
 import os
@@ -49,10 +52,11 @@ def take_overs(*, quick: bool, kills: int | None = None) -> dict[str, Any]:
         trial = _Trial(place, {**os.environ, **s3.environment()}, database)
         stack.callback(trial.close)
         rows, rounds = trial.kill_leaders(_config(broker.url, "killed", MOST_ROUNDS, store), kills)
+        killed = trial.last
         alone = trial.start(_config(broker.url, "alone", rounds, ""), "alone")
         alone.wait(PATIENCE_S)
         os.environ.update(s3.environment())
-        same = _end_of(place / "runs/killed") == _end_of(place / "runs/alone")
+        same = _end_of(killed / "runs/killed") == _end_of(trial.last / "runs/alone")
     return _result(rows, same=same)
 
 
@@ -63,13 +67,20 @@ class _Trial:
         self._killed: set[int] = set()
 
     def start(self, config: str, name: str) -> "subprocess.Popen[bytes]":
-        """A server of a run in a process of its own."""
-        (self._place / f"{name}.toml").write_text(config)
+        """A server of a run in a process of its own, on a host of its own as far as its files go."""
+        host = self._place / f"host-{len(self._servers)}"
+        host.mkdir()
+        (host / f"{name}.toml").write_text(config)
         command = [sys.executable, "-m", "fedwright", "server", "run", f"{name}.toml"]
         with (self._place / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(command, cwd=self._place, env=self._environment, stdout=log, stderr=log)
+            process = subprocess.Popen(command, cwd=host, env=self._environment, stdout=log, stderr=log)
         self._servers.append(process)
         return process
+
+    @property
+    def last(self) -> Path:
+        """The host of the server that was started last."""
+        return self._place / f"host-{len(self._servers) - 1}"
 
     def kill_leaders(self, config: str, kills: int) -> tuple[list[dict[str, Any]], int]:
         """Kill whoever leads, so often, with others ready to take over; then let the run end, after so many rounds."""
@@ -91,7 +102,8 @@ class _Trial:
             self.start(config, "killed")
         rounds = self._closed() + ROUNDS_LEFT
         order = [sys.executable, "-m", "fedwright", "server", "ctl", "runs/killed", "rounds", str(rounds)]
-        subprocess.run(order, cwd=self._place, env=self._environment, check=True, capture_output=True)
+        # From the host of the server that was started last, whoever leads.
+        subprocess.run(order, cwd=self.last, env=self._environment, check=True, capture_output=True)
         self._wait_for(lambda: self._closed() >= rounds)
         return rows, rounds
 

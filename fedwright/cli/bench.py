@@ -160,6 +160,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="DIR",
         help="where they write (default: runs/bench)",
     )
+    parser.add_argument(
+        "--ray", metavar="ADDRESS", help="let a Ray cluster do a suite's simulations: auto, host:port or local"
+    )
     parser.add_argument("--strict", action="store_true", help="exit code 1 unless every check holds")
     parser.add_argument(
         "--edges", type=int, default=None, metavar="N", help="chaos: edge servers that may be killed too"
@@ -236,6 +239,7 @@ def _report(args: argparse.Namespace) -> int:
 
 def _search(args: argparse.Namespace) -> int:
     """Choose a suite's settings on validation rows, and keep what was tried beside the suites."""
+    from fedwright.benchmarks.harness.cluster import on_cluster
     from fedwright.benchmarks.harness.kept_jobs import keeping
     from fedwright.benchmarks.harness.search import search, search_file
 
@@ -246,7 +250,7 @@ def _search(args: argparse.Namespace) -> int:
     if not hasattr(module, "search_jobs"):
         raise ConfigError(f"suite {names[0]} has no settings to search; see benchmarks/search for those that have")
     found = search_file(names[0], quick=args.quick)
-    with keeping(f"{names[0]} search"), bars():
+    with on_cluster(args.ray), keeping(f"{names[0]} search"), bars():
         result = _described(names[0], search(found, module.search_jobs(found)))
     target = args.json or SEARCHES / f"{names[0]}.json"
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -265,10 +269,11 @@ def _run_suite(name: str, args: argparse.Namespace) -> dict[str, Any]:
     function: Callable[[argparse.Namespace], dict[str, Any]] = importlib.import_module(present_suites()[name][0]).run
     # One module may serve several suites.
     args = argparse.Namespace(**{**vars(args), "suite": name})
+    from fedwright.benchmarks.harness.cluster import on_cluster
     from fedwright.benchmarks.harness.kept_jobs import keeping
     from fedwright.benchmarks.harness.tracking import track_result, tracking
 
-    with keeping(name), tracking(args.track, name, args.track_to), bars():
+    with on_cluster(args.ray), keeping(name), tracking(args.track, name, args.track_to), bars():
         result = _described(name, function(args))
         track_result(result)
     _show(result)

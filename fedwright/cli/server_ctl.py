@@ -37,13 +37,14 @@ def add_ctl(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 def _ctl(args: argparse.Namespace) -> int:
     from fedwright.protocol.errors import ConfigError
     from fedwright.server_runtime.rounds.audit import AUDIT
-    from fedwright.server_runtime.rounds.orders import give_order
+    from fedwright.server_runtime.run_folder.folder import RunFolder
+    from fedwright.server_runtime.run_folder.rounds import order_in
     from fedwright.server_runtime.watch.live import is_served
 
-    if not (args.run_folder / AUDIT).is_file():
+    if not (args.run_folder / AUDIT).is_file() and not RunFolder(args.run_folder).address.is_file():
         raise ConfigError(f"{args.run_folder} holds no run; give the folder of one, such as runs/NAME")
     order = _order(args)
-    if not give_order(args.run_folder, order):
+    if not order_in(args.run_folder, order):
         print(f"{args.run_folder}: this order was given before; it counts once")
     elif is_served(args.run_folder):
         print(f"{args.run_folder}: {args.order} is ordered; the server takes it within a second")

@@ -264,7 +264,9 @@ class MqttLink(InboxLink):
         """Try the next node of the broker, if it has several."""
         self._node = (self._node + 1) % len(self._address.nodes)
         if self.connects and isinstance(client, LeanClient):
-            client.go_to(*self._address.nodes[self._node])
+            # RabbitMQ keeps a client's queue on one node, and lets nobody of that name subscribe while that is gone.
+            anew = bool(self._resubscribing) and len(self._address.nodes) > 1
+            client.go_to(*self._address.nodes[self._node], anew=anew)
 
     def _slow_down(self, client: paho.Client, lasted_s: float) -> None:
         """Two that have one certificate throw each other out; let that not keep the broker busy."""

@@ -10,6 +10,7 @@ with a paho that lacks one of them everything goes the ordinary way.
 import contextlib
 import ssl
 import time
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -110,9 +111,12 @@ class LeanClient(paho.Client):
         # Its first byte says QoS 0; paho is told otherwise, else it makes up an acknowledgement for each.
         self._packet_queue(MessageType.PUBLISH, outgoing, 0, 1, None)
 
-    def go_to(self, host: str, port: int) -> None:
-        """Connect there the next time."""
+    def go_to(self, host: str, port: int, *, anew: bool = False) -> None:
+        """Connect there the next time; anew: as another client, of whom no node remembers anything."""
         self._host, self._port = host, port
+        if anew:
+            name = self._client_id.decode().rpartition("-")[0]
+            self._client_id = f"{name}-{uuid.uuid4().hex[:8]}".encode()
 
     def release(self) -> None:
         """Close the sockets that woke its thread, which paho leaves to the collector; for a client that has stopped."""

@@ -88,17 +88,18 @@ class _Worker:
 class RayExecutor(Executor):
     """Calls on the workers of a cluster that this process is connected to.
 
-    workers: how many; None takes all CPUs. begin: a function and its arguments, called once in each new worker.
+    workers: how many; None takes all CPUs. begin: a function and its arguments, called once in each new worker. twice:
+    what takes long is begun once more by a worker that is idle.
     """
 
-    def __init__(self, workers: int | None = None, *, begin: Begin | None = None) -> None:
+    def __init__(self, workers: int | None = None, *, begin: Begin | None = None, twice: bool = True) -> None:
         places = worker_places(ray.nodes(), workers)  # type: ignore[no-untyped-call]
         self.workers = len(places)
         self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._waiting: deque[_Call] = deque()
         self._running: dict[_Call, None] = {}
         self._took: deque[float] = deque(maxlen=REMEMBERED)
-        self._refused = ""
+        self._refused, self._twice = "", twice
         # Kept, because a worker that is started again asks for it again.
         self._given = ray.put(begin)
         self._seats = [_Worker(_seat_at(place).remote(self._given)) for place in places]
@@ -229,7 +230,7 @@ class RayExecutor(Executor):
                 )
             return
         limit = max(SLOW_S, SLOW_TIMES * statistics.median(self._took)) if self._took else float("inf")
-        idle = [worker for worker in self._seats if worker.ready and not worker.calls]
+        idle = [worker for worker in self._seats if self._twice and worker.ready and not worker.calls]
         slow = [call for call in self._running if call.copies == 1 and time.monotonic() - call.began > limit]
         for worker, call in zip(idle, slow, strict=False):
             self._start(call, worker)

@@ -14,7 +14,8 @@ from starlette.responses import FileResponse, Response
 from fedwright.protocol.errors import ConfigError
 from fedwright.server_runtime.page.answers import body_of, encoded, no_such, page_of, problem
 from fedwright.server_runtime.page.runs import without_paths
-from fedwright.server_runtime.rounds.orders import give_order, make_order
+from fedwright.server_runtime.rounds.orders import make_order
+from fedwright.server_runtime.run_folder.rounds import order_in
 
 EXPORT_S = 300.0
 # A model is made by a process of its own, which loads a whole framework: one at a time.
@@ -34,7 +35,7 @@ async def take_order(request: Request) -> Response:
             if order.kind == "rounds" and order.rounds < done:
                 return problem(400, f"{done} rounds were done already; ask for more")
             # Synced before anybody hears that it was taken.
-            fresh = await asyncio.to_thread(give_order, watch.folder, order)
+            fresh = await asyncio.to_thread(order_in, watch.folder, order)
         except ConfigError as err:
             return problem(400, without_paths(str(err)))
         return encoded({"taken": True, "fresh": fresh, "served": watch.served})

@@ -39,8 +39,15 @@ _SYNCED = events.StagePlanned | events.RoundClosed | events.PrivacySpent | event
 class AuditLog:
     """Appends to the log of a run; a last line that a crash has torn is cut off, and that is noted."""
 
-    def __init__(self, path: Path, *, sync: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
-        self._sync = sync
+    def __init__(
+        self,
+        path: Path,
+        *,
+        sync: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+        keep: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._sync, self._keep = sync, keep
         self._clock = clock
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o640)
         try:
@@ -66,14 +73,18 @@ class AuditLog:
 
     def flush(self) -> None:
         """Have on the disk what was written."""
+        self._put_down()
+        self._keep()
+
+    def _put_down(self) -> None:
         if self._sync:
             os.fsync(self._file)
         self._synced_s = self._clock()
 
     def close(self) -> None:
-        """Flush and let go of the file."""
+        """Let go of the file; what was not flushed is on the disk."""
         try:
-            self.flush()
+            self._put_down()
         finally:
             os.close(self._file)
 
@@ -177,6 +188,14 @@ def _user() -> str:
         return str(os.getuid())
 
 
+@dataclass(frozen=True)
+class Custody:
+    """check: raises LeaseLost when the run, and its log, is another server's. keep: called when lines are on disk."""
+
+    check: Callable[[], None] = lambda: None
+    keep: Callable[[], None] = lambda: None
+
+
 @contextmanager
 def audited(
     folder: Path,
@@ -185,14 +204,15 @@ def audited(
     config: str = "",
     about: Mapping[str, Any] | None = None,
     sync: bool = True,
-    check: Callable[[], None] = lambda: None,
+    custody: Custody | None = None,
 ) -> Iterator[events.Observer]:
     """Inside the block everything that the observer hears goes into the folder's log first.
 
     config: its text, of which the hash is kept. about: what else to say of a run that begins or goes on.
-    check: raises LeaseLost when the run, and so its log, is another server's.
+    custody: where servers elsewhere may have the run one day.
     """
-    log = AuditLog(folder / AUDIT, sync=sync)
+    custody = custody or Custody()
+    log, check = AuditLog(folder / AUDIT, sync=sync, keep=custody.keep), custody.check
     ended = "stopped"
 
     def observe(event: events.Event) -> None:
@@ -216,6 +236,7 @@ def audited(
             if not isinstance(problem, LeaseLost | StorageError):
                 check()
                 log.append("ended", how=ended, **({} if problem is None else {"detail": f"{type(problem).__name__}"}))
+                log.flush()
         finally:
             log.close()
 

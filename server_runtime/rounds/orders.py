@@ -7,7 +7,7 @@ in the audit log first, then in force (`orders.json`), so that a server which is
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -142,10 +142,19 @@ def ordered_rounds(folder: Path) -> int | None:
 
 
 class OrderBook:
-    """The server's side of the orders of a run; without a folder nobody orders anything."""
+    """The server's side of the orders of a run; without a folder nobody orders anything.
 
-    def __init__(self, folder: Path | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._folder = folder
+    arrive: brings orders into the folder that were given elsewhere, but for those that are known.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        arrive: Callable[[Collection[str]], None] = lambda known: None,
+    ) -> None:
+        self._folder, self._arrive = folder, arrive
         self._clock = clock
         self._looked_s = -LOOK_S
         self.force = InForce() if folder is None else read_in_force(folder)
@@ -159,6 +168,7 @@ class OrderBook:
         if self._folder is None or self._clock() - self._looked_s < LOOK_S:
             return
         self._looked_s = self._clock()
+        self._arrive(self.force.known)
         for order in waiting_orders(self._folder):
             if order.id not in self.force.known:
                 force = self.force.after(order, begun=begun())

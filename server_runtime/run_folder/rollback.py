@@ -48,8 +48,9 @@ def rollback(path: Path, number: int) -> int:
         # Ids of tasks that follow must be others, or devices would take them for those that they have done.
         store.update_run(replace(record, rollbacks=record.rollbacks + 1))
         store.roll_back(number)
-        with closing(AuditLog(path / AUDIT)) as audit:
+        with closing(AuditLog(path / AUDIT, keep=claim.keep)) as audit:
             audit.append("rolled back", to=number, **orderer())
+            audit.flush()
         for sha256 in spent - {closed.state for closed in store.closed()}:
             blobs.remove(sha256)
         return max(ends) - number

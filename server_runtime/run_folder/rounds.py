@@ -2,15 +2,18 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from fedwright.protocol.errors import ConfigError
 from fedwright.protocol.support.files import lock_folder, replace_file
 from fedwright.server_runtime.config_sections.store import without_password
+from fedwright.server_runtime.rounds.orders import Order, give_order
 from fedwright.server_runtime.rounds.store.base import RoundStore
 from fedwright.server_runtime.rounds.store.remembered import RememberedRounds
 from fedwright.server_runtime.rounds.store.sqlite import SqliteRoundStore
@@ -29,10 +32,15 @@ Waiting = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Claim:
-    """The rounds of a run in the hands of one server; check: raises LeaseLost when another one has them."""
+    """The rounds of a run in the hands of one server; check: raises LeaseLost when another one has them.
+
+    keep, arrive: what else the folder holds goes to servers elsewhere, and orders come from there (shared_files.py).
+    """
 
     store: RoundStore
     check: Callable[[], None]
+    keep: Callable[[], None] = lambda: None
+    arrive: Callable[[Collection[str]], None] = lambda known: None
 
 
 def open_rounds(folder: RunFolder, url: str | None = None) -> RoundStore:
@@ -46,11 +54,12 @@ def open_rounds(folder: RunFolder, url: str | None = None) -> RoundStore:
 
 @contextmanager
 def claim_rounds(
-    folder: RunFolder, url: str | None, *, sync: bool = True, waiting: Waiting | None = None
+    folder: RunFolder, url: str | None, *, sync: bool = True, waiting: Waiting | None = None, bucket: bool = False
 ) -> Iterator[Claim]:
     """The rounds of a run, to be written: in a file of its folder, or in a database.
 
-    waiting: told who is at work on a run in a database, which is then waited for; ConfigError without.
+    waiting: told who is at work on a run in a database, which is then waited for; ConfigError without. bucket: its
+    blobs are where every server finds them, so that each may have a folder of its own.
     """
     if url is None and not folder.address.exists():
         with claim_folder(folder), closing(RememberedRounds(folder.store, sync=sync)) as store:
@@ -61,19 +70,28 @@ def claim_rounds(
             f"the run in {folder.path} keeps its rounds in {folder.store.name}, not in a database; leave store.rounds "
             f"out, or begin anew with --anew"
         )
-    from fedwright.server_runtime.rounds.store.postgres import PostgresRoundStore
+    from fedwright.server_runtime.rounds.store.postgres import PostgresRoundStore, PostgresSchema
+    from fedwright.server_runtime.run_folder.shared_files import SharedFiles
 
     url = url or address_of(folder)
+    if bucket and not folder.address.exists():
+        # Before the lease, so that orders may be given where a server only stands by.
+        _opened(url, folder.path.name).close()
+        replace_file(folder.address, without_password(url).encode())
     with _leased(url, folder, waiting) as (lease, check), lock_folder(folder.path) or nullcontext():
         known = folder.address.exists()
-        with closing(PostgresRoundStore(url, folder.path.name, lease=lease)) as store:
+        with (
+            closing(PostgresRoundStore(url, folder.path.name, lease=lease)) as store,
+            closing(PostgresSchema(url, folder.path.name)) as schema,
+        ):
             if store.run() is not None and not known:
                 raise ConfigError(
                     f"the database holds a run {folder.path.name} whose folder is not {folder.path}; give all servers "
-                    f"of a run the same run.folder, or begin anew with --anew"
+                    f"of a run the same run.folder or a bucket (store.blobs), or begin anew with --anew"
                 )
             replace_file(folder.address, without_password(url).encode())
-            yield Claim(store, check)
+            files = SharedFiles(folder.path, schema, lease)
+            yield Claim(store, check, files.keep, files.arrive)
 
 
 def set_aside(folder: RunFolder, url: str | None = None) -> Path | None:
@@ -156,3 +174,13 @@ def _opened(url: str, run: str) -> "psycopg.Connection[Row]":
         return open_schema(url, run, make=True)
     except psycopg.OperationalError as err:
         raise ConfigError(f"store.rounds: no database answers there ({first_line(err)}); is it running?") from err
+
+
+def order_in(path: Path, order: Order) -> bool:
+    """Make an order durable for the server of the run in a folder, wherever that is; False when it was given before."""
+    fresh, folder = give_order(path, order), RunFolder(path)
+    if folder.address.exists():
+        from fedwright.server_runtime.run_folder.shared_files import share_order
+
+        share_order(address_of(folder), path.name, order.id, msgspec.json.encode(order))
+    return fresh

@@ -69,10 +69,23 @@ def test_a_run_outlives_a_node_of_bridged_brokers(tmp_path: Path, undisturbed: b
 
 
 @pytest.mark.slow
-def test_a_run_goes_over_rabbitmq(tmp_path: Path, undisturbed: bytes) -> None:
-    with running_rabbitmq(tmp_path) as cluster:
+def test_a_run_outlives_nodes_of_a_rabbitmq_cluster(tmp_path: Path, undisturbed: bytes) -> None:
+    with running_rabbitmq(tmp_path, 3) as cluster:
         server = Server(cluster, tmp_path, devices=3, rounds=3)
+
+        def kill_nodes(event: Any) -> None:
+            # First that of the devices, and when it is back that of the server.
+            if not isinstance(event, events.StagePlanned) or event.evaluation:
+                return
+            if event.round == 2:
+                cluster.nodes[2].kill()
+            elif event.round == 3:
+                cluster.nodes[2].start()
+                cluster.nodes[2].wait()
+                cluster.nodes[0].kill()
+
         with agents(cluster, tmp_path, *DEVICES):
-            state = server.run().state().to_bytes()
+            state = server.run(observer=kill_nodes).state().to_bytes()
 
     assert state == undisturbed
+    assert not server.seen(events.TaskFailed)

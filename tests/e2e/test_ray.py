@@ -15,13 +15,17 @@ import ray
 from ray import cloudpickle
 from ray.cluster_utils import Cluster
 
+from fedwright.benchmarks.harness.cluster import on_cluster
+from fedwright.benchmarks.harness.suite import Job, run_job, run_jobs
 from fedwright.protocol.errors import ConfigError, EngineError
 from fedwright.server_runtime.config_sections.engine import EngineSection
 from fedwright.server_runtime.engine import cluster as clusters
 from fedwright.server_runtime.engine.inline import InlineExecutor
 from fedwright.server_runtime.rounds import events
 from fedwright.simulation.simulate import simulate
+from helpers.postgres import running_postgres
 from helpers.resume import final_state
+from helpers.s3 import BUCKET, running_s3
 from helpers.simulation import make_config
 
 MEMORY_BYTES = 80 * 1024**2
@@ -239,6 +243,37 @@ def test_a_worker_has_its_share_of_its_machines_gpus(tmp_path: Path) -> None:
 
     assert worker_places(nodes, None) == [Place("fast", 0.3333)] * 3 + [Place("plain")] * 2
     assert worker_places(nodes, 4) == [Place("fast", 0.3333)] * 3 + [Place("plain")]
+
+
+def test_simulations_of_a_suite_are_done_by_workers_with_the_same_figures(joined: EngineSection) -> None:
+    jobs = [
+        Job("one", seed, {"method": {"name": "fedavg"}, "run": {"rounds": 1}, "simulate": {"devices": 2, "rows": 80}})
+        for seed in (1, 2)
+    ]
+
+    with on_cluster(joined.address):
+        spread = run_jobs(jobs)
+
+    here = [run_job(job) for job in jobs]
+    assert [one.seed for one in spread] == [1, 2]
+    assert [one.evaluations for one in spread] == [one.evaluations for one in here]
+
+
+def test_postgresql_s3_and_ray_end_with_the_bytes_of_sqlite_a_folder_and_one_process(
+    tmp_path: Path, joined: EngineSection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_postgres() as database, running_s3(tmp_path) as s3:
+        s3.enter(monkeypatch)
+        store = {"rounds": database.url, "blobs": f"s3://{BUCKET}/runs"}
+        engine = {"kind": "ray", "address": joined.address}
+        spread = simulate(*make_config(tmp_path / "far", engine=engine, store=store))
+        far = final_state(tmp_path / "far")
+
+    near = simulate(*make_config(tmp_path / "near"))
+
+    assert far == final_state(tmp_path / "near")
+    assert spread.evaluations == near.evaluations
+    assert not list((tmp_path / "far").rglob("*.sqlite"))
 
 
 def test_more_workers_than_the_cluster_has_are_refused(tmp_path: Path, joined: EngineSection) -> None:

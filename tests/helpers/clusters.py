@@ -1,15 +1,15 @@
 """Brokers of more than one process: bridged mosquittos, and RabbitMQ with its MQTT plugin."""
 
 import os
-import shutil
 import signal
-import socket
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from fedwright.benchmarks.harness.engines import NotInstalled
+from fedwright.benchmarks.harness.rabbit_cluster import free_port, running_rabbits
 from fedwright.protocol.errors import LinkError
 from fedwright.protocol.link import Link, connect
 from helpers.links import wait_until
@@ -34,12 +34,12 @@ class Node:
 class Cluster:
     """Nodes with the face of one broker; each link begins with the first node of its own list."""
 
-    def __init__(self, nodes: list[Node]) -> None:
+    def __init__(self, nodes: Sequence[Any]) -> None:
         self.nodes = nodes
 
     def url(self, first: int = 0) -> str:
         """The address of all nodes, beginning with this one."""
-        turned = self.nodes[first:] + self.nodes[:first]
+        turned = [*self.nodes[first:], *self.nodes[:first]]
         return "mqtt://" + ",".join(f"127.0.0.1:{node.port}" for node in turned)
 
     def link(self, client_id: str, *, will: Any = None) -> Link:
@@ -73,55 +73,20 @@ def _mosquitto(program: str, config: Path, more: list[str]) -> Node:
 
 
 @contextmanager
-def running_rabbitmq(folder: Path) -> Iterator[Cluster]:
-    """One node of RabbitMQ that speaks MQTT to anybody."""
-    program = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
-    if not program.exists():
-        missing("RabbitMQ is not installed; run `make setup` as root or install its package rabbitmq-server")
-    (folder / "plugins").write_text("[rabbitmq_mqtt].\n")
-    epmd = _free_port()
-
-    def command(port: int) -> list[str]:
-        lines = [f"mqtt.listeners.tcp.1 = 127.0.0.1:{port}", "mqtt.allow_anonymous = true", "listeners.tcp = none"]
-        (folder / "rabbitmq.conf").write_text("\n".join([*lines, "loopback_users = none"]) + "\n")
-        return [str(program)]
-
-    env = {
-        **os.environ,
-        "HOME": str(folder),
-        "RABBITMQ_NODENAME": f"test-{os.getpid()}@localhost",
-        "RABBITMQ_MNESIA_BASE": str(folder / "data"),
-        "RABBITMQ_LOG_BASE": str(folder / "log"),
-        "RABBITMQ_LOGS": "-",
-        "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
-        "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),
-        "RABBITMQ_DIST_PORT": str(_free_port()),
-        "ERL_EPMD_PORT": str(epmd),
-    }
-    node = None
-    try:
-        node = _started(command, folder / "rabbitmq.log", env=env)
-        yield Cluster([node])
-    finally:
-        if node is not None:
-            node.kill()
-        # Erlang's name server leaves the group of the node that started it, and stays while it takes that for alive.
-        if shutil.which("epmd"):
-            wait_until(lambda: _name_server_is_gone(epmd), timeout_s=60)
-
-
-def _name_server_is_gone(port: int) -> bool:
-    asked = subprocess.run(["epmd", "-port", str(port), "-kill"], capture_output=True, check=False)
-    if asked.returncode == 0:
-        return True
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0
+def running_rabbitmq(folder: Path, count: int) -> Iterator[Cluster]:
+    """Nodes of RabbitMQ, as one cluster, that speak MQTT to anybody."""
+    with ExitStack() as stack:
+        try:
+            nodes = stack.enter_context(running_rabbits(folder, count))
+        except NotInstalled as err:
+            missing(str(err))
+        yield Cluster(nodes)
 
 
 def _started(command: Any, log_file: Path, *, env: dict[str, str] | None) -> Node:
     """A node that answers; another port is tried when somebody else has taken the first meanwhile."""
     for _ in range(TRIES):
-        port = _free_port()
+        port = free_port()
         with log_file.open("wb") as log:
             process = subprocess.Popen(command(port), stdout=log, stderr=log, env=env, start_new_session=True)
         node = Node(process, port)
@@ -137,9 +102,3 @@ def _answers(port: int) -> bool:
     except LinkError:
         return False
     return True
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])

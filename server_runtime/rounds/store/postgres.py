@@ -64,7 +64,7 @@ class PostgresSchema:
 
     def rows(self, query: str, parameters: Parameters = ()) -> list[Row]:
         """See Database."""
-        return self._insist(lambda connection: _Statements(connection).rows(query, parameters))
+        return self.insist(lambda connection: _Statements(connection).rows(query, parameters))
 
     def act(self, work: Callable[[Statements], T]) -> T:
         """See Database."""
@@ -82,7 +82,7 @@ class PostgresSchema:
             return done[0]
 
         try:
-            return self._insist(once)
+            return self.insist(once)
         except errors.IntegrityError as err:
             raise Conflict(str(err)) from err
 
@@ -90,7 +90,7 @@ class PostgresSchema:
         """See Database."""
         self._drop()
 
-    def _insist(self, work: Callable[[psycopg.Connection[Row]], T]) -> T:
+    def insist(self, work: Callable[[psycopg.Connection[Row]], T]) -> T:
         """Do the work on a connection that stands; on a new one when it breaks, until patience ends."""
         until_s, wait_s = time.monotonic() + PATIENCE_S, FIRST_WAIT_S
         while True:

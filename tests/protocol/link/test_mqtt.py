@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.reasoncodes import ReasonCode
 
 from fedwright.protocol.address import parse_url
 from fedwright.protocol.errors import ConfigError, LinkError
@@ -148,3 +150,24 @@ def test_restart_keeps_the_port(kind: str) -> None:
         assert broker.url == before[0]
         assert broker.pid != before[1]
         connect(broker.url, client_id="x").close()
+
+
+@pytest.mark.parametrize("granted", [True, False], ids=["subscribed", "ended before that"])
+@pytest.mark.parametrize("nodes", ["a:1,b:2", "a:1"], ids=["several nodes", "one"])
+def test_a_cluster_that_lets_a_known_client_in_no_more_is_met_as_another_client(
+    nodes: str, granted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = MqttLink(parse_url(f"mqtt://{nodes}"), client_id="pi", will=None, tls=TlsFiles(), version=4)
+    client = link._client
+    monkeypatch.setattr(client, "subscribe", lambda *_, **__: (0, 7))
+    link.connects, link._patterns = 1, ["fleet/#"]
+    before = client._client_id
+    link._on_connect(client, None, None, ReasonCode(PacketTypes.CONNACK, "Success"), None)
+    if_granted = [7][: int(granted)]
+    for mid in if_granted:
+        link._on_subscribe(client, None, mid, None, None)
+
+    link._on_disconnect(client, None, None, ReasonCode(PacketTypes.DISCONNECT, "Unspecified error"), None)
+
+    assert (client._client_id == before) == (granted or "," not in nodes)
+    assert client._client_id.startswith(b"pi-")
