@@ -7,7 +7,6 @@ import socket
 import ssl
 import threading
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +22,7 @@ from fedwright.protocol.errors import ConfigError, LinkError
 from fedwright.protocol.link.base import Buffer, Received, Watch, Will
 from fedwright.protocol.link.branch import Branch
 from fedwright.protocol.link.inbox import InboxLink
-from fedwright.protocol.link.paho_client import LeanClient
+from fedwright.protocol.link.paho_client import LeanClient, new_client_id
 from fedwright.protocol.link.security import TlsFiles
 
 log = logging.getLogger(__name__)
@@ -110,8 +109,7 @@ class MqttLink(InboxLink):
         client = LeanClient(
             CallbackAPIVersion.VERSION2,
             on_unreliable=lambda topic, payload: self._put(Received(topic, payload), reliable=False),
-            # A broker throws out the older of two connections with one id, so each boot has its own.
-            client_id=f"{client_id}-{uuid.uuid4().hex[:8]}",
+            client_id=new_client_id(client_id),
             clean_session=None if five else True,
             protocol=MQTTProtocolVersion(self.version),
         )
@@ -261,12 +259,11 @@ class MqttLink(InboxLink):
         self._answered.set()
 
     def _next_node(self, client: paho.Client) -> None:
-        """Try the next node of the broker, if it has several."""
+        """Try the next node, if there are several; RabbitMQ shuts out a name whose queue's node is gone."""
         self._node = (self._node + 1) % len(self._address.nodes)
         if self.connects and isinstance(client, LeanClient):
-            # RabbitMQ keeps a client's queue on one node, and lets nobody of that name subscribe while that is gone.
-            anew = bool(self._resubscribing) and len(self._address.nodes) > 1
-            client.go_to(*self._address.nodes[self._node], anew=anew)
+            several = len(self._address.nodes) > 1
+            client.go_to(*self._address.nodes[self._node], anew=several and bool(self._resubscribing))
 
     def _slow_down(self, client: paho.Client, lasted_s: float) -> None:
         """Two that have one certificate throw each other out; let that not keep the broker busy."""

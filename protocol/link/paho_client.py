@@ -84,6 +84,11 @@ class _Outgoing:
         return [self._tail[sent - len(self._head) :]]
 
 
+def new_client_id(name: str) -> str:
+    """A broker throws out the older of two connections with one id, so each boot has its own."""
+    return f"{name}-{uuid.uuid4().hex[:8]}"
+
+
 class LeanClient(paho.Client):
     """A paho client; messages of QoS 0 go to `on_unreliable` instead of `on_message`."""
 
@@ -115,8 +120,7 @@ class LeanClient(paho.Client):
         """Connect there the next time; anew: as another client, of whom no node remembers anything."""
         self._host, self._port = host, port
         if anew:
-            name = self._client_id.decode().rpartition("-")[0]
-            self._client_id = f"{name}-{uuid.uuid4().hex[:8]}".encode()
+            self._client_id = new_client_id(self._client_id.decode().rpartition("-")[0]).encode()
 
     def release(self) -> None:
         """Close the sockets that woke its thread, which paho leaves to the collector; for a client that has stopped."""
