@@ -7,7 +7,8 @@ from msgspec import Meta
 # \Z and not $, which lets a line break follow; ids become names of files.
 Id = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^(?!\.{1,2}\Z)[A-Za-z0-9_.\-]+\Z")]
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-Count = Annotated[int, Meta(ge=0, le=2**53)]
+MOST_COUNT = 2**53
+Count = Annotated[int, Meta(ge=0, le=MOST_COUNT)]
 Seconds = Annotated[float, Meta(ge=0)]
 # What a device measured, by name.
 Figures = Annotated[dict[Annotated[str, Meta(max_length=40)], float], Meta(max_length=20)]

@@ -14,8 +14,8 @@ counted twice. What an edge had collected and not sent up when it was lost for g
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from msgspec import structs
 
@@ -40,11 +40,12 @@ from fedwright.server_runtime.edge.base import TICK_S, BaseEdge, EdgeOptions
 from fedwright.server_runtime.edge.host_channel import HostChannel
 from fedwright.server_runtime.edge.metrics import EdgeSnapshot
 from fedwright.server_runtime.edge.pooled_update import PooledReply, Reader, put_together
-from fedwright.server_runtime.edge.shard_report import report_of, says_more
+from fedwright.server_runtime.edge.shard_report import MOST_SAMPLES_RATIO, believed_reports, report_of, says_more
 from fedwright.server_runtime.edge.shard_store import Answer, ShardStore
 from fedwright.server_runtime.edge.task_rows import PATIENCE_RATIO, RESEND_S
 from fedwright.server_runtime.fleet.registry import withholds
 from fedwright.server_runtime.fleet.upload_limits import most_bytes
+from fedwright.server_runtime.rounds.believed_samples import most_samples
 from fedwright.server_runtime.rounds.pooled_tasks import total
 from fedwright.server_runtime.transport.device_channel import DeviceChannel, Heard
 from fedwright.server_runtime.transport.upload_puller import Pulled
@@ -322,6 +323,7 @@ class Shard(BaseEdge):
             refusals = [answer for answer in self._store.answers.values() if isinstance(answer, Refusal)]
             why = refusals[0].detail if refusals else "no update of its devices can be used"
             return Refusal(task.task, refusals[0].reason if refusals else "failed", why)
+        members = believed_members(members, self._reports())
         whole = put_together(members, self._reader) if task.returns.weights == "delta" else _measured(members)
         log.info("round %d: %d updates go up as one", task.round, len(members))
         # Steps of many devices beside each other: one of them says how fast a shard is.
@@ -347,6 +349,18 @@ class Shard(BaseEdge):
         if self._store.acknowledgement(ack.of) is None:
             self._store.save_acknowledgement(ack.of, payload)
         self._down.send_to_all(payload)
+
+
+def believed_members(members: Sequence[PooledReply], reports: Mapping[str, Report]) -> list[PooledReply]:
+    """Members with as many samples as they reported, within a few times the middle one; of who left at most that."""
+    known = believed_reports(reports)
+    limit = most_samples(known, MOST_SAMPLES_RATIO) or 1
+    found = []
+    for member in members:
+        most = max(1, known[member.device].data.samples) if member.device in known else limit
+        stats = structs.replace(member.update.stats, samples=min(member.update.stats.samples, most))
+        found.append(replace(member, update=structs.replace(member.update, stats=stats)))
+    return found
 
 
 def _without_tensors(answer: Answer) -> Answer:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import msgspec
 from msgspec import structs
 
+from fedwright.protocol.field_types import MOST_COUNT
 from fedwright.protocol.messages import Part, Pool, Stats, Update
 from fedwright.server_runtime.methods.base import CheckedUpdate, Method, Tensors
 from fedwright.server_runtime.rounds.store.base import Planned, Position, Reply
@@ -113,23 +114,27 @@ def checked_update(
 
 
 def total(parts: Sequence[Part]) -> Stats:
-    """The figures of several devices as one."""
+    """The figures of several devices as one; whatever each claims, the host can read their sums."""
     stats = [part.stats for part in parts]
-    samples = sum(s.samples for s in stats)
+
+    def summed(name: str) -> int:
+        whole: int = sum(getattr(s, name) for s in stats)
+        return min(MOST_COUNT, whole)
+
     return Stats(
-        samples=samples,
-        steps=sum(s.steps for s in stats),
+        samples=summed("samples"),
+        steps=summed("steps"),
         train_s=max(s.train_s for s in stats),
         cpu_s=sum(s.cpu_s for s in stats),
         peak_rss_bytes=max(s.peak_rss_bytes for s in stats),
         loss_first=_mean(stats, "loss_first"),
         loss_last=_mean(stats, "loss_last"),
-        holdout=sum(s.holdout for s in stats),
+        holdout=summed("holdout"),
         correct_before=_sum(stats, "correct_before"),
         correct_after=_sum(stats, "correct_after"),
         task_s=max(s.task_s for s in stats),
-        bytes_up=sum(s.bytes_up for s in stats),
-        bytes_down=sum(s.bytes_down for s in stats),
+        bytes_up=summed("bytes_up"),
+        bytes_down=summed("bytes_down"),
     )
 
 
@@ -140,4 +145,4 @@ def _mean(stats: Sequence[Stats], name: str) -> float | None:
 
 def _sum(stats: Sequence[Stats], name: str) -> int | None:
     values = [getattr(s, name) for s in stats if getattr(s, name) is not None]
-    return sum(values) if values else None
+    return min(MOST_COUNT, sum(values)) if values else None

@@ -41,18 +41,31 @@ def change(value: Any) -> Tensors:
 
 
 class Liar:
-    """A device that reports what it likes and answers every training task with one update."""
+    """A device that reports what it likes and answers every training task with one update.
+
+    fleet: the edge that it goes to, if it does.
+    """
+
+    free_bytes = 10**9
 
     def __init__(
-        self, url: str, device: str, *, said: DataSummary = USUAL, samples: int = 48, value: Any = None
+        self,
+        url: str,
+        device: str,
+        *,
+        said: DataSummary = USUAL,
+        samples: int = 48,
+        value: Any = None,
+        fleet: str = "default",
     ) -> None:
         self.problems: list[str] = []
         self.began = threading.Event()
         self._boot, self._device = codec.new_id(), device
         self._said, self._samples, self._value = said, samples, np.float32(0.01) if value is None else value
         self._link = connect(url, client_id=device)
-        self._link.subscribe(topics.down("default", device))
-        self._link.subscribe(topics.shared("default"))
+        self._fleet = fleet
+        self._link.subscribe(topics.down(fleet, device))
+        self._link.subscribe(topics.shared(fleet))
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._live, daemon=True)
         self._thread.start()
@@ -82,15 +95,15 @@ class Liar:
         self.say(Update(task.task, task.round, self._stats(), ref))
 
     def _stats(self) -> Stats:
-        return Stats(self._samples, 1, 0.1, 0.1, 1)
+        return Stats(self._samples, 1, 0.1, 0.1, 1, bytes_up=self._samples, bytes_down=self._samples)
 
     def _report(self) -> None:
         board = Board("liar", "x86_64", 1, 10**9, "onnxruntime", 1)
-        self.say(Report("liar", board, 10**9, self._said))
+        self.say(Report("liar", board, self.free_bytes, self._said))
 
     def say(self, body: Any) -> None:
         """Send a message under the name of this device."""
-        self._link.send(topics.up("default", self._device), codec.encode(body, sender=self._device, boot=self._boot))
+        self._link.send(topics.up(self._fleet, self._device), codec.encode(body, sender=self._device, boot=self._boot))
 
     def stop(self) -> None:
         """Leave."""
