@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "pictures": [picture.name for picture in pictures],
         "tables": tables | {"curves": [{"method": label, **point} for label in curves for point in curves[label]]},
         "shown": list(tables),
-        "checks": checks(differences, wire),
+        "checks": [*checks(differences, wire), at_the_end(runs, groups)],
     }
 
 
@@ -196,6 +196,13 @@ def accuracies(job: Finished, groups: Mapping[str, Group], group: str, last: int
     number = chosen_round(job, groups["participants"], last)
     entry = next(entry for entry in job.on("test") if entry.round == number)
     return _by_device(entry, job.seed, groups[group])
+
+
+def at_the_end(runs: Runs, groups: Mapping[str, Group]) -> dict[str, Any]:
+    """How many runs did best at their last measurement: longer ones might have done better."""
+    every = [job for own in runs.values() for job in own]
+    last = [job for job in every if chosen_round(job, groups["participants"]) == job.on("val")[-1].round]
+    return reported("share of runs whose chosen round is the last", len(last) / len(every))
 
 
 def _by_device(entry: FleetEvaluation, seed: int, wanted: Group) -> dict[str, float]:

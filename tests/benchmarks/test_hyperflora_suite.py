@@ -168,6 +168,15 @@ def test_the_round_is_chosen_on_validation_rows_of_participants_alone() -> None:
     assert set(suite.accuracies(job, GROUPS, "bystanders", last=1).values()) == {11}
 
 
+def test_runs_that_did_best_at_their_end_are_counted() -> None:
+    rising = finished("x", 0.8)
+    fallen = Finished("y", 1, [*rising.evaluations, FleetEvaluation(30, "val", rising.evaluations[0].devices)], {}, [])
+
+    row = suite.at_the_end({"x": [rising], "y": [fallen]}, GROUPS)
+
+    assert (row["value"], row["target"]) == (0.5, "reported")
+
+
 @pytest.mark.parametrize("name", ["hyperflora-fashion", "hyperflora-vit"])
 def test_searched_adapters_train_their_own_base(name: str) -> None:
     jobs = {job.name: job for job in suite.search_jobs(read_suite(name, quick=True))}
