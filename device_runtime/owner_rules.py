@@ -41,13 +41,14 @@ class OwnerRules:
         self._today = today or (lambda: time.strftime("%Y-%m-%d"))
         self._noted_bytes = 0
 
-    def check(self, task: Task, link_bytes: int, *, missing_bytes: int, samples: int) -> None:
+    def check(self, task: Task, link_bytes: int, *, missing_bytes: int, samples: int, taken: str) -> None:
         """Raise PolicyRefused for a task that must not be begun.
 
-        missing_bytes: what would have to be fetched. samples: of the device.
+        missing_bytes: what would have to be fetched. samples: of the device. taken: of the time that it was taken in
+        hand: a task that is sent anew, when others came between, is done anew with other noise, and counts again.
         """
         self.policy.check(task, minute_of_day())
-        self._count_private(task, samples)
+        self._count_private(task, samples, taken)
         if self.policy.mb_per_day is None:
             return
         used = self.note(link_bytes)
@@ -59,7 +60,7 @@ class OwnerRules:
                 f"takes {need / MB:.1f} MB",
             )
 
-    def _count_private(self, task: Task, samples: int) -> None:
+    def _count_private(self, task: Task, samples: int, taken: str) -> None:
         """Write down that this task will tell a little of the data, up to as much as the owner lets it."""
         most, budget = self.policy.private_tasks, self.policy.private_epsilon
         if (most is None and budget is None) or not task.is_private:
@@ -72,7 +73,7 @@ class OwnerRules:
             # What was told is told, also if nobody can read here how much it was.
             text = f"cannot read {self._private_file} ({err}); put a copy back, or remove it to begin at 0 again"
             raise PolicyRefused("private_tasks", text) from err
-        if task.task in done.tasks:
+        if taken in done.tasks:
             return
         if most is not None and len(done.tasks) >= most:
             raise PolicyRefused("private_tasks", f"has done {most} tasks with noise, and does no more in all its time")
@@ -82,7 +83,7 @@ class OwnerRules:
             text = f"tells no more of a sample than epsilon {budget:g}; {epsilon_of(before):.3g} is told"
             raise PolicyRefused("private_epsilon", f"{text}, and with this task it would be {epsilon_of(spent):.3g}")
         self._private_file.parent.mkdir(parents=True, exist_ok=True)
-        write_private(self._private_file, msgspec.json.encode(_PrivateTasks([*done.tasks, task.task], spent)))
+        write_private(self._private_file, msgspec.json.encode(_PrivateTasks([*done.tasks, taken], spent)))
 
     def may_work(self) -> bool:
         """Whether now is among the hours that the owner lets the device work."""

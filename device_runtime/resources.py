@@ -145,4 +145,8 @@ class Resources:
             self.hidden.check(task)
         if self.owner is not None:
             missing = sum(ref.size_bytes for ref in wanted if not self.blobs.has(ref.sha256))
-            self.owner.check(task, link_bytes, missing_bytes=missing, samples=self.told.samples)
+            entry = self.journal.entry
+            taken = entry.taken if entry is not None and entry.task.task == task.task else ""
+            self.owner.check(
+                task, link_bytes, missing_bytes=missing, samples=self.told.samples, taken=taken or task.task
+            )

@@ -9,6 +9,7 @@ from typing import IO
 import msgspec
 from msgspec import Struct, structs
 
+from fedwright.protocol import codec
 from fedwright.protocol.errors import IdentityTaken
 from fedwright.protocol.messages import Refusal, Task, Update
 from fedwright.protocol.support.files import lock_folder, replace_file
@@ -26,6 +27,7 @@ class JournalEntry(Struct, frozen=True):
     """The task in hand; `answer` is there once the work is done and only the acknowledgement is missing.
 
     attempts: how often it was begun without getting further than `step` steps. problem: how the last of them ended.
+    taken: of the time that it was taken in hand; a task that a server sends once more, after others, has another.
     """
 
     task: Task
@@ -33,6 +35,7 @@ class JournalEntry(Struct, frozen=True):
     attempts: int = 0
     step: int = 0
     problem: str = ""
+    taken: str = ""
 
     @property
     def is_hopeless(self) -> bool:
@@ -68,7 +71,7 @@ class Journal:
     def accept(self, task: Task) -> None:
         """Take a task in hand; whatever was in hand before is given up."""
         self.counts["taken"] += 1
-        self._write(structs.replace(self._file, entry=JournalEntry(task)))
+        self._write(structs.replace(self._file, entry=JournalEntry(task, taken=codec.new_id())))
 
     def begin(self, step: int) -> bool:
         """Note on disk that the task is being begun, with so many steps done; False when it was often enough."""

@@ -114,12 +114,16 @@ def test_mean_errors_of_few_samples_are_withheld(held_out: int, told: bool) -> N
 
 def test_the_traffic_of_a_day_is_kept_over_restarts(tmp_path: Path) -> None:
     policy = Policy(mb_per_day=5.0)
-    OwnerRules(policy, tmp_path, today=lambda: "monday").check(task(), 2_500_000, missing_bytes=1_000_000, samples=100)
+    OwnerRules(policy, tmp_path, today=lambda: "monday").check(
+        task(), 2_500_000, missing_bytes=1_000_000, samples=100, taken="a"
+    )
 
     again = OwnerRules(policy, tmp_path, today=lambda: "monday")
     with pytest.raises(PolicyRefused, match=r"5 MB a day; 3.5 MB are used and the task takes 2.0 MB"):
-        again.check(task(), 1_000_000, missing_bytes=1_000_000, samples=100)
-    OwnerRules(policy, tmp_path, today=lambda: "tuesday").check(task(), 0, missing_bytes=1_000_000, samples=100)
+        again.check(task(), 1_000_000, missing_bytes=1_000_000, samples=100, taken="a")
+    OwnerRules(policy, tmp_path, today=lambda: "tuesday").check(
+        task(), 0, missing_bytes=1_000_000, samples=100, taken="a"
+    )
 
 
 def test_a_change_in_fewer_bits_takes_less_of_the_day(tmp_path: Path) -> None:
@@ -127,8 +131,8 @@ def test_a_change_in_fewer_bits_takes_less_of_the_day(tmp_path: Path) -> None:
     rules = OwnerRules(Policy(mb_per_day=1.3), tmp_path)
 
     with pytest.raises(PolicyRefused, match=r"takes 2.0 MB"):
-        rules.check(task(), 0, missing_bytes=1_000_000, samples=100)
-    rules.check(packed, 0, missing_bytes=1_000_000, samples=100)
+        rules.check(task(), 0, missing_bytes=1_000_000, samples=100, taken="a")
+    rules.check(packed, 0, missing_bytes=1_000_000, samples=100, taken="a")
 
 
 def test_tasks_with_noise_are_counted_for_good_whoever_asks(tmp_path: Path) -> None:
@@ -136,15 +140,15 @@ def test_tasks_with_noise_are_counted_for_good_whoever_asks(tmp_path: Path) -> N
     sums = structs.replace(task(), sum=SumTerms("g", 3, 8.0, Effort(8), clip_norm=1.0, noise_multiplier=1.0))
     samples = structs.replace(task(), task="t2", privacy=Hiding(1.0, 1.0))
     for one in (sums, samples, sums):
-        OwnerRules(policy, tmp_path).check(one, 0, missing_bytes=0, samples=100)
+        OwnerRules(policy, tmp_path).check(one, 0, missing_bytes=0, samples=100, taken=one.task)
 
     again = OwnerRules(policy, tmp_path)
-    again.check(structs.replace(task(), task="t3"), 0, missing_bytes=0, samples=100)
+    again.check(structs.replace(task(), task="t3"), 0, missing_bytes=0, samples=100, taken="a")
     with pytest.raises(PolicyRefused, match="has done 2 tasks with noise"):
-        again.check(structs.replace(sums, task="t3", run="another"), 0, missing_bytes=0, samples=100)
+        again.check(structs.replace(sums, task="t3", run="another"), 0, missing_bytes=0, samples=100, taken="t3")
     (tmp_path / "private-tasks.json").write_text("{")
     with pytest.raises(PolicyRefused, match="to begin at 0 again"):
-        again.check(sums, 0, missing_bytes=0, samples=100)
+        again.check(sums, 0, missing_bytes=0, samples=100, taken="a")
 
 
 def test_the_stricter_limit_counts() -> None:

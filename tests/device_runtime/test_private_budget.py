@@ -11,7 +11,9 @@ from fedwright.device_runtime.policy import Policy
 from fedwright.device_runtime.private_budget import DELTA, ORDERS, epsilon_of, told_by
 from fedwright.protocol.blobs import make_ref
 from fedwright.protocol.errors import PolicyRefused
+from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.protocol.messages import Effort, Hiding, Recipe, Returns, SumTerms, Task
+from helpers.fleet import Running
 
 SAMPLES = 1000
 
@@ -46,7 +48,7 @@ def test_epochs_are_counted_in_steps_and_sums_once() -> None:
 
 
 def check(folder: Path, one: Task, **policy: Any) -> None:
-    OwnerRules(Policy(**policy), folder).check(one, 0, missing_bytes=0, samples=SAMPLES)
+    OwnerRules(Policy(**policy), folder).check(one, 0, missing_bytes=0, samples=SAMPLES, taken=one.task)
 
 
 @pytest.mark.parametrize(
@@ -71,3 +73,20 @@ def test_tasks_add_up_over_restarts_and_the_same_one_counts_once(tmp_path: Path)
 def test_classes_alone_are_too_few_samples_to_count_by(tmp_path: Path) -> None:
     with pytest.raises(PolicyRefused, match="trains no classes alone"):
         check(tmp_path, task(classes=[1]), private_epsilon=100.0)
+
+
+@pytest.mark.parametrize("policy", [{"private_tasks": 1}, {"private_epsilon": 15.0}], ids=["tasks", "epsilon"])
+def test_a_task_that_is_sent_once_more_after_others_counts_once_more(tmp_path: Path, policy: dict[str, Any]) -> None:
+    """It is done anew, with noise of its own; what it is called is the server's choice."""
+    running = Running(MemoryBroker(), "d", tmp_path, owner=OwnerRules(Policy(**policy), tmp_path / "owner"))
+    running.stop()
+    found, journal = running.resources, running.journal
+    greedy = task(steps=10, noise=1.5, batch=SAMPLES)
+    journal.accept(greedy)
+    for _ in range(3):
+        # As it is looked at when blobs come, or the agent starts anew.
+        found.check(greedy, 0, [])
+    journal.accept(structs.replace(task("plain"), privacy=None))
+    journal.accept(greedy)
+    with pytest.raises(PolicyRefused, match=r"has done 1 tasks with noise|is told, and with this task"):
+        found.check(greedy, 0, [])
