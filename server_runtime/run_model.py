@@ -59,6 +59,7 @@ def export_device(config: RunConfig, device: str, target: Path) -> None:
         names = ", ".join(found.kept)
         log.warning("%s never left %s; the exported model has the server's own in place of them", names, device)
     artifact = Builder(folder_of(config).artifacts).build(Structure(found.spec))
+    target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(
         export_model(
             artifact, found.weights, class_names=found.class_names, notes=model_notes(config, folder_of(config).path)

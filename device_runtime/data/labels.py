@@ -80,4 +80,6 @@ def _placed(words: NDArray[np.str_], names: Sequence[str], *, where: str) -> Lab
 
 def _check_flat(y: Array, *, where: str) -> None:
     if y.ndim != 1:
-        raise DataError(f"{where}: y has shape {list(y.shape)}; it must be one label per sample")
+        raise DataError(
+            f"{where}: y has shape {list(y.shape)}; give one label per sample, of one-hot rows y.argmax(axis=1)"
+        )

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Literal, get_args, get_type_hints
 
+from fedwright.api import given
 from fedwright.api.graphs import TrainingGraph
 from fedwright.api.models import model_name
 from fedwright.protocol.artifact import Artifact
@@ -34,14 +35,15 @@ def training_graph(
     spec = ModelSpec(resolve(model_name(model)), _shape(input_shape), classes, goal=find_goal(task).name)
     chosen = _optimizer(optimizer) if isinstance(optimizer, str) else optimizer
     exits = spec.model.endswith("-exits")
-    artifact = Builder().build(Structure(spec, Objective(exits=exits), chosen, trainable=tuple(trainable)))
-    return TrainingGraph(artifact, _wanted(artifact, initial_weights(zoo.create(spec, seed=seed))))
+    with given.told_by_label():
+        artifact = Builder().build(Structure(spec, Objective(exits=exits), chosen, trainable=tuple(trainable)))
+        return TrainingGraph(artifact, _wanted(artifact, initial_weights(zoo.create(spec, seed=seed))))
 
 
-def _shape(given: Sequence[int] | int) -> tuple[int, ...]:
-    shape = (given,) if isinstance(given, int) else tuple(given)
+def _shape(wanted: Sequence[int] | int) -> tuple[int, ...]:
+    shape = (wanted,) if isinstance(wanted, int) else tuple(wanted)
     if not shape or not all(isinstance(size, int) and size > 0 for size in shape):
-        raise ConfigError(f"input_shape is {given!r} but must be the shape of one example, such as (1, 28, 28)")
+        raise ConfigError(f"input_shape is {wanted!r} but must be the shape of one example, such as (1, 28, 28)")
     return shape
 
 

@@ -63,7 +63,7 @@ class Dataset:
         if hasattr(data, "dataset") and hasattr(data, "batch_size"):
             raise DataError(f"a {type(data).__name__} gives batches, not examples; give its .dataset")
         if isinstance(data, str | bytes) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-            raise DataError(f"a {type(data).__name__} is no data; {WHAT_IS_DATA}")
+            raise DataError(f"{data!r:.60} is no data; {WHAT_IS_DATA}")
         return _gathered(data)
 
 
@@ -101,6 +101,9 @@ def _rows(values: ArrayLike, name: str) -> int:
 
 def _plain(values: ArrayLike, name: str) -> Array:
     """As an array of numbers or of texts, which devices read; a file of anything else would hold code."""
+    if hasattr(values, "detach"):
+        # A tensor of torch, perhaps with a gradient, perhaps on another device.
+        values = values.detach().cpu()
     try:
         array = np.asarray(values)
     except ValueError as err:

@@ -4,7 +4,11 @@ Such a name means something in this process alone; a class or function of anothe
 later process finds too.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from fedwright.protocol.errors import FedwrightError
 
 # By name: what was handed over, and what its name means.
 _known: dict[str, tuple[object, Any]] = {}
@@ -26,6 +30,19 @@ def keep(thing: object, meaning: Any, *, label: str) -> str:
         number += 1
     _known.setdefault(name, (thing, meaning))
     return f"python:{__name__}:{name}"
+
+
+@contextmanager
+def told_by_label(**places: str) -> Iterator[None]:
+    """Errors call what was handed over as a program does, not by the names and places that it has in a config."""
+    try:
+        yield
+    except FedwrightError as err:
+        said = str(err)
+        for label, place in places.items():
+            said = said.replace(place, label) if place else said
+        err.args = (said.replace(f"python:{__name__}:", ""), *err.args[1:])
+        raise
 
 
 def __getattr__(name: str) -> Any:

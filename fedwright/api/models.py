@@ -23,7 +23,7 @@ def model_name(model: Any) -> str:
         return given.keep(model, _copies_of(model), label=type(model).__name__)
     if not callable(model):
         raise ConfigError(
-            f"a {type(model).__name__} is no model; give a torch.nn.Module, its class, a function that makes one, "
+            f"{model!r:.60} is no model; give a torch.nn.Module, its class, a function that makes one, "
             "or a name from `fedwright models`"
         )
     names = inspect.signature(model).parameters

@@ -15,7 +15,7 @@ from fedwright.api.results import simulation_result
 from fedwright.api.runs import Run
 from fedwright.api.starter import config_with
 from fedwright.cli.progress import Progress, without_arrivals
-from fedwright.protocol.errors import ConfigError
+from fedwright.protocol.errors import ConfigError, DataError
 from fedwright.server_runtime.config import RunConfig
 from fedwright.server_runtime.methods.base import Method
 from fedwright.server_runtime.rounds import events
@@ -62,6 +62,7 @@ def simulate(
                 "simulate": {"devices": devices, **_data(data, folder, devices)},
             },
         )
+        stack.enter_context(given.told_by_label(data=wanted["simulate"].get("data", "")))
         config, text = config_with(wanted, where=WHERE)
         config = continued(config, kind="simulated")
         seen = Progress(config.run.rounds, config.simulate.devices) if progress else nullcontext(events.ignore)
@@ -80,8 +81,11 @@ def _temporary(stack: ExitStack) -> Path:
 
 def _changes(settings: Settings, arguments: Settings) -> dict[str, dict[str, Any]]:
     """The settings with what was given as arguments, which count more; None is what was not given."""
-    given = {name: {key: value for key, value in own.items() if value is not None} for name, own in arguments.items()}
-    return {name: {**settings.get(name, {}), **given.get(name, {})} for name in {**settings, **given}}
+    for name, own in settings.items():
+        if not isinstance(own, Mapping):
+            raise ConfigError(f"settings has {name!r} = {own!r} but holds sections: {{'train': {{'epochs': 2}}}}")
+    said = {name: {key: value for key, value in own.items() if value is not None} for name, own in arguments.items()}
+    return {name: {**settings.get(name, {}), **said.get(name, {})} for name in {**settings, **said}}
 
 
 def _data(data: object, folder: Path, devices: int | None) -> dict[str, Any]:
@@ -91,6 +95,9 @@ def _data(data: object, folder: Path, devices: int | None) -> dict[str, Any]:
             raise ConfigError(f"devices is {devices} but the data names {len(data)}; leave devices out")
         return {"data": sources_of(data, folder / "data"), "devices": len(data)}
     if isinstance(data, str) and ":" not in data and not Path(data).exists():
+        # A name of a data set has no ending and lies in no folder.
+        if Path(data).suffix or len(Path(data).parts) > 1:
+            raise DataError(f"there is no file or folder {data!r}; check it, or give a name from `fedwright datasets`")
         return {"dataset": data}
     return {"data": source_of(data, folder / "data")}
 

@@ -71,7 +71,7 @@ def test_numbers_to_predict_stay_what_they_are(tmp_path: Path) -> None:
         (lambda: fw.Dataset.of([{"image": X[0]}]), "item 0 of the data is a dict and no pair"),
         (lambda: fw.Dataset.of([(X[0], 0), (X, 1)]), r"x of shape \[2\] and \[12, 2\]; bring all to one shape"),
         (lambda: fw.Dataset.of([]), "the data has no examples"),
-        (lambda: fw.Dataset.of("digits"), "a str is no data"),
+        (lambda: fw.Dataset.of("digits"), "'digits' is no data"),
         (
             lambda: source_of((np.array([object()] * 12), Y), Path()),
             "x holds things that are neither numbers",

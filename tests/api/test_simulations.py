@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import fedwright as fw
-from fedwright.protocol.errors import ConfigError, DataError
+from fedwright.protocol.errors import BuildError, ConfigError, DataError
 from fedwright.protocol.messages import Report
 from fedwright.server_runtime.methods.base import Assignment
 from fedwright.server_runtime.methods.baselines.fedavg import FedAvg
@@ -36,6 +36,10 @@ class Points(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         answer: torch.Tensor = self.head(torch.relu(self.body(x)))
         return answer
+
+
+class Nothing(fw.Method):
+    """A method that somebody has only begun to write."""
 
 
 def examples(count: int = 240) -> tuple[np.ndarray, np.ndarray]:
@@ -191,6 +195,21 @@ def test_what_happens_is_told_and_can_end_it() -> None:
     assert told == [1, 2]
 
 
+def test_tensors_that_have_a_gradient_are_data() -> None:
+    x, y = examples(60)
+    run = fw.simulate(
+        model=Points, data=(torch.tensor(x, requires_grad=True), torch.tensor(y)), devices=2, rounds=1, **QUIET
+    )
+
+    assert sum(row["samples"] for row in run.devices) > 0
+
+
+def test_a_model_is_exported_into_a_folder_that_is_made(run: fw.Run, tmp_path: Path) -> None:
+    run.export(tmp_path / "models/of/today.onnx")
+
+    assert (tmp_path / "models/of/today.onnx").stat().st_size > 0
+
+
 def test_a_method_of_ones_own() -> None:
     met: list[int] = []
 
@@ -213,7 +232,7 @@ def test_a_method_of_ones_own() -> None:
         ({"settings": {"trian": {}}}, ConfigError, "trian"),
         ({"method": "fedavgg"}, ConfigError, "there is no method 'fedavgg'"),
         ({"method": 3}, ConfigError, "3 is no method; give a name"),
-        ({"data": 7}, DataError, "a int is no data; give fedwright.Dataset"),
+        ({"data": 7}, DataError, "7 is no data; give fedwright.Dataset"),
         ({"data": {}}, ConfigError, "devices is 2 but the data names 0"),
         (
             {"data": {"a": examples(), "b": examples(), "c": examples()}},
@@ -222,6 +241,12 @@ def test_a_method_of_ones_own() -> None:
         ),
         ({"data": {"a/b": examples(), "b": examples()}}, ConfigError, "the name of a device 'a/b' must be"),
         ({"data": "digitz"}, ConfigError, "unknown data set 'digitz'"),
+        ({"data": "absent.npz"}, DataError, "there is no file or folder 'absent.npz'"),
+        ({"data": None}, DataError, "None is no data; give fedwright.Dataset"),
+        ({"settings": {"epochs": 3}}, ConfigError, "settings has 'epochs' = 3 but holds sections"),
+        ({"data": (np.eye(3), np.eye(3))}, DataError, r"^data: y has shape \[3, 3\].*y\.argmax\(axis=1\)"),
+        ({"model": lambda: nn.Linear(7, 3), "data": examples()}, BuildError, "^layer Linear does not run"),
+        ({"method": Nothing, "data": examples()}, ConfigError, "Nothing': it lacks absorb, "),
     ],
     ids=[
         "setting",
@@ -233,6 +258,12 @@ def test_a_method_of_ones_own() -> None:
         "other devices",
         "no name",
         "no data set",
+        "no file",
+        "nothing",
+        "no section",
+        "one-hot",
+        "a model of another shape",
+        "a method without hooks",
     ],
 )
 def test_mistakes_are_named_and_leave_nothing_behind(

@@ -100,7 +100,7 @@ def needs_more(width: int) -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "error", "sentence"),
     [
-        (3, ConfigError, "a int is no model; give a torch.nn.Module"),
+        (3, ConfigError, "3 is no model; give a torch.nn.Module"),
         (needs_more, ConfigError, "needs_more cannot be made: missing a required argument: 'width'; it may take"),
         ("cnn-smal", ConfigError, "unknown model 'cnn-smal'"),
         (nn.Linear(5, 2), BuildError, "."),
