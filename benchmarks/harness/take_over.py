@@ -34,6 +34,7 @@ KILLS, QUICK_KILLS = 50, 4
 MOST_S = 10.0
 SERVERS = 3
 ROUNDS_BETWEEN = 2
+LOG = "server.log"
 # Rounds go on while a server that was started anew comes to stand by; an order ends the run when all kills are done.
 MOST_ROUNDS, ROUNDS_LEFT = 100_000, 200
 PATIENCE_S = 300.0
@@ -72,7 +73,7 @@ class _Trial:
         host.mkdir()
         (host / f"{name}.toml").write_text(config)
         command = [sys.executable, "-m", "fedwright", "server", "run", f"{name}.toml"]
-        with (self._place / f"{name}.log").open("ab") as log:
+        with (host / LOG).open("wb") as log:
             process = subprocess.Popen(command, cwd=host, env=self._environment, stdout=log, stderr=log)
         self._servers.append(process)
         return process
@@ -100,6 +101,7 @@ class _Trial:
             self._wait_for(lambda closed=closed: self._closed() > closed)  # type: ignore[misc]
             rows.append({"kill": number, "led again s": led_s, "round closed s": time.monotonic() - began_s})
             self.start(config, "killed")
+        self._wait_for(self._others_stand_by)
         rounds = self._closed() + ROUNDS_LEFT
         order = [sys.executable, "-m", "fedwright", "server", "ctl", "runs/killed", "rounds", str(rounds)]
         # From the host of the server that was started last, whoever leads.
@@ -109,16 +111,20 @@ class _Trial:
 
     def _others_stand_by(self) -> bool:
         """Whether all servers but the one that leads wait for their turn."""
-        return (self._place / "killed.log").read_text().count("standing by: ") >= len(self._servers) - 1
+        said = (self._said(number) for number in range(len(self._servers)))
+        return sum(text.count("standing by: ") for text in said) >= len(self._servers) - 1
+
+    def _said(self, number: int) -> str:
+        return (self._place / f"host-{number}" / LOG).read_text()
 
     def _wait_for(self, holds: Callable[[], bool]) -> None:
         """RoundError when nobody goes on, or when a server ended that nobody killed."""
         until_s = time.monotonic() + PATIENCE_S
         while not holds():
-            ended = [server.pid for server in self._servers if server.poll() is not None]
-            if set(ended) - self._killed:
-                last = (self._place / "killed.log").read_text().splitlines()[-1:]
-                raise RoundError(f"a server ended by itself: {' '.join(last)}")
+            for number, server in enumerate(self._servers):
+                if server.poll() is not None and server.pid not in self._killed:
+                    last = " ".join(self._said(number).splitlines()[-3:])
+                    raise RoundError(f"server {number} ended by itself, exit code {server.returncode}: {last}")
             if time.monotonic() > until_s:
                 raise RoundError(f"no server went on with the run within {PATIENCE_S:.0f} s")
             time.sleep(0.05)

@@ -82,7 +82,7 @@ def claim_rounds(
         known = folder.address.exists()
         with (
             closing(PostgresRoundStore(url, folder.path.name, lease=lease)) as store,
-            closing(PostgresSchema(url, folder.path.name)) as schema,
+            closing(PostgresSchema(url, folder.path.name, lease=lease)) as schema,
         ):
             if store.run() is not None and not known:
                 raise ConfigError(
@@ -148,10 +148,8 @@ def _taken(connection: "psycopg.Connection[Row]") -> "tuple[Lease | None, str]":
 
 def _awaited(url: str, run: str) -> "Lease | None":
     """The lease as soon as nobody holds it; None when the connection broke, which a server that waits outlives."""
-    import psycopg
-
     from fedwright.server_runtime.rounds.store.lease import LOOK_S, Lease, own_name
-    from fedwright.server_runtime.rounds.store.postgres import first_line, open_schema
+    from fedwright.server_runtime.rounds.store.postgres import BROKEN, first_line, open_schema
 
     time.sleep(LOOK_S)
     try:
@@ -159,7 +157,7 @@ def _awaited(url: str, run: str) -> "Lease | None":
             while (lease := Lease.take(connection, own_name())) is None:
                 time.sleep(LOOK_S)
             return lease
-    except (psycopg.OperationalError, psycopg.InterfaceError) as err:
+    except BROKEN as err:
         log.info("the database of run %s does not answer one that stands by (%s); trying again", run, first_line(err))
         return None
 

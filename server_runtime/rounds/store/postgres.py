@@ -42,7 +42,7 @@ _POSTGRES_TABLES = (
     .replace("task_id TEXT PRIMARY KEY, round", "rowid BIGSERIAL, task_id TEXT PRIMARY KEY, round")
 )
 _AGAIN = (errors.SerializationFailure, errors.DeadlockDetected)
-_BROKEN = (psycopg.OperationalError, psycopg.InterfaceError, errors.IdleInTransactionSessionTimeout)
+BROKEN = (psycopg.OperationalError, psycopg.InterfaceError, errors.IdleInTransactionSessionTimeout)
 
 
 class PostgresRoundStore(SqlRoundStore):
@@ -60,7 +60,12 @@ class PostgresSchema:
 
     def __init__(self, url: str, run: str, *, lease: Lease | None = None) -> None:
         self._url, self._run, self._lease = url, run, lease
-        self._connection: psycopg.Connection[Row] | None = open_schema(url, run)
+        self._connection: psycopg.Connection[Row] | None = None
+        # Who has just taken a run over must not end because a busy machine lets one connection wait too long.
+        if lease is None:
+            self._connected()
+        else:
+            self.insist(lambda connection: None)
 
     def rows(self, query: str, parameters: Parameters = ()) -> list[Row]:
         """See Database."""
@@ -98,7 +103,7 @@ class PostgresSchema:
                 return work(self._connected())
             except _AGAIN:
                 continue
-            except _BROKEN as err:
+            except BROKEN as err:
                 self._drop()
                 if time.monotonic() > until_s:
                     raise StorageError(

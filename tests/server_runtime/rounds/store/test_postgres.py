@@ -229,6 +229,36 @@ def test_a_server_that_stands_by_outlives_a_database_that_restarts(
     assert found == [None]
 
 
+@pytest.mark.parametrize(
+    "error", [psycopg.OperationalError, psycopg.errors.IdleInTransactionSessionTimeout], ids=["late", "stopped"]
+)
+def test_a_server_that_takes_over_outlives_connections_that_fail_on_a_busy_machine(
+    error: type[psycopg.Error], server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "LOOK_S", 0.02)
+    monkeypatch.setattr(postgres, "FIRST_WAIT_S", 0.01)
+    folder, calls, before = RunFolder(tmp_path / error.__name__.lower()), itertools.count(), postgres._bring_up_to_date
+    folder.path.mkdir()
+    with open_schema(server.url, folder.path.name, make=True) as connection:
+        assert Lease.take(connection, "first") is not None
+
+    def brought(connection: psycopg.Connection[Any], run: str) -> None:
+        # The first look finds the lease taken; of those that follow every other one fails.
+        if next(calls) % 2:
+            raise error("the machine is busy")
+        before(connection, run)
+
+    def told(holder: str) -> None:
+        with psycopg.connect(server.url, autocommit=True) as other:
+            other.execute(f"UPDATE \"{schema_name(folder.path.name)}\".lease SET expires = '-infinity'")
+
+    monkeypatch.setattr(postgres, "_bring_up_to_date", brought)
+    with claim_rounds(folder, server.url, waiting=told) as claim:
+        claim.store.save_run(RECORD)
+        assert claim.store.run() == RECORD
+    assert next(calls) > 4
+
+
 def test_a_run_can_be_looked_at_while_a_server_is_at_work(server: PostgresServer, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "watched")
     folder.path.mkdir()
