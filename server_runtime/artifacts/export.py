@@ -1,26 +1,22 @@
-"""torch.nn.Module -> forward Graph, by tracing once; parameters and buffers become inputs named as in the module."""
+"""torch.nn.Module -> forward Graph; parameters and buffers become inputs named as in the module."""
 
 import copy
-import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
 import torch
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
 from torch import nn
 
-from fedwright.protocol.errors import BuildError, UnsupportedOperator
-from fedwright.server_runtime.artifacts.autodiff.graph import OPSET, Graph, Node, Value
+from fedwright.server_runtime.artifacts.autodiff.graph import Graph, Value
 from fedwright.server_runtime.artifacts.autodiff.lowering import lower
 from fedwright.server_runtime.artifacts.autodiff.patterns import mark_patterns
 from fedwright.server_runtime.artifacts.autodiff.shapes import measure
 from fedwright.server_runtime.artifacts.autodiff.simplify import simplify
-from fedwright.server_runtime.artifacts.symbolics.registry import DOMAIN, quiet_tracing
-from fedwright.server_runtime.artifacts.trial import check_runs, layer_calling
+from fedwright.server_runtime.artifacts.capture import capture
+from fedwright.server_runtime.artifacts.module_tensors import saved_buffers, state_tensors
 from fedwright.server_runtime.spec import ModelSpec
 from fedwright.server_runtime.zoo.onnx_module import OnnxModule
 
@@ -28,8 +24,6 @@ Rewrite = Callable[[Graph, frozenset[str]], None]
 
 # ScatterND is wrong with several threads, RNN is not on the list of devices: not even evaluation may use them.
 _ALWAYS_LOWERED = frozenset({"ScatterND", "RNN"})
-_EXAMPLES = 2
-_EDGES = 3
 
 
 @dataclass(frozen=True)
@@ -51,19 +45,13 @@ class Forward:
 
 def initial_weights(module: nn.Module) -> dict[str, NDArray[Any]]:
     """Copies of the parameters and floating-point buffers of a module, named as an artifact's slots."""
-    named: dict[str, torch.Tensor] = {**dict(module.named_parameters()), **dict(_buffers(module))}
-    return {name: value.detach().cpu().numpy().astype(np.float32, copy=True) for name, value in named.items()}
+    named = state_tensors(module).items()
+    return {name: value.detach().cpu().numpy().astype(np.float32, copy=True) for name, value in named}
 
 
 def buffer_names(module: nn.Module) -> list[str]:
     """The buffers that an artifact treats as state."""
-    return [name for name, _ in _buffers(module)]
-
-
-def _buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """The buffers that are saved and hold floating-point numbers; all others are constants of the graph."""
-    saved = module.state_dict().keys()
-    return ((name, value) for name, value in module.named_buffers() if name in saved and value.is_floating_point())
+    return [name for name, _ in saved_buffers(module)]
 
 
 def model_inputs(module: nn.Module, spec: ModelSpec) -> tuple[Value, ...]:
@@ -100,12 +88,9 @@ def export(
         _freeze(module, frozen)
     _tell_apart(module)
     inputs = model_inputs(module, spec)
-    if training and not isinstance(module, OnnxModule):
-        check_runs(module, _examples(inputs))
-    traced = module.traced() if isinstance(module, OnnxModule) else _trace(module, inputs)
-    graph = _parse(traced, inputs, module)
+    graph, seen = capture(module, inputs)
     outputs = tuple(value.name for value in graph.outputs)
-    simplify(graph, measure(graph))
+    simplify(graph, seen)
     embedding = find_embedding(graph, outputs[-1], has_head=hasattr(module, "head"))
     embedding = _flat(graph, embedding)
     norms = norm_parameters(module)
@@ -124,7 +109,7 @@ def export(
         embedding,
         inputs,
         tuple(name for name in names if name in read),
-        tuple(name for name, _ in _buffers(module) if name in read),
+        tuple(name for name, _ in saved_buffers(module) if name in read),
         running,
         norms,
     )
@@ -132,8 +117,8 @@ def export(
 
 def export_function(module: nn.Module, inputs: tuple[Value, ...]) -> Graph:
     """The graph of a module without weights, such as a loss."""
-    graph = _parse(_trace(module, inputs), inputs, module)
-    simplify(graph, measure(graph))
+    graph, seen = capture(module, inputs, checked=False)
+    simplify(graph, seen)
     if lower(graph):
         measure(graph)
     return graph
@@ -169,7 +154,7 @@ def _norms(module: nn.Module) -> list[tuple[str, nn.Module]]:
 
 def _tell_apart(module: nn.Module) -> None:
     """Give every weight a value of its own: the exporter merges weights that are equal, say all-zero biases."""
-    weights = [*module.parameters(), *(value for _, value in _buffers(module))]
+    weights = [*module.parameters(), *(value for _, value in saved_buffers(module))]
     with torch.no_grad():
         for number, value in enumerate(weights, start=1):
             value.fill_(number / len(weights))
@@ -181,102 +166,6 @@ def _freeze(module: nn.Module, frozen: frozenset[str]) -> None:
         own = [f"{prefix}.{name}" if prefix else name for name, _ in layer.named_parameters()]
         if own and frozen.issuperset(own):
             layer.eval()
-
-
-def _trace(module: nn.Module, inputs: tuple[Value, ...]) -> onnx.ModelProto:
-    buffer = io.BytesIO()
-    with quiet_tracing():
-        try:
-            torch.onnx.export(
-                module,
-                _examples(inputs),
-                buffer,  # type: ignore[arg-type]
-                dynamo=False,
-                opset_version=OPSET,
-                do_constant_folding=False,
-                training=torch.onnx.TrainingMode.PRESERVE,
-                export_params=False,
-                input_names=[value.name for value in inputs],
-                dynamic_axes={v.name: {i: v.free for i, dim in enumerate(v.shape) if dim == -1} for v in inputs},
-            )
-        except torch.onnx.errors.UnsupportedOperatorError as err:
-            operator = _operator_in(err)
-            layer = layer_calling(module, _examples(inputs), operator)
-            raise UnsupportedOperator(operator, "not exported", layer) from err
-        except (RuntimeError, ValueError, TypeError, IndexError, torch.onnx.OnnxExporterError) as err:
-            reason = (str(err).splitlines() or [type(err).__name__])[0][:300]
-            raise BuildError(
-                f"{type(module).__name__} cannot be traced with an input of shape {inputs[0].shape}: {reason}"
-            ) from err
-    return onnx.load_from_string(buffer.getvalue())
-
-
-def _operator_in(err: Exception) -> str:
-    words = [word.strip("'\",.") for word in str(err).split() if "::" in word]
-    return words[0] if words else "unknown"
-
-
-def _examples(inputs: tuple[Value, ...]) -> tuple[torch.Tensor, ...]:
-    return tuple(_example(value) for value in inputs)
-
-
-def _example(value: Value) -> torch.Tensor:
-    size = _EXAMPLES if value.free == "batch" else _EDGES
-    return torch.from_numpy(np.zeros([size if dim == -1 else dim for dim in value.shape], value.dtype))
-
-
-def _parse(model: onnx.ModelProto, inputs: tuple[Value, ...], module: nn.Module) -> Graph:
-    """An exported model as a Graph whose inputs are the batch, the parameters and the buffers."""
-    graph = Graph(inputs)
-    known = {value.name for value in inputs}
-    tensors: dict[str, torch.Tensor] = {**dict(module.named_parameters()), **dict(_buffers(module))}
-    constants = dict(module.named_buffers())
-    shared = _shared_names(module)
-    for item in model.graph.input:
-        if item.name in shared:
-            graph.nodes.append(Node("Identity", [shared[item.name]], [item.name], name=item.name))
-        elif item.name in tensors:
-            graph.add_input(Value(item.name, tuple(tensors[item.name].shape)))
-        elif item.name in constants:
-            graph.initializers[item.name] = constants[item.name].numpy()
-        elif item.name not in known:
-            raise BuildError(f"the exported graph reads {item.name}, which is no parameter of the model; register it")
-    for tensor in model.graph.initializer:
-        graph.initializers[tensor.name] = numpy_helper.to_array(tensor)
-    for proto in model.graph.node:
-        _append(graph, proto)
-    for output in model.graph.output:
-        graph.outputs.append(Value(output.name, ()))
-    for name, array in graph.initializers.items():
-        graph.record(name, array.shape, array.dtype)
-    return graph
-
-
-def _shared_names(module: nn.Module) -> dict[str, str]:
-    """Further names of parameters that several layers share -> the name that counts."""
-    first = {id(value): name for name, value in module.named_parameters()}
-    every = module.named_parameters(remove_duplicate=False)
-    return {name: first[id(value)] for name, value in every if first[id(value)] != name}
-
-
-def _append(graph: Graph, proto: onnx.NodeProto) -> None:
-    attrs = {item.name: _attribute(helper.get_attribute_value(item)) for item in proto.attribute}
-    if proto.op_type == "Constant":
-        graph.initializers[proto.output[0]] = numpy_helper.to_array(attrs["value"])
-        return
-    if "perm" in attrs:
-        attrs["perm"] = [axis % len(attrs["perm"]) for axis in attrs["perm"]]
-    module = ".".join(proto.name.split("/")[1:-1])
-    if proto.domain == DOMAIN:
-        graph.nodes.append(Node("Identity", list(proto.input), list(proto.output), {}, proto.name, module, stops=True))
-        return
-    graph.nodes.append(Node(proto.op_type, list(proto.input), list(proto.output), attrs, proto.name, module))
-
-
-def _attribute(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_attribute(item) for item in value]
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def _flat(graph: Graph, value: str) -> str:

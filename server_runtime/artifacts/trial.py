@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from fedwright.protocol.errors import BuildError
 
 # Ways in which Python learns a number of a tensor, which a trace takes for constant.
-_READS = {
+READS = {
     getattr(torch.Tensor, name)
     for name in ("__bool__", "__int__", "__float__", "__index__", "__contains__", "item", "tolist")
 }
@@ -22,18 +23,27 @@ _OTHER_INPUTS = 3
 _ERRORS = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
 
 
+@dataclass(frozen=True)
+class Read:
+    """What Python asked of a tensor: by which function, in which layer, and what it got."""
+
+    function: Any
+    layer: str
+    made: Any
+
+
 class _Reads(TorchFunctionMode):
     """Notes what Python reads of tensors, and in which layer."""
 
     def __init__(self, layers: "_Layers") -> None:
         super().__init__()
-        self.seen: list[tuple[str, Any]] = []
+        self.seen: list[Read] = []
         self._layers = layers
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        if func in _READS:
-            self.seen.append((self._layers.now, str(made)))
+        if func in READS:
+            self.seen.append(Read(func, self._layers.now, made))
         return made
 
 
@@ -91,22 +101,26 @@ def _followed(layers: _Layers) -> Iterator[None]:
             hook.remove()
 
 
-def check_runs(module: nn.Module, examples: Sequence[torch.Tensor]) -> None:
-    """Raise BuildError where the module does not run with these inputs, or takes other ways with other ones."""
+def check_runs(module: nn.Module, examples: Sequence[torch.Tensor]) -> list[Read]:
+    """What the module asks of tensors, whatever the data.
+
+    Raises BuildError where it does not run with these inputs, or takes other ways with other ones.
+    """
     module = copy.deepcopy(module)
     first = _reads(module, examples)
     if not first:
-        return
+        return []
     rng = np.random.default_rng(0)
     for _ in range(_OTHER_INPUTS):
         others = [_other(value, rng) for value in examples]
-        for (layer, before), (_, now) in zip(first, _reads(module, others), strict=False):
-            if before != now:
+        for before, now in zip(first, _reads(module, others), strict=False):
+            if str(before.made) != str(now.made):
                 raise BuildError(
-                    f"layer {layer} asks for a value of a tensor that depends on the data ({before} with "
-                    f"one batch, {now} with another), which one graph for all batches cannot follow; choose with "
+                    f"layer {before.layer} asks for a value of a tensor that depends on the data ({before.made} with "
+                    f"one batch, {now.made} with another), which one graph for all batches cannot follow; choose with "
                     "torch.where, or keep the number in Python"
                 )
+    return first
 
 
 def _other(value: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
@@ -116,7 +130,7 @@ def _other(value: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
     return torch.from_numpy(rng.standard_normal(tuple(value.shape)) * rng.choice([1, 10])).to(value.dtype)
 
 
-def _reads(module: nn.Module, examples: Sequence[torch.Tensor]) -> list[tuple[str, Any]]:
+def _reads(module: nn.Module, examples: Sequence[torch.Tensor]) -> list[Read]:
     layers = _Layers(module)
     mode = _Reads(layers)
     try:

@@ -81,4 +81,5 @@ def _conv_transpose2d(
 
 def _skips_points(weight: Tensor, stride: Sequence[int]) -> bool:
     # One convolution must stay one in a graph for devices.
-    return max(stride) > 1 and weight.shape[2:] == _ONE and not torch.onnx.is_in_onnx_export()
+    exporting = torch.onnx.is_in_onnx_export() or torch.compiler.is_exporting()
+    return max(stride) > 1 and weight.shape[2:] == _ONE and not exporting

@@ -87,6 +87,11 @@ class Graph:
         self.record(value.name, value.shape, value.dtype)
         return value.name
 
+    def drop_input(self, name: str) -> None:
+        """Take back a graph input that nothing reads."""
+        self.inputs = [value for value in self.inputs if value.name != name]
+        del self._shapes[name], self._dtypes[name]
+
     def fresh(self, hint: str) -> str:
         """A name that no value has."""
         count = self._counts.get(hint, 0)

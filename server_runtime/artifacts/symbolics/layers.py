@@ -3,10 +3,6 @@
 from typing import Any
 
 import torch
-from torch.onnx import symbolic_helper
-from torch.onnx._internal.torchscript_exporter import (
-    symbolic_opset14,
-)
 
 from fedwright.protocol.errors import UnsupportedOperator
 from fedwright.server_runtime.artifacts.symbolics.registry import (
@@ -15,6 +11,7 @@ from fedwright.server_runtime.artifacts.symbolics.registry import (
     constant,
     is_none,
     known_sizes,
+    number,
     rank_of,
     symbolic,
     whole,
@@ -28,7 +25,7 @@ def _rms_norm(g: Any, x: Any, normalized_shape: Any, weight: Any = None, eps: An
     axes = [-1 - i for i in range(len(wholes(normalized_shape, "normalized_shape")))]
     small = torch.finfo(torch.float32).eps
     if not is_none(eps):
-        small = float(symbolic_helper._get_const(eps, "f", "eps"))
+        small = number(eps, "eps")
     mean = g.op("ReduceMean", g.op("Mul", x, x), axes_i=axes, keepdims_i=1)
     y = g.op("Div", x, g.op("Sqrt", g.op("Add", mean, constant(g, small))))
     return y if is_none(weight) else g.op("Mul", y, weight)
@@ -37,7 +34,8 @@ def _rms_norm(g: Any, x: Any, normalized_shape: Any, weight: Any = None, eps: An
 @symbolic("aten::detach")
 def _detach(g: Any, x: Any) -> Any:
     """A mark that no gradient goes through; the exporter itself leaves the cut out, and gradients come out wrong."""
-    return g.op(f"{DOMAIN}::{STOP}", x).setType(x.type())
+    made = g.op(f"{DOMAIN}::{STOP}", x)
+    return made.setType(x.type()) if isinstance(made, torch._C.Value) else made
 
 
 @symbolic("aten::embedding")
@@ -57,11 +55,13 @@ def _batch_norm(g: Any, x: Any, weight: Any, bias: Any, *rest: Any) -> Any:
     """Layers that keep no statistics get ones that nobody reads."""
     mean, _, _, _, eps, *_ = rest
     if not is_none(mean):
+        from torch.onnx._internal.torchscript_exporter import symbolic_opset14
+
         return symbolic_opset14.batch_norm(g, x, weight, bias, *rest)
     channels = known_sizes(x, [1], "batch normalisation")[0]
     ones, zeros = constant(g, torch.ones(channels)), constant(g, torch.zeros(channels))
     weight, bias = (ones if is_none(weight) else weight), (zeros if is_none(bias) else bias)
-    epsilon = symbolic_helper._get_const(eps, "f", "eps")
+    epsilon = number(eps, "eps")
     made = g.op("BatchNormalization", x, weight, bias, zeros, ones, epsilon_f=epsilon, training_mode_i=1, outputs=3)
     return made[0]
 

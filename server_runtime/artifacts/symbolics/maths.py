@@ -4,21 +4,16 @@ import math
 from typing import Any
 
 import torch
-from torch.onnx import symbolic_helper
 
 from fedwright.protocol.errors import UnsupportedOperator
 from fedwright.server_runtime.artifacts.symbolics.registry import (
     constant,
     is_none,
+    number,
     rank_of,
     symbolic,
     whole,
 )
-
-
-def _number(value: Any, name: str) -> float:
-    """A number that is known while tracing."""
-    return float(symbolic_helper._get_const(value, "f", name))
 
 
 @symbolic("aten::exp2")
@@ -79,7 +74,7 @@ def _hypot(g: Any, x: Any, y: Any) -> Any:
 @symbolic("aten::addcdiv")
 def _addcdiv(g: Any, x: Any, left: Any, right: Any, value: Any) -> Any:
     """x + value left / right"""
-    return g.op("Add", x, g.op("Mul", g.op("Div", left, right), constant(g, _number(value, "value"))))
+    return g.op("Add", x, g.op("Mul", g.op("Div", left, right), constant(g, number(value, "value"))))
 
 
 @symbolic("aten::trunc")
@@ -97,14 +92,14 @@ def _frac(g: Any, x: Any) -> Any:
 @symbolic("aten::threshold")
 def _threshold(g: Any, x: Any, threshold: Any, value: Any) -> Any:
     """x above the threshold, else the value"""
-    above = g.op("Greater", x, constant(g, _number(threshold, "threshold")))
-    return g.op("Where", above, x, constant(g, _number(value, "value")))
+    above = g.op("Greater", x, constant(g, number(threshold, "threshold")))
+    return g.op("Where", above, x, constant(g, number(value, "value")))
 
 
 @symbolic("aten::celu")
 def _celu(g: Any, x: Any, alpha: Any) -> Any:
     """alpha elu(x / alpha) below zero, x above"""
-    scale = constant(g, _number(alpha, "alpha"))
+    scale = constant(g, number(alpha, "alpha"))
     return g.op("Mul", scale, g.op("Elu", g.op("Div", x, scale), alpha_f=1.0))
 
 
@@ -112,9 +107,9 @@ def _celu(g: Any, x: Any, alpha: Any) -> Any:
 def _nan_to_num(g: Any, x: Any, nan: Any, posinf: Any, neginf: Any) -> Any:
     """Numbers for what is none: the bounds of float32 for infinities unless told"""
     limits = torch.finfo(torch.float32)
-    low = limits.min if is_none(neginf) else _number(neginf, "neginf")
-    high = limits.max if is_none(posinf) else _number(posinf, "posinf")
-    zero = constant(g, 0.0 if is_none(nan) else _number(nan, "nan"))
+    low = limits.min if is_none(neginf) else number(neginf, "neginf")
+    high = limits.max if is_none(posinf) else number(posinf, "posinf")
+    zero = constant(g, 0.0 if is_none(nan) else number(nan, "nan"))
     known = g.op("Where", g.op("IsNaN", x), zero, x)
     known = g.op("Where", g.op("Greater", known, constant(g, limits.max)), constant(g, high), known)
     return g.op("Where", g.op("Less", known, constant(g, limits.min)), constant(g, low), known)
@@ -130,7 +125,7 @@ def _last_two_swapped(g: Any, x: Any) -> Any:
 @symbolic("aten::cdist")
 def _cdist(g: Any, x: Any, y: Any, p: Any, compute_mode: Any = None) -> Any:
     """Distances of all pairs of rows; the gradient of a distance of zero is zero."""
-    if _number(p, "p") != 2.0:
+    if number(p, "p") != 2.0:
         raise UnsupportedOperator("cdist with p other than 2", "not exported", "")
     away = g.op("Sub", g.op("Unsqueeze", x, constant(g, [-2])), g.op("Unsqueeze", y, constant(g, [-3])))
     return g.op("ReduceL2", away, axes_i=[-1], keepdims_i=0)

@@ -3,14 +3,15 @@
 from typing import Any
 
 import torch
-from torch.onnx import symbolic_helper
-from torch.onnx._internal.torchscript_exporter import symbolic_opset13
 
 from fedwright.protocol.errors import UnsupportedOperator
 from fedwright.server_runtime.artifacts.symbolics.registry import (
     constant,
+    is_none,
     known_sizes,
+    number,
     rank_of,
+    sizes_of,
     symbolic,
     whole,
     wholes,
@@ -21,9 +22,9 @@ from fedwright.server_runtime.artifacts.symbolics.registry import (
 def _index_add(g: Any, data: Any, dim: Any, index: Any, source: Any, alpha: Any = None) -> Any:
     """torch's own form refuses indices that repeat, which is what edges of graphs do."""
     axis = whole(dim, "dim")
-    rank = symbolic_helper._get_tensor_rank(data)
-    if rank is None or (alpha is not None and symbolic_helper._scalar(alpha) not in (None, 1)):
-        raise UnsupportedOperator("index_add of unknown rank or with alpha", "not exported", "")
+    rank = rank_of(data, "index_add")
+    if not is_none(alpha) and number(alpha, "alpha") != 1:
+        raise UnsupportedOperator("index_add with alpha", "not exported", "")
     column = [-1 if i == axis % rank else 1 for i in range(rank)]
     places = g.op("Reshape", index, constant(g, column))
     spread = g.op("Expand", places, g.op("Shape", source))
@@ -34,7 +35,7 @@ def _index_add(g: Any, data: Any, dim: Any, index: Any, source: Any, alpha: Any 
 def _diff(g: Any, x: Any, n: Any, dim: Any, prepend: Any, append: Any) -> Any:
     """Differences of neighbours, n times, with what is set before and after."""
     axis = whole(dim, "dim")
-    ends = [value for value in (prepend, x, append) if not symbolic_helper._is_none(value)]
+    ends = [value for value in (prepend, x, append) if not is_none(value)]
     if len(ends) > 1:
         x = g.op("Concat", *ends, axis_i=axis)
     for _ in range(whole(n, "n")):
@@ -48,19 +49,19 @@ def _diff(g: Any, x: Any, n: Any, dim: Any, prepend: Any, append: Any) -> Any:
 @symbolic("aten::repeat_interleave")
 def _repeat_interleave(g: Any, x: Any, repeats: Any, dim: Any = None, output_size: Any = None) -> Any:
     """Each entry so many times; torch's own form changes the number `dim` wherever else the graph reads it."""
-    sizes = symbolic_helper._get_tensor_sizes(x)
-    times = symbolic_helper._maybe_get_const(repeats, "i")
-    if not isinstance(times, int) or dim is None or symbolic_helper._is_none(dim) or sizes is None:
-        return symbolic_opset13.repeat_interleave(g, x, repeats, dim, output_size)
+    if is_none(dim):
+        raise UnsupportedOperator("repeat_interleave of all entries", "not exported", "")
+    sizes, times = sizes_of(x, "repeat_interleave"), whole(repeats, "repeats")
     axis = whole(dim, "dim") % len(sizes)
-    rest = list(sizes)[axis + 1 :]
+    rest = sizes[axis + 1 :]
     if any(size is None for size in rest):
-        return symbolic_opset13.repeat_interleave(g, x, repeats, dim, output_size)
+        raise UnsupportedOperator("repeat_interleave before a free size", "not exported", "")
     column = g.op("Unsqueeze", x, constant(g, [axis + 1]))
     tiled = g.op("Tile", column, constant(g, [1] * (axis + 1) + [times] + [1] * len(rest)))
     result = g.op("Reshape", tiled, constant(g, [0] * axis + [-1] + rest))
-    long = None if sizes[axis] is None else sizes[axis] * times
-    result.setType(x.type().with_sizes([*list(sizes)[:axis], long, *rest]))
+    if isinstance(result, torch._C.Value):
+        long = None if sizes[axis] is None else sizes[axis] * times
+        result.setType(x.type().with_sizes([*sizes[:axis], long, *rest]))
     return result
 
 

