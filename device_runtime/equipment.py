@@ -116,7 +116,7 @@ def _only(operators: frozenset[str], check: CheckArtifact) -> CheckArtifact:
 
     def check_operators(artifact: Artifact, recipe: Recipe) -> None:
         check(artifact, recipe)
-        for name, data in (("train.onnx", artifact.train), ("eval.onnx", artifact.eval)):
+        for name, data in artifact.graphs.items():
             others = sorted({operator for _, operator in scan(data, what=name).operators} - operators)
             if others:
                 raise PolicyRefused("operators", f"runs no {others[0]}, which {name} uses")
@@ -143,7 +143,7 @@ def _portable(threads: HowMany, provider: str) -> tuple[MakeTrainer, CheckArtifa
         )
 
     def check(artifact: Artifact, recipe: Recipe) -> None:
-        check_artifact(artifact, free_bytes=facts.free_bytes(), batch=recipe.batch)
+        check_artifact(artifact, free_bytes=facts.free_bytes(), batch=recipe.at_once)
 
     return make_trainer, check, interrupt
 

@@ -150,10 +150,11 @@ class Policy:
                 raise PolicyRefused("returns", f"sends no {name}, only {', '.join(self.returns) or 'nothing'}")
         if set(_wanted(task.returns)) - {"evaluation"}:
             self._check_sum(task.sum)
-        if _trains(task.recipe) and not task.recipe.public and task.recipe.batch < self.least_batch:
+        fewest = _fewest(task.recipe)
+        if _trains(task.recipe) and not task.recipe.public and fewest < self.least_batch:
             raise PolicyRefused(
                 "least_batch",
-                f"learns from {self.least_batch} samples at a time or more, not from {task.recipe.batch}",
+                f"learns from {self.least_batch} samples at a time or more, not from {fewest}",
                 least=self.least_batch,
             )
 
@@ -266,6 +267,11 @@ def _wanted(returns: Returns) -> list[str]:
         "evaluation": returns.evaluate,
     }
     return [name for name, wanted in asked.items() if wanted]
+
+
+def _fewest(recipe: Recipe) -> int:
+    """How many samples a gradient is of at least: parts of a batch are as even as can be."""
+    return recipe.batch if recipe.part is None else min(recipe.batch, (recipe.part + 1) // 2)
 
 
 def _trains(recipe: Recipe) -> bool:

@@ -61,6 +61,7 @@ class Resources:
     owner: OwnerRules | None = None
     fetcher: HttpsFetcher | None = None
     unasked: tuple[str, ...] = ()
+    takes_parts: bool = True
     measurement: SelfMeasurement = field(default_factory=SelfMeasurement)
 
     def report(self, asked: Collection[str]) -> Report:
@@ -82,6 +83,7 @@ class Resources:
             sums=self.sums is not None,
             codecs=list(INSTEAD),
             sums_noise=self.sums is not None,
+            parts=self.takes_parts,
             would_tell=[fact for fact in held_back(self.told, facts) if self.may_tell(fact)],
             **({} if self.hidden is None else self.hidden.offer()),
         )

@@ -239,7 +239,7 @@ def _trainer(
     """The trainer of the last round if it is of the same artifact, else a new one from a checked artifact."""
     # Side inputs and a frozen base are bound when a trainer is made, so such a trainer is of one task only.
     plain = inputs.sides is None and inputs.frozen is None and not masks
-    kept = tools.kept.take(task.artifact.sha256, batch=task.recipe.batch)
+    kept = tools.kept.take(task.artifact.sha256, batch=task.recipe.at_once)
     if plain and kept is not None:
         return kept
     artifact = tools.read_artifact(inputs.artifact)
@@ -248,14 +248,14 @@ def _trainer(
     sides = _own_sides(artifact, received, masks) | given
     trainer = tools.make_trainer(artifact, sides, _mapped(inputs.frozen))
     if plain and not sides:
-        tools.kept.put(task.artifact.sha256, trainer, batch=task.recipe.batch, manifest=artifact.manifest)
+        tools.kept.put(task.artifact.sha256, trainer, batch=task.recipe.at_once, manifest=artifact.manifest)
     return trainer
 
 
 def _largest(recipe: Recipe, data: LocalData) -> Recipe:
     """The recipe with the batch whose step takes as much memory as the most that is done at once."""
     forward = -(-forward_nodes(data) // FORWARD_TIMES)
-    return structs.replace(recipe, batch=max(recipe.batch, forward))
+    return structs.replace(recipe, batch=max(recipe.batch, forward), part=max(recipe.at_once, forward))
 
 
 def _own_sides(artifact: Artifact, received: Tensors, masks: Tensors) -> Tensors:

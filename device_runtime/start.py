@@ -147,6 +147,7 @@ def _resources(
         round_s=config.round_s,
         round_bytes=None if config.round_mb is None else int(config.round_mb * MB),
         model=config.model,
+        takes_parts=config.backend == "portable",
         unasked=config.tell,
         sums=SecureSums(config.device, folder, None if bundle is None else Enrolled(bundle)),
         measurement=_measurement(config, folder),

@@ -2,7 +2,8 @@
 
 An artifact depends only on the structure (model, sizes, trainable set, objective, optimizer), never on
 weights, so it is built once, named by its content and cached on both sides. As a folder it is
-`manifest.json`, `train.onnx`, `eval.onnx`; on the wire it is one msgpack record of the same three.
+`manifest.json`, `train.onnx`, `eval.onnx`, and `update.onnx` where a step is taken in parts; on the wire it is
+one msgpack record of the same.
 """
 
 import hashlib
@@ -28,6 +29,15 @@ PUBLIC_LOGITS = "public_logits"
 # The batch input of a model that reads a graph: pairs of places in the batch.
 EDGES = "edges"
 
+TRAIN: Literal["train.onnx"] = "train.onnx"
+EVAL: Literal["eval.onnx"] = "eval.onnx"
+UPDATE: Literal["update.onnx"] = "update.onnx"
+GraphFile = Literal["train.onnx", "eval.onnx", "update.onnx"]
+# The input of train.onnx by which a part's gradient counts in its batch.
+SHARE = "share"
+# What the names of sums of gradients begin with; a parameter's follows.
+SUM = "sum/"
+
 Name = Annotated[str, Meta(min_length=1, max_length=400)]
 Dims = Annotated[list[Annotated[int, Meta(ge=-1, le=2**31)]], Meta(max_length=8)]
 Dtype = Literal["float32", "int64", "int32", "bool", "int8", "uint8"]
@@ -45,7 +55,8 @@ class Slot(Struct, frozen=True, omit_defaults=True):
     """State that one step reads under `name` and writes under `output`.
 
     trainable: follows the gradient and goes back to the server. buffer: follows the data (running
-    statistics) and goes back too. optimizer: starts at zero and stays on the device.
+    statistics) and goes back too. optimizer: starts at zero and stays on the device. Where a step is taken in parts,
+    trainable and optimizer slots are written over what was read.
     """
 
     name: Name
@@ -63,10 +74,13 @@ class FileInfo(Struct, frozen=True):
 
 
 class Manifest(Struct, frozen=True):
-    """Everything a trainer must know to run the two graphs.
+    """Everything a trainer must know to run the graphs.
 
     train.onnx: inputs = batch + slots + sides + frozen (external initializers) + scalars + noise;
     outputs = loss first, then metrics, then every slot's output, then gradients.
+    With update.onnx a batch may come in parts: train.onnx reads no optimizer slot but the `sums`, to which it adds
+    `share` (float32, of the batch's samples) times a part's gradient, and writes these and the buffers alone;
+    update.onnx reads and writes optimizer slots and the trainable ones that have a sum, and takes the learning rate.
     eval.onnx: inputs = the batch inputs named in `eval_batch` + the slots named in `eval_slots`
     + frozen; outputs = logits, embedding.
     scalars: `learning_rate` (float32) always; `seed` (int64, a new value each step) when the graph draws
@@ -76,7 +90,7 @@ class Manifest(Struct, frozen=True):
     format: int
     opset: Annotated[int, Meta(ge=1, le=MAX_OPSET)]
     ir_version: Annotated[int, Meta(ge=1, le=MAX_IR)]
-    files: dict[Literal["train.onnx", "eval.onnx"], FileInfo]
+    files: dict[GraphFile, FileInfo]
     batch: list[TensorSpec]
     slots: list[Slot]
     scalars: list[TensorSpec]
@@ -107,6 +121,30 @@ class Manifest(Struct, frozen=True):
     backend: Literal["portable", "classic"] = "portable"
     # What the model is for (protocol/goals.py).
     goal: Annotated[str, Meta(max_length=100)] = "classify"
+    # Optimizer slots that gradients of a batch's parts are added to; empty = a step is one run.
+    sums: list[Name] = []
+    # FEATURES of update.onnx by kind of operator, which no batch changes.
+    update_work: dict[Annotated[str, Meta(max_length=100)], list[Annotated[float, Meta(ge=0)]]] = {}
+
+
+def train_reads(manifest: Manifest) -> list[Slot]:
+    """The slots that train.onnx reads."""
+    if not manifest.sums:
+        return manifest.slots
+    return [slot for slot in manifest.slots if slot.role != "optimizer" or slot.name in manifest.sums]
+
+
+def train_writes(manifest: Manifest) -> list[Slot]:
+    """The slots that train.onnx writes."""
+    if not manifest.sums:
+        return manifest.slots
+    return [slot for slot in manifest.slots if slot.role == "buffer" or slot.name in manifest.sums]
+
+
+def update_writes(manifest: Manifest) -> list[Slot]:
+    """The slots that update.onnx reads, and writes in their place."""
+    summed = {name.removeprefix(SUM) for name in manifest.sums}
+    return [slot for slot in manifest.slots if summed and (slot.role == "optimizer" or slot.name in summed)]
 
 
 # Names under which class means and the numbers of samples behind them travel.
@@ -129,12 +167,19 @@ def returned_shapes(manifest: Manifest, returns: Returns) -> dict[str, tuple[int
     return shapes
 
 
-class Artifact(Struct, frozen=True):
-    """A manifest with its graph files."""
+class Artifact(Struct, frozen=True, omit_defaults=True):
+    """A manifest with its graph files; update: empty where a step is one run."""
 
     manifest: Manifest
     train: Annotated[bytes, Meta(max_length=MAX_ARTIFACT_BYTES)]
     eval: Annotated[bytes, Meta(max_length=MAX_ARTIFACT_BYTES)]
+    update: Annotated[bytes, Meta(max_length=MAX_ARTIFACT_BYTES)] = b""
+
+    @property
+    def graphs(self) -> dict[GraphFile, bytes]:
+        """The graphs by the names of their files."""
+        graphs: dict[GraphFile, bytes] = {TRAIN: self.train, EVAL: self.eval}
+        return graphs | {UPDATE: self.update} if self.update else graphs
 
 
 _decoder = msgspec.msgpack.Decoder(Artifact)
@@ -154,6 +199,13 @@ def pack(artifact: Artifact) -> bytes:
     work = {kind: [_whole(number) for number in row] for kind, row in manifest.work.items()}
     manifest = msgspec.structs.replace(manifest, work=work)
     return _encoder.encode(msgspec.structs.replace(artifact, manifest=manifest))
+
+
+def with_files(artifact: Artifact) -> Artifact:
+    """The artifact with its files named in the manifest, which then is as it is when it was read."""
+    files = {name: file_info(data) for name, data in artifact.graphs.items()}
+    manifest = as_read(msgspec.structs.replace(artifact.manifest, files=files))
+    return msgspec.structs.replace(artifact, manifest=manifest)
 
 
 def as_read(manifest: Manifest) -> Manifest:
@@ -178,16 +230,13 @@ def unpack(blob: bytes) -> Artifact:
 
 
 def check_files(artifact: Artifact) -> None:
-    """Raise BadArtifact unless the format is known and both files have the hashes the manifest says."""
+    """Raise BadArtifact unless the format is known and all files have the hashes the manifest says."""
     if artifact.manifest.format != FORMAT:
         raise BadArtifact(
             f"artifact has format {artifact.manifest.format} but this release reads {FORMAT}; "
             f"install the same fedwright release on both sides"
         )
-    contents: dict[Literal["train.onnx", "eval.onnx"], bytes] = {
-        "train.onnx": artifact.train,
-        "eval.onnx": artifact.eval,
-    }
-    for name, data in contents.items():
-        if artifact.manifest.files.get(name) != file_info(data):
+    graphs, infos = artifact.graphs, artifact.manifest.files
+    for name in sorted({*graphs, *infos}):
+        if name not in graphs or infos.get(name) != file_info(graphs[name]):
             raise BadArtifact(f"{name} does not have the hash and size its manifest says; fetch the artifact again")

@@ -88,12 +88,15 @@ class Report(Struct, tag="report", frozen=True):
     sums_noise: bool = False
     # An edge that stands for so many devices of its own: this report is of all their data.
     stands_for: Annotated[int, Meta(ge=0, le=MOST_DEVICES)] = 0
+    # It takes steps in parts (Recipe.part).
+    parts: bool = False
 
 
 class Recipe(Struct, frozen=True):
     """How to train: `steps` when given, else `epochs` over the local data (0 = only evaluate).
 
     classes: train on the samples of these classes only. public: train on the task's public rows instead of own data.
+    part: so many samples of a batch at a time at most, whose gradients are summed before the step is taken.
     """
 
     batch: Annotated[int, Meta(ge=1, le=65_536)]
@@ -103,6 +106,12 @@ class Recipe(Struct, frozen=True):
     steps: Annotated[int, Meta(ge=0, le=100_000_000)] | None = None
     classes: Annotated[list[Count], Meta(max_length=1_000_000)] | None = None
     public: bool = False
+    part: Annotated[int, Meta(ge=1, le=65_536)] | None = None
+
+    @property
+    def at_once(self) -> int:
+        """The most samples that are in memory together."""
+        return self.batch if self.part is None else min(self.part, self.batch)
 
 
 class Returns(Struct, frozen=True):

@@ -134,6 +134,17 @@ def predict(profile: Profile, work: Work, *, batch: int) -> Prediction:
     return Prediction(step_s, (total - guessed) * profile.refined / margin, step_s * margin, tuple(sorted(unknown)))
 
 
+def predict_step(profile: Profile, manifest: Manifest, *, batch: int, part: int | None = None) -> Prediction:
+    """Seconds of one step on a batch of so many samples, done in parts of at most `part`."""
+    if not manifest.sums:
+        return predict(profile, manifest.work, batch=batch)
+    count = 1 if part is None else -(-batch // part)
+    runs = [(predict(profile, manifest.work, batch=-(-batch // count)), count)]
+    runs.append((predict(profile, {k: row * len(WORK_BATCHES) for k, row in manifest.update_work.items()}, batch=1), 1))
+    low, mean, high = (sum(times * getattr(run, name) for run, times in runs) for name in ("low_s", "step_s", "high_s"))
+    return Prediction(mean, low, high, tuple(sorted({kind for run, _ in runs for kind in run.unknown})))
+
+
 def _dear(profile: Profile, kind: str) -> "NDArray[np.float64]":
     """For a kind that was never measured: the dearest of its relatives, else more than nine kinds in ten cost."""
     import numpy as np

@@ -184,12 +184,21 @@ class BudgetSection:
     )
     round_mb: float | None = field(default=None, metadata=hint("most MB that a round may send to and from a device"))
     memory_mb: float | None = field(default=None, metadata=hint("most MB of its free memory that training may use"))
+    short_of_memory: Literal["narrower", "slower"] = field(
+        default="narrower",
+        metadata=hint("a device short of memory trains a 'narrower' model, or the same one 'slower': batches in parts"),
+    )
 
     def __post_init__(self) -> None:
         """Check values."""
         for name in ("round_s", "round_mb", "memory_mb"):
             if getattr(self, name) is not None:
                 check_range(name, getattr(self, name), above=0)
+
+    @property
+    def slower(self) -> bool:
+        """A device short of memory trains the same model in more time."""
+        return self.short_of_memory == "slower"
 
     def limits(self) -> Budget:
         """As the search for a plan reads it."""

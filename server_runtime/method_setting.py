@@ -91,6 +91,7 @@ def make_setting(
         steps=config.train.steps,
         schedule=config.train.schedule,
         sums=config.update.secure,
+        slower=config.budget.slower,
         trainable=config.train.trainable,
         packing=config.train.frozen,
     )

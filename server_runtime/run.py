@@ -285,6 +285,7 @@ def _planner(config: RunConfig, builder: Builder, blobs: BlobStore, *, identity:
         codec=config.update.whole_codec,
         identity=identity,
         patches=None if form is None else Patches(form, config.update.model_keep_ratio),
+        slower=config.budget.slower,
     )
 
 

@@ -102,6 +102,7 @@ class Structure:
     private: each sample's gradient is clipped and noise that the device draws is added to their sum.
     packing: how large frozen tensors are stored (blocks/packing.py).
     recompute: activations that are cheap to make are made again in the backward pass instead of being kept.
+    parts: a batch may be done in parts whose gradients are summed, and no tensor exists twice (artifacts/in_parts.py).
     """
 
     spec: ModelSpec
@@ -111,6 +112,7 @@ class Structure:
     private: bool = False
     packing: Literal["float32", "int8", "int4"] = "float32"
     recompute: bool = False
+    parts: bool = False
 
     def key(self) -> str:
         """Content hash that names the artifact in caches."""

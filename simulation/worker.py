@@ -175,7 +175,7 @@ class Worker:
         free_bytes = self._place.free_bytes[device]
 
         def check(artifact: Artifact, recipe: Recipe) -> None:
-            need = need_bytes(artifact.manifest, recipe.batch)
+            need = need_bytes(artifact.manifest, recipe.at_once)
             if need > free_bytes:
                 raise OverBudget(need, free_bytes)
 

@@ -40,12 +40,14 @@ def round_rows(store: RoundStore, manifest: Callable[[Structure], Manifest]) -> 
                 continue
             found = manifest(planned.assignment.structure)
             rows.append({"round": closed.position.round, **_row(planned, reply.update.stats, found, speeds, traffic)})
-            speeds.take(planned.device, found, reply.update.stats, batch=planned.task.recipe.batch)
+            recipe = planned.task.recipe
+            speeds.take(planned.device, found, reply.update.stats, batch=recipe.batch, part=recipe.part)
     return rows
 
 
 def _row(planned: Planned, stats: Stats, found: Manifest, speeds: Speeds, traffic: "_Traffic") -> dict[str, Any]:
-    expected = speeds.predict(planned.device, found, batch=planned.task.recipe.batch)
+    recipe = planned.task.recipe
+    expected = speeds.predict(planned.device, found, batch=recipe.batch, part=recipe.part)
     up, down = traffic.since(planned.device, stats)
     return {
         "device": planned.device,

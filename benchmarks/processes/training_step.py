@@ -2,6 +2,7 @@
 
 `steps FOLDER THREADS SECONDS` runs portable and torch steps in turn; `compiled FOLDER SECONDS` runs torch.compile's,
 once it has compiled; `peak BACKEND FOLDER THREADS STEPS` runs one backend alone and reads the highest resident memory;
+`form FORM FOLDER PART STEPS` does so with a form of the artifact, or with torch (checkpointing or not), in parts;
 `import MODULE` says what importing a module costs. Nothing but the backend asked for is imported.
 """
 
@@ -28,18 +29,20 @@ def peak_rss_bytes() -> int:
     raise RuntimeError("the kernel does not tell the peak memory of a process (no VmHWM in /proc/self/status)")
 
 
-def portable_step(folder: Path, threads: int) -> Step:
-    """One step of a device on the folder's artifact, weights and batch."""
+def portable_step(folder: Path, threads: int, *, form: str = "portable", part: int = 0) -> Step:
+    """One step of a device on the folder's artifact, weights and batch; in parts of so many samples unless 0."""
     from fedwright.device_runtime.train.portable import PortableTrainer
     from fedwright.protocol import tensors
     from fedwright.protocol.artifact import unpack
 
-    artifact = unpack((folder / "portable.artifact").read_bytes())
+    artifact = unpack((folder / f"{form}.artifact").read_bytes())
     weights = tensors.load(folder / "weights.safetensors")
     batch = tensors.load(folder / "batch.safetensors")
     frozen = {spec.name: weights[spec.name] for spec in artifact.manifest.frozen}
     trainer = PortableTrainer(artifact, threads=threads, frozen=frozen)
     trainer.load({slot.name: weights[slot.name] for slot in artifact.manifest.slots if slot.role != "optimizer"})
+    if part:
+        return lambda: trainer.step_in_parts(batch, learning_rate=RATE, seed=0, part=part)
     return lambda: trainer.step(batch, learning_rate=RATE, seed=0)
 
 
@@ -77,6 +80,53 @@ def torch_step(folder: Path, threads: int, *, compiled: bool = False) -> Step:
     return step
 
 
+def torch_lean_step(folder: Path, *, part: int, checkpoints: bool) -> Step:
+    """As `torch_step` with one thread, with gradients of parts accumulated, and blocks computed again going back."""
+    from functools import partial
+
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    from fedwright.protocol import tensors
+    from fedwright.server_runtime import zoo
+    from fedwright.server_runtime.spec import ModelSpec
+
+    torch.set_num_threads(1)
+    task = json.loads((folder / "task.json").read_text())
+    module = zoo.create(ModelSpec(task["model"], tuple(task["input_shape"]), task["classes"]), seed=0).train()
+    for block in _blocks(module) if checkpoints else ():
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    optimizer = torch.optim.SGD(module.parameters(), lr=RATE, momentum=task["momentum"])
+    batch = {name: torch.tensor(array) for name, array in tensors.load(folder / "batch.safetensors").items()}
+    labels = batch.pop("y")
+
+    def step() -> object:
+        optimizer.zero_grad()
+        for rows in torch.arange(len(labels)).split(part or len(labels)):
+            outputs = module(*(value[rows] for value in batch.values()))
+            loss = torch.nn.functional.cross_entropy(outputs, labels[rows])
+            (loss * (len(rows) / len(labels))).backward()
+        optimizer.step()
+        return float(loss.detach())
+
+    return step
+
+
+def _blocks(module: Any) -> list[Any]:
+    """The outermost modules with several layers that follow one another in a list."""
+    from torch import nn
+
+    found: list[Any] = []
+    for child in module.children():
+        inner = [block for block in child if len(list(block.parameters())) > 2] if _is_list(child, nn) else []
+        found += inner or _blocks(child)
+    return found
+
+
+def _is_list(module: Any, nn: Any) -> bool:
+    return isinstance(module, (nn.Sequential, nn.ModuleList))
+
+
 def time_in_turn(steps: dict[str, Step], seconds: float) -> dict[str, dict[str, float]]:
     """Least CPU and wall milliseconds of each step; they take turns, so that a busy machine is unfair to none."""
     best = {name: {"cpu_ms": float("inf"), "wall_ms": float("inf")} for name in steps}
@@ -103,6 +153,20 @@ def peak(backend: str, folder: Path, threads: int, steps: int) -> dict[str, floa
     return {"peak_rss_bytes": peak_rss_bytes(), **best}
 
 
+def form_cost(form: str, folder: Path, part: int, steps: int) -> dict[str, float]:
+    """Least CPU time of a step of this form, and the peak memory of a process that does nothing else."""
+    if form.startswith("torch"):
+        step = torch_lean_step(folder, part=part, checkpoints=form == "torch checkpointing")
+    else:
+        step = portable_step(folder, 1, form=form, part=part)
+    times = []
+    for _ in range(steps):
+        cpu = time.process_time()
+        step()
+        times.append(time.process_time() - cpu)
+    return {"peak_rss_bytes": peak_rss_bytes(), "cpu_ms": min(times) * 1e3}
+
+
 def import_cost(module: str) -> dict[str, float]:
     """CPU seconds of the whole interpreter up to the end of the import, wall seconds of the import, peak memory."""
     wall = time.perf_counter()
@@ -122,6 +186,8 @@ def main(words: list[str]) -> dict[str, Any]:
         return import_cost(rest[0])
     if kind == "peak":
         return peak(rest[0], Path(rest[1]), int(rest[2]), int(rest[3]))
+    if kind == "form":
+        return form_cost(rest[0], Path(rest[1]), int(rest[2]), int(rest[3]))
     if kind == "compiled":
         return time_in_turn({kind: torch_step(Path(rest[0]), 1, compiled=True)}, float(rest[1]))[kind]
     folder, threads, seconds = Path(rest[0]), int(rest[1]), float(rest[2])

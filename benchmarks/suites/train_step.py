@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             found, missing = _measure(name, Path(folder), plan)
             rows += found
             reasons += missing
-    start = {"agent": _child("import", AGENT), "torch": _child("import", "torch")}
+    start = {"agent": measured_alone("import", AGENT), "torch": measured_alone("import", "torch")}
     sizes = _install_sizes()
     return {
         "suite": "train-step",
@@ -134,14 +134,15 @@ def _check_names(models: list[str], plan: Plan) -> None:
 
 def _measure(name: str, folder: Path, plan: Plan) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
     """One row per number of threads, and the peers that could not be measured."""
-    _prepare(name, folder)
+    module, _, batch = prepare(name, folder)
+    (folder / "forward.onnx").write_bytes(_forward(module, batch))
     backends = ("portable", "torch")
-    peaks = {backend: _child("peak", backend, str(folder), "1", str(PEAK_STEPS)) for backend in backends}
+    peaks = {backend: measured_alone("peak", backend, str(folder), "1", str(PEAK_STEPS)) for backend in backends}
     rows: list[dict[str, Any]] = [{"model": name, "threads": count, "batch": BATCH} for count in plan.threads]
     reasons: dict[str, str] = {}
     for _ in range(plan.passes):
         for row in rows:
-            times = _child("steps", str(folder), str(row["threads"]), str(plan.seconds))
+            times = measured_alone("steps", str(folder), str(row["threads"]), str(plan.seconds))
             for backend in backends:
                 _keep_least(row, backend, times[backend])
             if row["threads"] == 1:
@@ -162,7 +163,7 @@ def _measure_peers(row: dict[str, Any], folder: Path, plan: Plan, reasons: dict[
             continue
         try:
             if peer == runtimes.COMPILED:
-                times = _child("compiled", str(folder), str(plan.seconds))
+                times = measured_alone("compiled", str(folder), str(plan.seconds))
             else:
                 times = runtimes.measure(peer, folder, plan.seconds, timeout_s=TIMEOUT_S)
         except FedwrightError as err:
@@ -191,7 +192,7 @@ def _peer_row(row: dict[str, Any]) -> dict[str, Any]:
     return {"model": row["model"], **ratios, "ours / best": 1 / min(r for r in ratios.values() if r is not None)}
 
 
-def _prepare(name: str, folder: Path) -> None:
+def prepare(name: str, folder: Path) -> tuple[nn.Module, Structure, dict[str, np.ndarray[Any, Any]]]:
     """Write the artifact, weights, batch and task that the measuring processes read."""
     entry = zoo.MODELS.get(name)
     spec = SPECS[name] if entry is None else ModelSpec(name, entry.example_shape, entry.example_classes)
@@ -213,7 +214,7 @@ def _prepare(name: str, folder: Path) -> None:
         "momentum": MOMENTUM,
     }
     (folder / "task.json").write_text(json.dumps(task))
-    (folder / "forward.onnx").write_bytes(_forward(module, batch))
+    return module, structure, batch
 
 
 def _forward(module: nn.Module, batch: dict[str, np.ndarray[Any, Any]]) -> bytes:
@@ -251,7 +252,7 @@ def _batch(module: nn.Module, spec: ModelSpec) -> dict[str, np.ndarray[Any, Any]
     return batch | {"y": rng.integers(0, spec.classes, BATCH)}
 
 
-def _child(*words: str) -> dict[str, Any]:
+def measured_alone(*words: str) -> dict[str, Any]:
     """One measurement in a process of its own."""
     command = [sys.executable, "-m", "fedwright.benchmarks.processes.training_step", *words]
     # Threads that wait by spinning count as work, and on a busy machine as slowness.
@@ -289,25 +290,26 @@ def _step_checks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if limit is None or row["threads"] > 2:
             continue
         if row["threads"] == 2:
-            checks.append(_at_most(f"wall time / torch: {row['model']}, 2 threads", row["wall_ratio"], EAGER_WALL))
+            checks.append(at_most(f"wall time / torch: {row['model']}, 2 threads", row["wall_ratio"], EAGER_WALL))
             continue
         eager.append(row["cpu_ratio"])
         best = _peer_row(row)["ours / best"]
-        checks.append(_at_most(f"CPU time / best peer: {row['model']}, 1 thread", best, BEST_PEER))
-        checks.append(_at_most(f"peak memory / torch: {row['model']}", row["peak_ratio"], limit))
+        checks.append(at_most(f"CPU time / best peer: {row['model']}, 1 thread", best, BEST_PEER))
+        checks.append(at_most(f"peak memory / torch: {row['model']}", row["peak_ratio"], limit))
     if eager:
         mean = math.exp(sum(map(math.log, eager)) / len(eager))
-        checks.append(_at_most("CPU time / torch: geometric mean, 1 thread", mean, EAGER_MEAN))
+        checks.append(at_most("CPU time / torch: geometric mean, 1 thread", mean, EAGER_MEAN))
     return checks
 
 
 def _agent_checks(agent: dict[str, Any], sizes: dict[str, float]) -> list[dict[str, Any]]:
     return [
-        _at_most("agent import, CPU s", agent["cpu_s"], IMPORT_CPU_S),
-        _at_most("agent import, peak MB", agent["peak_rss_bytes"] / MB, IMPORT_RSS_MB),
-        _at_most("agent install, MB", sizes["device"], INSTALL_MB),
+        at_most("agent import, CPU s", agent["cpu_s"], IMPORT_CPU_S),
+        at_most("agent import, peak MB", agent["peak_rss_bytes"] / MB, IMPORT_RSS_MB),
+        at_most("agent install, MB", sizes["device"], INSTALL_MB),
     ]
 
 
-def _at_most(name: str, value: float, limit: float) -> dict[str, Any]:
+def at_most(name: str, value: float, limit: float) -> dict[str, Any]:
+    """A check that a figure keeps below its bound."""
     return {"name": name, "value": round(value, 3), "target": f"<= {limit}", "holds": value <= limit}

@@ -10,11 +10,19 @@ from fedwright.protocol.artifact import (
     MAX_ARTIFACT_BYTES,
     MAX_IR,
     MAX_OPSET,
+    SHARE,
+    SUM,
     SUPPLIED,
+    TRAIN,
+    UPDATE,
     Artifact,
     Manifest,
+    Slot,
     TensorSpec,
     check_files,
+    train_reads,
+    train_writes,
+    update_writes,
 )
 from fedwright.protocol.errors import BadArtifact, OverBudget
 from fedwright.protocol.onnx_outline import Outline, OutlineValue, scan
@@ -25,7 +33,8 @@ __all__ = ["OPERATORS", "check_artifact", "need_bytes"]
 # Steps of the longest honest sequence are some thousands; these many take seconds.
 MAX_TRIPS = 1_000_000
 
-SCALARS = {"learning_rate": "float32", "seed": "int64", "clip": "float32", "expected_batch": "float32"}
+RATE = "learning_rate"
+SCALARS = {RATE: "float32", "seed": "int64", "clip": "float32", "expected_batch": "float32", SHARE: "float32"}
 
 # Pure functions of tensors that training graphs are made of. No randomness, no sequences, no text, no control
 # flow but Scan, whose length is that of a tensor.
@@ -53,7 +62,7 @@ def check_artifact(artifact: Artifact, *, batch: int, free_bytes: int | None = N
     manifest = artifact.manifest
     need = need_bytes(manifest, batch)
     _check_manifest(manifest)
-    for name, data in (("train.onnx", artifact.train), ("eval.onnx", artifact.eval)):
+    for name, data in artifact.graphs.items():
         if len(data) > MAX_ARTIFACT_BYTES:
             raise BadArtifact(f"{name} has {len(data)} bytes, more than the limit of {MAX_ARTIFACT_BYTES}")
         outline = scan(data, what=name, batch=batch)
@@ -63,7 +72,9 @@ def check_artifact(artifact: Artifact, *, batch: int, free_bytes: int | None = N
         if outline.most_trips > MAX_TRIPS:
             raise BadArtifact(f"{name} runs the body of a Scan {outline.most_trips} times; at most {MAX_TRIPS} are run")
         need = max(need, own_bytes(outline, manifest))
-        if name == "train.onnx":
+        if name == UPDATE:
+            _check_update(outline, manifest)
+        elif name == TRAIN:
             _check_train(outline, manifest, name)
             check_train_outputs(outline, manifest, name)
             if manifest.noise:
@@ -79,8 +90,9 @@ def own_bytes(outline: Outline, manifest: Manifest) -> int:
     """Memory that a graph takes at least, by its own shapes and whatever its manifest says of it."""
     stored = sum(tensor.size_bytes for tensor in (*outline.initializers, *outline.inner))
     state = sum(_size_bytes(spec) for spec in _slot_specs(manifest))
-    # Every slot exists twice.
-    return stored + 2 * state + sum(map(_size_bytes, manifest.frozen)) + 4 * outline.most_entries
+    # Every slot exists twice, but for those of steps in parts.
+    state *= 1 if manifest.sums else 2
+    return stored + state + sum(map(_size_bytes, manifest.frozen)) + 4 * outline.most_entries
 
 
 def _size_bytes(spec: TensorSpec) -> int:
@@ -93,6 +105,7 @@ def _check_manifest(manifest: Manifest) -> None:
     _check_unique([item.name for item in inputs], "input")
     outputs = [manifest.loss, *manifest.metrics, *(slot.output for slot in manifest.slots), *manifest.gradients]
     _check_unique(outputs, "output")
+    _check_sums(manifest)
     if manifest.gradients and len(manifest.gradients) != len(manifest.noise):
         count = f"{len(manifest.gradients)} gradients for {len(manifest.noise)} inputs of noise"
         raise BadArtifact(f"the manifest has {count}; build the artifact again")
@@ -113,8 +126,26 @@ def _check_manifest(manifest: Manifest) -> None:
         raise BadArtifact(f"the manifest says {manifest.classes} classes; there must be at least one")
 
 
+def _check_sums(manifest: Manifest) -> None:
+    """Sums are optimizer slots, each of a trainable one and as large, and nothing is hidden in parts."""
+    if bool(manifest.sums) != (UPDATE in manifest.files):
+        raise BadArtifact("the manifest has sums without update.onnx, or one without the other; build it again")
+    slots = {slot.name: slot for slot in manifest.slots}
+    for name in manifest.sums:
+        found, of = slots.get(name), slots.get(name.removeprefix(SUM))
+        fits = found is not None and of is not None and (found.role, of.role) == ("optimizer", "trainable")
+        if not fits or found.shape != of.shape:  # type: ignore[union-attr]
+            raise BadArtifact(f"the manifest's sum {name!r} is not one of a trainable slot's gradients")
+    if manifest.sums and (manifest.noise or manifest.gradients):
+        raise BadArtifact("the manifest hides samples in steps in parts, which nobody does; build it again")
+
+
 def _slot_specs(manifest: Manifest) -> list[TensorSpec]:
-    return [TensorSpec(slot.name, slot.shape, slot.dtype) for slot in manifest.slots]
+    return _specs(manifest.slots)
+
+
+def _specs(slots: Iterable[Slot]) -> list[TensorSpec]:
+    return [TensorSpec(slot.name, slot.shape, slot.dtype) for slot in slots]
 
 
 def _gradient_specs(manifest: Manifest) -> dict[str, TensorSpec]:
@@ -172,9 +203,10 @@ def _check_tensors(outline: Outline, manifest: Manifest, name: str) -> None:
 
 
 def _check_train(outline: Outline, manifest: Manifest, name: str) -> None:
-    inputs = [*manifest.batch, *_slot_specs(manifest), *manifest.sides, *manifest.scalars, *manifest.noise]
+    scalars = [spec for spec in manifest.scalars if not (manifest.sums and spec.name == RATE)]
+    inputs = [*manifest.batch, *_specs(train_reads(manifest)), *manifest.sides, *scalars, *manifest.noise]
     _compare(outline.inputs, inputs, f"{name} input")
-    written = {slot.output: TensorSpec(slot.output, slot.shape, slot.dtype) for slot in manifest.slots}
+    written = {slot.output: TensorSpec(slot.output, slot.shape, slot.dtype) for slot in train_writes(manifest)}
     written |= _gradient_specs(manifest)
     numbers = [manifest.loss, *manifest.metrics]
     for value in outline.outputs:
@@ -184,6 +216,15 @@ def _check_train(outline: Outline, manifest: Manifest, name: str) -> None:
         raise BadArtifact(f"{name} must have the loss {manifest.loss!r} as its first output")
     _same_names([value.name for value in outline.outputs], [*numbers, *written], f"{name} output")
     _compare([value for value in outline.outputs if value.name in written], written.values(), f"{name} output")
+
+
+def _check_update(outline: Outline, manifest: Manifest) -> None:
+    """It sees no sample, so whatever it makes of its slots is for the server to answer for."""
+    slots = update_writes(manifest)
+    rate = [spec for spec in manifest.scalars if spec.name == RATE]
+    _compare(outline.inputs, [*_specs(slots), *rate], f"{UPDATE} input")
+    written = [TensorSpec(slot.output, slot.shape, slot.dtype) for slot in slots]
+    _compare(outline.outputs, written, f"{UPDATE} output")
 
 
 def _check_eval(outline: Outline, manifest: Manifest, name: str) -> None:

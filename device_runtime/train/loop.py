@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from fedwright.device_runtime.train.base import Array, Predicts, StepResult, Ten
 from fedwright.device_runtime.train.measures import Measures
 from fedwright.device_runtime.train.private import Lots
 from fedwright.protocol.artifact import EDGES
+from fedwright.protocol.errors import BadArtifact
 from fedwright.protocol.goals import CLASSIFY, GOALS
 from fedwright.protocol.messages import Recipe
 from fedwright.protocol.private_graph import ROW_WEIGHT
@@ -99,12 +101,12 @@ def train(
     first: float | None = None
     last: float | None = None
     wall, cpu = time.monotonic(), time.process_time()
-    step = start_step
+    step, take_step = start_step, _taking_steps(trainer, recipe)
     for rows, weights in _steps(span.lots, recipe, len(data.y), range(start_step, end), taken=taken):
         if should_stop():
             break
         seed = step_seed(recipe.seed, step) if span.lots is None else span.lots.seed()
-        result = trainer.step(batch_of(data, rows) | weights, learning_rate=recipe.learning_rate, seed=seed)
+        result = take_step(batch_of(data, rows) | weights, learning_rate=recipe.learning_rate, seed=seed)
         step += 1
         first, last = (result.loss if first is None else first), result.loss
         if on_step is not None:
@@ -118,6 +120,16 @@ def train(
         loss_last=last,
         finished=step >= end,
     )
+
+
+def _taking_steps(trainer: Trainer, recipe: Recipe) -> Callable[..., StepResult]:
+    """The trainer's steps, in parts where the recipe says so."""
+    if recipe.part is None:
+        return trainer.step
+    in_parts = getattr(trainer, "step_in_parts", None)
+    if in_parts is None:
+        raise BadArtifact("this device's runtime takes no steps in parts; use the portable backend")
+    return partial(in_parts, part=recipe.part)
 
 
 def batch_of(data: LocalData, rows: Rows) -> Tensors:
@@ -139,7 +151,7 @@ def forward_nodes(data: LocalData) -> int:
 
 def evaluation_batch(recipe: Recipe) -> int:
     """How many samples at a time a device looks at that trains at this batch size."""
-    return min(EVALUATION_BATCH, FORWARD_TIMES * recipe.batch)
+    return min(EVALUATION_BATCH, FORWARD_TIMES * recipe.at_once)
 
 
 def evaluate(trainer: Predicts, data: LocalData, *, batch: int = EVALUATION_BATCH) -> Evaluation:

@@ -1,7 +1,11 @@
-"""The default backend: one run() of a plain ONNX graph on the stock onnxruntime is one training step."""
+"""The default backend: one run() of a plain ONNX graph on the stock onnxruntime is one training step.
+
+Where the artifact has an update.onnx, a step is one run() for each part of its batch and one of that graph.
+"""
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 
 import numpy as np
 import onnxruntime as ort
@@ -11,9 +15,26 @@ from fedwright.device_runtime.train.base import Array, StepResult, Tensors
 from fedwright.device_runtime.train.check import need_bytes
 from fedwright.device_runtime.train.native import RUNTIME_ERRORS
 from fedwright.device_runtime.train.private import ClippedSum, StepPrivacy
-from fedwright.protocol.artifact import Artifact, Slot, TensorSpec
+from fedwright.protocol.artifact import (
+    EDGES,
+    EVAL,
+    SHARE,
+    TRAIN,
+    UPDATE,
+    Artifact,
+    GraphFile,
+    Slot,
+    TensorSpec,
+    train_reads,
+    train_writes,
+    update_writes,
+)
 from fedwright.protocol.errors import BadArtifact
 from fedwright.protocol.private_graph import ROW_WEIGHT
+
+# Apart enough that no step of a task has a seed twice.
+PART_SEEDS = 0x3779B97F
+MOST_SEED = 2**31
 
 
 class PortableTrainer:
@@ -38,16 +59,21 @@ class PortableTrainer:
         self._sessions: dict[str, ort.InferenceSession] = {}
         self._bindings: list[ort.IOBinding] = []
         weakref.finalize(self, _close, self._sessions, self._bindings).atexit = False
-        train = self._session("train.onnx")
+        train = self._session(TRAIN)
         device = sessions.device_type(train)
         self._sides = _values(sessions.checked(sides or {}, self.manifest.sides, what="side inputs"), device)
-        # An output bound to its own input buffer changes results, so every slot exists twice.
-        self._slots = tuple(_values(_zeros(self.manifest.slots), device) for _ in range(2))
+        # An output bound to its own input buffer changes results, so every slot exists twice. Of steps in parts only
+        # the buffers do: nothing reads the others after they were written.
+        first = _values(_zeros(self.manifest.slots), device)
+        twice = [slot for slot in self.manifest.slots if slot.role == "buffer" or not self.manifest.sums]
+        self._slots = (first, first | _values(_zeros(twice), device))
         self._now = 0
         self._privacy: StepPrivacy | None = None
         self._loss = sessions.scalar_buffer(train, self.manifest.loss)
         self._metrics = {name: sessions.scalar_buffer(train, name) for name in self.manifest.metrics}
         self._bindings += [self._bind(train, self._slots[turn], self._slots[1 - turn]) for turn in range(2)]
+        if self.manifest.sums:
+            self._bindings.append(self._bind_update(first))
 
     def load(self, weights: Tensors) -> None:
         """Start from these weights with a fresh optimizer."""
@@ -67,7 +93,12 @@ class PortableTrainer:
             self._sides[name].update_inplace(np.ascontiguousarray(array).reshape(array.shape))
 
     def step(self, batch: Tensors, *, learning_rate: float, seed: int) -> StepResult:
-        """One optimizer step on a batch named as in the manifest; a step that fails leaves the slots as they were."""
+        """One optimizer step on a batch named as in the manifest; a step that fails leaves the slots as they were.
+
+        Of steps in parts that holds for the trainable ones, and the next one must begin from a snapshot.
+        """
+        if self.manifest.sums:
+            return self.step_in_parts(batch, learning_rate=learning_rate, seed=seed)
         numbers = {"learning_rate": learning_rate, "seed": seed}
         numbers |= {} if self._privacy is None else self._privacy.scalars
         alone = None
@@ -84,18 +115,43 @@ class PortableTrainer:
         self._now = 1 - self._now
         return alone or result
 
+    def step_in_parts(self, batch: Tensors, *, learning_rate: float, seed: int, part: int | None = None) -> StepResult:
+        """One optimizer step on a batch of which at most `part` samples (None: all) are in memory together."""
+        if not self.manifest.sums or (part is not None and EDGES in batch):
+            raise BadArtifact("the task wants steps in parts but its graph takes none; update the server")
+        found = StepResult(0.0, 0)
+        for index, (rows, share) in enumerate(parts_of(len(batch[self.manifest.batch[0].name]), part)):
+            piece = {name: values[rows] for name, values in batch.items()} if share < 1 else batch
+            numbers = {SHARE: share, "seed": (seed + index * PART_SEEDS) % MOST_SEED}
+            one = self._run(self._bindings[self._now], piece, numbers, noise={})
+            self._now = 1 - self._now
+            found = StepResult(found.loss + share * one.loss, found.correct + one.correct)
+        update = self._bindings[2]
+        for spec in self._scalars(UPDATE):
+            update.bind_cpu_input(spec.name, _scalar(spec, learning_rate=learning_rate))
+        try:
+            self._session(UPDATE).run_with_iobinding(update, self._run_options)
+        except RUNTIME_ERRORS as err:
+            raise sessions.failure("update", err, need_bytes=self._need_bytes(batch)) from err
+        return found
+
+    def _scalars(self, graph: str) -> list[TensorSpec]:
+        """The numbers that a graph takes; the learning rate is the update's where there is one."""
+        updates = {"learning_rate"} if self.manifest.sums else set()
+        return [spec for spec in self.manifest.scalars if (spec.name in updates) == (graph == UPDATE)]
+
     def _run(
         self, binding: ort.IOBinding, batch: Tensors, numbers: Mapping[str, float], *, noise: Tensors
     ) -> StepResult:
         """Run the training graph on what is bound and these."""
         for spec in self.manifest.batch:
             binding.bind_cpu_input(spec.name, sessions.batch_array(batch, spec))
-        for spec in self.manifest.scalars:
+        for spec in self._scalars(TRAIN):
             binding.bind_cpu_input(spec.name, _scalar(spec, **numbers))
         for name, value in noise.items():
             binding.bind_cpu_input(name, value)
         try:
-            self._session("train.onnx").run_with_iobinding(binding, self._run_options)
+            self._session(TRAIN).run_with_iobinding(binding, self._run_options)
         except RUNTIME_ERRORS as err:
             raise sessions.failure("training step", err, need_bytes=self._need_bytes(batch)) from err
         correct = self._metrics.get("correct")
@@ -105,7 +161,7 @@ class PortableTrainer:
 
     def _run_each(self, batch: Tensors, numbers: Mapping[str, float], total: ClippedSum) -> StepResult:
         """Add the gradient of every sample that counts, each run by itself; the mean loss, and how many were right."""
-        binding = self._session("train.onnx").io_binding()
+        binding = self._session(TRAIN).io_binding()
         for name in self.manifest.gradients:
             binding.bind_output(name, "cpu")
         self._bind_kept(binding, self._slots[self._now])
@@ -122,7 +178,7 @@ class PortableTrainer:
 
     def predict(self, batch: Tensors) -> tuple[Array, Array]:
         """Logits and embedding in evaluation mode."""
-        session = self._session("eval.onnx")
+        session = self._session(EVAL)
         binding = session.io_binding()
         for spec in self.manifest.batch:
             if spec.name in self.manifest.eval_batch:
@@ -152,14 +208,14 @@ class PortableTrainer:
 
     def end_trace(self) -> str:
         """Close the trace of a trainer that was made inside `sessions.traced`; the path of its file."""
-        return str(self._session("train.onnx").end_profiling())
+        return str(self._session(TRAIN).end_profiling())
 
-    def _session(self, name: str) -> ort.InferenceSession:
+    def _session(self, name: GraphFile) -> ort.InferenceSession:
         """The session of a graph, made when first asked for: a task that does not evaluate never loads eval.onnx."""
         if name not in self._sessions:
-            graph = self._artifact.train if name == "train.onnx" else self._artifact.eval
+            graph, frozen = self._artifact.graphs[name], {} if name == UPDATE else self._frozen
             self._sessions[name] = sessions.open_session(
-                graph, what=name, threads=self._threads, provider=self._provider, frozen=self._frozen
+                graph, what=name, threads=self._threads, provider=self._provider, frozen=frozen
             )
         return self._sessions[name]
 
@@ -172,14 +228,22 @@ class PortableTrainer:
         """Everything that stays where it is between steps, bound once."""
         binding = session.io_binding()
         self._bind_kept(binding, read)
-        for slot in self.manifest.slots:
+        for slot in train_writes(self.manifest):
             binding.bind_ortvalue_output(slot.output, write[slot.name])
+        return binding
+
+    def _bind_update(self, slots: dict[str, ort.OrtValue]) -> ort.IOBinding:
+        """Every slot of the update in the place of its old value."""
+        binding = self._session(UPDATE).io_binding()
+        for slot in update_writes(self.manifest):
+            binding.bind_ortvalue_input(slot.name, slots[slot.name])
+            binding.bind_ortvalue_output(slot.output, slots[slot.name])
         return binding
 
     def _bind_kept(self, binding: ort.IOBinding, read: dict[str, ort.OrtValue]) -> None:
         """Side inputs, slots that are read, and the numbers that are told."""
-        for name, value in {**self._sides, **read}.items():
-            binding.bind_ortvalue_input(name, value)
+        for name in [*self._sides, *(slot.name for slot in train_reads(self.manifest))]:
+            binding.bind_ortvalue_input(name, self._sides.get(name) or read[name])
         for name, value in {self.manifest.loss: self._loss, **self._metrics}.items():
             binding.bind_ortvalue_output(name, value)
 
@@ -189,6 +253,14 @@ class PortableTrainer:
 
     def _read(self, slots: Iterable[Slot]) -> Tensors:
         return {slot.name: np.array(self._slots[self._now][slot.name].numpy()) for slot in slots}
+
+
+def parts_of(samples: int, part: int | None) -> Iterator[tuple[slice, float]]:
+    """Rows of the parts of a batch, as even as can be, and their share of it."""
+    count = 1 if part is None else -(-samples // part)
+    ends = [samples * index // count for index in range(count + 1)]
+    for start, end in pairwise(ends):
+        yield slice(start, end), (end - start) / samples
 
 
 def _close(opened: dict[str, ort.InferenceSession], bindings: list[ort.IOBinding]) -> None:

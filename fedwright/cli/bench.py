@@ -23,6 +23,7 @@ SUITES = {
         "suites.train_step",
         "CPU time, wall time and memory of a training step, against torch, JAX and onnxruntime-training",
     ),
+    "memory": ("suites.memory", "seconds against memory of a step, beside torch that checkpoints and accumulates"),
     "world": ("suites.world", "public architectures that build, train and agree with torch"),
     "large": ("suites.large", "memory of a device that trains adapters on a base too large to be trained whole"),
     "predictor": (
@@ -115,7 +116,7 @@ OPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "--kills": ("kills", ("chaos", "scale")),
     "--edges": ("edges", ("chaos",)),
     "--decoders": ("decoders", ("fuzz",)),
-    "--models": ("models", ("train-step", "world", "predictor")),
+    "--models": ("models", ("train-step", "memory", "world", "predictor")),
     "--threads": ("threads", ("train-step",)),
     "--peers": ("peers", ("train-step",)),
 }

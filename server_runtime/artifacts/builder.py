@@ -16,13 +16,11 @@ import torch
 from torch import nn
 
 import fedwright
-from fedwright.protocol.artifact import FORMAT, Artifact, Manifest, Slot, TensorSpec, as_read, file_info, pack, unpack
-from fedwright.protocol.dataflow.outputs import check_eval_outputs, check_train_outputs
+from fedwright.protocol.artifact import FORMAT, SHARE, Artifact, Manifest, Slot, TensorSpec, pack, unpack, with_files
 from fedwright.protocol.errors import BadArtifact, BuildError
 from fedwright.protocol.goals import CLASSIFY
-from fedwright.protocol.onnx_outline import scan
 from fedwright.protocol.predictor import WORK_BATCHES
-from fedwright.protocol.private_graph import CLIP, EXPECTED, NOISE, ROW_WEIGHT, check_private
+from fedwright.protocol.private_graph import CLIP, EXPECTED, NOISE, ROW_WEIGHT
 from fedwright.protocol.support.plugins import PYTHON
 from fedwright.protocol.support.steps import steps
 from fedwright.server_runtime import zoo
@@ -33,15 +31,16 @@ from fedwright.server_runtime.artifacts.autodiff.graph import IR_VERSION, OPSET,
 from fedwright.server_runtime.artifacts.autodiff.recompute import recompute
 from fedwright.server_runtime.artifacts.autodiff.rules.dropout import SEED
 from fedwright.server_runtime.artifacts.autodiff.shapes import Seen, measure
-from fedwright.server_runtime.artifacts.check_layers import check_layers
+from fedwright.server_runtime.artifacts.build_checks import check_layers, check_outputs
 from fedwright.server_runtime.artifacts.compact import compact
 from fedwright.server_runtime.artifacts.export import Rewrite, buffer_names, export, initial_weights
 from fedwright.server_runtime.artifacts.grouped_steps import make_stepper
+from fedwright.server_runtime.artifacts.in_parts import Summing, check_in_place, parameter_of, update_graph
 from fedwright.server_runtime.artifacts.loss import Loss, append_loss
 from fedwright.server_runtime.artifacts.macs import count_macs
 from fedwright.server_runtime.artifacts.memory import BATCHES as MEMORY_BATCHES
 from fedwright.server_runtime.artifacts.memory import estimate
-from fedwright.server_runtime.artifacts.operator_table import tabulate
+from fedwright.server_runtime.artifacts.operator_table import tabulate, tabulate_once
 from fedwright.server_runtime.artifacts.optimizer import LEARNING_RATE, Updates, clip
 from fedwright.server_runtime.artifacts.packed import pack_frozen, unpack_late
 from fedwright.server_runtime.artifacts.private.gradients import (
@@ -164,22 +163,12 @@ def build(structure: Structure, module: nn.Module) -> Artifact:
         advance()
         train_bytes = compact(train.graph.to_model())
         eval_bytes = compact(evaluation.graph.to_model())
-        artifact = Artifact(_manifest(structure, train, evaluation, train_bytes, eval_bytes), train_bytes, eval_bytes)
+        update_bytes = b"" if train.update is None else compact(train.update.to_model())
+        manifest = _manifest(structure, train, evaluation)
+        artifact = with_files(Artifact(manifest, train_bytes, eval_bytes, update_bytes))
         advance()
-        _check_outputs(artifact, structure.spec.model)
+        check_outputs(artifact, structure.spec.model)
     return artifact
-
-
-def _check_outputs(artifact: Artifact, model: str) -> None:
-    """A model that mixes the samples of a batch is told here and not by every device."""
-    try:
-        train = scan(artifact.train, what="train.onnx")
-        check_train_outputs(train, artifact.manifest, "train.onnx")
-        if artifact.manifest.noise:
-            check_private(train, artifact.manifest, "train.onnx")
-        check_eval_outputs(scan(artifact.eval, what="eval.onnx"), artifact.manifest, "eval.onnx")
-    except BadArtifact as err:
-        raise BuildError(f"devices would refuse {model}: {err}; keep samples apart until they are summed") from err
 
 
 @dataclass
@@ -191,6 +180,8 @@ class _Train:
     slots: list[Slot] = field(default_factory=list)
     frozen: dict[str, Value] = field(default_factory=dict)
     gradients: list[str] = field(default_factory=list)
+    sums: list[str] = field(default_factory=list)
+    update: Graph | None = None
 
 
 def _train_graph_or_alone(structure: Structure, module: nn.Module, asked: list[str]) -> _Train:
@@ -229,7 +220,7 @@ def _train_graph(structure: Structure, module: nn.Module, asked: list[str], *, a
     elif structure.private:
         updates = _optimize_privately(graph, structure, loss, trained, seen)
     else:
-        updates = _optimize(graph, structure, loss, trained)
+        updates = (_sum_up if structure.parts else _optimize)(graph, structure, loss, trained)
     if structure.recompute:
         recompute(graph, before)
     train = _Train(graph, loss, gradients=[name for name, _ in gradients])
@@ -241,18 +232,34 @@ def _train_graph(structure: Structure, module: nn.Module, asked: list[str], *, a
     for name in [*asked, *buffers]:
         if not graph.knows(name):
             graph.add_input(Value(name, shapes[name]))
+        train.slots.append(_slot(name, graph, "trainable" if name in trainable else "buffer"))
+        if structure.parts and name in trainable:
+            continue
         new = updates.parameters.get(name) or forward.running.get(name, name)
         graph.record(new, graph.shape(name))
         outputs.append((f"next/{name}", new))
-        train.slots.append(_slot(name, graph, "trainable" if name in trainable else "buffer"))
     for state in updates.states:
         graph.record(state.value, state.shape)
         outputs.append((f"next/{state.name}", state.value))
         train.slots.append(_slot(state.name, graph, "optimizer"))
+    _add_update(train, updates, structure)
     unpack_late(graph)
     train.frozen = _make_external(graph, {slot.name for slot in train.slots}, {*forward.parameters, *forward.buffers})
     finish(graph, outputs + gradients)
+    check_in_place(graph, train.sums)
     return train
+
+
+def _add_update(train: _Train, updates: Updates, structure: Structure) -> None:
+    """Of a step in parts, the graph that makes the step of the sums, and the slots that it alone has."""
+    if not structure.parts:
+        return
+    train.sums = [state.name for state in updates.states]
+    shapes = {name: train.graph.shape(name) for name in map(parameter_of, train.sums)}
+    train.update = update_graph(shapes, structure.optimizer)
+    known = {slot.name for slot in train.slots} | {LEARNING_RATE}
+    own = [value.name for value in train.update.inputs if value.name not in known]
+    train.slots += [_slot(name, train.update, "optimizer") for name in own]
 
 
 def _slot(name: str, graph: Graph, role: str) -> Slot:
@@ -295,6 +302,14 @@ def _optimize(graph: Graph, structure: Structure, loss: Loss, trained: list[str]
     for name, grad in clip(graph, gradients, limit).items():
         stepper.apply(name, grad, masks.get(name))
     return stepper.updates
+
+
+def _sum_up(graph: Graph, structure: Structure, loss: Loss, trained: list[str]) -> Updates:
+    """Append the backward pass of a part of a batch, whose gradients are added to sums."""
+    del structure
+    summing = Summing(graph)
+    differentiate(graph, loss.value, trained, ready=summing.apply, seed=summing.seed)
+    return summing.updates
 
 
 def _optimize_privately(
@@ -359,20 +374,19 @@ def _spec(value: Value) -> TensorSpec:
     return TensorSpec(value.name, list(value.shape), str(value.dtype))  # type: ignore[arg-type]
 
 
-def _manifest(
-    structure: Structure, train: _Train, evaluation: _Eval, train_bytes: bytes, eval_bytes: bytes
-) -> Manifest:
-    inputs = {value.name: value for value in train.graph.inputs}
-    scalars = [inputs[name] for name in (LEARNING_RATE, SEED, CLIP, EXPECTED) if name in inputs]
+def _manifest(structure: Structure, train: _Train, evaluation: _Eval) -> Manifest:
+    graphs = [train.graph] if train.update is None else [train.graph, train.update]
+    inputs = {value.name: value for graph in graphs for value in graph.inputs}
+    scalars = [inputs[name] for name in (LEARNING_RATE, SEED, CLIP, EXPECTED, SHARE) if name in inputs]
     batches = sorted({*WORK_BATCHES, *MEMORY_BATCHES})
     model = train.graph.to_model()
     sizes = dict(zip(batches, sizes_at(model, *batches), strict=True))
-    fixed_bytes, sample_bytes = estimate(train.graph, sizes)
-    manifest = Manifest(
+    fixed_bytes, sample_bytes = estimate(train.graph, sizes, train.update)
+    return Manifest(
         format=FORMAT,
         opset=OPSET,
         ir_version=IR_VERSION,
-        files={"train.onnx": file_info(train_bytes), "eval.onnx": file_info(eval_bytes)},
+        files={},
         batch=[_spec(inputs[name]) for name in train.loss.batch],
         slots=train.slots,
         scalars=[_spec(value) for value in scalars],
@@ -394,5 +408,6 @@ def _manifest(
         work=tabulate(model, sizes),
         macs=count_macs(evaluation.graph),
         description=f"{structure.spec.model} {structure.spec.input_shape}, {structure.optimizer.kind}",
+        sums=train.sums,
+        update_work={} if train.update is None else tabulate_once(train.update.to_model()),
     )
-    return as_read(manifest)

@@ -46,7 +46,7 @@ class MetaStepper(_GroupedStepper):
 
     def _begin(self) -> None:
         g = self.graph
-        self._length = self._mixed(self._count, self._rate, g.scalar(self._objective.meta_rate))
+        self._length = self._mixed(self._count, self.rate, g.scalar(self._objective.meta_rate))
         self._keep(COUNT, g.op("Sub", g.scalar(1.0), self._count, shape=()))
 
     def _next(self, name: str, grad: str) -> str:
@@ -74,7 +74,7 @@ class EnvelopeStepper(_GroupedStepper):
         slot, before = self._state("anchor", name)
         centre = self._mixed(self._first, weight, before)
         pull = g.op("Mul", g.op("Sub", weight, centre), g.scalar(self._objective.envelope))
-        theta = g.op("Sub", weight, g.op("Mul", g.op("Add", self._decayed(name, grad), pull), self._rate))
+        theta = g.op("Sub", weight, g.op("Mul", g.op("Add", self._decayed(name, grad), pull), self.rate))
         moved = g.op("Sub", centre, g.op("Mul", g.op("Sub", centre, theta), self._way))
         # A group ends at its moved centre, where the next one begins.
         self._keep(slot, self._mixed(self._last, moved, centre))

@@ -7,23 +7,30 @@ from typing import Any
 import numpy as np
 
 from fedwright.server_runtime.artifacts.autodiff.graph import Graph, Node, outer_names
-from fedwright.server_runtime.artifacts.sizes import Sizes
+from fedwright.server_runtime.artifacts.sizes import Sizes, sizes_at
 
 BATCHES = (1, 256, 512)
 _IN_PLACE = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
 
 
-def estimate(graph: Graph, sizes: Mapping[int, Sizes]) -> tuple[int, int]:
+def estimate(graph: Graph, sizes: Mapping[int, Sizes], update: Graph | None = None) -> tuple[int, int]:
     """(fixed bytes, bytes per example) of one step, from the sizes of its values at each of BATCHES.
 
-    Fixed: inputs and outputs that are state (held twice, read and written), frozen weights, constants. The peak of
+    Fixed: inputs and outputs that are state (held twice, read and written), frozen weights, constants. update: of a
+    step in parts, whose state is held once (buffers twice). The peak of
     live values grows faster with larger batches, so the share of an example is taken between two large ones and the
     rest from a batch of one: that bounds every size between.
     """
     nodes, outputs = execution_order(graph), {value.name for value in graph.outputs}
     one, large, larger = (_peak(nodes, _measured(graph, sizes[batch]), outputs, batch) for batch in BATCHES)
     per_sample = (larger - large) // (BATCHES[2] - BATCHES[1])
-    held = sum(_bytes(v.shape, v.dtype, 1) for v in [*graph.inputs, *graph.outputs] if -1 not in v.shape)
+    outputs_held, state = graph.outputs, graph.inputs
+    if update is not None:
+        state = list({value.name: value for value in [*graph.inputs, *update.inputs]}.values())
+        once = {value.name for value in update.outputs}
+        outputs_held = [value for value in graph.outputs if value.name not in once]
+        one = max(one, per_sample + _peak(execution_order(update), sizes_at(update.to_model(), 1)[0], once, 1))
+    held = sum(_bytes(v.shape, v.dtype, 1) for v in [*state, *outputs_held] if -1 not in v.shape)
     held += sum(_bytes(v.shape, v.dtype, 1) for v in graph.external.values())
     held += sum(array.nbytes for array in graph.initializers.values())
     return held + max(0, one - per_sample), per_sample

@@ -6,7 +6,7 @@ import onnx
 
 from fedwright.protocol.operator_costs import FEATURES, features
 from fedwright.protocol.predictor import WORK_BATCHES
-from fedwright.server_runtime.artifacts.sizes import Sizes
+from fedwright.server_runtime.artifacts.sizes import Sizes, sizes_at
 
 # What onnxruntime has no kernel for and runs as several: each with how often it reads the input.
 EXPANDED = {"HardSwish": (("HardSigmoid", 1), ("Mul", 2))}
@@ -29,6 +29,13 @@ def tabulate(model: onnx.ModelProto, sizes: Mapping[int, Sizes]) -> dict[str, li
                 for index, amount in enumerate(amounts):
                     row[place * len(FEATURES) + index] += float(round(amount))
     return dict(sorted(table.items()))
+
+
+def tabulate_once(model: onnx.ModelProto) -> dict[str, list[float]]:
+    """Kind -> FEATURES of a model that no batch changes."""
+    known = sizes_at(model, 1)[0]
+    table = tabulate(model, dict.fromkeys(WORK_BATCHES, known))
+    return {kind: row[: len(FEATURES)] for kind, row in table.items()}
 
 
 def _fused(model: onnx.ModelProto) -> set[str]:

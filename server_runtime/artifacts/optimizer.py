@@ -36,7 +36,7 @@ class Stepper:
         self.graph = graph
         self.optimizer = optimizer
         self.updates = Updates()
-        self._rate = graph.add_input(Value(LEARNING_RATE, ()))
+        self.rate = graph.add_input(Value(LEARNING_RATE, ()))
         self._adam_rate = ""
         self._adam_scale = ""
 
@@ -45,8 +45,8 @@ class Stepper:
         if mask is not None:
             grad = self.graph.op("Mul", grad, mask)
         shape = self.graph.shape(name)
-        grad = _line(self.graph, grad, shape)
-        new = _shaped(self.graph, self._next(name, grad), shape)
+        grad = as_line(self.graph, grad, shape)
+        new = shaped(self.graph, self._next(name, grad), shape)
         if mask is not None:
             new = self.graph.op("Mul", new, mask)
         self.updates.parameters[name] = new
@@ -58,14 +58,14 @@ class Stepper:
     def _state(self, kind: str, name: str) -> tuple[str, str]:
         """A new slot and its value as the arithmetic wants it."""
         slot = self.graph.add_input(Value(f"{kind}/{name}", self.graph.shape(name)))
-        return slot, _line(self.graph, slot, self.graph.shape(name))
+        return slot, as_line(self.graph, slot, self.graph.shape(name))
 
     def _weight(self, name: str) -> str:
-        return _line(self.graph, name, self.graph.shape(name))
+        return as_line(self.graph, name, self.graph.shape(name))
 
     def _keep(self, slot: str, value: str) -> None:
         shape = self.graph.shape(slot)
-        self.updates.states.append(OptimizerState(slot, _shaped(self.graph, value, shape), shape))
+        self.updates.states.append(OptimizerState(slot, shaped(self.graph, value, shape), shape))
 
     def _decayed(self, name: str, grad: str) -> str:
         """g + decay * w"""
@@ -82,18 +82,18 @@ class Stepper:
             slot, old = self._state("momentum", name)
             step = self._momentum(old, step)
             self._keep(slot, step)
-        return g.op("Sub", self._weight(name), g.op("Mul", step, self._rate))
+        return g.op("Sub", self._weight(name), g.op("Mul", step, self.rate))
 
     def _momentum(self, slot: str, grad: str) -> str:
         g, momentum = self.graph, self.optimizer.momentum
         last = g.nodes[-1]
-        if _is_plain_gemm(last, grad):
+        if is_plain_gemm(last, grad):
             # the product adds the old momentum for free
             last.inputs.append(slot)
             last.attrs["beta"] = momentum
             return grad
         kept = g.op("Mul", slot, g.scalar(momentum))
-        if _is_scatter_into_zeros(g, last, grad):
+        if is_scatter_into_zeros(g, last, grad):
             # the sums go straight into the old momentum instead of into zeros
             g.nodes[-2:] = [g.nodes[-1], last]
             last.inputs[0] = kept
@@ -116,7 +116,7 @@ class Stepper:
         root = g.op("Add", g.op("Mul", g.op("Sqrt", v), self._adam_scale), g.scalar(o.eps))
         step = g.op("Div", g.op("Mul", m, self._adam_rate), root)
         if o.kind == "adamw" and o.weight_decay:
-            kept = g.op("Sub", g.scalar(1.0), g.op("Mul", self._rate, g.scalar(o.weight_decay)))
+            kept = g.op("Sub", g.scalar(1.0), g.op("Mul", self.rate, g.scalar(o.weight_decay)))
             return g.op("Sub", g.op("Mul", self._weight(name), kept), step)
         return g.op("Sub", self._weight(name), step)
 
@@ -127,7 +127,7 @@ class Stepper:
         self._keep(STEP, step)
         first = g.op("Sub", g.scalar(1.0), g.op("Pow", g.scalar(o.beta1), step))
         second = g.op("Sub", g.scalar(1.0), g.op("Pow", g.scalar(o.beta2), step))
-        self._adam_rate = g.op("Div", self._rate, first)
+        self._adam_rate = g.op("Div", self.rate, first)
         self._adam_scale = g.op("Reciprocal", g.op("Sqrt", second))
 
 
@@ -136,19 +136,23 @@ def _slow(shape: Shape) -> bool:
     return len(shape) > 2 and shape[-1] == 1
 
 
-def _line(graph: Graph, value: str, shape: Shape) -> str:
+def as_line(graph: Graph, value: str, shape: Shape) -> str:
+    """The value in the shape in which it is updated fast."""
     return graph.op("Reshape", value, graph.ints(-1)) if _slow(shape) else value
 
 
-def _shaped(graph: Graph, value: str, shape: Shape) -> str:
+def shaped(graph: Graph, value: str, shape: Shape) -> str:
+    """Back from `as_line`."""
     return graph.op("Reshape", value, graph.ints(*shape)) if _slow(shape) else value
 
 
-def _is_plain_gemm(node: Node, output: str) -> bool:
+def is_plain_gemm(node: Node, output: str) -> bool:
+    """Does this product make the value and add nothing to it yet?"""
     return node.op == "Gemm" and node.outputs == [output] and len(node.inputs) == 2
 
 
-def _is_scatter_into_zeros(graph: Graph, node: Node, output: str) -> bool:
+def is_scatter_into_zeros(graph: Graph, node: Node, output: str) -> bool:
+    """Does this node make the value by adding entries to zeros?"""
     if node.op != "ScatterElements" or node.outputs != [output] or node.attrs.get("reduction") != "add":
         return False
     return any(node.inputs[0] in other.outputs and other.op == "ConstantOfShape" for other in graph.nodes)
@@ -162,6 +166,6 @@ def clip(graph: Graph, gradients: dict[str, str], limit: float) -> dict[str, str
     scale = graph.op("Min", ratio, graph.scalar(1.0))
     shapes = {name: graph.shape(name) for name in gradients}
     return {
-        name: _shaped(graph, graph.op("Mul", _line(graph, grad, shapes[name]), scale), shapes[name])
+        name: shaped(graph, graph.op("Mul", as_line(graph, grad, shapes[name]), scale), shapes[name])
         for name, grad in gradients.items()
     }

@@ -121,7 +121,7 @@ def task_cost(
     if returns.evaluate:
         steps += FORWARD_RATIO * (2 if steps else 1) * data.holdout / recipe.batch
     traffic = link_bytes(manifest, returns, sent_ratio=sent_ratio)
-    return Cost(need_bytes(manifest, recipe.batch), steps * step_s, traffic)
+    return Cost(need_bytes(manifest, recipe.at_once), steps * step_s, traffic)
 
 
 def step_count(recipe: Recipe, samples: int) -> int:

@@ -96,6 +96,11 @@ class Registry:
         member = self._members.get(device)
         return member.boot if member is not None and member.present else None
 
+    def takes_parts(self, device: str) -> bool:
+        """Whether a device's agent takes steps in parts."""
+        member = self.known(device)
+        return member is not None and member.report.parts
+
     def known(self, device: str) -> RegisteredDevice | None:
         """The member of that id, present or not."""
         return self._members.get(device)

@@ -6,7 +6,7 @@ from fedwright.protocol.artifact import Manifest
 from fedwright.protocol.errors import BadArtifact, BadMessage
 from fedwright.protocol.messages import Report, Stats
 from fedwright.protocol.operator_costs import FEATURES
-from fedwright.protocol.predictor import Prediction, Profile, Refinement, predict, profile_from_json
+from fedwright.protocol.predictor import Prediction, Profile, Refinement, predict_step, profile_from_json
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class Speeds:
         self._refined: dict[str, Refinement] = {}
         self._asked: set[str] = set()
         # By graph and batch, of devices that never measured themselves; manifests are kept, so that ids stay theirs.
-        self._usual: dict[tuple[int, int], tuple[Manifest, Prediction]] = {}
+        self._usual: dict[tuple[int, int, int | None], tuple[Manifest, Prediction]] = {}
 
     def ask(self, device: str) -> None:
         """A device is asked to measure itself anew."""
@@ -50,22 +50,22 @@ class Speeds:
         self._asked.discard(device)
         return was_asked
 
-    def take(self, device: str, manifest: Manifest, stats: Stats, *, batch: int) -> None:
+    def take(self, device: str, manifest: Manifest, stats: Stats, *, batch: int, part: int | None = None) -> None:
         """Learn from the time of a task that was done."""
         if not manifest.work or stats.steps == 0:
             return
         try:
-            alone = self._alone(device, manifest, batch)
+            alone = self._alone(device, manifest, batch, part)
         except BadArtifact:
             return
         self._refined.setdefault(device, Refinement()).note(stats.train_s / stats.steps, alone.step_s)
 
-    def predict(self, device: str, manifest: Manifest, *, batch: int) -> Prediction | None:
+    def predict(self, device: str, manifest: Manifest, *, batch: int, part: int | None = None) -> Prediction | None:
         """What a step will take on this device; None when it neither measured itself nor did a task."""
         refined = self._refined.get(device)
         if refined is None or not manifest.work:
             return None
-        alone = self._alone(device, manifest, batch)
+        alone = self._alone(device, manifest, batch, part)
         ratio = refined.ratio
         return Prediction(alone.step_s * ratio, alone.low_s * ratio, alone.high_s * ratio, alone.unknown)
 
@@ -74,16 +74,16 @@ class Speeds:
         profile = self._profiles.get(device)
         return None if profile is None else profile.link.get("bytes_per_s")
 
-    def _alone(self, device: str, manifest: Manifest, batch: int) -> Prediction:
+    def _alone(self, device: str, manifest: Manifest, batch: int, part: int | None) -> Prediction:
         """By the profile alone, or by the usual costs of operators."""
         profile = self._profiles.get(device)
         if profile is not None:
-            return predict(profile, manifest.work, batch=batch)
-        key = (id(manifest), batch)
+            return predict_step(profile, manifest, batch=batch, part=part)
+        key = (id(manifest), batch, part)
         if key not in self._usual:
             row = list(_USUAL.values())
-            usual = Profile("unknown", "unknown", 1, kinds=dict.fromkeys(manifest.work, row))
+            usual = Profile("unknown", "unknown", 1, kinds=dict.fromkeys([*manifest.work, *manifest.update_work], row))
             if len(self._usual) >= KEPT_USUAL:
                 self._usual.clear()
-            self._usual[key] = (manifest, predict(usual, manifest.work, batch=batch))
+            self._usual[key] = (manifest, predict_step(usual, manifest, batch=batch, part=part))
         return self._usual[key][1]

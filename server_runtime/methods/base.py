@@ -85,8 +85,8 @@ class Relay:
 class Forecasts(Protocol):
     """How fast devices are, as far as anybody knows."""
 
-    def predict(self, device: str, manifest: Manifest, *, batch: int) -> Prediction | None:
-        """What a step will take on a device; None when nothing is known of it."""
+    def predict(self, device: str, manifest: Manifest, *, batch: int, part: int | None = None) -> Prediction | None:
+        """What a step will take on a device, in parts or not; None when nothing is known of it."""
         ...
 
     def bytes_per_s(self, device: str) -> float | None:
@@ -103,7 +103,8 @@ class Setting:
     that the server has itself. budget: what any device may use in a round, beside the limits that it reports itself
     (methods/shared/budget_fit.py). forecasts: how fast devices are. rounds: how many the run has; 0 where nobody knows.
     steps: of a device in a round, in place of epochs. schedule: how the learning rate moves from round to round. sums:
-    what devices learnt is seen in sums only (update.secure).
+    what devices learnt is seen in sums only (update.secure). slower: a device short of memory does the same task in
+    more time rather than with a smaller model.
     trainable, packing: which part of the model trains, and how the other is stored (methods/shared/partly_trained.py).
     engine: where pieces of the server's own work are done (engine/spread.py). prepare: has the artifacts of several
     structures built there, for `manifest` to be asked of each.
@@ -127,6 +128,7 @@ class Setting:
     steps: int | None = None
     schedule: RateSchedule = field(default_factory=RateSchedule)
     sums: bool = False
+    slower: bool = False
     trainable: str | tuple[str, ...] = EVERYTHING
     packing: Packing = "float32"
     engine: Executor = field(default_factory=InlineExecutor)

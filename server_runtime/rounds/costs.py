@@ -21,7 +21,7 @@ def offers_of(plan: Sequence[Planned], manifest: Callable[[Structure], Manifest]
 def _offer(planned: Planned, manifest: Manifest, speeds: Speeds) -> Offer:
     recipe, spec = planned.task.recipe, planned.assignment.structure.spec
     try:
-        predicted = speeds.predict(planned.device, manifest, batch=recipe.batch)
+        predicted = speeds.predict(planned.device, manifest, batch=recipe.batch, part=recipe.part)
     except BadArtifact:
         # What a device measured of itself does not fit this graph.
         predicted = None
@@ -30,7 +30,7 @@ def _offer(planned: Planned, manifest: Manifest, speeds: Speeds) -> Offer:
         rank=max((size for group, size in spec.sizes if "rank" in group), default=0),
         macs=manifest.macs,
         bytes_down=sum(ref.size_bytes for ref in sent_blobs(planned.task)),
-        need_bytes=need_bytes(manifest, recipe.batch),
+        need_bytes=need_bytes(manifest, recipe.at_once),
         step_s=None if predicted is None else predicted.step_s,
     )
 

@@ -46,7 +46,7 @@ def _count_model(record: DeviceRecord, planned: Planned, manifest: ManifestOf | 
     record.width = _width_of(structure.spec)
     if manifest is not None:
         found = manifest(structure)
-        record.need_bytes = max(record.need_bytes, need_bytes(found, planned.task.recipe.batch))
+        record.need_bytes = max(record.need_bytes, need_bytes(found, planned.task.recipe.at_once))
         record.macs = found.macs
 
 

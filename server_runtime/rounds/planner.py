@@ -68,6 +68,10 @@ class Planner:
     rollbacks: int = 0
     hiding: Hiding | None = None
     patches: Patches | None = None
+    # A device short of memory does the same task in more time rather than a smaller one.
+    slower: bool = False
+    # Whether a device's agent takes steps in parts.
+    takes_parts: Callable[[str], bool] = lambda device: False
     # What a device is asked to send back, of what its assignment says.
     known_to: Callable[[str, Returns], Returns] = lambda device, returns: returns
     # Builds several artifacts at a time, where it can.
@@ -142,10 +146,11 @@ class Planner:
         return Planned(planned.device, structs.replace(task, task=_again(planned)), assignment)
 
     def resized(self, planned: Planned, assignment: Assignment) -> Planned:
-        """The same device's task with the same tensors and another recipe or returns, under an id of its own."""
+        """The same device's task with the same tensors and another recipe, returns or form, under an id of its own."""
         # The pool that it was in may go up without it.
         own = {"recipe": assignment.recipe, "returns": assignment.returns}
-        task = structs.replace(planned.task, task=_again(planned), pool=None, **own)
+        artifact = self._artifact(assignment.structure)[0]
+        task = structs.replace(planned.task, task=_again(planned), pool=None, artifact=artifact, **own)
         return Planned(planned.device, task, assignment)
 
     def afresh(self, first: Planned, last: Planned) -> Planned:

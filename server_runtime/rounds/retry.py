@@ -6,6 +6,7 @@ Of an owner's rules three can be obeyed: larger batches (`least_batch`), nothing
 
 from collections import Counter
 from dataclasses import replace
+from itertools import islice
 
 from msgspec import structs
 
@@ -16,6 +17,7 @@ from fedwright.protocol.predictor import need_bytes
 from fedwright.protocol.sum_messages import MOST_TIMES as SUM_TIMES
 from fedwright.server_runtime.blocks.budget import largest
 from fedwright.server_runtime.methods.base import Assignment, Method
+from fedwright.server_runtime.methods.shared.memory_forms import leaner_forms
 from fedwright.server_runtime.rounds.planner import Planner
 from fedwright.server_runtime.rounds.store.base import Planned
 from fedwright.server_runtime.rounds.task_tracker import OfferLess
@@ -53,6 +55,9 @@ def smaller_tasks(method: Method, planner: Planner) -> OfferLess:
         trains = recipe.epochs > 0 or recipe.steps is not None
         # What goes into a sum stays what the others of the sum train.
         alone = trains and planned.task.sum is None
+        leaner = _leaner(planned, planner, refusal) if alone and not refusal.rule else None
+        if leaner is not None:
+            return planner.resized(planned, leaner)
         less = method.shrink(planned.device, planned.assignment, refusal) if alone else None
         if less is not None:
             less = replace(less, most_samples=planned.assignment.most_samples)
@@ -74,11 +79,25 @@ def stays_in_sum(terms: SumTerms | None, assignment: Assignment) -> bool:
     return terms is None or batch <= terms.effort.batch <= SUM_TIMES * batch
 
 
+def _leaner(planned: Planned, planner: Planner, refusal: Refusal) -> Assignment | None:
+    """The same task in less memory and more time, if a form of it fits into what the device has."""
+    if not planner.slower or not planner.takes_parts(planned.device):
+        return None
+    forms = leaner_forms(planner.manifest, planned.assignment)
+    # The first is what was refused.
+    for form in islice(forms, 1, None):
+        if need_bytes(planner.manifest(form.structure), form.recipe.at_once) <= refusal.free_bytes:
+            return form
+    return None
+
+
 def refit_batch(assignment: Assignment, manifest: Manifest, free_bytes: int) -> Assignment | None:
     """The assignment at the largest batch that fits into so much memory; at most half of what was refused."""
-    fits = largest(1, assignment.recipe.batch // 2, lambda batch: need_bytes(manifest, batch) <= free_bytes)
+    fits = largest(1, assignment.recipe.at_once // 2, lambda batch: need_bytes(manifest, batch) <= free_bytes)
     if fits is None:
         return None
+    if manifest.sums:
+        return replace(assignment, recipe=structs.replace(assignment.recipe, part=fits))
     return replace(assignment, recipe=structs.replace(assignment.recipe, batch=fits))
 
 
@@ -96,6 +115,10 @@ def obeying(assignment: Assignment, refusal: Refusal) -> Assignment | None:
     recipe, returns = assignment.recipe, assignment.returns
     if refusal.rule == "least_batch" and recipe.batch < refusal.least <= MOST_TIMES * recipe.batch:
         return replace(assignment, recipe=structs.replace(recipe, batch=refusal.least))
+    if refusal.rule == "least_batch" and recipe.part is not None and refusal.least <= recipe.batch:
+        # Parts may have half as many samples as they are allowed.
+        part = 2 * refusal.least
+        return replace(assignment, recipe=structs.replace(recipe, part=part if part < recipe.batch else None))
     # What a round is for is the change; figures beside it can be done without.
     if refusal.rule == "returns" and returns.evaluate and returns.weights != "none":
         return replace(assignment, returns=structs.replace(returns, evaluate=False))

@@ -62,6 +62,7 @@ class TaskTracker:
         self.edge_of = channel.edge_of
         self._registry = Registry()
         planner.known_to = KnownCodecs(self._registry, channel.edge_of, observer)
+        planner.takes_parts = self._registry.takes_parts
         self.questions = Questions(channel, self._registry)
         self._attendance = Attendance()
         self._spec: ModelSpec | None = None
@@ -370,7 +371,8 @@ class TaskTracker:
 
     def _learn_speed(self, planned: Planned, update: Update) -> None:
         manifest = self._planner.manifest(planned.assignment.structure)
-        self.speeds.take(planned.device, manifest, update.stats, batch=planned.assignment.recipe.batch)
+        recipe = planned.assignment.recipe
+        self.speeds.take(planned.device, manifest, update.stats, batch=recipe.batch, part=recipe.part)
 
     def _finish(self, out: TaskOut, reply: Reply, *, retry: Planned | None = None) -> None:
         self._store.save_reply(reply, retry=retry)

@@ -39,9 +39,11 @@ def task(*, recipe: dict[str, Any] | None = None, **returns: Any) -> Task:
         (Policy(returns=("delta",)), task(logits=5), "returns"),
         (Policy(returns=("delta",)), task(evaluate=True), "returns"),
         (Policy(least_batch=8), task(recipe={"batch": 4}), "least_batch"),
+        # A batch of 16 in parts of at most 14 would come as two of 8, one of 15 as one of 7 and one of 8.
+        (Policy(least_batch=8), task(recipe={"batch": 16, "part": 14}), "least_batch"),
         (Policy(hours=("22:00-06:00",)), task(), "hours"),
     ],
-    ids=["weights", "class means", "logits", "evaluation", "batch", "hours"],
+    ids=["weights", "class means", "logits", "evaluation", "batch", "parts of a batch", "hours"],
 )
 def test_what_is_forbidden_is_refused_by_its_rule(policy: Policy, asked: Task, rule: str) -> None:
     with pytest.raises(PolicyRefused) as caught:

@@ -196,12 +196,18 @@ def needed_values(graph: Graph, wrt: Sequence[str]) -> set[str]:
 
 
 def differentiate(
-    graph: Graph, loss: str, wrt: Sequence[str], *, ready: Callable[[str, str], None] | None = None
+    graph: Graph,
+    loss: str,
+    wrt: Sequence[str],
+    *,
+    ready: Callable[[str, str], None] | None = None,
+    seed: str | None = None,
 ) -> dict[str, str]:
     """Append the backward pass of a scalar and return the gradient of each of `wrt` that the scalar depends on.
 
     `ready` is called with (parameter, gradient) as soon as a gradient is complete, so that what it
-    appends (an update) runs before the rest of the backward pass and frees the gradient early.
+    appends (an update) runs before the rest of the backward pass and frees the gradient early. seed: a number that all
+    gradients are multiplied by.
     """
     context = Backward(graph, needed_values(graph, wrt))
     if not context.needs(loss):
@@ -209,7 +215,12 @@ def differentiate(
     forward = list(graph.nodes)
     last_use = _first_readers(forward, set(wrt))
     gradients: dict[str, str] = {}
-    context.add(loss, graph.constant(np.ones(graph.shape(loss), np.float32), "seed"))
+    shape = graph.shape(loss)
+    if seed is None:
+        seed = graph.constant(np.ones(shape, np.float32), "seed")
+    if graph.shape(seed) != shape:
+        seed = graph.op("Reshape", seed, graph.ints(*shape), shape=shape)
+    context.add(loss, seed)
     for index in range(len(forward) - 1, -1, -1):
         _step(context, forward[index])
         for name in last_use.get(index, ()):

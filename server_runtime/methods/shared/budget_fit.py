@@ -2,7 +2,8 @@
 
 A size is anything in order: widths, mask ratios, shrinkage ratios, adapter ranks, depths, blocks. `make` turns one into
 the assignment that a device would get; what that costs is known from its artifact's manifest, the device's report and
-what was measured of its speed. Where not even the smallest fits into memory, its batch shrinks.
+what was measured of its speed. Where the run prefers slower devices to smaller models, each size is tried in all forms
+that take less memory (memory_forms.py). Where not even the smallest fits into memory, its batch shrinks.
 
     sizes = (0.25, 0.5, 1.0)                                  # smallest first
     fit = largest_fitting(setting, device, report=report, sizes=sizes, make=lambda size: self._assignment(device, size))
@@ -11,7 +12,7 @@ what was measured of its speed. Where not even the smallest fits into memory, it
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
@@ -22,6 +23,7 @@ from fedwright.protocol.predictor import need_bytes
 from fedwright.protocol.support.steps import counted
 from fedwright.server_runtime.blocks.budget import Budget, Cost, largest, largest_choice, task_cost
 from fedwright.server_runtime.methods.base import Assignment, MethodState, Setting
+from fedwright.server_runtime.methods.shared.memory_forms import leaner_forms
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +59,8 @@ def cost_of(setting: Setting, device: str, *, report: Report, assignment: Assign
     if setting.manifest is None:
         return Cost()
     manifest, recipe = setting.manifest(assignment.structure), assignment.recipe
-    ahead = None if setting.forecasts is None else setting.forecasts.predict(device, manifest, batch=recipe.batch)
+    known = setting.forecasts
+    ahead = None if known is None else known.predict(device, manifest, batch=recipe.batch, part=recipe.part)
     cost = task_cost(
         manifest,
         recipe,
@@ -91,16 +94,25 @@ def largest_fitting(
     """
     budget = budget_of(setting, report)
     setting.prepare(make(size).structure for size in sizes)
+    formed: dict[int, Assignment] = {}
 
-    def cost(size: T) -> Cost:
+    def price(assignment: Assignment, sent: float) -> Cost:
         if budget.seconds is None and budget.link_bytes is None:
             # What nothing limits need not be forecast.
-            return Cost(memory_of(setting, make(size)))
-        return cost_of(setting, device, report=report, assignment=make(size), sent_ratio=sent_ratio(size))
+            return Cost(memory_of(setting, assignment))
+        return cost_of(setting, device, report=report, assignment=assignment, sent_ratio=sent)
 
-    size = largest_choice(sizes, cost, budget)
-    if size is not None:
-        return BudgetFit(size, make(size))
+    def cost(index: int) -> Cost:
+        for form in _forms(setting, report, make(sizes[index])):
+            found = price(form, sent_ratio(sizes[index]))
+            if found.fits(budget):
+                formed[index] = form
+                break
+        return found
+
+    place = largest_choice(range(len(sizes)), cost, budget)
+    if place is not None:
+        return BudgetFit(sizes[place], formed[place])
     if not sizes:
         return None
     smallest = make(sizes[0])
@@ -109,6 +121,14 @@ def largest_fitting(
     if less is None or not fits(setting, device, report=report, assignment=less, sent_ratio=sent_ratio(sizes[0])):
         return None
     return BudgetFit(sizes[0], less)
+
+
+def _forms(setting: Setting, report: Report, assignment: Assignment) -> Iterator[Assignment]:
+    """The ways to do an assignment, fastest first."""
+    if not setting.slower or not report.parts or setting.manifest is None:
+        yield assignment
+        return
+    yield from leaner_forms(setting.manifest, assignment)
 
 
 def fit_batch(setting: Setting, device: str, *, report: Report, assignment: Assignment) -> Assignment | None:
@@ -146,7 +166,7 @@ def memory_of(setting: Setting, assignment: Assignment) -> int:
     """Memory that a device asks for before it does an assignment; 0 where nobody builds artifacts."""
     if setting.manifest is None:
         return 0
-    return need_bytes(setting.manifest(assignment.structure), assignment.recipe.batch)
+    return need_bytes(setting.manifest(assignment.structure), assignment.recipe.at_once)
 
 
 class ChosenSizes:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,6 +15,8 @@ from fedwright.protocol.artifact import Artifact
 from fedwright.protocol.errors import OverBudget, PolicyRefused
 from fedwright.protocol.link.memory import MemoryBroker
 from fedwright.protocol.messages import Hiding, Recipe, Refusal, Returns
+from fedwright.protocol.predictor import need_bytes
+from fedwright.server_runtime.artifacts.builder import Builder
 from fedwright.server_runtime.methods.base import Assignment
 from fedwright.server_runtime.rounds import events
 from fedwright.server_runtime.rounds.retry import smaller_tasks
@@ -115,6 +117,8 @@ class Halving:
 class Planning:
     """A planner that shows what it was asked for."""
 
+    slower = False
+
     def again(self, planned: Any, assignment: Assignment, emission: str) -> str:
         """See Planner."""
         return emission
@@ -185,6 +189,48 @@ def test_an_owner_who_spares_bytes_is_asked_for_fewer_bits_where_there_is_no_sma
     refusal = Refusal("t", "failed", "no", rule="mb_per_day")
     got: list[Any] = [offer_less(planned, refusal) for _ in range(3)]
     assert got == offered
+
+
+class Builds(Planning):
+    """One that tells what graphs take, for a run that prefers slower devices to smaller models."""
+
+    slower = True
+
+    def __init__(self, agent_takes_parts: bool) -> None:
+        self.agent_takes_parts = agent_takes_parts
+        self.builder = Builder()
+
+    def takes_parts(self, device: str) -> bool:
+        """See Planner."""
+        return self.agent_takes_parts
+
+    def manifest(self, structure: Any) -> Any:
+        """See Planner."""
+        return self.builder.build(structure).manifest
+
+    def resized(self, planned: Any, assignment: Assignment) -> Assignment:
+        """See Planner."""
+        return assignment
+
+
+@pytest.mark.parametrize(
+    ("agent_takes_parts", "part", "kept"),
+    [(True, 8, True), (False, None, False)],
+    ids=["now", "before"],
+)
+def test_a_device_whose_memory_shrank_does_the_same_in_parts_where_the_run_prefers_that(
+    agent_takes_parts: bool, part: int | None, kept: bool
+) -> None:
+    method, planner = cast(Any, SimpleNamespace(shrink=lambda *_: None)), cast(Any, Builds(agent_takes_parts))
+    first = Assignment(Structure(ModelSpec("lenet", (1, 28, 28), 10)), Recipe(32, 0.1, 1))
+    planned: Any = SimpleNamespace(device="a", task=SimpleNamespace(title="round 1", sum=None), assignment=first)
+    leanest = replace(first.structure, parts=True, recompute=True)
+    free_bytes = need_bytes(planner.manifest(leanest), 8)
+
+    found: Any = smaller_tasks(method, planner)(planned, Refusal("t", "over_budget", "no", free_bytes=free_bytes))
+
+    assert found.recipe.part == part
+    assert (found.recipe.batch == 32) == kept
 
 
 def test_offers_of_less_survive_the_death_of_the_server(tmp_path: Path) -> None:
