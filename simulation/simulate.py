@@ -231,7 +231,7 @@ def make_reports(config: RunConfig, dealt: Dealt) -> dict[str, Report]:
             sums=True,
             codecs=list(INSTEAD),
             sums_noise=True,
-            parts=config.simulate.backend == "portable",
+            parts=True,
             agent=__version__,
             board=structs.replace(board, profile=names[number]) if names else board,
             free_bytes=load_profile(names[number]).memory_bytes if names else free_bytes,
