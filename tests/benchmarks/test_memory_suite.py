@@ -43,7 +43,10 @@ def test_an_unknown_model_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 def test_torch_in_parts_takes_the_same_step(tmp_path: Path, checkpoints: bool) -> None:
     spec = ModelSpec("vit-tiny", (3, 32, 32), 10)
     rng = np.random.default_rng(0)
-    batch = {"x": rng.standard_normal((4, 3, 32, 32)).astype(np.float32), "y": rng.integers(0, 10, 4)}
+    batch: dict[str, np.ndarray[Any, Any]] = {
+        "x": rng.standard_normal((4, 3, 32, 32)).astype(np.float32),
+        "y": rng.integers(0, 10, 4),
+    }
     (tmp_path / "batch.safetensors").write_bytes(tensors.save(batch))
     task = {"model": spec.model, "input_shape": spec.input_shape, "classes": spec.classes, "momentum": 0.9}
     names = [name for name, _ in zoo.create(spec, seed=0).named_parameters()]
