@@ -16,6 +16,7 @@ from fedwright.protocol.data_summary import DataSummary as DataSummary
 from fedwright.protocol.field_types import ClassNames, Codec, Count, Figures, Id, Key, Seconds, Sha256, Text
 from fedwright.protocol.privacy_messages import Hidden as Hidden
 from fedwright.protocol.privacy_messages import Hiding as Hiding
+from fedwright.protocol.recipe import Recipe as Recipe
 from fedwright.protocol.side_messages import Carried as Carried
 from fedwright.protocol.side_messages import Held as Held
 from fedwright.protocol.side_messages import Here as Here
@@ -90,28 +91,6 @@ class Report(Struct, tag="report", frozen=True):
     stands_for: Annotated[int, Meta(ge=0, le=MOST_DEVICES)] = 0
     # It takes steps in parts (Recipe.part).
     parts: bool = False
-
-
-class Recipe(Struct, frozen=True):
-    """How to train: `steps` when given, else `epochs` over the local data (0 = only evaluate).
-
-    classes: train on the samples of these classes only. public: train on the task's public rows instead of own data.
-    part: so many samples of a batch at a time at most, whose gradients are summed before the step is taken.
-    """
-
-    batch: Annotated[int, Meta(ge=1, le=65_536)]
-    learning_rate: Annotated[float, Meta(ge=0)]
-    seed: Annotated[int, Meta(ge=0, le=2**62)]
-    epochs: Annotated[int, Meta(ge=0, le=100_000)] = 1
-    steps: Annotated[int, Meta(ge=0, le=100_000_000)] | None = None
-    classes: Annotated[list[Count], Meta(max_length=1_000_000)] | None = None
-    public: bool = False
-    part: Annotated[int, Meta(ge=1, le=65_536)] | None = None
-
-    @property
-    def at_once(self) -> int:
-        """The most samples that are in memory together."""
-        return self.batch if self.part is None else min(self.part, self.batch)
 
 
 class Returns(Struct, frozen=True):

@@ -185,8 +185,7 @@ class BudgetSection:
     round_mb: float | None = field(default=None, metadata=hint("most MB that a round may send to and from a device"))
     memory_mb: float | None = field(default=None, metadata=hint("most MB of its free memory that training may use"))
     short_of_memory: Literal["narrower", "slower"] = field(
-        default="narrower",
-        metadata=hint("a device short of memory trains a 'narrower' model, or the same one 'slower': batches in parts"),
+        default="narrower", metadata=hint("devices short of memory train 'narrower' models, or the same 'slower'")
     )
 
     def __post_init__(self) -> None:

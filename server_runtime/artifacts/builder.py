@@ -33,6 +33,13 @@ from fedwright.server_runtime.artifacts.autodiff.rules.dropout import SEED
 from fedwright.server_runtime.artifacts.autodiff.shapes import Seen, measure
 from fedwright.server_runtime.artifacts.build_checks import check_layers, check_outputs
 from fedwright.server_runtime.artifacts.compact import compact
+from fedwright.server_runtime.artifacts.evaluation_graph import (
+    EMBEDDING,
+    LOGITS,
+    Evaluation,
+    evaluation_graph,
+    make_external,
+)
 from fedwright.server_runtime.artifacts.export import Rewrite, buffer_names, export, initial_weights
 from fedwright.server_runtime.artifacts.grouped_steps import make_stepper
 from fedwright.server_runtime.artifacts.in_parts import Summing, check_in_place, parameter_of, update_graph
@@ -58,7 +65,7 @@ __all__ = ["Builder", "initial_weights"]
 
 _log = logging.getLogger(__name__)
 
-LOGITS, EMBEDDING, LOSS, CORRECT = "logits", "embedding", "loss", "correct"
+LOSS, CORRECT = "loss", "correct"
 
 
 class Builder:
@@ -157,7 +164,7 @@ def build(structure: Structure, module: nn.Module) -> Artifact:
     with steps(f"building {structure.spec.model}", 4) as advance:
         train = _train_graph_or_alone(structure, module, asked)
         advance()
-        evaluation = _eval_graph(structure, module, train.frozen)
+        evaluation = evaluation_graph(structure, module, train.frozen)
         # Both sessions are given the same tensors, so both graphs must know all of them.
         train.frozen = train.graph.external = evaluation.graph.external = {**train.frozen, **evaluation.graph.external}
         advance()
@@ -244,7 +251,7 @@ def _train_graph(structure: Structure, module: nn.Module, asked: list[str], *, a
         train.slots.append(_slot(state.name, graph, "optimizer"))
     _add_update(train, updates, structure)
     unpack_late(graph)
-    train.frozen = _make_external(graph, {slot.name for slot in train.slots}, {*forward.parameters, *forward.buffers})
+    train.frozen = make_external(graph, {slot.name for slot in train.slots}, {*forward.parameters, *forward.buffers})
     finish(graph, outputs + gradients)
     check_in_place(graph, train.sums)
     return train
@@ -338,43 +345,11 @@ def _optimize_alone(
     return stepper.updates, gradients
 
 
-def _make_external(graph: Graph, slots: set[str], weights: set[str]) -> dict[str, Value]:
-    """Turn the weights that are no slot into initializers that the session is given by name."""
-    frozen = {v.name: v for v in graph.inputs if v.name in weights and v.name not in slots}
-    graph.external.update(frozen)
-    graph.inputs = [value for value in graph.inputs if value.name not in frozen]
-    return dict(graph.external)
-
-
-@dataclass
-class _Eval:
-    """A finished evaluation graph and the names of what it reads."""
-
-    graph: Graph
-    batch: list[str]
-    slots: list[str]
-
-
-def _eval_graph(structure: Structure, module: nn.Module, frozen: dict[str, Value]) -> _Eval:
-    forward = export(module, structure.spec, training=False)
-    graph = forward.graph
-    weights = {*forward.parameters, *forward.buffers}
-    names = [name for name, _ in module.named_parameters() if name.startswith(structure.trainable)]
-    slots = {n for n in [*names, *buffer_names(module)] if n in weights and n not in frozen}
-    pack_frozen(graph, [name for name in forward.parameters if name not in slots], structure.packing)
-    unpack_late(graph)
-    _make_external(graph, slots, weights)
-    outputs = [(LOGITS, forward.logits[-1]), (EMBEDDING, forward.embedding)]
-    finish(graph, outputs)
-    batch = [value.name for value in forward.inputs]
-    return _Eval(graph, batch, [v.name for v in graph.inputs if v.name in slots])
-
-
 def _spec(value: Value) -> TensorSpec:
     return TensorSpec(value.name, list(value.shape), str(value.dtype))  # type: ignore[arg-type]
 
 
-def _manifest(structure: Structure, train: _Train, evaluation: _Eval) -> Manifest:
+def _manifest(structure: Structure, train: _Train, evaluation: Evaluation) -> Manifest:
     graphs = [train.graph] if train.update is None else [train.graph, train.update]
     inputs = {value.name: value for graph in graphs for value in graph.inputs}
     scalars = [inputs[name] for name in (LEARNING_RATE, SEED, CLIP, EXPECTED, SHARE) if name in inputs]
