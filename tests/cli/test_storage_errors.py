@@ -119,7 +119,7 @@ def test_the_way_out_of_damage_works(copied: Path, whole: Path, capsys: pytest.C
     [
         (260_000, "the run", "rounds.sqlite cannot be used ("),
         (3_000, "the run", "rounds.sqlite cannot be used ("),
-        (3_000, "from the start", "cannot be written ("),
+        (3_000, "from the start", "rounds.sqlite cannot be used ("),
     ],
     ids=["in a round", "before the first", "before anything"],
 )
