@@ -77,7 +77,7 @@ def test_bad_labels_are_named(tmp_path: Path, case: str) -> None:
 BAD_SERIES = {
     "no such column": ("?targets=rain", "has no column 'rain'"),
     "all columns": ("?targets=load,wind", "all columns are targets"),
-    "no horizon": ("?targets=load&window=4", "horizon='' must be a whole number"),
+    "no horizon": ("?targets=load&window=4", "horizon is missing; give it as a whole number from 1 on"),
     "too long": ("?targets=load&window=40&horizon=2", "30 rows are too few"),
 }
 
