@@ -8,7 +8,7 @@ import os
 import resource
 import sys
 
-from fedwright.protocol.link.broker_child import die_with_parent
+from fedwright.protocol.support.parent import die_with_parent
 
 
 def main(arguments: list[str]) -> None:

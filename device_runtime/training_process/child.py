@@ -38,8 +38,8 @@ from fedwright.device_runtime.training_process.messages import (
     to_process,
 )
 from fedwright.protocol.errors import FedwrightError
-from fedwright.protocol.link.broker_child import die_with_parent
 from fedwright.protocol.messages import Refusal
+from fedwright.protocol.support.parent import die_with_parent
 
 # When memory runs out for all, this process goes first and not the agent.
 OOM_SCORE = "800"

@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     settings = settings_of(args)
     if not args.runs.is_dir():
         raise ConfigError(f"there is no folder {args.runs}; name the one with your runs, or start a run first")
-    from fedwright.protocol.link.broker_child import die_with_parent
+    from fedwright.protocol.support.parent import die_with_parent
     from fedwright.server_runtime.page.serve import make_server
 
     if args.parent:

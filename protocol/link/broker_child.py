@@ -5,7 +5,6 @@ where PARENT is the process id of the parent and FILE holds the settings as JSON
 """
 
 import asyncio
-import ctypes
 import json
 import os
 import signal
@@ -14,17 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedwright.protocol.support.files import write_private
-
-PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent(parent: int) -> None:
-    """Ask Linux to end this process when the parent ends; elsewhere the parent's own clean-up must do."""
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        sys.exit(1)
+from fedwright.protocol.support.parent import die_with_parent
 
 
 async def serve_amqtt(settings: dict[str, Any], folder: Path) -> None:
