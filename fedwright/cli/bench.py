@@ -177,7 +177,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--run", dest="run_folder", type=Path, metavar="DIR", help="devices: tell of a run of real devices instead"
     )
-    parser.add_argument("--models", nargs="+", metavar="MODEL", help="train-step, memory, world, predictor: models to measure")
+    parser.add_argument(
+        "--models", nargs="+", metavar="MODEL", help="train-step, memory, world, predictor: models to measure"
+    )
     parser.add_argument("--threads", nargs="+", type=int, metavar="N", help="train-step: thread counts (1 2)")
     parser.add_argument("--peers", nargs="*", metavar="NAME", help="train-step: runtimes to measure beside torch (all)")
     parser.set_defaults(run=run)

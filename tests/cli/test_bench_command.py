@@ -98,7 +98,7 @@ def test_unknown_suite_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> No
         (["--fleet", "demo"], "--fleet is for the suite devices alone"),
         (["--kills", "3"], "--kills is for the suite chaos or scale alone"),
         (["--threads", "1"], "--threads is for the suite train-step alone"),
-        (["--models", "mlp"], "--models is for the suite train-step or memory or world or predictor alone"),
+        (["--models", "mlp"], "--models is for the suites that --list shows with it alone; leave it out for own"),
         (["--seeds", "2"], "--seeds is for the suites that --list shows with it alone; leave it out for own"),
     ],
 )

@@ -36,7 +36,7 @@ RUN_BY_NAME = {
 }
 PACKAGE = "pyproject.toml"
 GROUPS = {kind.name for kind in vars(plugins).values() if isinstance(kind, plugins.PluginKind)}
-PROGRAMS = {"mkdir", "pip", "pkg", "python", "python3", "sudo", "apt", "proot-distro", "systemctl", "cd"}
+PROGRAMS = {"mkdir", "pip", "pkg", "python", "python3", "sudo", "apt", "proot-distro", "systemctl", "cd", "rm"}
 OURS = re.compile(r"(?:sudo )?(?:[A-Z_]+=\S+ )?(?:\S*/)?fedwright (?P<words>.*)")
 
 

@@ -183,7 +183,7 @@ def test_a_device_without_the_memory_for_a_teacher_gets_none() -> None:
 class Slow:
     """A device that takes a second for each convolution of a graph."""
 
-    def predict(self, device: str, manifest: Manifest, *, batch: int) -> Prediction:
+    def predict(self, device: str, manifest: Manifest, *, batch: int, part: int | None = None) -> Prediction:
         calls = sum(values[0] for kind, values in manifest.work.items() if kind.startswith("Conv"))
         return Prediction(calls, calls, calls)
 
