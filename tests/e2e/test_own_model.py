@@ -18,10 +18,10 @@ TEXT = (REPO / "docs" / "own-model.md").read_text()
 FILES = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", TEXT, flags=re.DOTALL))
 LEVELS = {"levels": {"sizes": [1.0, 0.5]}}
 # Which method each file of the document is about.
-RUNS: dict[str, tuple[str, dict[str, Any], str, int]] = {
-    "my_model": ("heterofl", LEVELS, "portable", 0),
-    "my_gated": ("fedrolex", LEVELS, "torch", 1),
-    "my_adapters": ("hyperflora", {"pretrain_rounds": 1, "exchanges": 1}, "portable", 0),
+RUNS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "my_model": ("heterofl", LEVELS, 0),
+    "my_gated": ("fedrolex", LEVELS, 1),
+    "my_adapters": ("hyperflora", {"pretrain_rounds": 1, "exchanges": 1}, 0),
 }
 
 
@@ -31,13 +31,12 @@ def test_every_file_of_the_document_is_run() -> None:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_file_of_the_document_trains_where_the_command_is_run(name: str, tmp_path: Path) -> None:
-    method, params, backend, processes = RUNS[name]
+    method, params, processes = RUNS[name]
     (tmp_path / f"{name}.py").write_text(FILES[name])
     _, text = make_config(
         tmp_path / "runs",
         model={"model": f"python:{name}:make"},
         method={"name": method, **params},
-        simulate={"backend": backend},
         processes=processes,
     )
     (tmp_path / "run.toml").write_text(text)
