@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.autodiff.graph import Graph, Value
 from fedwright.server_runtime.artifacts.autodiff.lowering import lower
 from fedwright.server_runtime.artifacts.autodiff.patterns import mark_patterns
-from fedwright.server_runtime.artifacts.autodiff.shapes import measure
+from fedwright.server_runtime.artifacts.autodiff.shapes import Seen, measure
 from fedwright.server_runtime.artifacts.autodiff.simplify import simplify
 from fedwright.server_runtime.artifacts.capture import capture
 from fedwright.server_runtime.artifacts.module_tensors import saved_buffers, state_tensors
@@ -82,13 +84,12 @@ def export(
 
     `rewrite` may change the graph before layers are lowered; it also gets the names of normalisation parameters.
     """
-    module = copy.deepcopy(module).cpu().float()
-    module.train(training)
-    if training and frozen:
-        _freeze(module, frozen)
-    _tell_apart(module)
+    kept = frozen if training else frozenset()
     inputs = model_inputs(module, spec)
-    graph, seen = capture(module, inputs)
+    if zoo.is_plain(module, spec):
+        graph, seen = copy.deepcopy(zoo_graph(spec, training, kept))
+    else:
+        graph, seen = _graph(copy.deepcopy(module), inputs, training, kept)
     outputs = tuple(value.name for value in graph.outputs)
     simplify(graph, seen)
     embedding = find_embedding(graph, outputs[-1], has_head=hasattr(module, "head"))
@@ -113,6 +114,24 @@ def export(
         running,
         norms,
     )
+
+
+@lru_cache(maxsize=16)
+def zoo_graph(spec: ModelSpec, training: bool, frozen: frozenset[str]) -> tuple[Graph, dict[str, Seen]]:
+    """The graph of a model of the zoo, followed once for all that is built of it; whoever changes it takes a copy."""
+    module = zoo.create(spec, seed=0)
+    return _graph(module, model_inputs(module, spec), training, frozen)
+
+
+def _graph(
+    module: nn.Module, inputs: tuple[Value, ...], training: bool, frozen: frozenset[str]
+) -> tuple[Graph, dict[str, Seen]]:
+    module = module.cpu().float()
+    module.train(training)
+    if frozen:
+        _freeze(module, frozen)
+    _tell_apart(module)
+    return capture(module, inputs)
 
 
 def export_function(module: nn.Module, inputs: tuple[Value, ...]) -> Graph:

@@ -88,6 +88,18 @@ class Adapters:
 
 def create(spec: ModelSpec, *, seed: int) -> nn.Module:
     """The model at its sizes, initialised from the seed; torch's global generator is left as it was."""
+    module = _create(spec, seed)
+    if not spec.model.startswith((*_MADE, *_OWN)):
+        module.zoo_spec = spec  # type: ignore[assignment]
+    return module
+
+
+def is_plain(module: nn.Module, spec: ModelSpec) -> bool:
+    """Whether a module is the zoo's own model of that name and these sizes."""
+    return getattr(module, "zoo_spec", None) == spec
+
+
+def _create(spec: ModelSpec, seed: int) -> nn.Module:
     use_safe_convolutions()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

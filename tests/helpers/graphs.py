@@ -10,6 +10,7 @@ from torch import nn
 
 from fedwright.device_runtime.train.check import check_artifact
 from fedwright.protocol.artifact import Artifact
+from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts.builder import build, initial_weights
 from fedwright.server_runtime.spec import ModelSpec, Objective, Optimizer, Structure
 
@@ -110,3 +111,10 @@ def relative_error(found: Tensors, wanted: Tensors) -> float:
     wrong = sum(float(np.sum((found[n] - wanted[n]) ** 2)) for n in wanted)
     right = sum(float(np.sum(np.square(wanted[n]))) for n in wanted)
     return float(np.sqrt(wrong / max(right, 1e-30)))
+
+
+def followed_anew(spec: ModelSpec, *, seed: int = 0) -> nn.Module:
+    """A model of the zoo whose graph is made each time, not taken from what the process keeps."""
+    module = zoo.create(spec, seed=seed)
+    del module.zoo_spec
+    return module

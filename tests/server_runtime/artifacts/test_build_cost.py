@@ -7,12 +7,12 @@ import onnxruntime as ort
 import pytest
 from torch import nn
 
-from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts import capture
 from fedwright.server_runtime.artifacts.builder import build
 from fedwright.server_runtime.artifacts.symbolics.registry import Uncaptured
 from fedwright.server_runtime.spec import ModelSpec, Optimizer, Structure
 from helpers.cost import Work, count_calls, least_cpu_s
+from helpers.graphs import followed_anew
 
 LENET = ModelSpec("lenet", (1, 28, 28), 10)
 RESNET = ModelSpec("resnet18", (3, 32, 32), 10)
@@ -24,7 +24,7 @@ GROWTH = 60
 
 def building(spec: ModelSpec) -> Work:
     """Builds the artifact of a model that is there already."""
-    module = zoo.create(spec, seed=0)
+    module = followed_anew(spec)
     return lambda: build(Structure(spec, optimizer=Optimizer(momentum=0.9)), module)
 
 
@@ -42,7 +42,7 @@ def without_torch_export(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_calls_of_a_build(spec: ModelSpec) -> None:
     work = building(spec)
     work()
-    artifact = build(Structure(spec, optimizer=Optimizer(momentum=0.9)), zoo.create(spec, seed=0))
+    artifact = build(Structure(spec, optimizer=Optimizer(momentum=0.9)), followed_anew(spec))
     nodes = len(onnx.load_from_string(artifact.train).graph.node)
 
     assert count_calls(work) < CALLS_PER_NODE * nodes

@@ -4,6 +4,7 @@ import ast
 import logging
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,16 +12,18 @@ import pytest
 import torch
 from torch import nn
 
+from fedwright.protocol.artifact import pack
 from fedwright.protocol.errors import BuildError
 from fedwright.server_runtime import zoo
 from fedwright.server_runtime.artifacts import capture
+from fedwright.server_runtime.artifacts import export as exports
 from fedwright.server_runtime.artifacts.autodiff.graph import Value
 from fedwright.server_runtime.artifacts.builder import build
 from fedwright.server_runtime.artifacts.captured.program import captured
 from fedwright.server_runtime.artifacts.export import export
 from fedwright.server_runtime.artifacts.symbolics.registry import Uncaptured
-from fedwright.server_runtime.spec import ModelSpec, Structure
-from helpers.graphs import graph_gradients, relative_error, torch_gradients
+from fedwright.server_runtime.spec import ModelSpec, Optimizer, Structure
+from helpers.graphs import followed_anew, graph_gradients, relative_error, torch_gradients
 
 # Nothing about their operators differs, so that the artifacts are the same bytes.
 SAME_BYTES = ["mlp", "mlp-lora", "cnn-small", "cnn-lora", "lenet", "lenet-lora", "cnn1", "cnn3", "cnn-motion"]
@@ -42,7 +45,7 @@ def _no_torch_export(*_: object) -> None:
 def _artifact(name: str) -> onnx.ModelProto:
     entry = zoo.MODELS[name]
     spec = ModelSpec(name, entry.example_shape, entry.example_classes)
-    return onnx.load_from_string(build(Structure(spec), zoo.create(spec, seed=1)).train)
+    return onnx.load_from_string(build(Structure(spec), followed_anew(spec, seed=1)).train)
 
 
 def _both(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[onnx.ModelProto, onnx.ModelProto]:
@@ -67,6 +70,25 @@ def test_torch_export_and_tracing_make_graphs_of_the_same_work(name: str, monkey
     work = [Counter(n.op_type for n in m.graph.node if n.op_type not in ARRANGING) for m in (exported, traced)]
     assert work[0] == work[1]
     assert len(exported.graph.node) < 1.1 * len(traced.graph.node)
+
+
+def test_a_model_of_the_zoo_is_followed_once_for_all_that_is_built_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    followed: list[nn.Module] = []
+
+    def counted(module: nn.Module, *given: Any, **options: Any) -> Any:
+        followed.append(module)
+        return capture.capture(module, *given, **options)
+
+    monkeypatch.setattr(exports, "capture", counted)
+    exports.zoo_graph.cache_clear()
+    spec = ModelSpec("lenet", (1, 28, 28), 7)
+    structures = [Structure(spec), Structure(spec, optimizer=Optimizer(momentum=0.9)), Structure(spec)]
+    built = [pack(build(structure, zoo.create(spec, seed=2))) for structure in structures]
+
+    # To train and to predict.
+    assert len(followed) == 2
+    assert built[0] == built[2] != built[1]
+    assert built == [pack(build(structure, followed_anew(spec))) for structure in structures]
 
 
 def test_modules_of_the_tracing_exporter_are_not_needed() -> None:
