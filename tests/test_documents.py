@@ -26,6 +26,8 @@ NAMED = re.compile(r"(?<![\w.:/{}<$*-])((?:[\w-]+/)*[\w-]+\.py|docs/[\w/-]+\.md)
 # Of onnxruntime and torchvision; what a reader is to write: these, and what begins with "my".
 FOREIGN = {"build_and_package_info.py", "torchvision/_meta_registrations.py", "study.py", "embedded.py"}
 FOREIGN |= {"second_client.py", "make_data.py", "early.py"}
+# Made by whoever runs something here, such as the demo; documents name what would be in them.
+OUTPUTS = {"runs", "edges", "build", "dist"}
 # Made from the code when the site is built, which looks at links to them too.
 MADE = {(REPO / "docs" / page).resolve() for page in pages()}
 
@@ -63,6 +65,7 @@ def dead_links(document: Path) -> Iterator[str]:
         top = quoted.split("/")[0]
         if (
             top
+            and top not in OUTPUTS
             and "/" in quoted
             and (REPO / top).is_dir()
             and not any((f / quoted).exists() for f in (REPO, document.parent))
